@@ -1,0 +1,33 @@
+# Everything runs in a virtual environment that this file makes; nothing is installed outside it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test lint types soak clean
+.DEFAULT_GOAL := test
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/sameday demo
+
+test: lint types
+	$(BIN)/pytest -n 2 --dist loadfile -m 'not soak' --durations 10
+
+lint: $(STAMP)
+	$(BIN)/ruff check src tests bench
+	$(BIN)/ruff format --check src tests bench
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+# Long trials, run by hand: fifty kills of a training run, and whatever else takes minutes.
+soak: $(STAMP)
+	$(BIN)/pytest -m soak -s
+
+clean:
+	rm -rf $(VENV) runs build src/*.egg-info

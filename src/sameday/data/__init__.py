@@ -1,0 +1,1 @@
+"""From question files to tensors: readers and audit, order and partition (pure), layout of rows, loader."""

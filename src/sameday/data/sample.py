@@ -1,0 +1,54 @@
+"""One question about zero or more images, in the form that all three file dialects are read into."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class ImageRef:
+    """An image that was opened, decoded and found good. Equal digest and size mean equal pixels."""
+
+    path: Path
+    digest: str
+    width: int
+    height: int
+
+
+@dataclass(frozen=True)
+class Message:
+    """One turn. A part is a piece of text, or the number of one of the sample's images."""
+
+    role: str
+    parts: tuple[str | int, ...]
+
+    @property
+    def text(self) -> str:
+        return "".join(part for part in self.parts if isinstance(part, str))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """`id` is the line number in the file, so that randomness keyed by it survives a changed selection."""
+
+    id: int
+    where: str
+    images: tuple[ImageRef, ...]
+    messages: tuple[Message, ...]
+    stage: int | None = None
+
+    @property
+    def question(self) -> str:
+        """The text of the last user turn."""
+        return next(m.text for m in reversed(self.messages) if m.role == "user").strip()
+
+    @property
+    def answer(self) -> str:
+        """The text of the last turn, which is always the assistant's."""
+        return self.messages[-1].text
+
+    @property
+    def image_key(self) -> str:
+        """Equal for questions about the same images; unique to the question where it has none."""
+        return "+".join(i.digest for i in self.images) or f"line {self.id}"

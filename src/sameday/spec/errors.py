@@ -1,0 +1,19 @@
+"""The one exception for mistakes a user can mend, and the codes a command leaves with."""
+
+EXIT_OK = 0
+EXIT_BAD_INPUT = 2
+EXIT_DIVERGED = 3
+EXIT_OUT_OF_MEMORY = 4
+EXIT_STOPPED = 75  # asked to stop, checkpoint saved: run the same command again to go on (EX_TEMPFAIL)
+
+
+class BadInput(ValueError):
+    """Names the bad value, where it stands, and what is allowed. Shown to the user without a traceback."""
+
+
+class RunStopped(Exception):
+    """A run that ended before its last step, with the exit code that says why."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code

@@ -1,0 +1,99 @@
+"""Plan: how a recipe is run. No field here may change the model; each says how strictly it keeps it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from sameday.spec.recipe import Strict
+
+Claim = Literal["bitwise", "rounding", "statistical"]
+"""bitwise: the same bits. rounding: the same mathematics in another order. statistical: another draw of the
+randomness. What changes the model on purpose is a recipe field, never a plan field."""
+
+NUMERIC_VARIABLES = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "ALLOW_TF32_CUBLAS_OVERRIDE")
+"""Environment variables that change the numeric format, which belongs to the recipe."""
+
+
+def _field(default: Any, claim: Claim, description: str, **limits: Any) -> Any:
+    return Field(default, description=description, json_schema_extra={"claim": claim}, **limits)
+
+
+class Plan(Strict):
+    """The plain plan is the default: one question at a time, nothing fused, nothing shared."""
+
+    # How a step is cut into micro-batches and rows
+    share_images: bool = _field(
+        False,
+        "rounding",
+        "Compute each image once for all of its questions in a step. With dropout on the claim is statistical: "
+        "one mask serves the prefix of all questions of an image.",
+    )
+    packing: bool = _field(False, "rounding", "Put a micro-batch into one row instead of padded rows.")
+    token_budget: int = _field(
+        8192, "rounding", "Most tokens in a micro-batch, padding counted. A larger question runs alone.", ge=1
+    )
+    max_questions: int | None = _field(1, "rounding", "Most questions in a micro-batch; null leaves it to the budget.", ge=1)
+    pad_to_multiple: int = _field(1, "rounding", "Row lengths are rounded up to a multiple of this.", ge=1)
+
+    # What is computed how
+    checkpointing: Literal["none", "full"] = _field(
+        "none", "rounding", "Recompute each decoder layer in the backward pass instead of keeping its activations."
+    )
+    compile: Literal["none", "layers"] = _field("none", "rounding", "torch.compile for the decoder layers.")
+    attention: Literal["auto", "sdpa", "flex"] = _field(
+        "auto", "rounding", "Attention kernel where questions share a prefix or a row."
+    )
+    label_only_logits: bool = _field(False, "rounding", "Logits only at the positions that have a target.")
+    optimizer_impl: Literal["loop", "foreach", "fused"] = _field(
+        "loop", "rounding", "AdamW one tensor at a time, over lists of tensors, or as one kernel."
+    )
+
+    # How data reaches the device
+    device: Literal["auto", "cpu", "cuda"] = _field("auto", "rounding", "Where the model runs.")
+    workers: int = _field(0, "bitwise", "Processes that decode images ahead; 0 decodes in the training process.", ge=0)
+    prefetch: int = _field(2, "bitwise", "Micro-batches each worker prepares ahead.", ge=1)
+    pin_memory: bool = _field(False, "bitwise", "Page-locked host memory and copies that do not block, on a GPU.")
+    environment: dict[str, str] = _field(
+        {}, "rounding", "Environment variables, set before torch is loaded. Those that change the numeric format are refused."
+    )
+    deterministic: bool = _field(False, "rounding", "Only kernels that give the same bits each time.")
+
+    # How often to look
+    log_steps: int = _field(10, "bitwise", "A line and a record every so many steps.", ge=1)
+    eval_steps: int | Literal["epoch"] | None = _field(
+        "epoch", "bitwise", "Validate every so many steps, at each epoch's end, or only at the end (null)."
+    )
+    eval_token_budget: int | None = _field(
+        None, "rounding", "Most tokens in an evaluation micro-batch; null takes token_budget.", ge=1
+    )
+    save_steps: int | Literal["epoch"] = _field("epoch", "bitwise", "Save every so many steps or at each epoch's end.")
+    save_total_limit: int | None = _field(
+        3, "bitwise", "Newest checkpoints to keep; the best one is kept besides. null keeps all.", ge=1
+    )
+
+    @field_validator("eval_steps", "save_steps")
+    @classmethod
+    def _positive(cls, value: Any) -> Any:
+        if isinstance(value, int) and value < 1:
+            raise ValueError(f"must be at least 1 or 'epoch', not {value}")
+        return value
+
+    @field_validator("environment")
+    @classmethod
+    def _keeps_precision(cls, value: dict[str, str]) -> dict[str, str]:
+        for name in value:
+            if name in NUMERIC_VARIABLES:
+                raise ValueError(f"{name} changes the numeric format: set recipe.precision instead")
+        return value
+
+
+def claims() -> dict[str, Claim]:
+    """Every plan field with its claim."""
+    result: dict[str, Claim] = {}
+    for name, field in Plan.model_fields.items():
+        extra = field.json_schema_extra
+        assert isinstance(extra, dict) and "claim" in extra, f"plan field {name} has no claim"
+        result[name] = extra["claim"]  # type: ignore[assignment]
+    return result
