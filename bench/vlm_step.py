@@ -1,0 +1,241 @@
+"""One optimizer step of 16 questions at Qwen3-VL-8B's shapes, under several plans in one run: seconds, tokens, memory.
+
+Random weights, made images and texts: 1280×1024 pixels, a prefix of 1,285 tokens, 60 + 4 tokens of question and
+answer. In by_image order two images have eight questions each; in shuffle order sixteen images have one each, and
+nothing can be shared. Batches are made beforehand: this times the step, not the disk.
+
+    python bench/vlm_step.py                    # by_image order
+    python bench/vlm_step.py --order shuffle
+    python bench/vlm_step.py --size tiny        # tries the script on a CPU
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sameday.data.encode import Encoded
+from sameday.data.sample import ImageRef, Message, Sample
+from sameday.hardware.ranks import Ranks
+from sameday.models.qwen_vl import QwenVL
+from sameday.spec.plan import Plan
+from sameday.spec.recipe import Recipe
+from sameday.tasks.vqa import VqaTask
+from sameday.train.loop import accumulate, update
+from sameday.train.optim import Gradients, make_optimizer
+
+ONE_BY_ONE: dict[str, Any] = {"token_budget": 10**9, "pin_memory": True}
+FOUR = {**ONE_BY_ONE, "max_questions": 4}
+FAST = {"label_only_logits": True, "optimizer_impl": "fused"}
+COMPILED = {"compile": "layers", "pad_to_multiple": 128}
+SHARED = {**FAST, "share_images": True, "packing": True, "max_questions": None, "token_budget": 8192, "pin_memory": True}
+PLANS: dict[str, dict[str, Any]] = {
+    "plain: 1×16, full checkpointing": {**ONE_BY_ONE, "checkpointing": "full"},
+    "1×16, no checkpointing": ONE_BY_ONE,
+    "4×4, no checkpointing": FOUR,
+    "4×4, label logits, fused AdamW": {**FOUR, **FAST},
+    "4×4, label logits, fused AdamW, compiled": {**FOUR, **FAST, **COMPILED},
+    "shared, dense mask": SHARED,
+    "shared, dense mask, full checkpointing": {**SHARED, "checkpointing": "full"},
+    "shared, dense mask, compiled": {**SHARED, **COMPILED},
+    "shared, flex, compiled": {**SHARED, **COMPILED, "attention": "flex"},
+    "shared, flex, compiled, full checkpointing": {**SHARED, **COMPILED, "attention": "flex", "checkpointing": "full"},
+}
+SIZES: dict[str, dict[str, Any]] = {
+    "8b": {
+        "text": {
+            "vocab_size": 151936,
+            "hidden_size": 4096,
+            "intermediate_size": 12288,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 262144,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 5e6,
+                "mrope_section": [24, 20, 20],
+                "mrope_interleaved": True,
+            },
+        },
+        "vision": {"out_hidden_size": 4096},
+    },
+    "tiny": {
+        "text": {
+            "vocab_size": 512,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "mrope_section": [4, 2, 2],
+                "mrope_interleaved": True,
+            },
+        },
+        "vision": {"depth": 3, "hidden_size": 64, "intermediate_size": 128, "num_heads": 4, "out_hidden_size": 64}
+        | {"num_position_embeddings": 256, "deepstack_visual_indexes": [0, 1]},
+    },
+}
+IMAGE_TOKEN = 500
+
+
+class MadeData:
+    """Stands where encoder and image processor stand: the same questions and pixels for every plan."""
+
+    merge_size = 2
+    end_token = 0
+
+    def __init__(self, order: str, size: str, vocabulary: int) -> None:
+        self.grid = (64, 80) if size == "8b" else (8, 10)  # patches of an image of 1024 × 1280
+        images = 2 if order == "by_image" else 16
+        rng = np.random.default_rng(0)
+        patches = self.grid[0] * self.grid[1]
+        self.image_pixels = rng.standard_normal((images, patches, 1536)).astype(np.float32)
+        self.encoded: dict[int, Encoded] = {}
+        span = (4, 4 + patches // 4)  # three tokens of frame and <vision_start> before, <vision_end> after
+        head = rng.integers(1, 400, 4)
+        for i in range(16):
+            image = i * images // 16
+            ref = ImageRef(Path(str(image)), f"image {image}", 1280, 1024)
+            tail = rng.integers(1, 400, 65)
+            tokens = np.concatenate([head, np.full(patches // 4, IMAGE_TOKEN), tail]).astype(np.int64)
+            targets = np.zeros(len(tokens), bool)
+            targets[-4:] = True
+            message = (Message("user", (0, "")), Message("assistant", ("",)))
+            sample = Sample(i, f"made:{i}", (ref,), message)
+            self.encoded[i] = Encoded(sample, tokens, targets, span[1] + 1, (self.grid,), (span,))
+
+    def encode(self, sample: Sample) -> Encoded:
+        return self.encoded[sample.id]
+
+    def pixels(self, image: ImageRef) -> np.ndarray:
+        return self.image_pixels[int(image.path.name)]
+
+
+class MadeTask(VqaTask):
+    def _pixels(self, image: ImageRef) -> np.ndarray:
+        return self.processor.pixels(image)  # type: ignore[arg-type]
+
+
+def build(size: str, device: torch.device) -> Any:
+    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+
+    shapes = SIZES[size]
+    config = Qwen3VLConfig(
+        text_config=shapes["text"], vision_config=shapes["vision"], image_token_id=IMAGE_TOKEN, tie_word_embeddings=False
+    )
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    torch.manual_seed(0)
+    with device:
+        model = Qwen3VLForConditionalGeneration._from_config(config, attn_implementation="sdpa")
+    torch.set_default_dtype(dtype)
+    return model.eval()
+
+
+def measure(name: str, plan: Plan, recipe: Recipe, data: MadeData, size: str, device: torch.device, steps: int) -> dict[str, Any]:
+    cuda = device.type == "cuda"
+    model = QwenVL(build(size, device), recipe, plan, device)
+    samples = [e.sample for e in data.encoded.values()]
+    task = MadeTask(recipe, plan, model, data, data, {"train": samples})  # type: ignore[arg-type]
+    trained = task.trained()
+    for i, (_, parameter) in enumerate(sorted(trained.items())):  # away from the start, where B is zero
+        generator = torch.Generator().manual_seed(i)
+        parameter.data += 0.01 * torch.randn(parameter.shape, generator=generator).to(device)
+    optimizer, gradients = make_optimizer(trained, recipe, plan), Gradients(trained)
+    batches = [b.pin_memory() if cuda else b for b in task.batches(0, None, Ranks())]
+    ids = task.step_ids(0)
+    task.training(True)
+    times, first = [], {}
+    for step in range(steps + 2):
+        if step == 2 and cuda:
+            torch.cuda.reset_peak_memory_stats()
+        began = time.perf_counter()
+        gradients.zero()
+        accumulate(task, plan, batches, gradients, step, 1 / task.count(ids))
+        loss, *_rest, norm = torch.cat([gradients.tail, gradients.norm()[None]]).tolist()
+        if step == 0:
+            first = {"loss": loss, "gradient": gradients.all.clone().cpu(), "warm-up": time.perf_counter() - began}
+        update(optimizer, gradients, norm, 1e-7, recipe.max_grad_norm)
+        if cuda:
+            torch.cuda.synchronize()
+        if step >= 2:
+            times.append(time.perf_counter() - began)
+    assert _rest[0] == 0, f"{name}: out of memory"
+    return {
+        "plan": name,
+        "seconds": statistics.median(times),
+        "least": min(times),
+        "most": max(times),
+        "tokens": sum(b.tokens.numel() for b in batches),
+        "GiB": torch.cuda.max_memory_allocated() / 2**30 if cuda else float("nan"),
+        **first,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--order", choices=("by_image", "shuffle"), default="by_image")
+    parser.add_argument("--size", choices=tuple(SIZES), default="8b")
+    parser.add_argument("--steps", type=int, default=7, help="timed steps, after two that are not")
+    parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--only", help="plans whose name holds this text, besides the plain one")
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    args = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    recipe = Recipe.model_validate(
+        {"model": "made", "data": {"train": "made"}, "order": "listed", "lora": {"dropout": args.dropout}}
+    )
+    data = MadeData(args.order, args.size, 512)
+    rows: list[dict[str, Any]] = []
+    for name, fields in PLANS.items():
+        if args.only and args.only not in name and rows:
+            continue
+        if args.order == "shuffle" and "packing" in fields:
+            # Nothing to share: rows of four questions, so that a micro-batch is no larger than the 4×4 ones.
+            fields = {**fields, "token_budget": 5500}
+        if device.type == "cpu":
+            fields = {k: v for k, v in fields.items() if k not in ("pin_memory", "compile") and v != "flex"}
+        try:
+            row = measure(name, Plan(**fields), recipe, data, args.size, device, args.steps)
+        except Exception as error:
+            if os.environ.get("SAMEDAY_BENCH_STRICT"):
+                raise
+            print(f"{name}: failed: {type(error).__name__}: {error}", flush=True)
+            continue
+        finally:
+            gc.collect()
+            torch.compiler.reset()
+            torch.cuda.empty_cache()
+        rows.append(row)
+        print(f"{name}: {row['seconds']:.3f} s", flush=True)
+    where = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+    print(f"\n{args.size}, order {args.order}, 16 questions a step, dropout {args.dropout}, {where}, torch {torch.__version__}")
+    print(f"{'plan':44s} {'s/step':>8s} {'(least-most)':>15s} {'faster':>7s} {'tokens':>7s} {'GiB':>6s} {'loss':>8s} {'gradient off':>12s}")
+    plain = rows[0]
+    for row in rows:
+        off = (row["gradient"] - plain["gradient"]).norm() / plain["gradient"].norm()
+        print(
+            f"{row['plan']:44s} {row['seconds']:8.3f} {row['least']:7.3f}-{row['most']:.3f}"
+            f" {plain['seconds'] / row['seconds']:9.1f}x {row['tokens']:7d} {row['GiB']:6.1f} {row['loss']:8.4f} {off:12.4f}"
+        )
+    if args.json:
+        args.json.write_text(json.dumps([{k: v for k, v in r.items() if k != "gradient"} for r in rows], indent=1))
+
+
+if __name__ == "__main__":
+    main()

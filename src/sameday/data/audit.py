@@ -1,0 +1,260 @@
+"""Every line and image of a question file is checked before training, and all problems come in one list."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from sameday.data.images import BadImage, check_aspect, digest, open_rgb
+from sameday.data.sample import ImageRef, Sample
+from sameday.data.vqa import Raw, parse_line
+from sameday.spec.errors import BadInput
+
+DEFAULT_SPECIAL = (
+    "<|image_pad|>",
+    "<|video_pad|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|endoftext|>",
+)
+SHOWN = 50
+_POOL_FROM = 64
+_NAMES = {"system": "system text", "user": "question", "assistant": "answer"}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """`where` is the file's name with the line; `what` is a sentence about it."""
+
+    where: str
+    what: str
+
+
+@dataclass(frozen=True)
+class Audit:
+    samples: list[Sample]
+    problems: list[Problem]
+
+
+def audit(
+    path: Path,
+    image_root: Path,
+    limit: int | None = None,
+    workers: int | None = None,
+    special_tokens: Sequence[str] = DEFAULT_SPECIAL,
+    progress: Callable[[int, int], None] | None = None,
+) -> Audit:
+    """Read the file, decode each distinct image once, return the good questions and all that is wrong.
+
+    `limit` takes the first so many lines that are not blank, good or bad. `progress` is called with the
+    number of images decoded and the number of all.
+    """
+    root = _resolved_root(image_root)
+    raws: dict[int, Raw] = {}
+    found: dict[int, list[str]] = {}
+    for number, line in _lines(path, limit):
+        found[number] = []
+        try:
+            raws[number] = parse_line(_json(line))
+        except ValueError as error:
+            found[number].append(str(error))
+    if not found:
+        raise BadInput(f"{path} is empty: it holds no question")
+    for number, raw in raws.items():
+        found[number] += _text_problems(raw, special_tokens)
+
+    places = {name: _locate(name, root) for raw in raws.values() for name in raw.images}
+    files = dict.fromkeys(place for place in places.values() if isinstance(place, Path))
+    decoded = _decode_all(list(files), workers, progress)
+    samples: list[Sample] = []
+    for number, raw in raws.items():
+        refs: list[ImageRef] = []
+        for name in raw.images:
+            place = places[name]
+            result = decoded[place] if isinstance(place, Path) else place
+            if isinstance(result, ImageRef):
+                refs.append(result)
+            else:
+                found[number].append(f"image {name!r} {result}")
+        if not found[number]:
+            where = f"{path.name}:{number}"
+            samples.append(Sample(number, where, tuple(refs), raw.messages, raw.stage))
+    # The same thing said twice of one line, as of an image that it lists twice, is one problem.
+    problems = [
+        Problem(f"{path.name}:{number}", what) for number in found for what in dict.fromkeys(found[number])
+    ]
+    return Audit(samples, problems)
+
+
+def check(
+    path: Path,
+    image_root: Path,
+    limit: int | None = None,
+    workers: int | None = None,
+    special_tokens: Sequence[str] = DEFAULT_SPECIAL,
+    progress: Callable[[int, int], None] | None = None,
+    on_bad: Literal["stop", "skip"] = "stop",
+) -> tuple[list[Sample], list[Problem]]:
+    """The good questions and the problems; any problem stops, or is skipped, as `on_bad` says."""
+    result = audit(path, image_root, limit, workers, special_tokens, progress)
+    if result.problems and on_bad == "stop":
+        raise BadInput(f"{report(result.problems)}\n--on-bad skip leaves them out")
+    if not result.samples:
+        raise BadInput(f"{report(result.problems)}\nno good question remains in {path}")
+    return result.samples, result.problems
+
+
+def report(problems: Sequence[Problem]) -> str:
+    """A heading with the count, then one line per problem; beyond the first fifty only their number."""
+    lines = len({problem.where for problem in problems})
+    heading = f"{_count(len(problems), 'problem')} in {_count(lines, 'line')}:"
+    shown = [f"{problem.where}: {problem.what}" for problem in problems[:SHOWN]]
+    rest = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
+    return "\n".join([heading, *shown, *rest])
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _lines(path: Path, limit: int | None) -> Iterator[tuple[int, bytes]]:
+    """Line numbers from 1, with bytes, so that bad bytes spoil only their own line. Blank ones are passed."""
+    try:
+        with path.open("rb") as file:
+            taken = 0
+            for number, line in enumerate(file, start=1):
+                if number == 1:
+                    line = line.removeprefix(b"\xef\xbb\xbf")
+                if not line.strip():
+                    continue
+                if limit is not None and taken == limit:
+                    return
+                taken += 1
+                yield number, line.rstrip(b"\r\n")
+    except FileNotFoundError as error:
+        raise BadInput(f"{path} does not exist; a JSONL file with one question per line is needed") from error
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _json(line: bytes) -> Any:
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8: byte 0x{line[error.start]:02x} at column {error.start + 1}") from error
+    try:
+        return json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"invalid JSON at column {error.colno}: {error.msg}") from error
+    except RecursionError as error:
+        raise ValueError("invalid JSON: nested too deeply") from error
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {twice!r} stands twice in one object")
+    return values
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"invalid JSON: {name} is no JSON value")
+
+
+def _text_problems(raw: Raw, special_tokens: Sequence[str]) -> list[str]:
+    problems = []
+    last_user = max(i for i, message in enumerate(raw.messages) if message.role == "user")
+    for number, message in enumerate(raw.messages):
+        name = _NAMES[message.role]
+        bare_user = message.role == "user" and (number == last_user or not message.parts)
+        if (message.role == "assistant" or bare_user) and not message.text.strip():
+            problems.append(f"{name} is empty")
+        for token in special_tokens:
+            if token in message.text:
+                problems.append(f"{name} holds {token!r}, which would become a real token and not text")
+        try:
+            message.text.encode()
+        except UnicodeEncodeError as error:
+            code = ord(error.object[error.start])
+            problems.append(f"{name} holds half of a surrogate pair (\\u{code:04x}), which is no character")
+    return problems
+
+
+def _resolved_root(image_root: Path) -> Path:
+    root = image_root.resolve()
+    if not root.is_dir():
+        raise BadInput(f"image_root {image_root} is not a folder")
+    return root
+
+
+def _locate(name: str, root: Path) -> Path | str:
+    """The file behind an image's name, or what is wrong with it."""
+    try:
+        place = (root / name).resolve()
+        if not place.is_relative_to(root):
+            return f"leaves the image root {root}: it is {place}"
+        if place.is_file():
+            return place
+        return (
+            f"is not a file but a folder or device under {root}"
+            if place.exists()
+            else f"not found under {root}"
+        )
+    except OSError as error:
+        return f"cannot be reached under {root}: {error.strerror or error}"
+    # A loop of links, a NUL or half a surrogate in the name: no path at all.
+    except (RuntimeError, ValueError) as error:
+        return f"is no usable path: {error}"
+
+
+def _inspect(path: Path) -> ImageRef | str:
+    try:
+        image = open_rgb(path)
+        check_aspect(*image.size)
+    except BadImage as error:
+        return str(error)
+    return ImageRef(path, digest(image), image.width, image.height)
+
+
+def _decode_all(
+    paths: list[Path], workers: int | None, progress: Callable[[int, int], None] | None
+) -> dict[Path, ImageRef | str]:
+    results: dict[Path, ImageRef | str] = {}
+
+    def collect(inspected: Iterator[ImageRef | str]) -> None:
+        for path, result in zip(paths, inspected, strict=True):
+            results[path] = result
+            if progress is not None:
+                progress(len(results), len(paths))
+
+    workers = _cores() if workers is None else workers
+    if len(paths) <= _POOL_FROM or workers <= 1:
+        collect(map(_inspect, paths))
+        return results
+    # Spawned, for a forked child of a process with torch's threads may hang.
+    context = multiprocessing.get_context("spawn")
+    try:
+        with ProcessPoolExecutor(min(workers, len(paths) // 16), mp_context=context) as pool:
+            collect(pool.map(_inspect, paths, chunksize=16))
+    except BrokenProcessPool as error:
+        raise BadInput(
+            f"a process that decodes images died after {len(results)} of {len(paths)}, "
+            "out of memory perhaps; fewer workers need less"
+        ) from error
+    return results
+
+
+def _cores() -> int:
+    """The cores this process may use: a container or a batch job often has fewer than the machine."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

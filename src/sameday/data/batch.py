@@ -1,0 +1,65 @@
+"""A micro-batch as tensors: built on the CPU (in a worker or not), pinned, copied to the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sameday.data.layout import Layout
+from sameday.data.sample import ImageRef
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """The layout's arrays as tensors (see Layout), the pixels of its images, and whose questions they are."""
+
+    tokens: Tensor
+    positions: Tensor
+    group: Tensor
+    branch: Tensor
+    keys: Tensor
+    image_slots: Tensor
+    image_source: Tensor
+    target_at: Tensor
+    target: Tensor
+    weight: Tensor
+    owner: Tensor
+    pixels: Tensor
+    grids: tuple[tuple[int, int], ...]
+    sample_ids: tuple[int, ...]
+    one_per_row: bool
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
+        return self._mapped(lambda t: t.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Batch:
+        return self._mapped(lambda t: t.pin_memory())
+
+    def _mapped(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        tensors = {f.name: v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
+        return replace(self, **{name: change(t) for name, t in tensors.items()})
+
+
+def make_batch(layout: Layout, pixels_of: Callable[[ImageRef], np.ndarray]) -> Batch:
+    pixels = [pixels_of(image) for image in layout.images]
+    return Batch(
+        tokens=torch.from_numpy(layout.tokens),
+        positions=torch.from_numpy(layout.positions),
+        group=torch.from_numpy(layout.group),
+        branch=torch.from_numpy(layout.branch),
+        keys=torch.from_numpy(layout.keys),
+        image_slots=torch.from_numpy(layout.image_slots),
+        image_source=torch.from_numpy(layout.image_source),
+        target_at=torch.from_numpy(layout.target_at),
+        target=torch.from_numpy(layout.target),
+        weight=torch.from_numpy(layout.weight),
+        owner=torch.from_numpy(layout.owner),
+        pixels=torch.from_numpy(np.concatenate(pixels) if pixels else np.zeros((0, 0), np.float32)),
+        grids=layout.grids,
+        sample_ids=tuple(q.sample.id for q in layout.questions),
+        one_per_row=layout.one_per_row,
+    )

@@ -1,0 +1,166 @@
+"""From a sample to tokens: the chat template rendered piece by piece, image tokens expanded, answers marked, and
+truncation that never cuts an image or a whole answer."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from sameday.data.sample import Message, Sample
+from sameday.spec.errors import BadInput
+
+IMAGE_TOKEN = "<|image_pad|>"
+END_OF_TURN = "<|im_end|>"
+VISION_END = "<|vision_end|>"
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """A question as the model sees it alone. `targets[t]` says that token t is to be predicted from those before."""
+
+    sample: Sample
+    tokens: np.ndarray
+    targets: np.ndarray
+    prefix: int
+    grids: tuple[tuple[int, int], ...]
+    image_spans: tuple[tuple[int, int], ...]
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+    @cached_property
+    def target_count(self) -> int:
+        return int(self.targets.sum())
+
+    @cached_property
+    def key(self) -> bytes | None:
+        """Equal for samples whose prefixes are computed alike: the same tokens and the same image content."""
+        if self.prefix == 0:
+            return None
+        digest = hashlib.blake2b(self.tokens[: self.prefix].tobytes(), digest_size=16)
+        for image, (_, end) in zip(self.sample.images, self.image_spans, strict=True):
+            if end <= self.prefix:
+                digest.update(image.digest.encode())
+        return digest.digest()
+
+
+class Encoder:
+    """Holds the tokenizer and what the recipe says about prompts and length."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        grid: Callable[[int, int], tuple[int, int]],
+        merge_size: int,
+        system_prompt: str | None = None,
+        max_length: int | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.grid = grid
+        self.merge_size = merge_size
+        self.system_prompt = system_prompt
+        self.max_length = max_length
+        self.image_token, self.end_token, self.vision_end = (
+            tokenizer.convert_tokens_to_ids(t) for t in (IMAGE_TOKEN, END_OF_TURN, VISION_END)
+        )
+
+    def encode(self, sample: Sample) -> Encoded:
+        ids, targets = self._turns(sample)
+        grids = tuple(self.grid(image.width, image.height) for image in sample.images)
+        tokens, marks, spans = self._expand(ids, targets, grids, sample)
+        first_target = int(marks.argmax())
+        ends = [end for _, end in spans]
+        after_image = ends[-1] + 1 if ends else 0  # the image's closing token belongs to the prefix
+        # A prefix holds no position that predicts a target: what is shared is counted once, and must not be.
+        prefix = min(after_image, first_target - 1) if ends else 0
+        if self.max_length is not None and len(tokens) > self.max_length:
+            tokens, marks = self._truncate(tokens, marks, after_image, sample, self.max_length)
+        return Encoded(sample, tokens, marks, prefix, grids, spans)
+
+    def _turns(self, sample: Sample) -> tuple[list[int], list[bool]]:
+        """Token ids with one image token per image. Each answer is tokenized on its own, as it will be generated."""
+        messages = sample.messages
+        if self.system_prompt is not None and messages[0].role != "system":
+            messages = (Message("system", (self.system_prompt,)), *messages)
+        ids: list[int] = []
+        targets: list[bool] = []
+        done = ""
+        for number, message in enumerate(messages):
+            if message.role != "assistant":
+                continue
+            prompt = self._render(messages[:number], generate=True)
+            whole = self._render(messages[: number + 1], generate=False)
+            if not (prompt.startswith(done) and whole.startswith(prompt)):
+                raise BadInput(
+                    f"{sample.where}: the model's chat template rewrites earlier turns when a later one is added, "
+                    "so the answer cannot be told from the prompt"
+                )
+            ids += (context := self._tokenize(prompt[len(done) :]))
+            targets += [False] * len(context)
+            ids += (answer := self._tokenize(whole[len(prompt) :]))
+            stop = answer.index(self.end_token) + 1 if self.end_token in answer else len(answer)
+            targets += [True] * stop + [False] * (len(answer) - stop)
+            done = whole
+        last = len(targets) - targets[::-1].index(True)
+        return ids[:last], targets[:last]
+
+    def _render(self, messages: tuple[Message, ...], generate: bool) -> str:
+        chat = [
+            {
+                "role": m.role,
+                "content": [
+                    {"type": "text", "text": p} if isinstance(p, str) else {"type": "image"} for p in m.parts
+                ],
+            }
+            for m in messages
+        ]
+        return self.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=generate)
+
+    def _tokenize(self, text: str) -> list[int]:
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def _expand(
+        self, ids: list[int], targets: list[bool], grids: tuple[tuple[int, int], ...], sample: Sample
+    ) -> tuple[np.ndarray, np.ndarray, tuple[tuple[int, int], ...]]:
+        found = ids.count(self.image_token)
+        if found != len(grids):
+            raise BadInput(f"{sample.where}: {found} image tokens in the prompt for {len(grids)} images")
+        tokens: list[int] = []
+        marks: list[bool] = []
+        spans: list[tuple[int, int]] = []
+        for token, target in zip(ids, targets, strict=True):
+            repeat = 1
+            if token == self.image_token:
+                high, wide = grids[len(spans)]
+                repeat = high * wide // self.merge_size**2
+                spans.append((len(tokens), len(tokens) + repeat))
+            tokens += [token] * repeat
+            marks += [target] * repeat
+        return np.asarray(tokens, np.int64), np.asarray(marks, bool), tuple(spans)
+
+    def _truncate(
+        self, tokens: np.ndarray, marks: np.ndarray, after_image: int, sample: Sample, limit: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The last answer loses its end first, down to one token; then the text after the last image does."""
+        answer = len(marks) - int((~marks[::-1]).argmax())
+        keep = max(1, limit - answer)
+        tokens, marks = tokens[: answer + keep], marks[: answer + keep]
+        excess = len(tokens) - limit
+        if excess > 0:
+            # What closes the question (end of turn, the assistant's opening) stays.
+            closing = answer - 1 - int((tokens[:answer][::-1] == self.end_token).argmax())
+            start = max(after_image, closing - excess)
+            if closing - start < excess or marks[:closing].any():
+                raise BadInput(
+                    f"{sample.where}: max_length {limit} has no room for the image, the turn's frame and one token "
+                    f"of the answer, which take {len(tokens) - max(0, closing - after_image)} tokens"
+                )
+            kept = np.r_[0:start, closing : len(tokens)]
+            tokens, marks = tokens[kept], marks[kept]
+        return tokens, marks

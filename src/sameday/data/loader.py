@@ -1,0 +1,48 @@
+"""Jobs in, batches out, in order, prepared ahead by worker processes where the plan asks for them. Workers change
+when a batch is made, never what is in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
+
+from torch.utils.data import DataLoader, Dataset
+
+Job = TypeVar("Job")
+
+
+class _Jobs(Dataset, Generic[Job]):
+    def __init__(self, jobs: Sequence[Job], build: Callable[[Job], Iterable[Any]]) -> None:
+        self.jobs, self.build = jobs, build
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+    def __getitem__(self, i: int) -> list[Any]:
+        return list(self.build(self.jobs[i]))
+
+
+def stream(
+    jobs: Sequence[Job],
+    build: Callable[[Job], Iterable[Any]],
+    *,
+    workers: int,
+    prefetch: int,
+    pin_memory: bool,
+) -> Iterator[Iterable[Any]]:
+    """For each job the batches that `build` makes of it. Without workers each batch is made when it is asked for,
+    so that only one is held at a time."""
+    if workers == 0:
+        for job in jobs:
+            made = build(job)
+            yield (batch.pin_memory() for batch in made) if pin_memory else made
+        return
+    yield from DataLoader(
+        _Jobs(jobs, build),
+        batch_size=None,
+        shuffle=False,
+        num_workers=workers,
+        prefetch_factor=prefetch,
+        pin_memory=pin_memory,
+        multiprocessing_context="fork",
+    )

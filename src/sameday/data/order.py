@@ -1,0 +1,90 @@
+"""Order is recipe: (seed, epoch) -> steps of samples, as a pure function. Nothing is streamed, so any step of any
+epoch can be asked for without the ones before it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+from sameday.spec.recipe import Order
+
+
+@dataclass(frozen=True)
+class Place:
+    """What the order may know of a sample."""
+
+    id: int
+    image: Hashable
+    stage: int | None
+
+
+def epoch_steps(places: Sequence[Place], order: Order, batch: int, seed: int, epoch: int) -> list[list[int]]:
+    """Positions in `places`, each exactly once, in steps of `batch`; the last step may be smaller."""
+    everything = range(len(places))
+    if order.kind == "by_image":
+        images = _images(places, everything, order, seed, epoch)
+        if order.max_per_image is not None:
+            return _capped(images, batch, order.max_per_image)
+        return _cut([i for image in images for i in image], batch)
+    if order.kind == "shuffle":
+        return _cut(_shuffled(places, everything, seed, epoch), batch)
+    if order.kind == "curriculum":
+        sequence: list[int] = []
+        for stage in sorted({_stage(p) for p in places}):
+            members = [i for i in everything if _stage(places[i]) == stage]
+            if order.within_stage == "by_image":
+                sequence += [i for image in _images(places, members, order, seed, epoch) for i in image]
+            else:
+                sequence += _shuffled(places, members, seed, epoch)
+        return _cut(sequence, batch)
+    return _cut(list(everything), batch)
+
+
+def _key(*what: object) -> bytes:
+    # A hash is stable over library versions and machines, which no generator's stream promises.
+    return hashlib.blake2b("/".join(map(str, what)).encode(), digest_size=8).digest()
+
+
+def _stage(place: Place) -> int:
+    return place.stage if place.stage is not None else 0
+
+
+def _shuffled(places: Sequence[Place], members: Iterable[int], seed: int, epoch: int) -> list[int]:
+    return sorted(members, key=lambda i: (_key("sample", seed, epoch, places[i].id), i))
+
+
+def _images(
+    places: Sequence[Place], members: Iterable[int], order: Order, seed: int, epoch: int
+) -> list[list[int]]:
+    """The questions of each image together, images at random."""
+    groups: dict[Hashable, list[int]] = {}
+    for i in members:
+        groups.setdefault(places[i].image, []).append(i)
+    if order.within_image == "stage":
+        groups = {image: sorted(group, key=lambda i: _stage(places[i])) for image, group in groups.items()}
+    # An image is known by its first question's id, not by its pixels: the same question file gives the same order.
+    return sorted(groups.values(), key=lambda group: (_key("image", seed, epoch, places[group[0]].id), group[0]))
+
+
+def _cut(sequence: list[int], batch: int) -> list[list[int]]:
+    return [sequence[i : i + batch] for i in range(0, len(sequence), batch)]
+
+
+def _capped(images: list[list[int]], batch: int, cap: int) -> list[list[int]]:
+    """Steps in which an image has at most `cap` questions; its other questions come in the steps that follow.
+    Where the images that are left cannot fill a step under the cap, the step is filled above it."""
+    waiting = [list(reversed(image)) for image in images]
+    steps: list[list[int]] = []
+    while waiting:
+        step: list[int] = []
+        for image in waiting:
+            room = min(cap, batch - len(step))
+            step += [image.pop() for _ in range(min(room, len(image)))]
+            if len(step) == batch:
+                break
+        for image in waiting:
+            step += [image.pop() for _ in range(min(batch - len(step), len(image)))]
+        waiting = [image for image in waiting if image]
+        steps.append(step)
+    return steps

@@ -1,0 +1,202 @@
+"""Three JSONL dialects of questions about images become one record, told apart by each line's keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sameday.data.sample import Message
+
+PLACEHOLDER = "<image>"
+FORMS = (
+    "{image|image_filename, question, answer, stage?, instruction?}",
+    "{messages, images}",
+    "{image, conversations}",
+)
+_LLAVA_ROLES = {"human": "user", "gpt": "assistant", "system": "system"}
+_ROLES = ("system", "user", "assistant")
+
+Parts = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Raw:
+    """A question as its line tells it; whether its images exist and its texts are sound is not known yet."""
+
+    images: list[str]
+    messages: tuple[Message, ...]
+    stage: int | None = None
+
+
+def parse_line(obj: Any) -> Raw:
+    """Read one line's object in whichever dialect it is; ValueError names what is wrong with it."""
+    if not isinstance(obj, dict):
+        raise ValueError(f"not an object but {kind(obj)}; each line is one JSON object")
+    if "messages" in obj and "conversations" in obj:
+        raise ValueError("has both 'messages' and 'conversations'; one of them is allowed")
+    if "messages" in obj:
+        images, turns = _paths(obj, "images", required=False), _openai_turns(obj["messages"])
+    elif "conversations" in obj:
+        images, turns = _paths(obj, "image", required=False), _llava_turns(obj["conversations"])
+    elif obj.keys() & {"image", "image_filename"} and obj.keys() & {"question", "answer", "instruction"}:
+        return _plain(obj)
+    else:
+        keys = ", ".join(map(repr, obj)) or "none"
+        raise ValueError(f"unknown form with the keys {keys}; known are {'; '.join(FORMS)}")
+    return Raw(images, _place_images(turns, len(images)), _stage(obj))
+
+
+def kind(value: Any) -> str:
+    """What JSON calls this value."""
+    names = {
+        bool: "a boolean",
+        int: "a number",
+        float: "a number",
+        str: "a text",
+        list: "a list",
+        dict: "an object",
+    }
+    return "null" if value is None else names[type(value)]
+
+
+def _plain(obj: Mapping[str, Any]) -> Raw:
+    if "image" in obj and "image_filename" in obj and obj["image"] != obj["image_filename"]:
+        raise ValueError("'image' and 'image_filename' differ; one of them is allowed")
+    images = _paths(obj, "image" if "image" in obj else "image_filename")
+    instruction = obj.get("instruction")
+    if instruction is not None and not isinstance(instruction, str):
+        raise ValueError(f"'instruction' is {kind(instruction)}, must be a text")
+    name = "instruction" if instruction and instruction.strip() else "question"
+    text = _text(obj, name)
+    if PLACEHOLDER in text:
+        raise ValueError(
+            f"'{name}' holds {PLACEHOLDER!r}, but in this form images stand before the text: remove it"
+        )
+    answer = obj.get("answer")
+    # A count or a measure is an answer whose text is plain; a boolean may mean yes, true or 1, so it is not.
+    if isinstance(answer, int | float) and not isinstance(answer, bool):
+        answer = str(answer)
+    user = Message("user", (*range(len(images)), *([text] if text else [])))
+    assistant = Message(
+        "assistant", (_text({**obj, "answer": answer} if "answer" in obj else obj, "answer"),)
+    )
+    return Raw(images, (user, assistant), _stage(obj))
+
+
+def _text(obj: Mapping[str, Any], key: str, where: str = "") -> str:
+    if key not in obj:
+        raise ValueError(f"{where}has no '{key}'")
+    value = obj[key]
+    if not isinstance(value, str):
+        raise ValueError(f"{where}'{key}' is {kind(value)}, must be a text")
+    return value
+
+
+def _paths(obj: Mapping[str, Any], key: str, required: bool = True) -> list[str]:
+    value = obj.get(key)
+    if value is None and not required:
+        return []
+    paths = [value] if isinstance(value, str) else value
+    if not isinstance(paths, list):
+        raise ValueError(f"'{key}' is {kind(value)}, must be a path or a list of paths")
+    for path in paths:
+        if not isinstance(path, str):
+            raise ValueError(f"'{key}' holds {kind(path)}, must be a path or a list of paths")
+        if not path.strip():
+            raise ValueError(f"'{key}' holds an empty path")
+    return list(paths)
+
+
+def _stage(obj: Mapping[str, Any]) -> int | None:
+    stage = obj.get("stage")
+    if stage is not None and (isinstance(stage, bool) or not isinstance(stage, int)):
+        raise ValueError(f"'stage' is {stage!r}, must be a whole number or null")
+    return stage
+
+
+Turn = tuple[str, list[str | None]]
+"""A role and its pieces: a text, or None where an image stands."""
+
+
+def _openai_turns(messages: Any) -> list[Turn]:
+    turns: list[Turn] = []
+    for number, message in enumerate(_objects(messages, "messages")):
+        where = f"messages[{number}]: "
+        role = _text(message, "role", where)
+        if role not in _ROLES:
+            raise ValueError(f"{where}role {role!r} is unknown; known are {', '.join(_ROLES)}")
+        content = message.get("content")
+        if isinstance(content, list):
+            pieces = [piece for part in content for piece in _openai_part(part, where)]
+        else:
+            pieces = _split(_text(message, "content", where))
+        turns.append((role, pieces))
+    return turns
+
+
+def _openai_part(part: Any, where: str) -> list[str | None]:
+    if not isinstance(part, dict):
+        raise ValueError(f"{where}a part of 'content' is {kind(part)}, must be an object")
+    if part.get("type") == "text":
+        return _split(_text(part, "text", where))
+    if part.get("type") != "image":
+        raise ValueError(
+            f"{where}a part of 'content' has type {part.get('type')!r}; image and text are allowed"
+        )
+    if set(part) - {"type"} and any(part[key] is not None for key in part if key != "type"):
+        raise ValueError(f"{where}an image part names its own file; list the files in 'images' instead")
+    return [None]
+
+
+def _llava_turns(conversations: Any) -> list[Turn]:
+    turns: list[Turn] = []
+    for number, turn in enumerate(_objects(conversations, "conversations")):
+        where = f"conversations[{number}]: "
+        speaker = _text(turn, "from", where)
+        if speaker not in _LLAVA_ROLES:
+            raise ValueError(f"{where}from {speaker!r} is unknown; known are {', '.join(_LLAVA_ROLES)}")
+        turns.append((_LLAVA_ROLES[speaker], _split(_text(turn, "value", where))))
+    return turns
+
+
+def _objects(value: Any, key: str) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"'{key}' is {kind(value) if value != [] else 'empty'}, must be a list of turns")
+    for number, item in enumerate(value):
+        if not isinstance(item, dict):
+            raise ValueError(f"{key}[{number}]: is {kind(item)}, must be an object")
+    return value
+
+
+def _split(text: str) -> list[str | None]:
+    """`a<image>b` as a, an image, b."""
+    pieces: list[str | None] = []
+    for number, piece in enumerate(text.split(PLACEHOLDER)):
+        pieces += [None, piece] if number else [piece]
+    return [piece for piece in pieces if piece != ""]
+
+
+def _place_images(turns: list[Turn], images: int) -> tuple[Message, ...]:
+    """Number the images in the order they stand in. Without places, all go before the first user text."""
+    roles = [role for role, _ in turns]
+    if "system" in roles[1:]:
+        raise ValueError("a system turn may only stand first")
+    if roles[-1] != "assistant":
+        raise ValueError(f"ends with a turn of role {roles[-1]}, must end with the assistant's answer")
+    if "user" not in roles:
+        raise ValueError("has no user turn")
+    for role, pieces in turns:
+        if role != "user" and None in pieces:
+            raise ValueError(f"an image stands in a turn of role {role}; only user turns can show one")
+    places = sum(pieces.count(None) for _, pieces in turns)
+    if places == 0:
+        turns[roles.index("user")][1][:0] = [None] * images
+    elif places != images:
+        raise ValueError(f"has {images} image path(s) but {places} place(s) for an image in its turns")
+    numbers = iter(range(images))
+    messages = []
+    for role, pieces in turns:
+        parts: Parts = tuple(next(numbers) if piece is None else piece for piece in pieces)
+        messages.append(Message(role, parts))
+    return tuple(messages)

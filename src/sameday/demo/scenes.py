@@ -1,0 +1,122 @@
+"""Coloured shapes on a coloured ground, about nine questions each: a set that a tiny model can learn."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, ImageDraw
+
+GROUNDS = {
+    "white": (245, 245, 245),
+    "black": (12, 12, 12),
+    "grey": (128, 128, 128),
+    "pink": (250, 190, 205),
+    "cyan": (130, 225, 235),
+    "brown": (105, 65, 35),
+}
+COLOURS = {"red": (225, 20, 20), "green": (15, 150, 30), "blue": (25, 50, 225), "yellow": (250, 225, 20)}
+KINDS = ("circle", "square", "triangle")
+CELLS = ("top left", "top right", "bottom left", "bottom right")
+
+Row = dict[str, Any]
+Scene = dict[str, tuple[str, str]]
+"""What stands in each cell that is not empty: a kind and a colour."""
+
+
+def draw(out: Path, train_images: int, val_images: int, seed: int, size: int = 96) -> None:
+    """Write `images/*.png`, `train.jsonl` and `val.jsonl` into `out`. Equal seeds give equal sets."""
+    folder = out / "images"
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, count in (("train", train_images), ("val", val_images)):
+        rows: list[Row] = []
+        for index in range(count):
+            # Keyed by split and number, so that a larger set begins with the smaller one.
+            rng = random.Random(f"{seed} {split} {index}")
+            name = f"images/{split}-{index:05d}.png"
+            ground, scene = rng.choice(list(GROUNDS)), _scene(rng)
+            _paint(ground, scene, size, rng).save(out / name)
+            rows += [{"image": name, **row} for row in _questions(ground, scene, rng)]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (out / f"{split}.jsonl").write_text(text, encoding="utf-8")
+
+
+def majority_baseline(
+    train_rows: Sequence[Mapping[str, Any]], val_rows: Sequence[Mapping[str, Any]]
+) -> float:
+    """The share of `val_rows` that each question's most frequent training answer gets right, image unseen."""
+    answers: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    overall: Counter[str] = Counter()
+    for row in train_rows:
+        answers[row["question"]][row["answer"]] += 1
+        overall[row["answer"]] += 1
+    right = 0
+    for row in val_rows:
+        counts = answers.get(row["question"], overall)
+        right += counts.most_common(1)[0][0] == row["answer"]
+    return right / len(val_rows)
+
+
+def _scene(rng: random.Random) -> Scene:
+    # Never all kinds and never all colours: "is there a ...?" then always has a true "no".
+    kinds = rng.sample(KINDS, rng.randint(1, len(KINDS) - 1))
+    colours = rng.sample(list(COLOURS), rng.randint(1, len(COLOURS) - 1))
+    cells = rng.sample(CELLS, rng.randint(1, len(CELLS)))
+    return {cell: (rng.choice(kinds), rng.choice(colours)) for cell in sorted(cells)}
+
+
+def _paint(ground: str, scene: Scene, size: int, rng: random.Random) -> Image.Image:
+    image = Image.new("RGB", (size, size), GROUNDS[ground])
+    pen = ImageDraw.Draw(image)
+    for cell, (kind, colour) in scene.items():
+        radius = rng.uniform(0.15, 0.19) * size
+        room = size / 4 - radius - 1
+        x = size * (0.75 if "right" in cell else 0.25) + rng.uniform(-room, room)
+        y = size * (0.75 if "bottom" in cell else 0.25) + rng.uniform(-room, room)
+        box = (x - radius, y - radius, x + radius, y + radius)
+        if kind == "circle":
+            pen.ellipse(box, fill=COLOURS[colour])
+        elif kind == "square":
+            pen.rectangle(box, fill=COLOURS[colour])
+        else:
+            pen.polygon([(x, box[1]), (box[0], box[3]), (box[2], box[3])], fill=COLOURS[colour])
+    return image
+
+
+def _questions(ground: str, scene: Scene, rng: random.Random) -> list[Row]:
+    left = sum("left" in cell for cell in scene)
+    right = len(scene) - left
+    half = "left" if left > right else "right" if right > left else "equal"
+    rows = [
+        _row("What colour is the background?", ground, 1),
+        _row("How many shapes are there?", str(len(scene)), 2),
+        _row("Which half has more shapes, left or right?", half, 3),
+    ]
+    for cell in rng.sample(CELLS, rng.randint(2, 4)):
+        colour = scene[cell][1] if cell in scene else "none"
+        rows.append(_row(f"What colour is the shape in the {cell} corner?", colour, 2))
+    kinds = {kind for kind, _ in scene.values()}
+    colours = {colour for _, colour in scene.values()}
+    rows += _is_there(KINDS, kinds, "Is there a {}?", rng.randint(1, 2), rng)
+    rows += _is_there(tuple(COLOURS), colours, "Is there a {} shape?", rng.randint(1, 2), rng)
+    rng.shuffle(rows)
+    return rows
+
+
+def _is_there(
+    words: Sequence[str], present: set[str], form: str, count: int, rng: random.Random
+) -> list[Row]:
+    """Questions whose answer is drawn first, so that yes and no are as frequent as each other."""
+    yes = rng.sample(sorted(present), len(present))
+    no = rng.sample([word for word in words if word not in present], len(words) - len(present))
+    # Two questions are one of each: drawn one by one, the larger side would run dry less often.
+    answers = ["yes", "no"] if count == 2 else [rng.choice(["yes", "no"])]
+    return [_row(form.format((yes if answer == "yes" else no).pop()), answer, 1) for answer in answers]
+
+
+def _row(question: str, answer: str, stage: int) -> Row:
+    return {"question": question, "answer": answer, "stage": stage}

@@ -1,0 +1,1 @@
+"""What this machine offers: devices, ranks, kernels, and the choices that follow, each with its reason."""

@@ -1,0 +1,55 @@
+"""The processes of a data-parallel run: who I am, and sums over all. One process alone is the same thing with no
+one to talk to."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Ranks:
+    """Started by torchrun (WORLD_SIZE in the environment) or alone."""
+
+    def __init__(self, rank: int = 0, size: int = 1, local: int = 0) -> None:
+        self.rank, self.size, self.local = rank, size, local
+
+    @classmethod
+    def join(cls, device: str) -> Ranks:
+        size = int(os.environ.get("WORLD_SIZE", "1"))
+        if size == 1:
+            return cls()
+        local = int(os.environ.get("LOCAL_RANK", "0"))
+        if device == "cuda":
+            torch.cuda.set_device(local)
+        dist.init_process_group("nccl" if device == "cuda" else "gloo")
+        return cls(dist.get_rank(), dist.get_world_size(), local)
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """In place, over all ranks."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, on every rank."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def wait(self) -> None:
+        if self.size > 1:
+            dist.barrier()
+
+    def leave(self) -> None:
+        if self.size > 1 and dist.is_initialized():
+            dist.destroy_process_group()

@@ -1,0 +1,1 @@
+"""Pieces of computation that have more than one implementation, each beside the plain one it must equal."""

@@ -1,0 +1,83 @@
+"""Attention in which questions share a prefix but never see each other: the rule once, and the kernels that apply it."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+NAME = "sameday_shared_prefix"
+"""Under this name the kernels are registered with transformers."""
+
+Mask = Tensor | BlockMask | None
+"""None: each row is one question, plain causal. Tensor: bool, (rows, 1, length, length). BlockMask: for flex."""
+
+
+def visible(group: Tensor, branch: Tensor) -> Tensor:
+    """The rule as a dense mask, (rows, 1, length, length): query i sees key j when j is not after i, both are in one
+    group, and j is in the prefix (branch 0) or in i's own branch."""
+    same_group = group[:, :, None] == group[:, None, :]
+    reachable = (branch[:, None, :] == 0) | (branch[:, :, None] == branch[:, None, :])
+    return (same_group & reachable).tril()[:, None]
+
+
+def make_mask(group: Tensor, branch: Tensor, one_per_row: bool, kernel: str) -> Mask:
+    """The mask in the form `kernel` (sdpa or flex) takes. Padding comes last in a row, so that where a row is one
+    question plain causal attention is already exact."""
+    if one_per_row:
+        return None
+    if kernel == "sdpa":
+        return visible(group, branch)
+    assert kernel == "flex", kernel
+
+    def rule(row: Tensor, _head: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        reachable = (branch[row, j] == 0) | (branch[row, i] == branch[row, j])
+        return (i >= j) & (group[row, i] == group[row, j]) & reachable
+
+    rows, length = group.shape
+    return create_block_mask(rule, rows, None, length, length, device=str(group.device))
+
+
+@cache
+def _compiled_flex() -> Any:
+    # Uncompiled flex attention builds all scores in memory. On a CPU, where only tests use it, that is wanted:
+    # the compiled one has no backward pass there.
+    return torch.compile(flex_attention)
+
+
+def attend(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Mask,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **_unused: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface: (rows, heads, length, width) in, (rows, length, heads, width) out."""
+    assert dropout == 0.0, "dropout inside attention is not supported"
+    query, key = query.to(value.dtype), key.to(value.dtype)  # float32 master weights leave the norms in float32
+    if isinstance(attention_mask, BlockMask):
+        flex = _compiled_flex() if query.is_cuda and not torch.compiler.is_compiling() else flex_attention
+        out = flex(query, key, value, block_mask=attention_mask, scale=scaling, enable_gqa=True)
+    elif attention_mask is None:
+        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
+    else:
+        assert attention_mask.dtype == torch.bool and attention_mask.ndim == 4, attention_mask.dtype
+        # With a dense mask the fused kernels want as many key heads as query heads.
+        repeat = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1)
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
+    return out.transpose(1, 2), None
+
+
+def register() -> None:
+    """Make `attend` known to transformers; a model uses it once its text config names it."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ALL_ATTENTION_FUNCTIONS.register(NAME, attend)

@@ -1,0 +1,54 @@
+"""Dropout as a function of a key instead of a stream: what is dropped depends on (seed, step, question, place, layer)
+and on nothing else, so neither micro-batches, ranks, recomputation nor a resume change it."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor, nn
+
+
+def mix(x: Tensor) -> Tensor:
+    """A 32-bit integer hash (two rounds of shift, xor and odd multiplication), elementwise on int32."""
+    x = x ^ ((x >> 16) & 0xFFFF)
+    x = x * 0x21F0AAAD
+    x = x ^ ((x >> 15) & 0x1FFFF)
+    x = x * 0x735A2D97
+    return x ^ ((x >> 15) & 0x1FFFF)
+
+
+def name_key(*what: object) -> int:
+    """A signed 32-bit key for a name, the same on every machine."""
+    digest = hashlib.blake2b("/".join(map(str, what)).encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+class DropoutKeys:
+    """Where the running micro-batch's token keys are kept for all dropout layers of a model."""
+
+    def __init__(self) -> None:
+        self.tokens: Tensor | None = None
+
+    def set(self, keys: Tensor, seed: int, step: int) -> None:
+        """`keys` name each token of the batch, (rows, length), int32."""
+        self.tokens = mix(keys ^ name_key("dropout", seed, step))
+
+
+class KeyedDropout(nn.Module):
+    """Drops the same elements whenever the same tokens come by in the same step."""
+
+    def __init__(self, p: float, layer: str, keys: DropoutKeys) -> None:
+        super().__init__()
+        self.p, self.layer, self.keys = p, name_key(layer), keys
+        # Elements whose hash lies below this are dropped.
+        self.threshold = int(p * 2**32) - 2**31
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        tokens = self.keys.tokens
+        assert tokens is not None and tokens.shape == x.shape[:-1], "dropout keys are of another micro-batch"
+        columns = mix(torch.arange(x.shape[-1], device=x.device, dtype=torch.int32) ^ self.layer)
+        kept = mix(tokens[..., None] ^ columns) >= self.threshold
+        return x * kept * (1 / (1 - self.p))

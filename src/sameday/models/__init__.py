@@ -1,0 +1,1 @@
+"""The models, each as a thin layer over its library's own modules."""

@@ -1,0 +1,108 @@
+"""LoRA by PEFT: which layers get an adapter, how new adapters start, and dropout that is keyed instead of streamed."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sameday.kernels.dropout import DropoutKeys, KeyedDropout, name_key
+from sameday.spec.errors import BadInput
+from sameday.spec.recipe import Lora
+
+LANGUAGE_ONLY = "language_model."
+"""Put before a target's name, it leaves out layers of that name in the vision tower."""
+
+
+def resolve_targets(model: nn.Module, lora: Lora, allow_tower: bool) -> list[str] | str:
+    """What PEFT is told: the names themselves where they are unambiguous, else a pattern."""
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    known = sorted({name.rsplit(".", 1)[-1] for name in linear if "language_model" in name})
+    patterns, qualified = [], False
+    for target in lora.target_modules:
+        short = target.removeprefix(LANGUAGE_ONLY)
+        found = [name for name in linear if name == short or name.endswith("." + short)]
+        if not found:
+            raise BadInput(
+                f"lora.target_modules: no linear layer is called {target!r}; the language model has {', '.join(known)}"
+            )
+        if short != target:
+            qualified = True
+            patterns.append(rf".*\.language_model\..*\.{re.escape(short)}")
+            continue
+        tower = [name for name in found if ".visual." in f".{name}"]
+        if tower and not allow_tower:
+            raise BadInput(
+                f"lora.target_modules: {target!r} is also a layer of the frozen vision tower ({tower[0]}, and "
+                f"{len(tower) - 1} more); write {LANGUAGE_ONLY + target!r} for the language model alone, or set "
+                "train_vision: true"
+            )
+        patterns.append(rf"(.*\.)?{re.escape(short)}")
+    return "|".join(patterns) if qualified else list(lora.target_modules)
+
+
+def add_adapters(model: nn.Module, lora: Lora, seed: int, allow_tower: bool) -> Any:
+    """New adapters. A starts uniform, keyed by (seed, parameter name); B starts at zero, so that training starts
+    from the base model."""
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        r=lora.r,
+        lora_alpha=int(lora.alpha) if float(lora.alpha).is_integer() else lora.alpha,  # type: ignore[arg-type]
+        lora_dropout=lora.dropout,
+        target_modules=resolve_targets(model, lora, allow_tower),
+        bias="none",
+    )
+    wrapped = get_peft_model(model, config)
+    for name, parameter in adapter_parameters(wrapped):
+        if ".lora_A." in name:
+            parameter.data.copy_(_uniform(parameter, 1 / math.sqrt(parameter.shape[1]), seed, name))
+        else:
+            parameter.data.zero_()
+    return wrapped
+
+
+def load_adapters(model: nn.Module, folder: Path, lora: Lora) -> Any:
+    """Adapters of an earlier run to go on from; they must be of the shape that the recipe says."""
+    from peft import PeftConfig, PeftModel
+
+    if not (folder / "adapter_config.json").is_file():
+        raise BadInput(f"start_adapter: {folder} is not a PEFT adapter (it has no adapter_config.json)")
+    config = PeftConfig.from_pretrained(str(folder))
+    wrong = [
+        f"{name} is {there} there, {here} in the recipe"
+        for name, there, here in (("r", config.r, lora.r), ("alpha", config.lora_alpha, lora.alpha))
+        if there != here
+    ]
+    if not isinstance(config.target_modules, str) and set(config.target_modules) != set(lora.target_modules):
+        wrong.append(f"target_modules are {sorted(config.target_modules)} there, {sorted(lora.target_modules)} in the recipe")
+    if wrong:
+        raise BadInput(f"start_adapter {folder}: " + "; ".join(wrong))
+    return PeftModel.from_pretrained(model, str(folder), is_trainable=True)
+
+
+def adapter_parameters(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
+    return ((name, p) for name, p in model.named_parameters() if ".lora_A." in name or ".lora_B." in name)
+
+
+def prepare_adapters(model: nn.Module, dropout: float, keys: DropoutKeys) -> None:
+    """Float32 masters, inputs in the base model's format (autocast turns the products into bf16), keyed dropout."""
+    from peft.tuners.lora import LoraLayer
+
+    for name, module in model.named_modules():
+        if isinstance(module, LoraLayer):
+            module.cast_input_dtype_enabled = False
+            for adapter in module.lora_dropout:
+                module.lora_dropout[adapter] = KeyedDropout(dropout, name, keys) if dropout else nn.Identity()
+    for _, parameter in adapter_parameters(model):
+        parameter.data = parameter.data.float()
+
+
+def _uniform(parameter: Tensor, bound: float, seed: int, name: str) -> Tensor:
+    generator = torch.Generator().manual_seed(name_key("adapter", seed, name) & 0xFFFFFFFF)
+    return torch.empty(parameter.shape, dtype=torch.float32).uniform_(-bound, bound, generator=generator)

@@ -1,0 +1,206 @@
+"""Qwen3-VL and Qwen2.5-VL: transformers' own modules, driven layer by layer, so that rows may hold many questions and
+positions, masks and image features come from the layout."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from sameday.data.batch import Batch
+from sameday.kernels import attention
+from sameday.kernels.dropout import DropoutKeys
+from sameday.models.adapters import add_adapters, load_adapters, prepare_adapters
+from sameday.spec.errors import BadInput
+from sameday.spec.plan import Plan
+from sameday.spec.recipe import Recipe
+
+FAMILIES = ("qwen3_vl", "qwen2_5_vl")
+
+
+class QwenVL:
+    """A model as recipe and plan ask for it: what is trained, in which format, computed how."""
+
+    def __init__(
+        self, base: Any, recipe: Recipe, plan: Plan, device: torch.device, start_adapter: Path | None = None
+    ) -> None:
+        check_supported(base.config)
+        self.recipe, self.plan, self.device = recipe, plan, device
+        self.keys = DropoutKeys()
+        base.config.text_config._attn_implementation = attention.NAME
+        attention.register()
+        base.requires_grad_(False)
+        self.module: Any = self._trainable(base, start_adapter).to(device)
+        self.core, self.head = base.model, base.lm_head
+        self.text, self.tower = base.model.language_model, base.model.visual
+        self.tower_trained = any(p.requires_grad for p in self.tower.parameters())
+        self.layers: list[Callable[..., Tensor]] = list(self.text.layers)
+        if plan.compile == "layers":
+            self.layers = [torch.compile(layer) for layer in self.text.layers]
+        self.kernel = plan.attention if plan.attention != "auto" else "sdpa"
+
+    def _trainable(self, base: Any, start_adapter: Path | None) -> Any:
+        recipe = self.recipe
+        if recipe.train == "lora":
+            if start_adapter is not None:
+                model = load_adapters(base, start_adapter, recipe.lora)
+            else:
+                model = add_adapters(base, recipe.lora, recipe.seed, allow_tower=recipe.train_vision)
+            prepare_adapters(model, recipe.lora.dropout, self.keys)
+            return model
+        for part in (base.model.language_model, base.lm_head, *([base.model.visual] if recipe.train_vision else [])):
+            part.float().requires_grad_(True)
+        return base
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """What the optimizer updates, by name; float32 in every plan."""
+        found = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+        assert all(p.dtype == torch.float32 for p in found.values()), "masters are float32"
+        return found
+
+    @contextlib.contextmanager
+    def numeric_format(self) -> Iterator[None]:
+        """The recipe's format, for whatever is computed inside."""
+        torch.set_float32_matmul_precision("high" if self.recipe.precision == "tf32" else "highest")
+        torch.backends.cudnn.allow_tf32 = self.recipe.precision == "tf32"
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.precision == "bf16"):
+            yield
+
+    def hidden(self, batch: Batch, step: int = 0) -> Tensor:
+        """The last hidden state of every token, (rows × length, width)."""
+        rows, length = batch.tokens.shape
+        if self.recipe.train == "lora" and self.recipe.lora.dropout and self.module.training:
+            self.keys.set(batch.keys, self.recipe.seed, step)
+        x = self.text.embed_tokens(batch.tokens)
+        levels: list[Tensor] = []
+        if batch.grids:
+            features, levels = self._look(batch)
+            x = x.flatten(0, 1).index_copy(0, batch.image_slots, features.to(x.dtype)).view_as(x)
+        rotary = self._rotary(batch.positions, x.dtype)
+        mask = attention.make_mask(batch.group, batch.branch, batch.one_per_row, self.kernel)
+        for number, layer in enumerate(self.layers):
+            x = self._run(layer, x, rotary, mask)
+            if number < len(levels):
+                # DeepStack: the tower's earlier levels are added at the image's own places.
+                x = x.flatten(0, 1).index_add(0, batch.image_slots, levels[number].to(x.dtype)).view_as(x)
+        return self.text.norm(x).view(rows * length, -1)
+
+    def logits(self, hidden: Tensor, at: Tensor) -> Tensor:
+        """Float32 logits of the places `at`: of them alone, or picked from those of all places."""
+        if self.plan.label_only_logits:
+            return self.head(hidden[at]).float()
+        return self.head(hidden).float()[at]
+
+    def _run(self, layer: Callable[..., Tensor], x: Tensor, rotary: tuple[Tensor, Tensor], mask: Any) -> Tensor:
+        if self.plan.checkpointing == "full" and torch.is_grad_enabled():
+            # Keyed dropout draws nothing, so there is no generator's state to keep.
+            kept: Tensor = checkpoint(  # type: ignore[assignment]
+                layer, x, position_embeddings=rotary, attention_mask=mask, use_reentrant=False, preserve_rng_state=False
+            )
+            return kept
+        return layer(x, position_embeddings=rotary, attention_mask=mask)
+
+    def _rotary(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Elementwise, where the library multiplies matrices: TF32 would corrupt the angles."""
+        rope = self.text.rotary_emb
+        angles = positions[..., None].float() * rope.inv_freq.float()
+        cos, sin = (rope.recomposition_frequencies(f(angles) * rope.attention_scaling) for f in (torch.cos, torch.sin))
+        return cos.to(dtype), sin.to(dtype)
+
+    def _look(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
+        """The tower's output and DeepStack's levels at each image token. Without gradient where it is frozen."""
+        with torch.set_grad_enabled(self.tower_trained and torch.is_grad_enabled()):
+            grid = torch.tensor([(1, high, wide) for high, wide in batch.grids])
+            seen = self.tower(batch.pixels.to(self.tower.dtype), grid_thw=grid, **self._tower_indices(grid))
+            deep = getattr(seen, "deepstack_features", None) or []
+            source = batch.image_source
+            return seen.pooler_output[source], [level[source] for level in deep]
+
+    def _tower_indices(self, grid: Tensor) -> dict[str, Tensor]:
+        """What the tower derives from the grids, made on the CPU: derived on the device it would wait for the device
+        at every layer. Lengths stay on the CPU, where they are read."""
+        from transformers import vision_utils as v
+
+        tower, device = self.tower, self.device
+        indices = {
+            "position_ids": v.get_vision_position_ids(grid, tower.spatial_merge_size).to(device),
+            "cu_seqlens": v.get_vision_cu_seqlens(grid),
+        }
+        if hasattr(tower, "num_grid_per_side"):
+            taps, weights = v.get_vision_interpolation_indices_and_weights(
+                grid,
+                num_grid_per_side=tower.num_grid_per_side,
+                mode=tower.interpolation_mode,
+                align_corners=tower.interpolation_align_corners,
+                spatial_merge_size=tower.config.spatial_merge_size,
+            )
+            indices |= {"interp_indices": taps.to(device), "interp_weights": weights.to(device)}
+        if hasattr(tower, "window_size"):
+            index, lengths = v.get_vision_window_index(
+                grid,
+                spatial_merge_size=tower.spatial_merge_size,
+                window_size=tower.window_size,
+                patch_size=tower.patch_size,
+            )
+            indices |= {"window_index": index.to(device), "cu_window_seqlens": lengths}
+        return indices
+
+    def save(self, folder: Path) -> None:
+        """The adapter in PEFT's format, or the whole model in transformers'."""
+        if self.recipe.train == "lora":
+            self.module.save_pretrained(str(folder), save_embedding_layers=False)
+        else:
+            self.module.save_pretrained(str(folder))
+
+    def restore(self, folder: Path) -> None:
+        """Take back what `save` wrote, to the bit."""
+        from safetensors.torch import load_file
+
+        if self.recipe.train == "lora":
+            from peft import set_peft_model_state_dict
+
+            result = set_peft_model_state_dict(self.module, load_file(folder / "adapter_model.safetensors"))
+            unexpected = result.unexpected_keys
+        else:
+            state = {k: v for f in sorted(folder.glob("model*.safetensors")) for k, v in load_file(f).items()}
+            missing, unexpected = self.module.load_state_dict(state, strict=False)
+            tied = set(self.module.all_tied_weights_keys)
+            assert not set(missing) - tied, f"{folder} lacks {missing[:3]}"
+        assert not unexpected, f"{folder} holds weights this model does not have: {unexpected[:3]}"
+
+
+def check_supported(config: Any) -> None:
+    """Refuse what would silently train another model."""
+    if config.model_type not in FAMILIES:
+        raise BadInput(f"model type {config.model_type!r} is not supported; allowed: {', '.join(FAMILIES)}")
+    text = config.text_config
+    if "sliding_attention" in (getattr(text, "layer_types", None) or ()):
+        raise BadInput("this model has sliding-window attention layers, which rows of several questions would widen")
+    if getattr(text, "attention_dropout", 0):
+        raise BadInput(f"attention_dropout {text.attention_dropout} in the model's config: only 0 is supported")
+    rope = text.rope_parameters["rope_type"]
+    if rope in ("dynamic", "longrope"):
+        raise BadInput(f"rope type {rope!r} depends on the length of the row; allowed: those that do not")
+
+
+def load_base(model: str, recipe: Recipe, device: torch.device) -> Any:
+    """The pretrained model, frozen parts in the recipe's format."""
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    check_supported(AutoConfig.from_pretrained(model, revision=recipe.revision))
+    half = recipe.precision == "bf16"
+    base = AutoModelForImageTextToText.from_pretrained(
+        model,
+        revision=recipe.revision,
+        dtype=torch.bfloat16 if half else torch.float32,
+        attn_implementation="sdpa",
+        device_map={"": device} if device.type == "cuda" else None,
+    )
+    return base.eval()
+
+

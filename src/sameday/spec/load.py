@@ -1,0 +1,328 @@
+"""YAML to recipes and plans and back. All of a file's problems come out together, each with its place."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from sameday.spec.errors import BadInput
+from sameday.spec.plan import Plan
+from sameday.spec.recipe import Recipe
+
+Spec = TypeVar("Spec", Recipe, Plan)
+KeyPath = tuple[Any, ...]
+
+# No spec is nested deeper. Aliases can nest a small file without end, so nothing walks further than this.
+_MAX_DEPTH = 4
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1, in which 5e-5 is a number too."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes what _Loader reads back unchanged."""
+
+
+# YAML 1.1 wants a dot and a signed exponent. The dumper has to know the same numbers, so that it quotes a
+# string that looks like one.
+_EXPONENT = re.compile(r"^[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$")
+for _class in (_Loader, _Dumper):
+    _class.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))
+_Dumper.add_representer(
+    list, lambda d, value: d.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=True)
+)
+
+
+@dataclass
+class Document:
+    """A mapping read from a file, and where each of its keys stands."""
+
+    source: str
+    values: dict[str, Any] = field(default_factory=dict)
+    places: dict[KeyPath, str] = field(default_factory=dict)
+
+    def place(self, path: KeyPath) -> str:
+        """Where this key stands, or the nearest key around it."""
+        for end in range(len(path), 0, -1):
+            if path[:end] in self.places:
+                return self.places[path[:end]]
+        return self.source
+
+
+def read_document(path: Path) -> Document:
+    """A YAML file whose top is a mapping. BadInput for everything else."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise BadInput(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"not UTF-8 text ({error.reason})"
+        raise BadInput(f"{path}: cannot be read: {reason}") from None
+    document = Document(str(path))
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            raise BadInput(f"{path}: the file is empty")
+        if not isinstance(node, yaml.MappingNode):
+            raise BadInput(f"{path}:{node.start_mark.line + 1}: must be a mapping of keys to values")
+        duplicates = _duplicates(node, (), document.source)
+        document.values = loader.construct_document(node)
+        if duplicates:
+            raise BadInput("\n".join(duplicates))
+        _find_places(node, (), document)
+    except yaml.YAMLError as error:
+        raise BadInput(_syntax(error, str(path), text)) from None
+    return document
+
+
+def _syntax(error: yaml.YAMLError, source: str, text: str) -> str:
+    if isinstance(error, yaml.reader.ReaderError):
+        line = text.count("\n", 0, error.position) + 1
+        return f"{source}:{line}: not valid YAML: the character {chr(int(error.character))!r} is not allowed"
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    place = f"{source}:{mark.line + 1}" if mark else source
+    return f"{place}: not valid YAML: {getattr(error, 'problem', None) or error}"
+
+
+def _duplicates(node: yaml.Node, path: KeyPath, source: str) -> list[str]:
+    problems: list[str] = []
+    if not isinstance(node, yaml.MappingNode) or len(path) >= _MAX_DEPTH:
+        return problems
+    first: dict[str, int] = {}
+    for key, value in node.value:
+        if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
+            continue
+        line = key.start_mark.line + 1
+        inner = (*path, key.value)
+        if key.value in first:
+            problems.append(
+                f"{source}:{line}: {show(inner)} is given twice, first on line {first[key.value]}"
+            )
+        first.setdefault(key.value, line)
+        problems += _duplicates(value, inner, source)
+    return problems
+
+
+def _find_places(node: yaml.Node, path: KeyPath, document: Document) -> None:
+    if len(path) >= _MAX_DEPTH:
+        return
+    if isinstance(node, yaml.MappingNode):
+        inner = [(key.value, key, value) for key, value in node.value if isinstance(key, yaml.ScalarNode)]
+    elif isinstance(node, yaml.SequenceNode):
+        inner = [(index, value, value) for index, value in enumerate(node.value)]
+    else:
+        return
+    for name, marked, value in inner:
+        document.places[(*path, name)] = f"{document.source}:{marked.start_mark.line + 1}"
+        _find_places(value, (*path, name), document)
+
+
+def split_sets(sets: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Settings such as recipe.lora.r=8 and plan.workers=4, divided into the recipe's and the plan's."""
+    parts: dict[str, list[str]] = {"recipe": [], "plan": []}
+    problems = []
+    for text in sets:
+        key, equals, _ = text.partition("=")
+        kind, *names = key.strip().split(".")
+        if not equals:
+            problems.append(f"--set {text}: has no '='; write recipe.KEY=VALUE or plan.KEY=VALUE")
+        elif kind not in parts or not names or not all(names):
+            problems.append(f"--set {text}: must start with recipe.KEY= or plan.KEY=")
+        else:
+            parts[kind].append(text)
+    if problems:
+        raise BadInput("\n".join(problems))
+    return parts["recipe"], parts["plan"]
+
+
+def _apply_sets(document: Document, sets: Sequence[str]) -> None:
+    problems = []
+    for text in sets:
+        key, _, value = text.partition("=")
+        path = tuple(key.strip().split(".")[1:])
+        try:
+            parsed = yaml.load(value, _Loader)
+        except yaml.YAMLError as error:
+            problems.append(f"--set {text}: not valid YAML: {getattr(error, 'problem', None) or error}")
+            continue
+        here = document.values
+        for depth, name in enumerate(path[:-1], start=1):
+            inner = here.get(name)
+            if path[:depth] == ("order",) and isinstance(inner, str):
+                inner = {"kind": inner}
+            elif inner is None:
+                inner = {}
+            if not isinstance(inner, dict):
+                problems.append(f"--set {text}: {show(path[:depth])} is {inner!r}, which has no keys")
+                break
+            # A copy: with aliases two keys may hold one object, and only one of them is set.
+            here[name] = inner = dict(inner)
+            here = inner
+        else:
+            here[path[-1]] = parsed
+            for old in [old for old in document.places if old[: len(path)] == path]:
+                del document.places[old]
+            document.places[path] = f"--set {text}"
+    if problems:
+        raise BadInput("\n".join(problems))
+
+
+def load_recipe(path: Path, sets: Sequence[str] = ()) -> Recipe:
+    """The recipe in this file, with `recipe.KEY=VALUE` settings put over it."""
+    document = read_document(path)
+    _apply_sets(document, split_sets(sets)[0])
+    return validate(Recipe, document)
+
+
+def load_plan(path: Path | None, sets: Sequence[str] = ()) -> Plan:
+    """The plan in this file (the plain plan without one), with `plan.KEY=VALUE` settings put over it."""
+    document = read_document(path) if path is not None else Document("plan")
+    _apply_sets(document, split_sets(sets)[1])
+    return validate(Plan, document)
+
+
+def validate(kind: type[Spec], document: Document) -> Spec:
+    """The document as a Recipe or a Plan; BadInput with one line per problem."""
+    try:
+        return kind.model_validate(document.values)
+    except ValidationError as error:
+        # Each branch of a union reports for itself; what they say about one key is one problem.
+        lines: dict[str, None] = {}
+        for problem in error.errors(include_url=False):
+            lines[_explain(kind, document, dict(problem))] = None
+        raise BadInput("\n".join(lines)) from None
+
+
+def _explain(kind: type[BaseModel], document: Document, problem: dict[str, Any]) -> str:
+    loc = problem["loc"]
+    if problem["type"] == "missing" and isinstance(loc[-1], int):
+        loc = loc[:-1]  # what is wrong is the length of the list
+    path, owner, annotation = _locate(kind, loc)
+    place, name, given = document.place(path), show(path), problem["input"]
+    if problem["type"] == "extra_forbidden":
+        return f"{place}: {name} {_unknown_key(kind, owner, path)}"
+    if problem["type"] == "missing" and loc == problem["loc"]:
+        return f"{place}: {name} is missing"
+    if problem["type"] == "value_error":
+        return _explain_rule(kind, document, path, given, str(problem["ctx"]["error"]))
+    if problem["type"] == "invalid_key" or problem["loc"][-1] == "[key]":
+        place = document.place((*path[:-1], str(path[-1])))
+        return f"{place}: the key {given!r} must be a string: put it in quotes"
+    if re.search(r"_type$|^literal_error$|^missing$|^too_long$", problem["type"]) and annotation is not None:
+        hint = ""
+        if problem["type"] == "string_type" and not isinstance(given, list | dict | None):
+            hint = ": put it in quotes"
+        return f"{place}: {name} is {_value(given)}; must be {_allowed(annotation)}{hint}"
+    must = re.sub(r"^\w+ should ", "must ", problem["msg"]).replace(" after validation", "")
+    return f"{place}: {name} is {_value(given)}; {must}"
+
+
+def _explain_rule(kind: type[BaseModel], document: Document, path: KeyPath, given: Any, text: str) -> str:
+    """A validator's own sentence. One about several keys stands at the first of them that was given."""
+    if text.startswith("must"):
+        return f"{document.place(path)}: {show(path)} is {_value(given)}; {text}"
+    named = [(*path, word) for word in re.findall(r"\w+", text)]
+    place = next((document.places[key] for key in named if key in document.places), document.place(path))
+    return f"{place}: {show(path)}: {text}" if path else f"{place}: {text}"
+
+
+def _locate(kind: type[BaseModel], loc: KeyPath) -> tuple[KeyPath, type[BaseModel], Any]:
+    """The key path in an error's location, the model that holds its last key, and that key's type."""
+    owner, annotation = kind, None
+    for index, name in enumerate(loc):
+        if name not in owner.model_fields:
+            return loc[: index + 1], owner, None
+        annotation = owner.model_fields[name].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            # What follows is an index, a mapping's key, or the name of a union's branch, which is no key.
+            inner = loc[index + 1 : index + 2]
+            if inner and typing.get_origin(annotation) is dict:
+                return (*loc[: index + 1], *inner), owner, typing.get_args(annotation)[1]
+            if inner and isinstance(inner[0], int):
+                return (*loc[: index + 1], *inner), owner, typing.get_args(annotation)[0]
+            return loc[: index + 1], owner, annotation
+        if index + 1 < len(loc):
+            owner = annotation
+    return loc, owner, annotation
+
+
+def _unknown_key(kind: type[BaseModel], owner: type[BaseModel], path: KeyPath) -> str:
+    key = str(path[-1])
+    names = {Recipe: "recipe", Plan: "plan"}
+    for other in (Plan, Recipe):
+        if other is not kind and key in other.model_fields and key not in kind.model_fields:
+            return f"is a {names[other]} field, not a {names[kind]} field"
+    for name, outer in kind.model_fields.items():
+        inner = key.removeprefix(f"{name}_")
+        if outer.annotation is not owner and inner in getattr(outer.annotation, "model_fields", {}):
+            return f"is not a key here; it belongs to {name}: {name}.{inner}"
+    if owner is not kind and key in kind.model_fields:
+        return f"is not a key here; {key} belongs to the top level"
+    valid = list(owner.model_fields)
+    near = difflib.get_close_matches(key, valid, n=3)
+    return (
+        f"is not a key here; nearest: {', '.join(near)}"
+        if near
+        else f"is not a key here; allowed: {', '.join(valid)}"
+    )
+
+
+def _allowed(annotation: Any) -> str:
+    """A type in a user's words."""
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal:
+        return ("one of " if len(args) > 1 else "") + ", ".join(repr(arg) for arg in args)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_allowed(arg) for arg in args)
+    if origin is tuple:
+        count = "" if args[-1] is Ellipsis else f"{len(args)} "
+        return f"a list of {count}{_allowed(args[0]).split()[-1]}s"
+    if origin is dict or annotation is dict:
+        return "a mapping"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return f"a mapping with the keys {', '.join(annotation.model_fields)}"
+    words = {int: "an integer", float: "a number", str: "a string", bool: "true or false", type(None): "null"}
+    return words[annotation]
+
+
+def _value(given: Any) -> str:
+    """A value as the file may have written it, cut where it is long."""
+    if given is None or isinstance(given, bool):
+        return {None: "null", True: "true", False: "false"}[given]
+    text = repr(list(given) if isinstance(given, tuple) else given)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def show(path: KeyPath) -> str:
+    """A key path as people write it: lora.target_modules[1]."""
+    text = "".join(f"[{name}]" if isinstance(name, int) else f".{name}" for name in path)
+    return text.removeprefix(".")
+
+
+def dump_yaml(spec: Recipe | Plan) -> str:
+    """YAML with every field written out; loading it gives an equal object."""
+    return yaml.dump(
+        spec.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110
+    )
+
+
+def resolve_path(recipe_dir: Path, value: str) -> Path:
+    """A path of a recipe. Relative ones start at the recipe's folder, wherever the command was typed."""
+    return recipe_dir / Path(value).expanduser()
+
+
+def resolve_model(recipe_dir: Path, value: str) -> str:
+    """A recipe's model: a folder, relative to the recipe's, if there is one; otherwise a name on the Hub."""
+    folder = resolve_path(recipe_dir, value)
+    return str(folder) if folder.is_dir() else value

@@ -1,0 +1,266 @@
+"""The run folder: what was asked for, how it ran, what was measured. A kill leaves no file half written."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import platform
+import shlex
+import socket
+import sys
+import warnings
+import weakref
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import IO, Any
+
+from sameday.spec.errors import BadInput
+from sameday.spec.load import dump_yaml, load_plan, load_recipe
+from sameday.spec.plan import Plan
+from sameday.spec.recipe import Recipe, differences
+
+DISTRIBUTIONS = (
+    *("sameday", "torch", "torchvision", "triton", "transformers", "tokenizers", "peft", "accelerate"),
+    *("safetensors", "numpy", "pillow", "pydantic"),
+)
+"""Packages whose versions may decide what a run computes."""
+
+
+def default_path(recipe: Recipe) -> Path:
+    """Where a run lives without --out: the same recipe finds it again."""
+    return Path("runs") / f"{recipe.name}-{recipe.fingerprint}"
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a whole file or nothing: a reader sees the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    # The rename itself lives in the folder.
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def plain(value: Any) -> Any:
+    """Plain JSON data. NaN and infinities become null, because JSON has no word for them."""
+    if hasattr(value, "item") and not isinstance(value, float):  # scalars of numpy and torch
+        value = value.item()
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The records of a metrics.jsonl. A last line that a kill left unfinished is passed over."""
+    if not path.exists():
+        return []
+    *lines, torn = path.read_bytes().split(b"\n")
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if not isinstance(record, dict):
+            raise BadInput(f"{path}:{number}: is not a JSON object: {line[:60].decode(errors='replace')}")
+        records.append(record)
+    with contextlib.suppress(ValueError):
+        # Whole, and only its newline is missing: an editor's doing, since records are written with theirs.
+        last = json.loads(torn) if torn else None
+        records += [last] if isinstance(last, dict) else []
+    return records
+
+
+def _environment(recipe_dir: Path) -> dict[str, Any]:
+    versions = {}
+    for name in DISTRIBUTIONS:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return {
+        "sameday": versions.get("sameday"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "hostname": socket.gethostname(),
+        "versions": versions,
+        "recipe_dir": str(recipe_dir.absolute()),
+    }
+
+
+class RunFolder:
+    """One run on disk. `open` to write to it, alone; `read` to look at it at any time."""
+
+    def __init__(self, path: Path, recipe: Recipe, plan: Plan, recipe_dir: Path) -> None:
+        self.path, self.recipe, self.plan, self.recipe_dir = path, recipe, plan, recipe_dir
+        self.resumed = False
+        self._lock: int | None = None
+        self._file: IO[str] | None = None
+
+    @classmethod
+    def open(cls, path: Path, recipe: Recipe, plan: Plan, recipe_dir: Path) -> RunFolder:
+        """Start a run here, or go on with it. BadInput if another recipe or process has the folder."""
+        folder = cls(path, recipe, plan, recipe_dir.absolute())
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadInput(f"{path}: cannot be a run folder: {error.strerror}") from None
+        folder._acquire()
+        try:
+            folder._start()
+        except BaseException:
+            folder.close()
+            raise
+        return folder
+
+    @classmethod
+    def read(cls, path: Path) -> RunFolder:
+        """Look at a run, finished or not, without touching it."""
+        for name in ("recipe.yaml", "plan.yaml", "environment.json"):
+            if not (path / name).is_file():
+                raise BadInput(f"{path}: is not a run folder: it has no {name}")
+        recipe, plan = load_recipe(path / "recipe.yaml"), load_plan(path / "plan.yaml")
+        return cls(path, recipe, plan, Path(_read_environment(path / "environment.json")["recipe_dir"]))
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def adapter(self) -> Path:
+        return self.path / "adapter"
+
+    @property
+    def metrics_path(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """Every record so far."""
+        return read_metrics(self.metrics_path)
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Add one record to the metrics."""
+        if self._file is None:
+            if self.metrics_path.exists() and not self.metrics_path.read_bytes().endswith(b"\n"):
+                self._keep(self.metrics)  # otherwise this record would go on a torn line
+            self._file = open(self.metrics_path, "a", encoding="utf-8")  # noqa: SIM115 (open while the run is)
+        self._file.write(json.dumps(plain(record), allow_nan=False) + "\n")
+        self._file.flush()
+
+    def rewind(self, step: int) -> None:
+        """Forget the records after this step: a resumed run goes through those steps again."""
+        self._keep([record for record in self.metrics if (record.get("step") or 0) <= step])
+
+    def write_json(self, name: str, obj: Any) -> Path:
+        """Write one file of the folder as JSON, whole or not at all."""
+        write_text(self.path / name, json.dumps(plain(obj), indent=2, allow_nan=False) + "\n")
+        return self.path / name
+
+    def close(self) -> None:
+        """Let another process have the folder."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        self._drop_lock()
+
+    def _keep(self, records: list[dict[str, Any]]) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        if records or self.metrics_path.exists():
+            write_text(self.metrics_path, "".join(json.dumps(record) + "\n" for record in records))
+
+    def _start(self) -> None:
+        recipe_path, environment_path = self.path / "recipe.yaml", self.path / "environment.json"
+        environment = _environment(self.recipe_dir)
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        history: list[Any] = []
+        environment["started"] = now
+        if recipe_path.exists():
+            there = load_recipe(recipe_path)
+            if there.fingerprint != self.recipe.fingerprint:
+                listed = "\n".join(f"  {line}" for line in differences(there, self.recipe))
+                raise BadInput(
+                    f"{self.path}: holds a run of another recipe ({there.fingerprint} there, "
+                    f"{self.recipe.fingerprint} here):\n{listed}\nChoose another --out."
+                )
+            self.resumed = True
+        if self.resumed and environment_path.exists():
+            before = _read_environment(environment_path)
+            history, environment["started"] = before.get("history", []), before.get("started", now)
+        command = shlex.join(sys.argv)
+        start = {"time": now, "command": command, "plan": self.plan.model_dump(mode="json")}
+        environment |= {"command": command, "history": [*history, start]}
+        write_text(self.path / "plan.yaml", dump_yaml(self.plan))
+        self.write_json("environment.json", environment)
+        # Last, because it is what makes this a run folder.
+        if not self.resumed:
+            write_text(recipe_path, dump_yaml(self.recipe))
+
+    def _acquire(self) -> None:
+        lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid, _, host = os.pread(lock, 200, 0).decode(errors="replace").strip().partition(" ")
+            os.close(lock)
+            raise BadInput(
+                f"{self.path}: in use by process {pid or 'unknown'} on {host or 'this machine'}; "
+                "wait for it, stop it, or choose another --out"
+            ) from None
+        except OSError as error:
+            # Some network file systems have no locks. That is no reason not to train.
+            warnings.warn(
+                f"{self.path}: cannot be locked ({error.strerror}): start no second run here", stacklevel=3
+            )
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
+        self._lock = lock
+        _locked.add(self)
+
+    def _drop_lock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+            _locked.discard(self)
+
+
+def _read_environment(path: Path) -> dict[str, Any]:
+    try:
+        environment = json.loads(path.read_text(encoding="utf-8"))
+        environment["recipe_dir"]
+    except (ValueError, KeyError, TypeError):
+        raise BadInput(
+            f"{path}: is not what a run wrote; move the folder away or choose another --out"
+        ) from None
+    return dict(environment)
+
+
+_locked: weakref.WeakSet[RunFolder] = weakref.WeakSet()
+
+
+def _forget_locks() -> None:
+    for folder in list(_locked):
+        folder._drop_lock()
+
+
+# A forked loader worker shares the lock. One that outlives a killed run must not keep the folder locked.
+os.register_at_fork(after_in_child=_forget_locks)

@@ -1,0 +1,56 @@
+"""The face every task shows to the training loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from sameday.hardware.ranks import Ranks
+
+
+class Task(Protocol):
+    """Order comes from the recipe, partition from the plan, and sums are never averages: the loop divides once."""
+
+    device: torch.device
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """What the optimizer updates, by name."""
+
+    def steps_per_epoch(self) -> int: ...
+
+    def step_ids(self, step: int) -> list[int]:
+        """The samples of a step, counted over all epochs; pure arithmetic."""
+
+    def count(self, ids: Sequence[int]) -> float:
+        """What the step's loss sum is divided by."""
+
+    def batches(self, step: int, budget: int | None, ranks: Ranks) -> Iterable[Any]:
+        """This rank's micro-batches of a step, on the CPU. `budget` overrides the plan's micro-batch size."""
+
+    def smaller_budget(self, step: int, budget: int | None, ranks: Ranks) -> int | None:
+        """Half of the step's largest micro-batch, or None where none can be cut any more."""
+
+    def loss_sum(self, batch: Any, step: int) -> tuple[Tensor, Tensor]:
+        """The weighted sum of the micro-batch's losses, and each loss by itself, detached."""
+
+    def culprits(self, batch: Any, losses: Tensor) -> list[str]:
+        """The samples whose loss is not finite."""
+
+    def names(self, ids: Sequence[int]) -> list[str]:
+        """Samples as a user can find them: file and line."""
+
+    def training(self, on: bool) -> None: ...
+
+    def evaluate(self, split: str, ranks: Ranks) -> dict[str, float]:
+        """Scores of a split, `loss` among them; empty where the recipe has no such split."""
+
+    def data_digest(self) -> str:
+        """Changes when the training samples do."""
+
+    def save(self, folder: Path) -> None: ...
+
+    def restore(self, folder: Path) -> None: ...

@@ -1,0 +1,198 @@
+"""Visual question answering: answers are learned token by token, each image computed as often as the plan says."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sameday.data.batch import Batch, make_batch
+from sameday.data.encode import Encoded, Encoder
+from sameday.data.images import ImageProcessor, open_rgb
+from sameday.data.layout import lay_out
+from sameday.data.loader import stream
+from sameday.data.order import Place, epoch_steps
+from sameday.data.partition import Cut, Item, MicroBatch, micro_batches, size
+from sameday.data.sample import ImageRef, Sample
+from sameday.hardware.ranks import Ranks
+from sameday.models.qwen_vl import QwenVL, load_base
+from sameday.spec.errors import BadInput
+from sameday.spec.load import resolve_model, resolve_path
+from sameday.spec.plan import Plan
+from sameday.spec.recipe import Recipe
+
+
+class VqaTask:
+    """`splits` holds audited samples by name; `train` is the one that is learned."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        plan: Plan,
+        model: QwenVL,
+        encoder: Encoder,
+        processor: ImageProcessor,
+        splits: dict[str, list[Sample]],
+    ) -> None:
+        self.recipe, self.plan, self.model = recipe, plan, model
+        self.encoder, self.processor, self.splits = encoder, processor, splits
+        self.device = model.device
+        self.places = [Place(s.id, s.image_key, s.stage) for s in splits.get("train", [])]
+        if recipe.order.kind == "curriculum":
+            without = [s.where for s in splits["train"] if s.stage is None]
+            if without:
+                raise BadInput(f"order curriculum needs a stage in every line; {len(without)} have none: {without[0]}")
+        self._epoch = lru_cache(maxsize=2)(self._epoch_steps)
+        self._encode = lru_cache(maxsize=4096)(self.encoder.encode)
+
+    @classmethod
+    def load(
+        cls, recipe: Recipe, plan: Plan, recipe_dir: Path, device: torch.device, splits: dict[str, list[Sample]]
+    ) -> VqaTask:
+        """Tokenizer, image processor and model as the recipe names them, for samples that were audited."""
+        from transformers import AutoTokenizer
+
+        name = resolve_model(recipe_dir, recipe.model)
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=recipe.revision)
+        processor = ImageProcessor.load(
+            name, recipe.revision, recipe.image_backend, recipe.min_pixels, recipe.max_pixels
+        )
+        encoder = Encoder(tokenizer, processor.grid, processor.merge_size, recipe.system_prompt, recipe.max_length)
+        start = None if recipe.start_adapter is None else resolve_path(recipe_dir, recipe.start_adapter)
+        model = QwenVL(load_base(name, recipe, device), recipe, plan, device, start)
+        return cls(recipe, plan, model, encoder, processor, splits)
+
+    # Order: recipe
+
+    def _epoch_steps(self, epoch: int) -> list[list[int]]:
+        return epoch_steps(self.places, self.recipe.order, self.recipe.effective_batch, self.recipe.seed, epoch)
+
+    def steps_per_epoch(self) -> int:
+        return -(-len(self.places) // self.recipe.effective_batch)
+
+    def step_ids(self, step: int) -> list[int]:
+        epoch, number = divmod(step, self.steps_per_epoch())
+        return self._epoch(epoch)[number]
+
+    def names(self, ids: Sequence[int]) -> list[str]:
+        return [self.splits["train"][i].where for i in ids]
+
+    def count(self, ids: Sequence[int]) -> float:
+        if self.recipe.loss_weight == "sample":
+            return float(len(ids))
+        return float(sum(self._encode(self.splits["train"][i]).target_count for i in ids))
+
+    # Partition: plan
+
+    def _cut(self, budget: int | None) -> Cut:
+        plan = self.plan
+        return Cut(plan.share_images, plan.packing, budget or plan.token_budget, plan.max_questions)
+
+    def _partition(self, encoded: Sequence[Encoded], cut: Cut, ranks: int) -> list[list[MicroBatch]]:
+        items = [Item(i, e.length, e.prefix, e.key) for i, e in enumerate(encoded)]
+        return micro_batches(items, cut, ranks)
+
+    def _step(self, step: int, budget: int | None, ranks: Ranks) -> tuple[list[Encoded], list[list[MicroBatch]]]:
+        encoded = [self._encode(self.splits["train"][i]) for i in self.step_ids(step)]
+        return encoded, self._partition(encoded, self._cut(budget), ranks.size)
+
+    def batches(self, step: int, budget: int | None, ranks: Ranks) -> Iterable[Batch]:
+        encoded, parts = self._step(step, budget, ranks)
+        return (self._build(encoded, part) for part in parts[ranks.rank])
+
+    def smaller_budget(self, step: int, budget: int | None, ranks: Ranks) -> int | None:
+        _, parts = self._step(step, budget, ranks)
+        flat = [part for rank in parts for part in rank]
+        if all(len(part) == 1 and len(part[0].members) == 1 for part in flat):
+            return None
+        return max(1, max(size(part, self.plan.packing) for part in flat) // 2)
+
+    def _build(self, encoded: Sequence[Encoded], part: MicroBatch) -> Batch:
+        layout = lay_out(
+            [[encoded[i] for i in unit.members] for unit in part],
+            packing=self.plan.packing,
+            merge_size=self.encoder.merge_size,
+            loss_weight=self.recipe.loss_weight,
+            pad_token=self.encoder.end_token,
+            pad_to_multiple=self.plan.pad_to_multiple,
+            share_pixels=self.plan.share_images,
+        )
+        return make_batch(layout, self._pixels)
+
+    def _pixels(self, image: ImageRef) -> np.ndarray:
+        return self.processor.pixels(open_rgb(image.path))
+
+    # Forward and loss
+
+    def loss_sum(self, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
+        with self.model.numeric_format():
+            hidden = self.model.hidden(batch, step)
+            logits = self.model.logits(hidden, batch.target_at)
+        losses = F.cross_entropy(logits, batch.target, reduction="none")
+        return (losses * batch.weight).sum(), losses.detach()
+
+    def culprits(self, batch: Batch, losses: Tensor) -> list[str]:
+        owners = batch.owner[~losses.isfinite()].unique().tolist()
+        where = {s.id: s.where for s in self.splits["train"]}
+        return [where[batch.sample_ids[i]] for i in owners]
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        return self.model.trained()
+
+    def training(self, on: bool) -> None:
+        self.model.module.train(on)
+
+    def data_digest(self) -> str:
+        return hashlib.sha256(repr([(s.id, s.image_key, s.messages) for s in self.splits["train"]]).encode()).hexdigest()
+
+    def save(self, folder: Path) -> None:
+        self.model.save(folder)
+
+    def restore(self, folder: Path) -> None:
+        self.model.restore(folder)
+
+    # Evaluation
+
+    @torch.no_grad()
+    def evaluate(self, split: str, ranks: Ranks) -> dict[str, float]:
+        """Loss in the recipe's own weighting, and exact match without decoding: greedy decoding gives the answer
+        exactly when the argmax is right at every answer token, the end included."""
+        plan = self.plan
+        if not self.splits.get(split):
+            return {}
+        encoded = [self._encode(sample) for sample in self.splits[split]]
+        cut = self._cut(plan.eval_token_budget)
+        mine = self._partition(encoded, cut, ranks.size)[ranks.rank]
+        self.training(False)
+        sums = torch.zeros(4, dtype=torch.float64, device=self.device)
+        made = stream(
+            mine,
+            lambda part: [self._build(encoded, part)],
+            workers=plan.workers,
+            prefetch=plan.prefetch,
+            pin_memory=plan.pin_memory and self.device.type == "cuda",
+        )
+        for batches in made:
+            for batch in batches:
+                batch = batch.to(self.device, non_blocking=plan.pin_memory)
+                sums += self._score(batch)
+        self.training(True)
+        loss, weight, right, questions = ranks.sum_(sums).tolist()
+        return {"loss": loss / weight, "exact_match": right / questions, "questions": int(questions)}
+
+    def _score(self, batch: Batch) -> Tensor:
+        with self.model.numeric_format():
+            logits = self.model.logits(self.model.hidden(batch), batch.target_at)
+        losses = F.cross_entropy(logits, batch.target, reduction="none")
+        wrong = torch.zeros(len(batch.sample_ids), device=self.device)
+        wrong.index_add_(0, batch.owner, (logits.argmax(-1) != batch.target).float())
+        values = [(losses * batch.weight).sum(), batch.weight.sum(), (wrong == 0).sum(), torch.tensor(len(wrong))]
+        return torch.stack([v.to(device=self.device, dtype=torch.float64) for v in values])
+
+

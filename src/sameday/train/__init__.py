@@ -1,0 +1,1 @@
+"""The loop, and what it stands on: optimizer, checkpoints, what is shown while it runs."""

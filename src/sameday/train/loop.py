@@ -1,0 +1,210 @@
+"""The training loop: one page over (recipe, plan, task, run folder), for any task and any number of ranks."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from sameday.data.loader import stream
+from sameday.hardware.ranks import Ranks
+from sameday.spec.errors import EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, EXIT_STOPPED, BadInput, RunStopped
+from sameday.spec.plan import Plan
+from sameday.spec.recipe import Recipe
+from sameday.spec.record import RunFolder
+from sameday.tasks.base import Task
+from sameday.train import checkpoint
+from sameday.train.optim import Gradients, learning_rate, make_optimizer, optimizer_tensors, restore_optimizer
+from sameday.train.watch import Watch
+
+
+def train(recipe: Recipe, plan: Plan, task: Task, run: RunFolder, ranks: Ranks) -> dict[str, float]:
+    """Train to the end, or raise RunStopped with the code that says why. Returns the last validation scores."""
+    per_epoch = task.steps_per_epoch()
+    total = recipe.max_steps or recipe.num_epochs * per_epoch
+    with Watch(run if ranks.first else None, total, plan.log_steps, task.device) as watch:
+        trained = task.trained()
+        optimizer = make_optimizer(trained, recipe, plan)
+        gradients = Gradients(trained)
+        stop = _StopRequest()
+        start, best = _resume(recipe, task, run, optimizer, trained, watch)
+        if ranks.first:
+            run.rewind(start)
+        task.training(True)
+        step, scores, budget = start, {}, None
+        batches = _steps(task, plan, step, total, budget, ranks)
+        while step < total:
+            began = time.perf_counter()
+            ids = task.step_ids(step)
+            gradients.zero()
+            results = accumulate(task, plan, next(batches), gradients, step, 1 / task.count(ids))
+            gradients.tail[2] = float(stop.asked)
+            # The one exchange of a step: gradients, loss, and what the ranks must decide together.
+            ranks.sum_(gradients.buffer)
+            loss, out_of_memory, asked, norm = torch.cat([gradients.tail, gradients.norm()[None]]).tolist()
+            if out_of_memory:
+                smaller = task.smaller_budget(step, budget, ranks)
+                if smaller is None:
+                    raise RunStopped(_too_large(task, ids), EXIT_OUT_OF_MEMORY)
+                was = budget or plan.token_budget
+                watch.say(f"step {step + 1}: out of memory; token budget {was} -> {smaller}, the step is done again")
+                budget = smaller
+                torch.cuda.empty_cache()
+                batches = _steps(task, plan, step, total, budget, ranks)
+                continue
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                raise RunStopped(_diverged(task, results, ids, step, loss, norm, ranks), EXIT_DIVERGED)
+
+            rate = learning_rate(recipe, step, total)
+            update(optimizer, gradients, norm, rate, recipe.max_grad_norm)
+            step += 1
+            watch.step(step, loss, time.perf_counter() - began, len(ids), {"lr": rate, "grad_norm": norm})
+
+            last, epoch_ends = step == total, step % per_epoch == 0
+            save = last or bool(asked) or _due(plan.save_steps, step, epoch_ends)
+            if last or _due(plan.eval_steps, step, epoch_ends):
+                scores = task.evaluate("val", ranks)
+                if scores:
+                    watch.evaluation(step, "val", scores)
+                if scores and (best is None or scores["loss"] < best["loss"]):
+                    best, save = {"step": step, **scores}, True
+            if save:
+                if ranks.first:
+                    _save(recipe, plan, run, task, optimizer, trained, step, best)
+                ranks.wait()
+            if asked and not last:
+                raise RunStopped(f"asked to stop: step {step} of {total} is saved; run again to go on", EXIT_STOPPED)
+        if not scores:  # a run killed between its last checkpoint and its end
+            scores = task.evaluate("val", ranks)
+        if ranks.first:
+            _finish(run, task, scores, best)
+        return scores
+
+
+def _resume(
+    recipe: Recipe,
+    task: Task,
+    run: RunFolder,
+    optimizer: torch.optim.AdamW,
+    trained: dict[str, torch.nn.Parameter],
+    watch: Watch,
+) -> tuple[int, dict[str, Any] | None]:
+    """Steps done and best scores of the newest valid checkpoint, its state taken back; zero without one."""
+    found = checkpoint.newest(run.checkpoints, recipe, watch.say)
+    if found is None:
+        return 0, None
+    if found.state["data"] != task.data_digest():
+        raise BadInput(f"{found.path}: the training data has changed since this checkpoint; choose another --out")
+    task.restore(found.path)
+    restore_optimizer(optimizer, trained, load_file(found.path / checkpoint.OPTIMIZER))
+    watch.say(f"resumed from {found.path.name}")
+    return found.step, found.state["best"]
+
+
+def _steps(task: Task, plan: Plan, first: int, last: int, budget: int | None, ranks: Ranks) -> Any:
+    return stream(
+        range(first, last),
+        lambda step: task.batches(step, budget, ranks),
+        workers=plan.workers,
+        prefetch=plan.prefetch,
+        pin_memory=plan.pin_memory and task.device.type == "cuda",
+    )
+
+
+def accumulate(
+    task: Task, plan: Plan, batches: Iterable[Any], gradients: Gradients, step: int, scale: float
+) -> list[tuple[Any, torch.Tensor]]:
+    """Forward and backward of this rank's micro-batches. Memory running out is a result, not an end: the other ranks
+    wait for this one's part of the sum."""
+    results = []
+    try:
+        for batch in batches:
+            batch = batch.to(task.device, non_blocking=plan.pin_memory)
+            loss, each = task.loss_sum(batch, step)
+            (loss * scale).backward()
+            gradients.tail[0] += loss.detach() * scale
+            results.append((batch, each))
+    except torch.OutOfMemoryError:
+        results.clear()
+        gradients.zero()
+        gradients.tail[1] = 1
+    return results
+
+
+def update(optimizer: torch.optim.Optimizer, gradients: Gradients, norm: float, rate: float, limit: float | None) -> None:
+    gradients.clip(norm, limit)
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    optimizer.step()
+
+
+def _due(every: int | str | None, step: int, epoch_ends: bool) -> bool:
+    return epoch_ends if every == "epoch" else every is not None and step % int(every) == 0
+
+
+def _save(
+    recipe: Recipe,
+    plan: Plan,
+    run: RunFolder,
+    task: Task,
+    optimizer: torch.optim.AdamW,
+    trained: dict[str, torch.nn.Parameter],
+    step: int,
+    best: dict[str, Any] | None,
+) -> None:
+    def fill(folder: Path) -> None:
+        task.save(folder)
+        save_file(optimizer_tensors(optimizer, trained), folder / checkpoint.OPTIMIZER)
+
+    state = {
+        "fingerprint": recipe.fingerprint,
+        "recipe": recipe.model_dump(mode="json"),
+        "data": task.data_digest(),
+        "best": best,
+    }
+    checkpoint.write(run.checkpoints, f"step-{step:06d}", fill, {"step": step, **state})
+    if best is not None:
+        run.write_json("checkpoints/best.json", best)
+    checkpoint.prune(run.checkpoints, plan.save_total_limit, best["step"] if best else None)
+
+
+def _finish(run: RunFolder, task: Task, scores: dict[str, float], best: dict[str, Any] | None) -> None:
+    checkpoint.write(run.path, run.adapter.name, task.save, None)
+    run.write_json("eval.json", {"val": scores, "best": best})
+
+
+def _diverged(
+    task: Task, results: list[tuple[Any, torch.Tensor]], ids: list[int], step: int, loss: float, norm: float, ranks: Ranks
+) -> str:
+    mine = [name for batch, each in results for name in task.culprits(batch, each)]
+    named = sorted({name for part in ranks.gather(mine) for name in part})
+    what = f"loss {loss}" if not math.isfinite(loss) else f"gradient norm {norm} at loss {loss:.4f}"
+    who = f"not finite at {', '.join(named)}" if named else f"in the step of {', '.join(task.names(ids))}"
+    return f"step {step + 1}: {what}, {who}. The weights were not touched; earlier checkpoints are good."
+
+
+def _too_large(task: Task, ids: list[int]) -> str:
+    return (
+        "out of memory with a single question in a micro-batch, in the step of "
+        f"{', '.join(task.names(ids))}. What is left to try: plan.checkpointing full, recipe.max_pixels, max_length."
+    )
+
+
+class _StopRequest:
+    """SIGTERM or SIGUSR1: the step is finished and saved, then the run leaves."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, self._ask)
+
+    def _ask(self, _number: int, _frame: Any) -> None:
+        self.asked = True
+
+

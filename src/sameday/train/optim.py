@@ -1,0 +1,93 @@
+"""AdamW as the recipe says, in the implementation the plan names; the learning rate as a function of the step; and
+gradients in one flat buffer, so that ranks add them with one call."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from sameday.spec.errors import BadInput
+from sameday.spec.plan import Plan
+from sameday.spec.recipe import Recipe
+
+
+def learning_rate(recipe: Recipe, step: int, total: int) -> float:
+    """The rate of step `step` (from 0) of `total`: the same curve that transformers' schedulers give, so that a
+    converted recipe trains what it trained before."""
+    warmup = recipe.warmup_steps if recipe.warmup_steps is not None else math.ceil(recipe.warmup_ratio * total)
+    if step < warmup:
+        return recipe.learning_rate * step / warmup
+    if recipe.schedule == "constant":
+        return recipe.learning_rate
+    done = (step - warmup) / max(1, total - warmup)
+    if recipe.schedule == "linear":
+        return recipe.learning_rate * max(0.0, 1 - done)
+    return recipe.learning_rate * max(0.0, 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def make_optimizer(trained: dict[str, nn.Parameter], recipe: Recipe, plan: Plan) -> torch.optim.AdamW:
+    """Weight decay on matrices; vectors (norms, biases) have none."""
+    matrices = [p for p in trained.values() if p.ndim >= 2]
+    vectors = [p for p in trained.values() if p.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=recipe.learning_rate,
+        betas=recipe.betas,
+        eps=recipe.eps,
+        foreach=plan.optimizer_impl == "foreach",
+        fused=plan.optimizer_impl == "fused",
+    )
+
+
+def optimizer_tensors(optimizer: torch.optim.AdamW, trained: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+    """AdamW's state by parameter name."""
+    return {
+        f"{name}/{key}": value
+        for name, parameter in trained.items()
+        for key, value in optimizer.state[parameter].items()
+    }
+
+
+def restore_optimizer(
+    optimizer: torch.optim.AdamW, trained: dict[str, nn.Parameter], tensors: dict[str, Tensor]
+) -> None:
+    for name, parameter in trained.items():
+        state = {k: tensors[f"{name}/{k}"] for k in ("step", "exp_avg", "exp_avg_sq")}
+        on_device = {k: state[k].to(parameter.device) for k in ("exp_avg", "exp_avg_sq")}
+        # Only the fused implementation keeps its step count on the device.
+        step = state["step"].to(parameter.device if optimizer.defaults["fused"] else "cpu")
+        optimizer.state[parameter] = {"step": step, **on_device}
+
+
+class Gradients:
+    """All gradients as views of one float32 buffer, with a few numbers at its end that ranks must agree on: the
+    step's loss, and whether any rank ran out of memory or was asked to stop."""
+
+    TAIL = ("loss", "out_of_memory", "stop")
+
+    def __init__(self, trained: dict[str, nn.Parameter]) -> None:
+        if not trained:
+            raise BadInput("nothing is trained: no parameter requires a gradient")
+        parameters = list(trained.values())
+        self.count = sum(p.numel() for p in parameters)
+        self.buffer = torch.zeros(self.count + len(self.TAIL), device=parameters[0].device)
+        at = 0
+        for parameter in parameters:
+            parameter.grad = self.buffer[at : at + parameter.numel()].view_as(parameter)
+            at += parameter.numel()
+        self.all = self.buffer[: self.count]
+        self.tail = self.buffer[self.count :]
+
+    def zero(self) -> None:
+        self.buffer.zero_()
+
+    def norm(self) -> Tensor:
+        return torch.linalg.vector_norm(self.all)
+
+    def clip(self, norm: float, limit: float | None) -> None:
+        """Scale the whole step's gradient down to the limit."""
+        if limit is not None and norm > limit:
+            self.all.mul_(limit / (norm + 1e-6))

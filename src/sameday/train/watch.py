@@ -1,0 +1,110 @@
+"""What a person sees while a run goes on: one live line on a terminal, one plain line per log interval elsewhere,
+the same numbers in metrics.jsonl and TensorBoard."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from sameday.spec.record import RunFolder
+
+
+def clock(seconds: float) -> str:
+    minutes, s = divmod(round(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    return f"{hours}:{m:02d}:{s:02d}" if hours else f"{m}:{s:02d}"
+
+
+class Watch:
+    """Only the first rank has a run folder to write to and a line to show."""
+
+    def __init__(self, run: RunFolder | None, total: int, log_steps: int, device: torch.device) -> None:
+        self.run, self.total, self.log_steps = run, total, log_steps
+        self.live = self.board = None
+        self.gpu = _gpu_use(device)
+        self._recent: list[tuple[float, int]] = []  # (seconds, samples) of the latest steps
+        if run is not None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.board = SummaryWriter(str(run.path / "tensorboard"))
+            if sys.stdout.isatty():
+                from rich.live import Live
+
+                self.live = Live(transient=True, refresh_per_second=4)
+                self.live.start()
+
+    def step(self, step: int, loss: float, seconds: float, samples: int, more: dict[str, Any]) -> None:
+        """`step` is the number of steps done."""
+        if self.run is None:
+            return
+        self._recent = [*self._recent, (seconds, samples)][-50:]
+        spent, seen = (sum(column) for column in zip(*self._recent, strict=True))
+        pace = spent / len(self._recent)
+        line = (
+            f"step {step}/{self.total}  loss {loss:.4f}  lr {more['lr']:.2e}  {pace:.3f} s/step  "
+            f"{seen / spent:.1f} samples/s{self.gpu()}  left {clock(pace * (self.total - step))}"
+        )
+        if self.live is not None:
+            self.live.update(line)
+        due = step % self.log_steps == 0 or step == self.total
+        if self.live is None and due:
+            print(line, flush=True)
+        self.run.append({"step": step, "loss": loss, "seconds": seconds, "samples": samples, **more})
+        if self.board is not None and due:
+            for name, value in {"loss": loss, "samples_per_second": seen / spent, **more}.items():
+                self.board.add_scalar(f"train/{name}", value, step)
+
+    def evaluation(self, step: int, split: str, scores: dict[str, float]) -> None:
+        if self.run is None:
+            return
+        self.say(
+            f"step {step}/{self.total}  {split} loss {scores['loss']:.4f}  "
+            + "  ".join(f"{k} {v:.4g}" for k, v in scores.items() if k not in ("loss", "questions"))
+        )
+        self.run.append({"step": step, "split": split, **scores})
+        if self.board is not None:
+            for name, value in scores.items():
+                self.board.add_scalar(f"{split}/{name}", value, step)
+
+    def say(self, text: str) -> None:
+        if self.run is None:
+            return
+        if self.live is not None:
+            self.live.console.print(text, highlight=False)
+        else:
+            print(text, flush=True)
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        if self.live is not None:
+            self.live.stop()
+        if self.board is not None:
+            self.board.close()
+
+
+def _gpu_use(device: torch.device) -> Callable[[], str]:
+    """The GPU's use in percent as NVML gives it, at most once a second; nothing where there is none."""
+    if device.type != "cuda":
+        return lambda: ""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(device.index or 0)
+    except Exception as error:  # a missing driver library must not end a training run
+        print(f"GPU use is not shown: {error}", flush=True)
+        return lambda: ""
+    last = {"at": 0.0, "text": ""}
+
+    def use() -> str:
+        if time.monotonic() - last["at"] > 1:  # type: ignore[operator]
+            last.update(at=time.monotonic(), text=f"  gpu {pynvml.nvmlDeviceGetUtilizationRates(handle).gpu}%")
+        return str(last["text"])
+
+    return use

@@ -1,0 +1,225 @@
+"""One pass finds everything that is wrong with a file, and says so in words a user can act on."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sameday.data.audit import Audit, Problem, audit, check, report
+from sameday.spec.errors import BadInput
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    Image.new("RGB", (8, 8), "red").save(folder / "a.png")
+    Image.new("RGB", (9, 8), "blue").save(folder / "b.png")
+    return folder
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def lines(*items: Any) -> Path:
+        path = tmp_path / "train.jsonl"
+        data = [item if isinstance(item, bytes) else json.dumps(item).encode() for item in items]
+        path.write_bytes(b"\n".join(data) + b"\n")
+        return path
+
+    return lines
+
+
+def row(image: Any = "a.png", question: str = "What?", answer: Any = "red", **more: Any) -> dict[str, Any]:
+    return {"image": image, "question": question, "answer": answer, **more}
+
+
+def only(result: Audit) -> str:
+    assert len(result.problems) == 1, result.problems
+    assert not result.samples
+    assert result.problems[0].where == "train.jsonl:1"
+    return result.problems[0].what
+
+
+def test_good_lines_become_samples(write: Write, root: Path) -> None:
+    path = write(b"\xef\xbb\xbf" + json.dumps(row()).encode(), b"", b"  ", row(["a.png", "b.png"], stage=2))
+    result = audit(path, root)
+    assert result.problems == []
+    first, second = result.samples
+    assert (first.id, first.where, first.stage) == (1, "train.jsonl:1", None)
+    assert (second.id, second.where, second.stage) == (4, "train.jsonl:4", 2)
+    assert (first.question, first.answer) == ("What?", "red")
+    assert first.images[0] == second.images[0]
+    assert (second.images[1].width, second.images[1].height) == (9, 8)
+    assert second.images[1].path == root.resolve() / "b.png"
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b'{"image": "\xff.png"}', "not UTF-8: byte 0xff at column 12"),
+        (b'{"image": "a.png" "question"}', "invalid JSON at column 19: Expecting ',' delimiter"),
+        (b'{"image": NaN}', "invalid JSON: NaN is no JSON value"),
+        (b'{"image": "a.png", "image": "b.png"}', "the key 'image' stands twice in one object"),
+        (b"[" * 100_000, "invalid JSON: nested too deeply"),
+        (b"[1]", "not an object but a list; each line is one JSON object"),
+        (
+            {"img": "a.png"},
+            "unknown form with the keys 'img'; known are {image|image_filename, question, answer",
+        ),
+        (row(answer=""), "answer is empty"),
+        (row(answer=" \n"), "answer is empty"),
+        (row(question="\t"), "question is empty"),
+        (row(answer=True), "'answer' is a boolean, must be a text"),
+        (row(question="a <|image_pad|>"), "question holds '<|image_pad|>', which would become a real token"),
+        (
+            row(answer="x<|im_end|>"),
+            "answer holds '<|im_end|>', which would become a real token and not text",
+        ),
+        (row(question="\ud800?"), "question holds half of a surrogate pair (\\ud800), which is no character"),
+        (row("c.png"), "image 'c.png' not found under "),
+        (row("."), "image '.' is not a file but a folder or device under "),
+        (row("../train.jsonl"), "image '../train.jsonl' leaves the image root "),
+        (row("/etc/hostname"), "image '/etc/hostname' leaves the image root "),
+        (row("a\0b"), "image 'a\\x00b' is no usable path: "),
+        (row("x" * 5000), "cannot be reached under "),
+    ],
+)
+def test_each_problem_is_named(write: Write, root: Path, line: Any, reason: str) -> None:
+    assert reason in only(audit(write(line), root))
+
+
+def test_a_later_turn_is_checked_too(write: Write, root: Path) -> None:
+    turns = [("user", "q"), ("assistant", ""), ("user", ""), ("assistant", "x")]
+    line = {"messages": [{"role": role, "content": text} for role, text in turns]}
+    assert [p.what for p in audit(write(line), root).problems] == ["answer is empty", "question is empty"]
+
+
+def test_a_link_may_not_lead_out_of_the_root(write: Write, root: Path, tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "secret.png")
+    os.symlink(tmp_path / "secret.png", root / "link.png")
+    os.symlink(root / "a.png", root / "inside.png")
+    os.symlink(root / "loop.png", root / "loop.png")
+    assert "image 'link.png' leaves the image root" in only(audit(write(row("link.png")), root))
+    assert "'loop.png'" in only(audit(write(row("loop.png")), root))
+    names = ["inside.png", str(root / "a.png"), "../images/a.png"]
+    assert len(audit(write(*map(row, names)), root).samples) == 3
+
+
+def test_a_linked_root_is_no_escape(write: Write, root: Path, tmp_path: Path) -> None:
+    os.symlink(root, tmp_path / "linked")
+    assert audit(write(row()), tmp_path / "linked").problems == []
+
+
+def test_bad_images_are_found_by_decoding(write: Write, root: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(root / "half.jpg")
+    data = (root / "half.jpg").read_bytes()
+    (root / "half.jpg").write_bytes(data[: len(data) // 2])
+    (root / "text.jpg").write_text("not found")
+    Image.new("RGB", (201, 1)).save(root / "thin.png")
+    result = audit(write(row("half.jpg"), row("text.jpg"), row("thin.png")), root)
+    half, text, thin = (problem.what for problem in result.problems)
+    assert half.startswith("image 'half.jpg' cannot be decoded: ") and "truncated" in half
+    assert text == "image 'text.jpg' is not an image that Pillow can read"
+    assert thin == "image 'thin.png' is 201×1, an aspect ratio of 201; at most 200 is allowed"
+
+
+def test_identity_is_content(write: Write, root: Path) -> None:
+    Image.new("RGB", (8, 8), "red").save(root / "copy.bmp")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (8, 4)).save(root / "turned.jpg", exif=exif)
+    Image.fromarray(np.full((4, 4), 30_000, dtype=np.uint16)).save(root / "deep.png")
+    first, copy, turned, deep = audit(
+        write(*map(row, ["a.png", "copy.bmp", "turned.jpg", "deep.png"])), root
+    ).samples
+    assert first.image_key == copy.image_key
+    assert (turned.images[0].width, turned.images[0].height) == (4, 8)
+    Image.new("RGB", (4, 4), "white").save(root / "white.png")
+    assert audit(write(row("white.png")), root).samples[0].image_key != deep.image_key
+
+
+def test_all_problems_come_in_one_list(write: Write, root: Path) -> None:
+    path = write(
+        row(), b"{", row("c.png", "", " "), row(["c.png", "c.png"]), row(answer="<|im_end|>"), row("b.png")
+    )
+    result = audit(path, root)
+    assert [sample.id for sample in result.samples] == [1, 6]
+    missing = f"image 'c.png' not found under {root.resolve()}"
+    assert [(p.where, p.what) for p in result.problems] == [
+        ("train.jsonl:2", "invalid JSON at column 2: Expecting property name enclosed in double quotes"),
+        ("train.jsonl:3", "question is empty"),
+        ("train.jsonl:3", "answer is empty"),
+        ("train.jsonl:3", missing),
+        ("train.jsonl:4", missing),
+        ("train.jsonl:5", "answer holds '<|im_end|>', which would become a real token and not text"),
+    ]
+
+
+def test_report_has_a_count_and_an_end() -> None:
+    few = report([Problem("train.jsonl:17", "image 'a.jpg' not found under /data/images")])
+    assert few == "1 problem in 1 line:\ntrain.jsonl:17: image 'a.jpg' not found under /data/images"
+    many = report([Problem(f"t:{n}", "bad") for n in range(60)]).splitlines()
+    assert (many[0], many[1], many[50], many[51]) == (
+        "60 problems in 60 lines:",
+        "t:0: bad",
+        "t:49: bad",
+        "and 10 more",
+    )
+    assert len(many) == 52
+
+
+def test_check_stops_or_skips(write: Write, root: Path) -> None:
+    path = write(row(), row("c.png"))
+    with pytest.raises(BadInput) as caught:
+        check(path, root)
+    message = f"train.jsonl:2: image 'c.png' not found under {root.resolve()}\n--on-bad skip leaves them out"
+    assert str(caught.value) == f"1 problem in 1 line:\n{message}"
+    samples, problems = check(path, root, on_bad="skip")
+    assert [sample.id for sample in samples] == [1]
+    assert [problem.where for problem in problems] == ["train.jsonl:2"]
+    with pytest.raises(BadInput, match="no good question remains in "):
+        check(write(row("c.png")), root, on_bad="skip")
+
+
+def test_limit_counts_lines_that_are_not_blank(write: Write, root: Path) -> None:
+    result = audit(write(row(), b"", b"{", row(), row("c.png")), root, limit=3)
+    assert [sample.id for sample in result.samples] == [1, 4]
+    assert [problem.where for problem in result.problems] == ["train.jsonl:3"]
+
+
+def test_other_special_tokens_can_be_named(write: Write, root: Path) -> None:
+    path = write(row(question="<|im_end|> <eos>?"))
+    assert "question holds '<eos>'" in only(audit(path, root, special_tokens=["<eos>"]))
+
+
+def test_a_missing_or_empty_file_is_refused(write: Write, root: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"none\.jsonl does not exist"):
+        audit(tmp_path / "none.jsonl", root)
+    with pytest.raises(BadInput, match=r"train\.jsonl is empty: it holds no question"):
+        audit(write(b"", b" "), root)
+    with pytest.raises(BadInput, match="is not a folder"):
+        audit(write(row()), tmp_path / "none")
+    with pytest.raises(BadInput, match="cannot be read: Is a directory"):
+        audit(root, root)
+
+
+def test_many_images_are_decoded_in_processes_with_the_same_result(write: Write, root: Path) -> None:
+    for number in range(80):
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(root / f"{number}.png")
+    (root / "7.png").write_bytes(b"broken")
+    path = write(*[row(f"{number}.png") for number in range(80)] * 2)
+    seen: list[tuple[int, int]] = []
+    pooled = audit(path, root, workers=2, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(done, 80) for done in range(1, 81)]
+    assert pooled == audit(path, root, workers=1)
+    assert [problem.where for problem in pooled.problems] == ["train.jsonl:8", "train.jsonl:88"]

@@ -1,0 +1,174 @@
+"""Each dialect gives the same record, and what is wrong with a line is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sameday.data.sample import Message
+from sameday.data.vqa import Raw, parse_line
+
+EXPECTED = Raw(["a.png"], (Message("user", (0, "What is it?")), Message("assistant", ("a cat",))))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"image": "a.png", "question": "What is it?", "answer": "a cat"},
+        {"image": ["a.png"], "question": "What is it?", "answer": "a cat", "stage": None},
+        {"image_filename": "a.png", "image_id": 7, "question": "What is it?", "answer": "a cat"},
+        {"image": "a.png", "question": "other", "instruction": "What is it?", "answer": "a cat"},
+        {"image": "a.png", "question": "What is it?", "instruction": " ", "answer": "a cat"},
+        {
+            "messages": [
+                {"role": "user", "content": "<image>What is it?"},
+                {"role": "assistant", "content": "a cat"},
+            ],
+            "images": ["a.png"],
+        },
+        {
+            "messages": [
+                {"role": "user", "content": "What is it?"},
+                {"role": "assistant", "content": "a cat"},
+            ],
+            "images": ["a.png"],
+        },
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is it?"}]},
+                {"role": "assistant", "content": [{"type": "text", "text": "a cat"}]},
+            ],
+            "images": ["a.png"],
+        },
+        {
+            "image": "a.png",
+            "conversations": [
+                {"from": "human", "value": "<image>What is it?"},
+                {"from": "gpt", "value": "a cat"},
+            ],
+        },
+        {
+            "image": "a.png",
+            "conversations": [{"from": "human", "value": "What is it?"}, {"from": "gpt", "value": "a cat"}],
+        },
+    ],
+)
+def test_all_dialects_give_one_record(line: dict[str, Any]) -> None:
+    assert parse_line(line) == EXPECTED
+
+
+def test_images_stand_where_their_places_are() -> None:
+    raw = parse_line(
+        {
+            "messages": [
+                {"role": "system", "content": "Be brief."},
+                {"role": "user", "content": "First <image>, then <image>\nWhich?"},
+                {"role": "assistant", "content": "the first"},
+                {"role": "user", "content": [{"type": "text", "text": "And now? "}, {"type": "image"}]},
+                {"role": "assistant", "content": "the third"},
+            ],
+            "images": ["a", "b", "c"],
+            "stage": 2,
+        }
+    )
+    assert [message.parts for message in raw.messages] == [
+        ("Be brief.",),
+        ("First ", 0, ", then ", 1, "\nWhich?"),
+        ("the first",),
+        ("And now? ", 2),
+        ("the third",),
+    ]
+    assert raw.stage == 2
+
+
+def test_images_without_a_place_go_before_the_first_user_text() -> None:
+    turns = [
+        {"from": "system", "value": "Be brief."},
+        {"from": "human", "value": "Which?"},
+        {"from": "gpt", "value": "b"},
+    ]
+    raw = parse_line({"image": ["a", "b"], "conversations": turns})
+    assert [message.parts for message in raw.messages] == [("Be brief.",), (0, 1, "Which?"), ("b",)]
+
+
+@pytest.mark.parametrize(("answer", "text"), [(3, "3"), (2.5, "2.5"), (-1, "-1")])
+def test_a_number_is_an_answer(answer: float, text: str) -> None:
+    assert parse_line({"image": "a", "question": "q", "answer": answer}).messages[-1].text == text
+
+
+def plain(**changes: Any) -> dict[str, Any]:
+    line = {"image": "a", "question": "q", "answer": "x", **changes}
+    return {key: value for key, value in line.items() if value != "absent"}
+
+
+def chat(*turns: tuple[str, Any], images: Any = ()) -> dict[str, Any]:
+    messages = [{"role": role, "content": content} for role, content in turns]
+    return {"messages": messages, "images": list(images) if isinstance(images, tuple) else images}
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ([1], "not an object but a list"),
+        (None, "not an object but null"),
+        (
+            {"img": "a", "q": "b"},
+            "unknown form with the keys 'img', 'q'; known are {image|image_filename, question",
+        ),
+        ({}, "unknown form with the keys none"),
+        ({"question": "q", "answer": "a"}, "unknown form with the keys 'question', 'answer'"),
+        ({"messages": [], "conversations": []}, "has both 'messages' and 'conversations'"),
+        (plain(answer=True), "'answer' is a boolean, must be a text"),
+        (plain(answer=None), "'answer' is null, must be a text"),
+        (plain(answer=["x"]), "'answer' is a list, must be a text"),
+        (plain(answer="absent"), "has no 'answer'"),
+        (plain(question="absent"), "has no 'question'"),
+        (plain(question=4), "'question' is a number, must be a text"),
+        (plain(question="<image>\nq"), "'question' holds '<image>', but in this form images stand before"),
+        (plain(instruction=4), "'instruction' is a number, must be a text"),
+        (plain(stage="1"), "'stage' is '1', must be a whole number or null"),
+        (plain(stage=True), "'stage' is True, must be a whole number or null"),
+        (plain(stage=1.0), "'stage' is 1.0, must be a whole number or null"),
+        (plain(image=None), "'image' is null, must be a path or a list of paths"),
+        (plain(image=[1]), "'image' holds a number, must be a path or a list of paths"),
+        (plain(image=" "), "'image' holds an empty path"),
+        (plain(image_filename="b"), "'image' and 'image_filename' differ"),
+        (chat(("user", "q"), ("tool", "x")), "messages[1]: role 'tool' is unknown; known are system, user"),
+        (chat(("user", "q")), "ends with a turn of role user, must end with the assistant's answer"),
+        (chat(("assistant", "x")), "has no user turn"),
+        (chat(("user", "q"), ("system", "s"), ("assistant", "x")), "a system turn may only stand first"),
+        (chat(("user", "<image>q"), ("assistant", "x")), "has 0 image path(s) but 1 place(s)"),
+        (
+            chat(("user", "<image>q"), ("assistant", "x"), images=("a", "b")),
+            "has 2 image path(s) but 1 place",
+        ),
+        (
+            chat(("user", "q"), ("assistant", "<image>"), images=("a",)),
+            "an image stands in a turn of role assistant",
+        ),
+        (chat(("user", None), ("assistant", "x")), "messages[0]: 'content' is null, must be a text"),
+        (chat(("user", [3]), ("assistant", "x")), "a part of 'content' is a number, must be an object"),
+        (
+            chat(("user", [{"type": "audio"}]), ("assistant", "x")),
+            "has type 'audio'; image and text are allowed",
+        ),
+        (
+            chat(("user", [{"type": "image", "image": "a"}]), ("assistant", "x")),
+            "an image part names its own file; list the files in 'images' instead",
+        ),
+        (chat(("user", "q"), ("assistant", "x"), images={"a": 1}), "'images' is an object, must be a path"),
+        ({"messages": []}, "'messages' is empty, must be a list of turns"),
+        ({"messages": "hi"}, "'messages' is a text, must be a list of turns"),
+        ({"messages": ["hi"]}, "messages[0]: is a text, must be an object"),
+        (
+            {"conversations": [{"from": "bot", "value": "x"}]},
+            "conversations[0]: from 'bot' is unknown; known are human",
+        ),
+        ({"conversations": [{"from": "human"}]}, "conversations[0]: has no 'value'"),
+    ],
+)
+def test_what_is_wrong_is_named(line: Any, reason: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        parse_line(line)
+    assert reason in str(caught.value)

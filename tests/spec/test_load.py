@@ -1,0 +1,260 @@
+"""Files become recipes and plans, and what is wrong with a file is said in one go, each at its place."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sameday.spec.errors import BadInput
+from sameday.spec.load import dump_yaml, load_plan, load_recipe, resolve_model, resolve_path, split_sets
+from sameday.spec.plan import Plan
+from sameday.spec.recipe import Recipe
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+MINIMAL = "model: tiny\ndata: {train: train.jsonl}\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def recipe(text: str, *sets: str) -> Recipe:
+    Path("recipe.yaml").write_text(text)
+    return load_recipe(Path("recipe.yaml"), sets)
+
+
+def recipe_error(text: str, *sets: str) -> str:
+    with pytest.raises(BadInput) as error:
+        recipe(text, *sets)
+    return str(error.value)
+
+
+def plan_error(text: str, *sets: str) -> str:
+    Path("plan.yaml").write_text(text)
+    with pytest.raises(BadInput) as error:
+        load_plan(Path("plan.yaml"), sets)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("text", ["5e-5", "5E-5", "5.0e-5", "0.5e-4", "+5e-5", "0.00005"])
+def test_every_way_to_write_a_number_is_a_number(folder: Path, text: str) -> None:
+    assert recipe(f"{MINIMAL}learning_rate: {text}").learning_rate == 5e-5
+    assert recipe(MINIMAL, f"recipe.learning_rate={text}").learning_rate == 5e-5
+
+
+def test_settings_are_put_over_the_file(folder: Path) -> None:
+    text = MINIMAL + "order: shuffle\nlora: {r: 2}\n"
+    got = recipe(text, "recipe.order.kind=by_image", "recipe.order.max_per_image=4", "recipe.lora.alpha=16")
+    assert (got.order.kind, got.order.max_per_image) == ("by_image", 4)
+    assert (got.lora.r, got.lora.alpha) == (2, 16.0)
+    assert recipe(text, "recipe.order.kind=listed", "plan.workers=3").order.kind == "listed"
+    assert recipe(text, "recipe.order=listed").order.kind == "listed"
+    assert recipe(text, "recipe.system_prompt=a = b").system_prompt == "a = b"
+    assert load_plan(None, ["plan.max_questions=null", "recipe.seed=1"]).max_questions is None
+    assert load_plan(None) == Plan()
+
+
+def test_settings_of_one_key_do_not_reach_what_an_alias_shares(folder: Path) -> None:
+    text = "model: tiny\nlora: &x {r: 2}\ndata: {train: t}\n"
+    assert recipe(text, "recipe.lora.r=3").lora.r == 3
+
+
+def test_split_sets() -> None:
+    assert split_sets(["plan.a=1", "recipe.b.c=2=3"]) == (["recipe.b.c=2=3"], ["plan.a=1"])
+    with pytest.raises(BadInput) as error:
+        split_sets(["learning_rate=1", "recipe.seed", "recipe.=1", "recipe..r=1", "plan.workers=2"])
+    assert str(error.value).splitlines() == [
+        "--set learning_rate=1: must start with recipe.KEY= or plan.KEY=",
+        "--set recipe.seed: has no '='; write recipe.KEY=VALUE or plan.KEY=VALUE",
+        "--set recipe.=1: must start with recipe.KEY= or plan.KEY=",
+        "--set recipe..r=1: must start with recipe.KEY= or plan.KEY=",
+    ]
+
+
+def test_all_problems_of_a_file_in_one_error(folder: Path) -> None:
+    text = """\
+model: tiny
+learning_rat: 5e-5
+lora:
+  r: 0
+  rr: 4
+  target_modules: [q_proj, 3]
+order: shufle
+token_budget: 4096
+alpha: 8
+max_pixels: lots
+revision: 12
+zzz: 1
+betas: [0.9]
+lora_dropout: 0.1
+"""
+    assert set(recipe_error(text).splitlines()) == {
+        "recipe.yaml: data is missing",
+        "recipe.yaml:2: learning_rat is not a key here; nearest: learning_rate",
+        "recipe.yaml:4: lora.r is 0; must be greater than or equal to 1",
+        "recipe.yaml:5: lora.rr is not a key here; nearest: r",
+        "recipe.yaml:6: lora.target_modules[1] is 3; must be a string: put it in quotes",
+        "recipe.yaml:7: order.kind is 'shufle'; must be one of 'shuffle', 'listed', 'by_image', 'curriculum'",
+        "recipe.yaml:8: token_budget is a plan field, not a recipe field",
+        "recipe.yaml:9: alpha is not a key here; it belongs to lora: lora.alpha",
+        "recipe.yaml:10: max_pixels is 'lots'; must be an integer or null",
+        "recipe.yaml:11: revision is 12; must be a string or null: put it in quotes",
+        f"recipe.yaml:12: zzz is not a key here; allowed: {', '.join(Recipe.model_fields)}",
+        "recipe.yaml:13: betas is [0.9]; must be a list of 2 numbers",
+        "recipe.yaml:14: lora_dropout is not a key here; it belongs to lora: lora.dropout",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("data: {train: t}\n", "recipe.yaml: model is missing"),
+        ("model: m\ndata:\n  val: v\n", "recipe.yaml:2: data.train is missing"),
+        (MINIMAL + "data: 3\n", "recipe.yaml:3: data is given twice, first on line 2"),
+        (MINIMAL + "lora:\n  r: 1\n  r: 2\n", "recipe.yaml:5: lora.r is given twice, first on line 4"),
+        (
+            "model: m\ndata: 3\n",
+            "recipe.yaml:2: data is 3; must be a mapping with the keys train, val, test, ",
+        ),
+        (MINIMAL + "train_vision: 1\n", "recipe.yaml:3: train_vision is 1; must be true or false"),
+        (MINIMAL + "learning_rate: .nan\n", "recipe.yaml:3: learning_rate is nan; must be a finite number"),
+        (MINIMAL + "name: a b\n", "recipe.yaml:3: name is 'a b'; must match pattern '^[A-Za-z0-9._-]+$'"),
+        (
+            MINIMAL + "lora: {target_modules: []}\n",
+            "recipe.yaml:3: lora.target_modules is []; must have at least 1 item",
+        ),
+        (MINIMAL + "1: 2\n", "recipe.yaml:3: the key 1 must be a string: put it in quotes"),
+        (
+            MINIMAL + "order:\n  kind: listed\n  max_per_image: 2\n",
+            "recipe.yaml:5: order: within_image and max_per_image",
+        ),
+        (
+            MINIMAL + "max_pixels: 1\nmin_pixels: 2\n",
+            "recipe.yaml:4: min_pixels 2 is larger than max_pixels 1",
+        ),
+        (
+            MINIMAL + "lora: {data: 2}\n",
+            "recipe.yaml:3: lora.data is not a key here; data belongs to the top level",
+        ),
+        ("model: [m\n", "recipe.yaml:2: not valid YAML: "),
+        ("model: m\n\tdata: 2\n", "recipe.yaml:2: not valid YAML: "),
+        ("model: !!python/none m\n", "recipe.yaml:1: not valid YAML: could not determine a constructor"),
+        ("a: 1\n---\nb: 1\n", "recipe.yaml:2: not valid YAML: but found another document"),
+        ("model: \x00\n", "recipe.yaml:1: not valid YAML: the character '\\x00' is not allowed"),
+        ("? [a]\n: 1\n", "recipe.yaml:1: not valid YAML: found unhashable key"),
+        ("# nothing\n", "recipe.yaml: the file is empty"),
+        ("- a\n- b\n", "recipe.yaml:1: must be a mapping of keys to values"),
+    ],
+)
+def test_error_texts(folder: Path, text: str, message: str) -> None:
+    assert recipe_error(text).startswith(message)
+
+
+def test_a_recursive_file_is_an_error_and_no_endless_loop(folder: Path) -> None:
+    assert "lora.again is not a key here" in recipe_error(MINIMAL + "lora: &a\n  again: *a\n")
+
+
+def test_plan_errors(folder: Path) -> None:
+    text = "learning_rate: 1\neval_steps: often\nsave_steps: 0\nenvironment:\n  OMP_NUM_THREADS: 4\n"
+    text += "workers: 1.5\n"
+    assert set(plan_error(text).splitlines()) == {
+        "plan.yaml:1: learning_rate is a recipe field, not a plan field",
+        "plan.yaml:2: eval_steps is 'often'; must be an integer or 'epoch' or null",
+        "plan.yaml:3: save_steps is 0; must be at least 1 or 'epoch', not 0",
+        "plan.yaml:5: environment.OMP_NUM_THREADS is 4; must be a string: put it in quotes",
+        "plan.yaml:6: workers is 1.5; must be an integer",
+    }
+    assert plan_error("environment: {NVIDIA_TF32_OVERRIDE: '1'}") == (
+        "plan.yaml:1: environment: NVIDIA_TF32_OVERRIDE changes the numeric format: "
+        "set recipe.precision instead"
+    )
+
+
+def test_a_value_from_set_is_placed_there(folder: Path) -> None:
+    text = MINIMAL + "lora:\n  r: 4\n"
+    assert recipe_error(text, "recipe.lora.r=0") == (
+        "--set recipe.lora.r=0: lora.r is 0; must be greater than or equal to 1"
+    )
+    assert recipe_error(text, "recipe.lora={r: 0}").startswith("--set recipe.lora={r: 0}: lora.r is 0")
+    assert recipe_error(text, "recipe.learning_rat=1").endswith("nearest: learning_rate")
+    assert (
+        recipe_error(text, "recipe.model.x=1") == "--set recipe.model.x=1: model is 'tiny', which has no keys"
+    )
+    assert recipe_error(text, "recipe.lora=[1").startswith("--set recipe.lora=[1: not valid YAML: ")
+    assert plan_error("{}", "plan.attention=fast") == (
+        "--set plan.attention=fast: attention is 'fast'; must be one of 'auto', 'sdpa', 'flex'"
+    )
+
+
+def test_files_that_cannot_be_read(folder: Path) -> None:
+    with pytest.raises(BadInput, match=r"^missing\.yaml: no such file$"):
+        load_recipe(Path("missing.yaml"))
+    with pytest.raises(BadInput, match="cannot be read: Is a directory"):
+        load_recipe(folder)
+    Path("latin.yaml").write_bytes(b"model: \xff\n")
+    with pytest.raises(BadInput, match=r"^latin\.yaml: cannot be read: not UTF-8 text"):
+        load_recipe(Path("latin.yaml"))
+
+
+positive = st.floats(min_value=1e-12, max_value=1e12)
+recipes = st.builds(
+    lambda text, **values: Recipe.model_validate({"data": {"train": text}, "model": text, **values}),
+    text=st.text(min_size=1),
+    system_prompt=st.none() | st.text(),
+    revision=st.none()
+    | st.sampled_from(["1e5", "12", "no", "null", "0x1f", "1_0", "2024-01-01", "~", "5e-05"]),
+    learning_rate=positive,
+    eps=positive,
+    order=st.sampled_from(["shuffle", {"kind": "by_image", "max_per_image": 3}, {"kind": "curriculum"}]),
+    lora=st.fixed_dictionaries(
+        {"alpha": positive, "target_modules": st.lists(st.text(), min_size=1, max_size=3)}
+    ),
+    seed=st.integers(min_value=0),
+)
+plans = st.builds(
+    lambda **values: Plan.model_validate(values),
+    environment=st.dictionaries(st.text(), st.text(), max_size=3),
+    eval_steps=st.none() | st.just("epoch") | st.integers(min_value=1),
+    max_questions=st.none() | st.integers(min_value=1),
+    pin_memory=st.booleans(),
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(recipe=recipes, plan=plans)
+def test_dump_and_load_give_the_same(tmp_path_factory: Any, recipe: Recipe, plan: Plan) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    (folder / "r.yaml").write_text(dump_yaml(recipe), encoding="utf-8", newline="")
+    (folder / "p.yaml").write_text(dump_yaml(plan), encoding="utf-8", newline="")
+    again = load_recipe(folder / "r.yaml")
+    assert again == recipe and again.fingerprint == recipe.fingerprint
+    assert load_plan(folder / "p.yaml") == plan
+
+
+def test_dumped_floats_are_floats_for_other_readers_too() -> None:
+    text = dump_yaml(Recipe.model_validate({"model": "m", "data": {"train": "t"}}))
+    assert yaml.safe_load(text)["learning_rate"] == 5e-5
+    assert "target_modules: [q_proj, k_proj, v_proj, o_proj]" in text
+
+
+def test_paths_are_relative_to_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert resolve_path(tmp_path, "data/train.jsonl") == tmp_path / "data/train.jsonl"
+    assert resolve_path(tmp_path, "/data/train.jsonl") == Path("/data/train.jsonl")
+    assert resolve_path(tmp_path, "~/train.jsonl") == Path("/home/someone/train.jsonl")
+    (tmp_path / "tiny").mkdir()
+    assert resolve_model(tmp_path, "tiny") == str(tmp_path / "tiny")
+    assert resolve_model(tmp_path, "Qwen/Qwen3-VL-8B-Instruct") == "Qwen/Qwen3-VL-8B-Instruct"
+
+
+def test_the_examples_load() -> None:
+    recipe = load_recipe(EXAMPLES / "kvasir_lora.yaml")
+    assert (recipe.learning_rate, recipe.order.kind, recipe.effective_batch) == (5e-5, "by_image", 16)
+    plain, shared = load_plan(EXAMPLES / "plain_plan.yaml"), load_plan(EXAMPLES / "shared_plan.yaml")
+    assert not plain.share_images and plain.checkpointing == "full"
+    assert shared.share_images and shared.max_questions is None

@@ -1,0 +1,101 @@
+"""Small generated question sets and tiny models for the tests: real files, real tokenizer, real images."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from sameday.data.audit import check
+from sameday.demo.tiny import write_model
+from sameday.spec.plan import Plan
+from sameday.spec.recipe import Recipe
+from sameday.tasks.vqa import VqaTask
+
+WORDS = "is there a red polyp near the left wall what size shape colour how many instruments can you see here".split()
+SIZES = ((48, 48), (96, 64), (64, 112), (32, 80), (120, 120))
+
+
+def text(rng: random.Random, least: int, most: int) -> str:
+    return " ".join(rng.choice(WORDS) for _ in range(rng.randint(least, most)))
+
+
+def draw_image(path: Path, rng: random.Random, size: tuple[int, int]) -> None:
+    noise = np.random.default_rng(rng.randrange(2**32)).integers(0, 255, (size[1], size[0], 3), dtype=np.uint8)
+    Image.fromarray(noise).save(path)
+
+
+def write_world(folder: Path, seed: int, counts: tuple[int, ...] = (17, 1, 5, 3), hard: bool = True) -> Path:
+    """`counts[i]` questions about image i. `hard` adds what sharing must get right: a question about two images, one
+    of another system prompt about the first image, two images of one size, long answers."""
+    rng = random.Random(seed)
+    (folder / "images").mkdir(parents=True, exist_ok=True)
+    rows: list[dict[str, Any]] = []
+    for i, count in enumerate(counts):
+        draw_image(folder / f"images/{i}.png", rng, SIZES[i % len(SIZES)])
+        for _ in range(count):
+            rows.append({"image": f"{i}.png", "question": text(rng, 2, 9) + "?", "answer": text(rng, 1, 4), "stage": rng.randint(1, 3)})
+    if hard:
+        draw_image(folder / "images/twin.png", rng, SIZES[0])  # as large as image 0, other pixels
+        rows += [
+            {"image": "twin.png", "question": text(rng, 2, 5), "answer": text(rng, 1, 3), "stage": 1},
+            {"image": ["0.png", "twin.png"], "question": "what differs?", "answer": text(rng, 2, 5), "stage": 2},
+            {"image": ["0.png", "twin.png"], "question": "and is that so?", "answer": "no", "stage": 2},
+            {"image": "1.png", "question": text(rng, 3, 6), "answer": text(rng, 30, 40), "stage": 3},
+        ]
+        rows += [
+            {
+                "messages": [
+                    {"role": "system", "content": "be brief"},
+                    {"role": "user", "content": "<image>" + text(rng, 2, 5)},
+                    {"role": "assistant", "content": text(rng, 1, 3)},
+                ],
+                "images": ["0.png"],
+                "stage": 1,
+            }
+            for _ in range(2)
+        ]
+        rng.shuffle(rows)
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "val.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:9]))
+    return folder
+
+
+def write_tiny(folder: Path, family: str = "qwen3_vl", sharpen: float = 2.0, **more: Any) -> Path:
+    write_model(folder, WORDS + [" ".join(WORDS)], seed=1, family=family, sharpen=sharpen, **more)  # type: ignore[arg-type]
+    return folder
+
+
+def tiny_recipe(model: Path, **changes: Any) -> Recipe:
+    fields: dict[str, Any] = {
+        "model": str(model),
+        "precision": "float32",
+        "data": {"train": "train.jsonl", "val": "val.jsonl", "image_root": "images"},
+        "lora": {"r": 4, "alpha": 8},
+        "effective_batch": 16,
+        "learning_rate": 1e-3,
+    }
+    return Recipe.model_validate(fields | changes)
+
+
+def make_task(folder: Path, recipe: Recipe, plan: Plan) -> VqaTask:
+    splits = {
+        name: check(folder / f"{name}.jsonl", folder / "images", limit=recipe.data.limit)[0] for name in ("train", "val")
+    }
+    return VqaTask.load(recipe, plan, folder, torch.device("cpu"), splits)
+
+
+def stir(task: VqaTask, seed: int = 7) -> None:
+    """Move adapters away from their start, where every B is zero and so is every A's gradient."""
+    for name, parameter in sorted(task.trained().items()):
+        generator = torch.Generator().manual_seed(hash_name(name) + seed)
+        parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
+
+
+def hash_name(name: str) -> int:
+    return sum((i + 1) * ord(c) for i, c in enumerate(name)) % 2**31
