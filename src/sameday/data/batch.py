@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from sameday.data.layout import Layout
 from sameday.data.sample import ImageRef
+from sameday.kernels.split import Segments
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +34,7 @@ class Batch:
     grids: tuple[tuple[int, int], ...]
     sample_ids: tuple[int, ...]
     one_per_row: bool
+    segments: Segments | None
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
         return self._mapped(lambda t: t.to(device, non_blocking=non_blocking))
@@ -40,8 +43,32 @@ class Batch:
         return self._mapped(lambda t: t.pin_memory())
 
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        tensors = {f.name: v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
-        return replace(self, **{name: change(t) for name, t in tensors.items()})
+        def moved(value: Any) -> Any:
+            if isinstance(value, Segments):
+                return Segments(*map(moved, value))
+            return change(value) if isinstance(value, Tensor) else value
+
+        return replace(self, **{f.name: moved(getattr(self, f.name)) for f in fields(self)})
+
+
+def _segments(layout: Layout) -> Segments | None:
+    bounds = layout.bounds
+    if bounds is None:
+        return None
+
+    def longest(cu: np.ndarray) -> int:
+        # An upper bound in coarse steps: a compiled layer is compiled again for each new number.
+        return -(-int(np.diff(cu).max(initial=1)) // 256) * 256
+
+    return Segments(
+        *(torch.from_numpy(cu) for cu in (bounds.cu, bounds.cu_branch, bounds.cu_prefix)),
+        bounds.prefix_end,
+        bounds.branch_start,
+        bounds.branch_end,
+        longest(bounds.cu),
+        longest(bounds.cu_branch),
+        longest(bounds.cu_prefix),
+    )
 
 
 def make_batch(layout: Layout, pixels_of: Callable[[ImageRef], np.ndarray]) -> Batch:
@@ -62,4 +89,5 @@ def make_batch(layout: Layout, pixels_of: Callable[[ImageRef], np.ndarray]) -> B
         grids=layout.grids,
         sample_ids=tuple(q.sample.id for q in layout.questions),
         one_per_row=layout.one_per_row,
+        segments=_segments(layout),
     )

@@ -16,12 +16,24 @@ PREFIX = 0
 
 
 @dataclass(frozen=True, eq=False)
+class Bounds:
+    """Where the pieces of one packed row begin and end; see kernels.split.Segments."""
+
+    cu: np.ndarray
+    cu_branch: np.ndarray
+    cu_prefix: np.ndarray
+    prefix_end: int
+    branch_start: int
+    branch_end: int
+
+
+@dataclass(frozen=True, eq=False)
 class Layout:
     """A token sees the tokens before it in its group that belong to the prefix or to its own branch.
 
     tokens, group, branch, keys: (rows, length). positions: (3, rows, length). `image_slots[i]` is the flat place
     that takes row `image_source[i]` of the tower's output over `images`. `target_at[j]` is the flat place whose
-    logits predict `target[j]`, with `weight[j]`, for question `owner[j]`."""
+    logits predict `target[j]`, with `weight[j]`, for question `owner[j]`. `bounds` is there for a packed row."""
 
     tokens: np.ndarray
     positions: np.ndarray
@@ -38,6 +50,23 @@ class Layout:
     owner: np.ndarray
     questions: tuple[Encoded, ...]
     one_per_row: bool
+    bounds: Bounds | None
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Tokens `start` to `stop` of a question, as a prefix (branch 0), a branch, or a question alone."""
+
+    encoded: Encoded
+    start: int
+    stop: int
+    group: int
+    branch: int
+    owner: int
+
+    @property
+    def count(self) -> int:
+        return self.stop - self.start
 
 
 def rope_positions(encoded: Encoded, merge_size: int) -> np.ndarray:
@@ -66,40 +95,33 @@ def lay_out(
     pad_to_multiple: int = 1,
     share_pixels: bool = True,
 ) -> Layout:
-    """`units` are groups of questions that share a prefix. Packed, all stand in one row; else each has its own.
-    With `share_pixels` an image that several groups hold goes through the tower once."""
-    rows: list[list[Sequence[Encoded]]] = [list(units)] if packing else [[unit] for unit in units]
-    lengths = [sum(_unit_length(unit) for unit in row) for row in rows]
-    length = -(-max(lengths) // pad_to_multiple) * pad_to_multiple
+    """`units` are groups of questions that share a prefix. Packed, all stand in one row: prefixes, then questions
+    alone, then branches. Else each group has its own row. With `share_pixels` an image that several groups hold goes
+    through the tower once."""
+    rows, questions = _rows(units, packing)
+    longest = max(sum(piece.count for piece in row) for row in rows)
+    length = -(-longest // pad_to_multiple) * pad_to_multiple
     shape = (len(rows), length)
     tokens = np.full(shape, pad_token, np.int64)
     positions = np.zeros((3, *shape), np.int64)
     group = np.full(shape, PADDING, np.int32)
     branch = np.zeros(shape, np.int32)
     keys = np.zeros(shape, np.uint32)
-    pictures = _Pictures(merge_size, share_pixels)
+    pictures = _Pictures(share_pixels)
     targets = _Targets(loss_weight)
-    questions: list[Encoded] = []
-
     for r, row in enumerate(rows):
         at = 0
-        for g, unit in enumerate(row):
-            prefix = unit[0].prefix if len(unit) > 1 else 0
-            for b, encoded in enumerate(unit):
-                start = 0 if b == 0 else prefix  # the first question brings the prefix along
-                count = encoded.length - start
-                here = slice(at, at + count)
-                tokens[r, here] = encoded.tokens[start:]
-                positions[:, r, here] = rope_positions(encoded, merge_size)[:, start:]
-                group[r, here] = g
-                branch[r, here] = b + 1
-                branch[r, at : at + prefix - start] = PREFIX
-                keys[r, here] = _token_keys(encoded, start)
-                shift = r * length + at - start  # flat place of the question's own token 0
-                pictures.add(encoded, start, shift)
-                targets.add(encoded, shift, len(questions))
-                questions.append(encoded)
-                at += count
+        for piece in row:
+            here, part = slice(at, at + piece.count), slice(piece.start, piece.stop)
+            tokens[r, here] = piece.encoded.tokens[part]
+            positions[:, r, here] = rope_positions(piece.encoded, merge_size)[:, part]
+            group[r, here] = piece.group
+            branch[r, here] = piece.branch
+            keys[r, here] = _token_keys(piece)
+            shift = r * length + at - piece.start  # flat place of the question's own token 0
+            pictures.add(piece, shift)
+            targets.add(piece, shift)
+            at += piece.count
     return Layout(
         tokens=tokens,
         positions=positions,
@@ -115,20 +137,54 @@ def lay_out(
         weight=_joined(targets.weight).astype(np.float32),
         owner=_joined(targets.owner),
         questions=tuple(questions),
-        one_per_row=all(len(row) == 1 and len(row[0]) == 1 for row in rows),
+        one_per_row=all(len(row) == 1 for row in rows),
+        bounds=_bounds(rows[0], length) if packing else None,
     )
 
 
-def _unit_length(unit: Sequence[Encoded]) -> int:
-    prefix = unit[0].prefix if len(unit) > 1 else 0
-    assert len(unit) == 1 or len({e.key for e in unit}) == 1, "a group's questions have one prefix"
-    return prefix + sum(encoded.length - prefix for encoded in unit)
+def _rows(units: Sequence[Sequence[Encoded]], packing: bool) -> tuple[list[list[_Piece]], list[Encoded]]:
+    questions: list[Encoded] = []
+    rows: list[list[_Piece]] = []
+    for g, unit in enumerate(units):
+        assert len(unit) == 1 or len({e.key for e in unit} - {None}) == 1, "a group's questions have one prefix"
+        prefix = unit[0].prefix if len(unit) > 1 else 0
+        row = [_Piece(unit[0], 0, prefix, g, PREFIX, len(questions))] if prefix else []
+        for b, encoded in enumerate(unit):
+            row.append(_Piece(encoded, prefix, encoded.length, g, b + 1, len(questions)))
+            questions.append(encoded)
+        rows.append(row)
+    if packing:
+        pieces = [piece for row in rows for piece in row]
+        # Stable: prefixes, whole questions, branches, each in the order of the groups.
+        rows = [sorted(pieces, key=lambda piece: (piece.branch != PREFIX) + (piece.start > 0))]
+    return rows, questions
 
 
-def _token_keys(encoded: Encoded, start: int) -> np.ndarray:
+def _bounds(row: Sequence[_Piece], length: int) -> Bounds:
+    prefixes = [piece for piece in row if piece.branch == PREFIX]
+    branches = [piece for piece in row if piece.start > 0]
+    ends = np.cumsum([piece.count for piece in row])
+    taken, branch_tokens = int(ends[-1]), sum(piece.count for piece in branches)
+    per_group = [sum(piece.count for piece in branches if piece.group == p.group) for p in prefixes]
+
+    def cumulative(counts: list[int]) -> np.ndarray:
+        return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+
+    padding = [length - taken] if length > taken else []
+    return Bounds(
+        cu=cumulative([piece.count for piece in row] + padding),
+        cu_branch=cumulative(per_group),
+        cu_prefix=cumulative([piece.count for piece in prefixes]),
+        prefix_end=sum(piece.count for piece in prefixes),
+        branch_start=taken - branch_tokens,
+        branch_end=taken,
+    )
+
+
+def _token_keys(piece: _Piece) -> np.ndarray:
     """Names each token by its question and its place there, whatever row it stands in: what dropout is keyed by."""
-    place = np.arange(start, encoded.length, dtype=np.uint64)
-    return ((encoded.sample.id * 0x9E3779B1 + place * 0x85EBCA77) & 0xFFFFFFFF).astype(np.uint32)
+    place = np.arange(piece.start, piece.stop, dtype=np.uint64)
+    return ((piece.encoded.sample.id * 0x9E3779B1 + place * 0x85EBCA77) & 0xFFFFFFFF).astype(np.uint32)
 
 
 def _joined(pieces: list[np.ndarray]) -> np.ndarray:
@@ -138,8 +194,8 @@ def _joined(pieces: list[np.ndarray]) -> np.ndarray:
 class _Pictures:
     """Collects which images go through the tower, and where each one's features belong."""
 
-    def __init__(self, merge_size: int, share: bool) -> None:
-        self.merge_size, self.share = merge_size, share
+    def __init__(self, share: bool) -> None:
+        self.share = share
         self.images: list[ImageRef] = []
         self.grids: list[tuple[int, int]] = []
         self.slots: list[np.ndarray] = []
@@ -147,12 +203,13 @@ class _Pictures:
         self._known: dict[tuple[str, tuple[int, int]], int] = {}
         self._rows = 0
 
-    def add(self, encoded: Encoded, start: int, shift: int) -> None:
+    def add(self, piece: _Piece, shift: int) -> None:
+        encoded = piece.encoded
         for image, grid, (first, end) in zip(
             encoded.sample.images, encoded.grids, encoded.image_spans, strict=True
         ):
-            if first < start:
-                continue  # part of a prefix that is already there
+            if not piece.start <= first < piece.stop:
+                continue
             known = self._known.get((image.digest, grid)) if self.share else None
             if known is None:
                 known = self._rows
@@ -174,9 +231,12 @@ class _Targets:
         self.weight: list[np.ndarray] = []
         self.owner: list[np.ndarray] = []
 
-    def add(self, encoded: Encoded, shift: int, owner: int) -> None:
-        where = np.flatnonzero(encoded.targets)
+    def add(self, piece: _Piece, shift: int) -> None:
+        if piece.branch == PREFIX:
+            return
+        where = np.flatnonzero(piece.encoded.targets)
+        assert where[0] > piece.start, "what predicts a target is not in the prefix"
         self.at.append(where - 1 + shift)
-        self.token.append(encoded.tokens[where])
+        self.token.append(piece.encoded.tokens[where])
         self.weight.append(np.full(len(where), 1 / len(where) if self.by_sample else 1.0))
-        self.owner.append(np.full(len(where), owner))
+        self.owner.append(np.full(len(where), piece.owner))

@@ -10,11 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
+from sameday.kernels.split import Segments, shared_prefix_attention
+
 NAME = "sameday_shared_prefix"
 """Under this name the kernels are registered with transformers."""
 
-Mask = Tensor | BlockMask | None
-"""None: each row is one question, plain causal. Tensor: bool, (rows, 1, length, length). BlockMask: for flex."""
+Mask = Tensor | BlockMask | Segments | None
+"""None: each row is one question, plain causal. Tensor: bool, (rows, 1, length, length), for sdpa. BlockMask: for flex.
+Segments: for split."""
 
 
 def visible(group: Tensor, branch: Tensor) -> Tensor:
@@ -25,11 +28,14 @@ def visible(group: Tensor, branch: Tensor) -> Tensor:
     return (same_group & reachable).tril()[:, None]
 
 
-def make_mask(group: Tensor, branch: Tensor, one_per_row: bool, kernel: str) -> Mask:
-    """The mask in the form `kernel` (sdpa or flex) takes. Padding comes last in a row, so that where a row is one
-    question plain causal attention is already exact."""
+def make_mask(group: Tensor, branch: Tensor, one_per_row: bool, segments: Segments | None, kernel: str) -> Mask:
+    """The mask in the form `kernel` (sdpa, flex or split) takes. Padding comes last in a row, so that where a row is
+    one question plain causal attention is already exact."""
     if one_per_row:
         return None
+    if kernel == "split":
+        assert segments is not None, "split attention is for packed rows"
+        return segments
     if kernel == "sdpa":
         return visible(group, branch)
     assert kernel == "flex", kernel
@@ -65,6 +71,10 @@ def attend(
     if isinstance(attention_mask, BlockMask):
         flex = _compiled_flex() if query.is_cuda and not torch.compiler.is_compiling() else flex_attention
         out = flex(query, key, value, block_mask=attention_mask, scale=scaling, enable_gqa=True)
+    elif isinstance(attention_mask, Segments):
+        assert query.shape[0] == 1 and scaling is not None
+        row = [x.transpose(1, 2)[0].contiguous() for x in (query, key, value)]
+        return shared_prefix_attention(*row, attention_mask, scaling)[None], None
     elif attention_mask is None:
         out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
     else:

@@ -82,7 +82,7 @@ class QwenVL:
             features, levels = self._look(batch)
             x = x.flatten(0, 1).index_copy(0, batch.image_slots, features.to(x.dtype)).view_as(x)
         rotary = self._rotary(batch.positions, x.dtype)
-        mask = attention.make_mask(batch.group, batch.branch, batch.one_per_row, self.kernel)
+        mask = attention.make_mask(batch.group, batch.branch, batch.one_per_row, batch.segments, self.kernel)
         for number, layer in enumerate(self.layers):
             x = self._run(layer, x, rotary, mask)
             if number < len(levels):

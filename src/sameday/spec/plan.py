@@ -42,8 +42,11 @@ class Plan(Strict):
         "none", "rounding", "Recompute each decoder layer in the backward pass instead of keeping its activations."
     )
     compile: Literal["none", "layers"] = _field("none", "rounding", "torch.compile for the decoder layers.")
-    attention: Literal["auto", "sdpa", "flex"] = _field(
-        "auto", "rounding", "Attention kernel where questions share a prefix or a row."
+    attention: Literal["auto", "sdpa", "flex", "split"] = _field(
+        "auto",
+        "rounding",
+        "Kernel where questions share a prefix or a row. sdpa: a dense mask. flex: a block mask, GPU only. split: two "
+        "variable-length calls merged, for packed rows; flash attention on a GPU. auto: the best that is there.",
     )
     label_only_logits: bool = _field(False, "rounding", "Logits only at the positions that have a target.")
     optimizer_impl: Literal["loop", "foreach", "fused"] = _field(

@@ -1,0 +1,195 @@
+"""Attention over shared prefixes as two variable-length calls: causal over every piece, and branches over their own
+prefix, merged by log-sum-exp. In the backward pass each call gets the merged output and log-sum-exp, which makes its
+part of the gradient exact, and nothing flows through the merge.
+
+On a GPU in half precision the calls are flash attention. Elsewhere they are plain PyTorch, which proves the splitting
+and merging in float64."""
+
+# No `from __future__ import annotations`: torch reads the operators' schemas from real annotations.
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Segments(NamedTuple):
+    """Where the pieces of a packed row begin and end: all shared prefixes, then questions alone, then branches.
+
+    cu: every piece's bounds. cu_branch, cu_prefix: for each group the bounds of its branches, counted from the first
+    branch, and of its prefix. The lengths are upper bounds."""
+
+    cu: Tensor
+    cu_branch: Tensor
+    cu_prefix: Tensor
+    prefix_end: int
+    branch_start: int
+    branch_end: int
+    longest: int
+    longest_branch: int
+    longest_prefix: int
+
+
+def shared_prefix_attention(query: Tensor, key: Tensor, value: Tensor, pieces: Segments, scale: float) -> Tensor:
+    """(tokens, heads, width) of a whole row; fewer key heads than query heads are shared among them."""
+    return _forward(query, key, value, pieces.cu, pieces.cu_branch, pieces.cu_prefix, list(pieces[3:]), scale)[0]
+
+
+@torch.library.custom_op("sameday::shared_prefix_attention", mutates_args=())
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, cu: Tensor, cu_branch: Tensor, cu_prefix: Tensor, at: list[int], scale: float
+) -> tuple[Tensor, Tensor]:
+    prefix_end, start, end, longest, longest_branch, longest_prefix = at
+    out, lse = _call(q, k, v, cu, cu, longest, longest, True, scale)
+    if end > start:
+        far, far_lse = _call(
+            q[start:end], k[:prefix_end], v[:prefix_end], cu_branch, cu_prefix, longest_branch, longest_prefix, False, scale
+        )
+        near, near_lse = out[start:end], lse[:, start:end]
+        both = torch.logaddexp(near_lse, far_lse)
+        weight = (near_lse - both).exp().T[..., None]
+        # Not lerp in half precision: the weights must be applied before rounding.
+        merged = near.to(weight.dtype) * weight + far.to(weight.dtype) * (far_lse - both).exp().T[..., None]
+        out[start:end] = merged.to(out.dtype)
+        lse[:, start:end] = both
+    return out, lse
+
+
+@torch.library.custom_op("sameday::shared_prefix_attention_backward", mutates_args=())
+def _backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    cu: Tensor,
+    cu_branch: Tensor,
+    cu_prefix: Tensor,
+    at: list[int],
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    prefix_end, start, end, longest, longest_branch, longest_prefix = at
+    grad = grad.contiguous()
+    dq, dk, dv = _call_backward(grad, q, k, v, out, lse, cu, cu, longest, longest, True, scale)
+    if end > start:
+        branch, prefix = slice(start, end), slice(0, prefix_end)
+        far = _call_backward(
+            grad[branch],
+            q[branch],
+            k[prefix],
+            v[prefix],
+            out[branch],
+            lse[:, branch].contiguous(),
+            cu_branch,
+            cu_prefix,
+            longest_branch,
+            longest_prefix,
+            False,
+            scale,
+        )
+        dq[branch] += far[0]
+        dk[prefix] += far[1]
+        dv[prefix] += far[2]
+    return dq, dk, dv
+
+
+@_forward.register_fake
+def _(q, k, v, cu, cu_branch, cu_prefix, at, scale):  # type: ignore[no-untyped-def]
+    return q.new_empty(q.shape), q.new_empty(q.shape[1], q.shape[0], dtype=_lse_dtype(q))
+
+
+@_backward.register_fake
+def _(grad, q, k, v, out, lse, cu, cu_branch, cu_prefix, at, scale):  # type: ignore[no-untyped-def]
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _keep(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    q, k, v, cu, cu_branch, cu_prefix, at, scale = inputs
+    ctx.save_for_backward(q, k, v, *output, cu, cu_branch, cu_prefix)
+    ctx.at, ctx.scale = at, scale
+
+
+def _derive(ctx, grad, _grad_lse):  # type: ignore[no-untyped-def]
+    gradients = _backward(grad, *ctx.saved_tensors, ctx.at, ctx.scale)
+    return *gradients, None, None, None, None, None
+
+
+_forward.register_autograd(_derive, setup_context=_keep)
+
+
+def _lse_dtype(q: Tensor) -> torch.dtype:
+    return torch.float64 if q.dtype == torch.float64 else torch.float32
+
+
+def _flash(q: Tensor) -> bool:
+    return q.is_cuda and q.dtype in (torch.bfloat16, torch.float16)
+
+
+def _call(
+    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, most_q: int, most_k: int, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Output (tokens, heads, width) and log-sum-exp (heads, tokens) of one variable-length call."""
+    if _flash(q):
+        out, lse, *_ = torch.ops.aten._flash_attention_forward(
+            q, k, v, cu_q, cu_k, most_q, most_k, 0.0, causal, False, scale=scale
+        )
+        return out, lse
+    out, lse = torch.empty_like(q), q.new_empty(q.shape[1], q.shape[0], dtype=_lse_dtype(q))
+    for a, b in _pairs(cu_q, cu_k):
+        scores = _scores(q[a], k[b], causal, scale)
+        lse[:, a] = scores.logsumexp(-1)
+        out[a] = (scores.softmax(-1) @ _heads(v[b], q)).transpose(0, 1).to(out.dtype)
+    return out, lse
+
+
+def _call_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    cu_q: Tensor,
+    cu_k: Tensor,
+    most_q: int,
+    most_k: int,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    if _flash(q):
+        unused = torch.zeros(2, dtype=torch.uint64, device=q.device)  # the generator's state; there is no dropout
+        return torch.ops.aten._flash_attention_backward(
+            grad, q, k, v, out, lse, cu_q, cu_k, most_q, most_k, 0.0, causal, unused, unused[0], scale=scale
+        )
+    dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    share = q.shape[1] // k.shape[1]
+    for a, b in _pairs(cu_q, cu_k):
+        p = (_scores(q[a], k[b], causal, scale) - lse[:, a, None]).exp()
+        g = grad[a].transpose(0, 1).to(p.dtype)
+        delta = (g * out[a].transpose(0, 1)).sum(-1, keepdim=True)
+        ds = p * (g @ _heads(v[b], q).transpose(1, 2) - delta) * scale
+        dq[a] += (ds @ _heads(k[b], q)).transpose(0, 1).to(dq.dtype)
+        for total, part in ((dk, ds.transpose(1, 2) @ q[a].transpose(0, 1).to(p.dtype)), (dv, p.transpose(1, 2) @ g)):
+            total[b] += part.unflatten(0, (-1, share)).sum(1).transpose(0, 1).to(total.dtype)
+    return dq, dk, dv
+
+
+def _pairs(cu_q: Tensor, cu_k: Tensor) -> list[tuple[slice, slice]]:
+    return [
+        (slice(a, b), slice(c, d))
+        for a, b, c, d in zip(
+            cu_q[:-1].tolist(), cu_q[1:].tolist(), cu_k[:-1].tolist(), cu_k[1:].tolist(), strict=True
+        )
+    ]
+
+
+def _heads(x: Tensor, q: Tensor) -> Tensor:
+    """(tokens, key heads, width) -> (query heads, tokens, width), at least float32."""
+    return x.repeat_interleave(q.shape[1] // x.shape[1], 1).transpose(0, 1).to(_lse_dtype(q))
+
+
+def _scores(q: Tensor, k: Tensor, causal: bool, scale: float) -> Tensor:
+    scores = _heads(q, q) @ _heads(k, q).transpose(1, 2) * scale
+    if causal:
+        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), float("-inf"))
+    return scores

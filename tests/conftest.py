@@ -1,0 +1,45 @@
+"""One thread and quiet libraries for every test, and the tiny models that many of them share."""
+
+from __future__ import annotations
+
+import os
+
+# Set before torch and transformers are loaded, which read them once. Two threads slow tiny products down.
+os.environ |= {
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+}
+
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+FAMILIES = ("qwen3_vl", "qwen2_5_vl")
+
+# A first example pays for imports and caches, which says nothing about the code under test.
+settings.register_profile("sameday", deadline=None)
+settings.load_profile("sameday")
+
+
+@pytest.fixture(scope="session")
+def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folder of a tiny model of each family. Not to be written to."""
+    import torch
+    import worlds
+
+    torch.set_num_threads(1)
+    root = tmp_path_factory.mktemp("models")
+    return {family: worlds.write_tiny(root / family, family) for family in FAMILIES}
+
+
+@pytest.fixture(scope="session")
+def tiny_qwen3(tiny_models: dict[str, Path]) -> Path:
+    return tiny_models["qwen3_vl"]
+
+
+@pytest.fixture(scope="session")
+def tiny_qwen25(tiny_models: dict[str, Path]) -> Path:
+    return tiny_models["qwen2_5_vl"]

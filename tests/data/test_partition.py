@@ -1,0 +1,136 @@
+"""However a step is cut into micro-batches and over ranks, each sample is in it once and the limits hold."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sameday.data.partition import Cut, Item, MicroBatch, Unit, micro_batches, size, units
+
+KEYS: dict[Hashable, int] = {"a": 10, "b": 40, "c": 200}
+"""Prefix lengths: equal keys mean equal prefixes."""
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> list[Item]:
+    items = []
+    for index in range(draw(st.integers(1, 40))):
+        key = draw(st.sampled_from([*KEYS, None]))
+        # A key without a prefix, and a prefix without a key: neither can be shared.
+        prefix = draw(st.sampled_from([KEYS[key], 0])) if key else draw(st.sampled_from([0, 15]))
+        items.append(Item(index, prefix + draw(st.integers(1, 60)), prefix, key))
+    return items
+
+
+cuts = st.builds(
+    Cut,
+    share=st.booleans(),
+    packing=st.booleans(),
+    token_budget=st.integers(1, 600),
+    max_questions=st.none() | st.integers(1, 12),
+)
+ranks = st.integers(1, 8)
+
+
+def members(batch: MicroBatch) -> list[int]:
+    return [i for unit in batch for i in unit.members]
+
+
+def tokens(items: list[Item], unit: Unit) -> int:
+    """What a unit holds, counted afresh: the prefix once, and each branch."""
+    prefix = items[unit.members[0]].prefix if len(unit.members) > 1 else 0
+    return prefix + sum(items[i].length - prefix for i in unit.members)
+
+
+@given(items=steps(), cut=cuts, count=ranks)
+def test_each_sample_once_over_ranks_and_micro_batches(items: list[Item], cut: Cut, count: int) -> None:
+    parts = micro_batches(items, cut, count)
+    assert len(parts) == count
+    assert all(part and all(unit.members for unit in part) for rank in parts for part in rank)
+    assert sorted(i for rank in parts for part in rank for i in members(part)) == list(range(len(items)))
+
+
+@given(items=steps(), cut=cuts, count=ranks)
+def test_limits_hold_unless_one_question_is_alone(items: list[Item], cut: Cut, count: int) -> None:
+    for rank in micro_batches(items, cut, count):
+        for part in rank:
+            computed = size(part, cut.packing)
+            assert computed <= cut.token_budget or len(members(part)) == 1
+            assert cut.max_questions is None or len(members(part)) <= cut.max_questions
+
+
+@given(items=steps(), cut=cuts, count=ranks)
+def test_only_equal_prefixes_stand_in_one_unit(items: list[Item], cut: Cut, count: int) -> None:
+    for rank in micro_batches(items, cut, count):
+        for unit in (unit for part in rank for unit in part):
+            assert unit.tokens == tokens(items, unit)
+            if len(unit.members) > 1:
+                assert cut.share
+                assert len({items[i].key for i in unit.members}) == 1
+                assert all(items[i].key is not None and items[i].prefix for i in unit.members)
+
+
+@given(items=steps(), cut=cuts, count=ranks)
+def test_the_partition_is_pure(items: list[Item], cut: Cut, count: int) -> None:
+    before = list(items)
+    first = micro_batches(items, cut, count)
+    assert micro_batches(list(items), cut, count) == first
+    assert items == before
+
+
+@given(items=steps(), cut=cuts, count=ranks)
+def test_within_a_rank_units_keep_the_order_of_the_step(items: list[Item], cut: Cut, count: int) -> None:
+    position = {unit.members: i for i, unit in enumerate(units(items, cut))}
+    for rank in micro_batches(items, cut, count):
+        places = [position[unit.members] for part in rank for unit in part]
+        assert places == sorted(places)
+
+
+@given(items=steps(), packing=st.booleans())
+def test_with_room_all_that_can_be_shared_is(items: list[Item], packing: bool) -> None:
+    found = units(items, Cut(True, packing, 10**6))
+    shareable = {item.key for item in items if item.key is not None and item.prefix}
+    alone = [item for item in items if item.key is None or not item.prefix]
+    assert len(found) == len(shareable) + len(alone)
+    assert len(units(items, Cut(False, packing, 10**6))) == len(items)
+
+
+@given(
+    branches=st.lists(st.integers(1, 60), min_size=2, max_size=30),
+    prefix=st.integers(1, 100),
+    budget=st.integers(1, 400),
+)
+def test_a_group_above_the_budget_is_split_and_no_further_than_needed(
+    branches: list[int], prefix: int, budget: int
+) -> None:
+    items = [Item(i, prefix + branch, prefix, "one") for i, branch in enumerate(branches)]
+    found = units(items, Cut(True, True, budget))
+    assert (len(found) > 1) == (prefix + sum(branches) > budget)
+    for unit, after in itertools.pairwise(found):
+        assert unit.tokens + branches[after.members[0]] > budget  # the next one did not fit
+
+
+@given(items=steps(), cut=cuts, count=st.integers(2, 8))
+def test_ranks_are_about_equally_loaded(items: list[Item], cut: Cut, count: int) -> None:
+    loads = [sum(u.tokens for part in rank for u in part) for rank in micro_batches(items, cut, count)]
+    largest = max(unit.tokens for unit in units(items, cut))
+    assert max(loads) - min(loads) <= largest
+
+
+@given(items=steps(), cut=cuts, count=st.integers(1, 8))
+def test_micro_batches_are_filled(items: list[Item], cut: Cut, count: int) -> None:
+    """A unit opens a micro-batch only where the one before has no room for it."""
+    for rank in micro_batches(items, cut, count):
+        for part, after in itertools.pairwise(rank):
+            longer = (*part, after[0])
+            too_many = cut.max_questions is not None and len(members(longer)) > cut.max_questions
+            assert too_many or size(longer, cut.packing) > cut.token_budget
+
+
+def test_size_counts_padding_where_rows_are_padded() -> None:
+    batch = (Unit((0,), 30), Unit((1, 2), 100), Unit((3,), 7))
+    assert size(batch, packing=True) == 137
+    assert size(batch, packing=False) == 300
