@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sameday.data.encode import Encoded
 from sameday.data.layout import lay_out
-from sameday.data.sample import Message, Sample
+from sameday.data.sample import ImageRef, Message, Sample
 from sameday.kernels.dropout import DropoutKeys, KeyedDropout, mix, name_key
 
 WIDTH = 512
@@ -47,8 +47,7 @@ def correlation(a: Tensor, b: Tensor) -> float:
 
 @pytest.mark.parametrize("p", [0.05, 0.1, 0.5, 0.9])
 def test_the_rate_is_right_everywhere(p: float) -> None:
-    mask = kept(token_keys(200, 150, 250), p)
-    dropped = 1 - mask.flatten(0, 1)[(mask.flatten(0, 1).sum(-1) >= 0)]
+    dropped = 1 - kept(token_keys(250, 250, 250), p).flatten(0, 1)
     deviation = (p * (1 - p)) ** 0.5
     assert abs(dropped.mean() - p) < 5 * deviation / dropped.numel() ** 0.5
     # Of 750 rows and 512 columns none strays further than chance lets the furthest one stray.
@@ -73,7 +72,8 @@ def test_expectation_is_preserved() -> None:
     out = KeyedDropout(0.2, LAYERS[0], holder)(x)
     alive = out != 0
     assert torch.allclose(out[alive], x[alive] / 0.8)
-    assert abs(out.mean() / x.mean() - 1) < 5 * (0.25 / x.numel()) ** 0.5 * 1.1
+    # Each element varies by p / (1 - p) = 0.25, times E[x²] / E[x]², which is below 1.04 for x from 1 to 2.
+    assert abs(out.mean() / x.mean() - 1) < 5 * (0.26 / x.numel()) ** 0.5
 
 
 def test_evaluation_is_the_identity() -> None:
@@ -103,10 +103,8 @@ def test_neither_row_nor_neighbours_nor_packing_change_a_questions_mask() -> Non
         start += length
 
 
-def test_a_shared_branch_keeps_its_own_mask(tiny_qwen3: Path) -> None:
+def test_a_shared_branch_keeps_its_own_mask() -> None:
     """Sharing gives the prefix one mask; what follows it is dropped as if each question were alone."""
-    from sameday.data.sample import ImageRef
-
     image = ImageRef(Path("a.png"), "digest", 32, 32)
 
     def about_image(id: int, length: int) -> Encoded:

@@ -1,4 +1,4 @@
-"""The learning rate is transformers', the optimizer's implementations agree, and gradients are one flat buffer."""
+"""The learning rate is transformers', the optimizers agree, and gradients are views of one flat buffer."""
 
 from __future__ import annotations
 

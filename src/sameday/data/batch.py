@@ -37,18 +37,14 @@ class Batch:
     segments: Segments | None
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
-        return self._mapped(lambda t: t.to(device, non_blocking=non_blocking))
+        return self._mapped(lambda x: x.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Batch:
-        return self._mapped(lambda t: t.pin_memory())
+        return self._mapped(lambda x: x.pin_memory())
 
-    def _mapped(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        def moved(value: Any) -> Any:
-            if isinstance(value, Segments):
-                return Segments(*map(moved, value))
-            return change(value) if isinstance(value, Tensor) else value
-
-        return replace(self, **{f.name: moved(getattr(self, f.name)) for f in fields(self)})
+    def _mapped(self, change: Callable[[Any], Any]) -> Batch:
+        parts = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{k: change(v) for k, v in parts.items() if isinstance(v, Tensor | Segments)})
 
 
 def _segments(layout: Layout) -> Segments | None:
@@ -56,19 +52,10 @@ def _segments(layout: Layout) -> Segments | None:
     if bounds is None:
         return None
 
-    def longest(cu: np.ndarray) -> int:
-        # An upper bound in coarse steps: a compiled layer is compiled again for each new number.
-        return -(-int(np.diff(cu).max(initial=1)) // 256) * 256
-
-    return Segments(
-        *(torch.from_numpy(cu) for cu in (bounds.cu, bounds.cu_branch, bounds.cu_prefix)),
-        bounds.prefix_end,
-        bounds.branch_start,
-        bounds.branch_end,
-        longest(bounds.cu),
-        longest(bounds.cu_branch),
-        longest(bounds.cu_prefix),
-    )
+    pieces = (bounds.cu, bounds.cu_branch, bounds.cu_prefix)
+    longest = [int(np.diff(cu).max(initial=1)) for cu in pieces]
+    at = torch.tensor([bounds.prefix_end, bounds.branch_start, bounds.branch_end, *longest])
+    return Segments(*(torch.from_numpy(cu) for cu in pieces), at)
 
 
 def make_batch(layout: Layout, pixels_of: Callable[[ImageRef], np.ndarray]) -> Batch:

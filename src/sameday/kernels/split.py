@@ -16,29 +16,31 @@ class Segments(NamedTuple):
     """Where the pieces of a packed row begin and end: all shared prefixes, then questions alone, then branches.
 
     cu: every piece's bounds. cu_branch, cu_prefix: for each group the bounds of its branches, counted from the first
-    branch, and of its prefix. The lengths are upper bounds."""
+    branch, and of its prefix. at: where prefixes end, branches start and end, and the longest piece, branches of a
+    group and prefix; a tensor on the CPU, because a compiled layer would be compiled again for each new number."""
 
     cu: Tensor
     cu_branch: Tensor
     cu_prefix: Tensor
-    prefix_end: int
-    branch_start: int
-    branch_end: int
-    longest: int
-    longest_branch: int
-    longest_prefix: int
+    at: Tensor
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> "Segments":
+        return Segments(*(cu.to(device, non_blocking=non_blocking) for cu in self[:3]), self.at)
+
+    def pin_memory(self) -> "Segments":
+        return Segments(*(cu.pin_memory() for cu in self[:3]), self.at)
 
 
 def shared_prefix_attention(query: Tensor, key: Tensor, value: Tensor, pieces: Segments, scale: float) -> Tensor:
     """(tokens, heads, width) of a whole row; fewer key heads than query heads are shared among them."""
-    return _forward(query, key, value, pieces.cu, pieces.cu_branch, pieces.cu_prefix, list(pieces[3:]), scale)[0]
+    return _forward(query, key, value, *pieces, scale)[0]
 
 
 @torch.library.custom_op("sameday::shared_prefix_attention", mutates_args=())
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, cu: Tensor, cu_branch: Tensor, cu_prefix: Tensor, at: list[int], scale: float
+    q: Tensor, k: Tensor, v: Tensor, cu: Tensor, cu_branch: Tensor, cu_prefix: Tensor, at: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    prefix_end, start, end, longest, longest_branch, longest_prefix = at
+    prefix_end, start, end, longest, longest_branch, longest_prefix = at.tolist()
     out, lse = _call(q, k, v, cu, cu, longest, longest, True, scale)
     if end > start:
         far, far_lse = _call(
@@ -65,10 +67,10 @@ def _backward(
     cu: Tensor,
     cu_branch: Tensor,
     cu_prefix: Tensor,
-    at: list[int],
+    at: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    prefix_end, start, end, longest, longest_branch, longest_prefix = at
+    prefix_end, start, end, longest, longest_branch, longest_prefix = at.tolist()
     grad = grad.contiguous()
     dq, dk, dv = _call_backward(grad, q, k, v, out, lse, cu, cu, longest, longest, True, scale)
     if end > start:
@@ -105,12 +107,12 @@ def _(grad, q, k, v, out, lse, cu, cu_branch, cu_prefix, at, scale):  # type: ig
 
 def _keep(ctx, inputs, output):  # type: ignore[no-untyped-def]
     q, k, v, cu, cu_branch, cu_prefix, at, scale = inputs
-    ctx.save_for_backward(q, k, v, *output, cu, cu_branch, cu_prefix)
-    ctx.at, ctx.scale = at, scale
+    ctx.save_for_backward(q, k, v, *output, cu, cu_branch, cu_prefix, at)
+    ctx.scale = scale
 
 
 def _derive(ctx, grad, _grad_lse):  # type: ignore[no-untyped-def]
-    gradients = _backward(grad, *ctx.saved_tensors, ctx.at, ctx.scale)
+    gradients = _backward(grad, *ctx.saved_tensors, ctx.scale)
     return *gradients, None, None, None, None, None
 
 

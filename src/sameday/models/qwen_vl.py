@@ -16,6 +16,7 @@ from sameday.data.batch import Batch
 from sameday.kernels import attention
 from sameday.kernels.dropout import DropoutKeys
 from sameday.models.adapters import add_adapters, load_adapters, prepare_adapters
+from sameday.models.tower import compile_tower
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
@@ -42,6 +43,8 @@ class QwenVL:
         self.layers: list[Callable[..., Tensor]] = list(self.text.layers)
         if plan.compile == "layers":
             self.layers = [torch.compile(layer) for layer in self.text.layers]
+            if not self.tower_trained:
+                compile_tower(self.tower)
         self.kernel = plan.attention if plan.attention != "auto" else "sdpa"
 
     def _trainable(self, base: Any, start_adapter: Path | None) -> Any:
@@ -114,9 +117,14 @@ class QwenVL:
 
     def _look(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """The tower's output and DeepStack's levels at each image token. Without gradient where it is frozen."""
-        with torch.set_grad_enabled(self.tower_trained and torch.is_grad_enabled()):
+        # A frozen tower's weights are in the recipe's format already; autocast would only take its norms to float32.
+        with (
+            torch.set_grad_enabled(self.tower_trained and torch.is_grad_enabled()),
+            torch.autocast(self.device.type, enabled=self.tower_trained and self.recipe.precision == "bf16"),
+        ):
             grid = torch.tensor([(1, high, wide) for high, wide in batch.grids])
-            seen = self.tower(batch.pixels.to(self.tower.dtype), grid_thw=grid, **self._tower_indices(grid))
+            dtype = torch.bfloat16 if self.recipe.precision == "bf16" and not self.tower_trained else torch.float32
+            seen = self.tower(batch.pixels.to(dtype), grid_thw=grid, **self._tower_indices(grid))
             deep = getattr(seen, "deepstack_features", None) or []
             source = batch.image_source
             return seen.pooler_output[source], [level[source] for level in deep]

@@ -1,0 +1,48 @@
+"""The vision tower made ready for torch.compile: its attention becomes one opaque operator, so that a block is one graph
+whatever images come by."""
+
+# No `from __future__ import annotations`: torch reads the operator's schema from real annotations.
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@torch.library.custom_op("sameday::image_attention", mutates_args=())
+def image_attention(q: Tensor, k: Tensor, v: Tensor, cu: Tensor, scale: float) -> Tensor:
+    """(tokens, heads, width); tokens see those of their own image or window. `cu`, on the CPU, bounds them."""
+    lengths = (cu[1:] - cu[:-1]).tolist()
+    parts = zip(*(x.transpose(0, 1)[None].split(lengths, 2) for x in (q, k, v)), strict=True)
+    seen = [F.scaled_dot_product_attention(a, b, c, scale=scale)[0].transpose(0, 1) for a, b, c in parts]
+    return torch.cat(seen)
+
+
+@image_attention.register_fake
+def _(q, k, v, cu, scale):  # type: ignore[no-untyped-def]
+    return q.new_empty(q.shape)
+
+
+def compile_tower(tower: nn.Module) -> None:
+    """For a frozen tower: the operator has no backward pass."""
+    for block in tower.blocks:  # type: ignore[union-attr]
+        block.attn.forward = partial(_attend, block.attn)
+        block.forward = torch.compile(block.forward)
+
+
+def _attend(
+    attention: Any, hidden_states: Tensor, cu_seqlens: Tensor, position_embeddings: tuple[Tensor, Tensor], **_: Any
+) -> Tensor:
+    """What the library's module computes, rotation in float32 included."""
+    tokens = hidden_states.shape[0]
+    q, k, v = attention.qkv(hidden_states).view(tokens, 3, attention.num_heads, -1).unbind(1)
+    cos, sin = (x.float()[:, None] for x in position_embeddings)
+    q, k = (_rotate(x.float(), cos, sin).to(v.dtype) for x in (q, k))
+    seen = image_attention(q.contiguous(), k.contiguous(), v.contiguous(), cu_seqlens, attention.scaling)
+    return attention.proj(seen.reshape(tokens, -1))
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    left, right = x.chunk(2, -1)
+    return x * cos + torch.cat([-right, left], -1) * sin
