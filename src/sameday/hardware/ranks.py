@@ -4,11 +4,15 @@ one to talk to."""
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+
+Value = TypeVar("Value")
 
 
 class Ranks:
@@ -45,6 +49,22 @@ class Ranks:
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value)
         return values
+
+    def from_first(self, make: Callable[[], Value]) -> Value:
+        """What the first rank makes, on every rank; what it raises, every rank raises."""
+        if self.size == 1:
+            return make()
+        held: list[Any] = [None]
+        if self.first:
+            try:
+                held = [(make(), None)]
+            except Exception as error:
+                held = [(None, error)]
+        dist.broadcast_object_list(held, src=0)
+        value, raised = held[0]
+        if raised is not None:
+            raise raised
+        return value
 
     def wait(self) -> None:
         if self.size > 1:

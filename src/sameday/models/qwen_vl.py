@@ -4,6 +4,7 @@ positions, masks and image features come from the layout."""
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from sameday.data.batch import Batch
+from sameday.hardware.choose import attention_kernel
 from sameday.kernels import attention
 from sameday.kernels.dropout import DropoutKeys
 from sameday.models.adapters import add_adapters, load_adapters, prepare_adapters
@@ -45,7 +47,8 @@ class QwenVL:
             self.layers = [torch.compile(layer) for layer in self.text.layers]
             if not self.tower_trained:
                 compile_tower(self.tower)
-        self.kernel = plan.attention if plan.attention != "auto" else "sdpa"
+        triton = importlib.util.find_spec("triton") is not None
+        self.kernel, self.kernel_reason = attention_kernel(plan, device.type, recipe.precision, triton)
 
     def _trainable(self, base: Any, start_adapter: Path | None) -> Any:
         recipe = self.recipe

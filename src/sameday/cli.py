@@ -1,0 +1,88 @@
+"""The commands. Each imports what it needs when it runs, so that `--help` is instant."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from sameday.spec.errors import EXIT_BAD_INPUT, BadInput, RunStopped
+
+app = typer.Typer(
+    help="Train the same model, the same day.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Sets = Annotated[
+    list[str], typer.Option("--set", help="Change one field: recipe.learning_rate=1e-4, plan.token_budget=4096.")
+]
+
+
+@app.command()
+def demo(out: Annotated[Path, typer.Option(help="Where to put it.")] = Path("runs/demo")) -> None:
+    """All of it in three minutes on a laptop: no GPU, no download."""
+    from sameday.demo.show import show
+
+    show(out)
+
+
+@app.command()
+def train(
+    recipe: Annotated[Path, typer.Argument(help="What model comes out (YAML).")],
+    plan: Annotated[Path | None, typer.Option(help="How it is run (YAML). Without it: chosen for this machine.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder. Default: runs/NAME-FINGERPRINT.")] = None,
+    sets: Sets = [],  # noqa: B006 (typer reads it, nothing changes it)
+    max_steps: Annotated[int | None, typer.Option(help="Short for --set recipe.max_steps=N.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Short for --set recipe.data.limit=N.")] = None,
+    on_bad: Annotated[
+        Literal["stop", "skip"] | None, typer.Option(help="Short for --set recipe.data.on_bad=….")
+    ] = None,
+) -> None:
+    """Train, or go on with a run that was stopped: the same command again."""
+    from sameday.train.launch import train_from_files
+
+    short = {"max_steps": max_steps, "data.limit": limit, "data.on_bad": on_bad}
+    sets = [*sets, *(f"recipe.{name}={value}" for name, value in short.items() if value is not None)]
+    train_from_files(recipe, plan, out, sets)
+
+
+@app.command("eval")
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    split: Annotated[Literal["train", "val", "test"], typer.Option(help="Which questions.")] = "test",
+) -> None:
+    """Loss and exact match of a finished run."""
+    from sameday.train.launch import evaluate_run
+
+    scores = evaluate_run(run, split)
+    print("  ".join(f"{name} {value:.4g}" for name, value in scores.items()))
+
+
+@app.command()
+def convert(
+    old: Annotated[Path, typer.Argument(help="A Trainer-style config (YAML).")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for recipe.yaml and plan.yaml.")] = Path("."),
+) -> None:
+    """A Trainer-style config becomes a recipe and a plan; every key says where it went."""
+    from sameday.spec.convert import convert as convert_file
+    from sameday.spec.convert import render, write
+
+    conversion = convert_file(old)
+    paths = write(conversion, out)
+    print(render(conversion.notes))
+    print(f"written: {', '.join(map(str, paths))}")
+
+
+def main() -> None:
+    try:
+        app()
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(EXIT_BAD_INPUT)
+    except RunStopped as stop:
+        print(str(stop), file=sys.stderr)
+        sys.exit(stop.code)

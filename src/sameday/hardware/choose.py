@@ -1,0 +1,78 @@
+"""Automatic choices, each with the sentence that explains it. What the user asked for is never replaced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sameday.hardware.machine import Machine
+from sameday.spec.errors import BadInput
+from sameday.spec.plan import Plan
+from sameday.spec.recipe import Recipe
+
+BYTES_PER_ACTIVATION = 30 * 2
+"""Kept for the backward pass, per token, layer and unit of width: about 30 numbers of two bytes, uncompiled."""
+
+
+def attention_kernel(plan: Plan, device: str, precision: str, triton: bool) -> tuple[str, str]:
+    """Which kernel runs where rows hold several questions, and why."""
+    if plan.attention == "flex" and device == "cpu":
+        raise BadInput("plan.attention flex has no backward pass on a CPU; allowed there: auto, sdpa, split")
+    if plan.attention == "split" and not plan.packing:
+        raise BadInput("plan.attention split is for packed rows: set plan.packing true, or attention sdpa or flex")
+    if plan.attention != "auto":
+        return plan.attention, "asked for"
+    if not plan.share_images and not plan.packing:
+        return "sdpa", "each row is one question, which plain causal attention serves"
+    if device == "cpu":
+        return "sdpa", "on a CPU a dense mask is the fastest"
+    if plan.packing and precision == "bf16":
+        return "split", "rows are packed and bf16 has flash attention"
+    if triton:
+        return "flex", "there is a GPU with Triton, and no flash attention for this format or layout"
+    return "sdpa", "without Triton only the dense mask is there"
+
+
+def choose_plan(recipe: Recipe, machine: Machine, config: Any, ranks: int) -> tuple[Plan, dict[str, str]]:
+    """A safe plan for this machine and model, field by field with its reason."""
+    text = config.text_config
+    why: dict[str, str] = {}
+    fields: dict[str, Any] = {}
+
+    def pick(name: str, value: Any, reason: str) -> None:
+        fields[name], why[name] = value, reason
+
+    pick("share_images", True, "each image is computed once for all of its questions in a step; exact")
+    pick("packing", True, "no padding is computed")
+    pick("max_questions", None, "the token budget decides")
+    pick("label_only_logits", True, "only answers have targets")
+    if machine.device == "cpu":
+        pick("token_budget", 2048, "a dense mask grows with the square of a row")
+        pick("optimizer_impl", "foreach", "fewer calls than one tensor at a time")
+        return Plan(**fields), why
+    pick("optimizer_impl", "fused", "one kernel on a GPU")
+    pick("pin_memory", True, "copies to the GPU do not block")
+    workers = max(1, min(8, machine.cores // ranks - 1))
+    pick("workers", workers, f"{machine.cores} cores for {ranks} {'process' if ranks == 1 else 'processes'}")
+    if machine.triton:
+        pick("compile", "layers", "Triton is there")
+        pick("pad_to_multiple", 32, "fewer row lengths to compile for")
+    spare = _spare(recipe, machine, text)
+    each = text.num_hidden_layers * text.hidden_size * BYTES_PER_ACTIVATION
+    budget = int(spare / each)
+    if budget >= 4096:
+        pick("checkpointing", "none", f"activations of {budget} tokens fit beside the weights")
+        pick("token_budget", min(budget, 16384), "what fits, at most 16384")
+    else:
+        pick("checkpointing", "full", f"only {max(0, budget)} tokens would fit without it")
+        pick("token_budget", 8192, "with recomputation a layer's input per token is kept")
+    return Plan(**fields), why
+
+
+def _spare(recipe: Recipe, machine: Machine, text: Any) -> float:
+    """Bytes left for activations: nine tenths of the memory less the weights, gradients and optimizer state."""
+    heads = text.num_attention_heads * (getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
+    layer = text.hidden_size * (3 * text.intermediate_size + 4 * heads)
+    weights = text.num_hidden_layers * layer + 2 * text.vocab_size * text.hidden_size
+    half = recipe.precision == "bf16" and recipe.train == "lora"
+    each = (2 if half else 4) + (12 if recipe.train == "all" else 0)
+    return 0.9 * machine.memory - weights * each

@@ -1,0 +1,45 @@
+"""What this machine has, as far as choices depend on it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from dataclasses import dataclass
+
+import torch
+
+from sameday.hardware.ranks import Ranks
+from sameday.spec.errors import BadInput
+from sameday.spec.plan import Plan
+
+
+@dataclass(frozen=True)
+class Machine:
+    device: str
+    name: str
+    memory: int
+    cores: int
+    triton: bool
+
+
+def look() -> Machine:
+    cores = len(os.sched_getaffinity(0))
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        triton = importlib.util.find_spec("triton") is not None
+        return Machine("cuda", properties.name, properties.total_memory, cores, triton)
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return Machine("cpu", "CPU", pages, cores, False)
+
+
+def device_kind(plan: Plan) -> str:
+    """cuda or cpu; a GPU that is asked for must be there."""
+    if plan.device == "cuda" and not torch.cuda.is_available():
+        raise BadInput("plan.device is cuda, and torch finds no GPU here; allowed: auto, cpu")
+    if plan.device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return plan.device
+
+
+def pick_device(plan: Plan, ranks: Ranks) -> torch.device:
+    return torch.device("cuda", ranks.local) if device_kind(plan) == "cuda" else torch.device("cpu")
