@@ -17,7 +17,8 @@ from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.tasks.vqa import VqaTask
 
-WORDS = "is there a red polyp near the left wall what size shape colour how many instruments can you see here".split()
+WORDS = ["is", "there", "a", "red", "polyp", "near", "the", "left", "wall", "what", "size", "shape", "colour"]
+WORDS += ["how", "many", "instruments", "can", "you", "see", "here"]
 SIZES = ((48, 48), (96, 64), (64, 112), (32, 80), (120, 120))
 
 
@@ -26,26 +27,34 @@ def text(rng: random.Random, least: int, most: int) -> str:
 
 
 def draw_image(path: Path, rng: random.Random, size: tuple[int, int]) -> None:
-    noise = np.random.default_rng(rng.randrange(2**32)).integers(0, 255, (size[1], size[0], 3), dtype=np.uint8)
+    generator = np.random.default_rng(rng.randrange(2**32))
+    noise = generator.integers(0, 255, (size[1], size[0], 3), dtype=np.uint8)
     Image.fromarray(noise).save(path)
 
 
-def write_world(folder: Path, seed: int, counts: tuple[int, ...] = (17, 1, 5, 3), hard: bool = True) -> Path:
-    """`counts[i]` questions about image i. `hard` adds what sharing must get right: a question about two images, one
-    of another system prompt about the first image, two images of one size, long answers."""
+def write_world(
+    folder: Path, seed: int, counts: tuple[int, ...] = (17, 1, 5, 3), hard: bool = True, chats: bool = False
+) -> Path:
+    """`counts[i]` questions about image i. `hard` adds what sharing must get right: questions about two
+    images, some of another system prompt about the first image, two images of one size, long answers. `chats`
+    adds conversations of two turns (some with an image in the second one) and a question without an image."""
     rng = random.Random(seed)
     (folder / "images").mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
     for i, count in enumerate(counts):
         draw_image(folder / f"images/{i}.png", rng, SIZES[i % len(SIZES)])
         for _ in range(count):
-            rows.append({"image": f"{i}.png", "question": text(rng, 2, 9) + "?", "answer": text(rng, 1, 4), "stage": rng.randint(1, 3)})
+            asked, answer = text(rng, 2, 9) + "?", text(rng, 1, 4)
+            rows.append(
+                {"image": f"{i}.png", "question": asked, "answer": answer, "stage": rng.randint(1, 3)}
+            )
     if hard:
         draw_image(folder / "images/twin.png", rng, SIZES[0])  # as large as image 0, other pixels
+        both = ["0.png", "twin.png"]
         rows += [
             {"image": "twin.png", "question": text(rng, 2, 5), "answer": text(rng, 1, 3), "stage": 1},
-            {"image": ["0.png", "twin.png"], "question": "what differs?", "answer": text(rng, 2, 5), "stage": 2},
-            {"image": ["0.png", "twin.png"], "question": "and is that so?", "answer": "no", "stage": 2},
+            {"image": both, "question": "what differs?", "answer": text(rng, 2, 5), "stage": 2},
+            {"image": both, "question": "and is that so?", "answer": "no", "stage": 2},
             {"image": "1.png", "question": text(rng, 3, 6), "answer": text(rng, 30, 40), "stage": 3},
         ]
         rows += [
@@ -61,13 +70,29 @@ def write_world(folder: Path, seed: int, counts: tuple[int, ...] = (17, 1, 5, 3)
             for _ in range(2)
         ]
         rng.shuffle(rows)
+    if chats:
+        said = [
+            (["0.png"], ("<image>" + text(rng, 2, 5), text(rng, 2, 5), text(rng, 2, 5), text(rng, 1, 3))),
+            (["0.png"], ("<image>" + text(rng, 2, 5), text(rng, 2, 5), text(rng, 2, 5), text(rng, 1, 3))),
+            (["0.png"], ("is it so?", text(rng, 2, 5), "<image>" + text(rng, 2, 5), text(rng, 1, 3))),
+            (["1.png"], ("is it so?", text(rng, 2, 5), "<image>" + text(rng, 2, 5), text(rng, 1, 3))),
+            (["0.png", "1.png"], ("<image>" + text(rng, 2, 5), "yes", "<image> and here?", text(rng, 1, 3))),
+            ([], (text(rng, 2, 5), text(rng, 1, 3))),
+        ]
+        for images, turns in said:
+            messages = [
+                {"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)
+            ]
+            rows.append({"messages": messages, "images": images, "stage": 1})
+        rng.shuffle(rows)
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "val.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:9]))
     return folder
 
 
 def write_tiny(folder: Path, family: str = "qwen3_vl", sharpen: float = 2.0, **more: Any) -> Path:
-    write_model(folder, WORDS + [" ".join(WORDS)], seed=1, family=family, sharpen=sharpen, **more)  # type: ignore[arg-type]
+    texts = [*WORDS, " ".join(WORDS)]
+    write_model(folder, texts, seed=1, family=family, sharpen=sharpen, **more)  # type: ignore[arg-type]
     return folder
 
 
@@ -85,7 +110,8 @@ def tiny_recipe(model: Path, **changes: Any) -> Recipe:
 
 def make_task(folder: Path, recipe: Recipe, plan: Plan) -> VqaTask:
     splits = {
-        name: check(folder / f"{name}.jsonl", folder / "images", limit=recipe.data.limit)[0] for name in ("train", "val")
+        name: check(folder / f"{name}.jsonl", folder / "images", limit=recipe.data.limit)[0]
+        for name in ("train", "val")
     }
     return VqaTask.load(recipe, plan, folder, torch.device("cpu"), splits)
 

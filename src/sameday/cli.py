@@ -38,6 +38,9 @@ def train(
     sets: Sets = [],  # noqa: B006 (typer reads it, nothing changes it)
     max_steps: Annotated[int | None, typer.Option(help="Short for --set recipe.max_steps=N.")] = None,
     limit: Annotated[int | None, typer.Option(help="Short for --set recipe.data.limit=N.")] = None,
+    stop_after: Annotated[
+        int | None, typer.Option(help="Stop at this step, saved; the same command without it goes on.")
+    ] = None,
     on_bad: Annotated[
         Literal["stop", "skip"] | None, typer.Option(help="Short for --set recipe.data.on_bad=….")
     ] = None,
@@ -47,7 +50,7 @@ def train(
 
     short = {"max_steps": max_steps, "data.limit": limit, "data.on_bad": on_bad}
     sets = [*sets, *(f"recipe.{name}={value}" for name, value in short.items() if value is not None)]
-    train_from_files(recipe, plan, out, sets)
+    train_from_files(recipe, plan, out, sets, stop_after)
 
 
 @app.command("eval")

@@ -169,7 +169,7 @@ def test_a_question_sees_what_it_sees_alone(
         count = encoded.length - 1
         assert np.array_equal(layout.tokens[row, mine], encoded.tokens[:count])
         assert np.array_equal(layout.positions[:, row, mine], rope_positions(encoded, MERGE)[:, :count])
-        # Each of these tokens in turn sees those before it, itself, and nothing else: no detour through others.
+        # Each of these tokens in turn sees those before it, itself, and nothing else: there is no detour.
         elsewhere = np.setdiff1d(np.arange(layout.tokens.shape[1]), mine)
         assert np.array_equal(sees[row][np.ix_(mine, mine)], np.tri(count, dtype=bool))
         assert not sees[row][np.ix_(mine, elsewhere)].any()

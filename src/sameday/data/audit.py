@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -27,7 +25,6 @@ DEFAULT_SPECIAL = (
     "<|endoftext|>",
 )
 SHOWN = 50
-_POOL_FROM = 64
 _NAMES = {"system": "system text", "user": "question", "assistant": "answer"}
 
 
@@ -239,19 +236,9 @@ def _decode_all(
                 progress(len(results), len(paths))
 
     workers = _cores() if workers is None else workers
-    if len(paths) <= _POOL_FROM or workers <= 1:
-        collect(map(_inspect, paths))
-        return results
-    # Spawned, for a forked child of a process with torch's threads may hang.
-    context = multiprocessing.get_context("spawn")
-    try:
-        with ProcessPoolExecutor(min(workers, len(paths) // 16), mp_context=context) as pool:
-            collect(pool.map(_inspect, paths, chunksize=16))
-    except BrokenProcessPool as error:
-        raise BadInput(
-            f"a process that decodes images died after {len(results)} of {len(paths)}, "
-            "out of memory perhaps; fewer workers need less"
-        ) from error
+    # Threads: decoding and hashing let go of the interpreter's lock, and nothing has to be started or sent.
+    with ThreadPoolExecutor(max(1, workers)) as pool:
+        collect(pool.map(_inspect, paths))
     return results
 
 

@@ -88,15 +88,11 @@ def _paint(ground: str, scene: Scene, size: int, rng: random.Random) -> Image.Im
 
 
 def _questions(ground: str, scene: Scene, rng: random.Random) -> list[Row]:
-    left = sum("left" in cell for cell in scene)
-    right = len(scene) - left
-    half = "left" if left > right else "right" if right > left else "equal"
     rows = [
         _row("What colour is the background?", ground, 1),
         _row("How many shapes are there?", str(len(scene)), 2),
-        _row("Which half has more shapes, left or right?", half, 3),
     ]
-    for cell in rng.sample(CELLS, rng.randint(2, 4)):
+    for cell in rng.sample(CELLS, rng.randint(3, 4)):
         colour = scene[cell][1] if cell in scene else "none"
         rows.append(_row(f"What colour is the shape in the {cell} corner?", colour, 2))
     kinds = {kind for kind, _ in scene.values()}

@@ -22,9 +22,10 @@ class Machine:
     triton: bool
 
 
-def look() -> Machine:
+def look(device: str) -> Machine:
+    """The machine as a run on `device` (cuda or cpu) sees it."""
     cores = len(os.sched_getaffinity(0))
-    if torch.cuda.is_available():
+    if device == "cuda":
         properties = torch.cuda.get_device_properties(0)
         triton = importlib.util.find_spec("triton") is not None
         return Machine("cuda", properties.name, properties.total_memory, cores, triton)

@@ -4,6 +4,7 @@ one to talk to."""
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from sameday.spec.errors import EXIT_BAD_INPUT, BadInput
 
 Value = TypeVar("Value")
 
@@ -51,7 +53,7 @@ class Ranks:
         return values
 
     def from_first(self, make: Callable[[], Value]) -> Value:
-        """What the first rank makes, on every rank; what it raises, every rank raises."""
+        """What the first rank makes, on every rank. Where it raises, the others leave without a word."""
         if self.size == 1:
             return make()
         held: list[Any] = [None]
@@ -62,8 +64,10 @@ class Ranks:
                 held = [(None, error)]
         dist.broadcast_object_list(held, src=0)
         value, raised = held[0]
-        if raised is not None:
+        if raised is not None and self.first:
             raise raised
+        if raised is not None:
+            sys.exit(EXIT_BAD_INPUT if isinstance(raised, BadInput) else 1)
         return value
 
     def wait(self) -> None:

@@ -74,16 +74,32 @@ def load_adapters(model: nn.Module, folder: Path, lora: Lora) -> Any:
     if not (folder / "adapter_config.json").is_file():
         raise BadInput(f"start_adapter: {folder} is not a PEFT adapter (it has no adapter_config.json)")
     config = PeftConfig.from_pretrained(str(folder))
+    if config.peft_type != "LORA":
+        raise BadInput(f"start_adapter: {folder} is an adapter of type {config.peft_type}; allowed: LORA")
     wrong = [
         f"{name} is {there} there, {here} in the recipe"
         for name, there, here in (("r", config.r, lora.r), ("alpha", config.lora_alpha, lora.alpha))
         if there != here
     ]
-    if not isinstance(config.target_modules, str) and set(config.target_modules) != set(lora.target_modules):
-        wrong.append(f"target_modules are {sorted(config.target_modules)} there, {sorted(lora.target_modules)} in the recipe")
+    targets = config.target_modules
+    asked = resolve_targets(model, lora, allow_tower=True)
+    # By layers, not by names: a pattern and a list of names may mean the same.
+    if adapted_layers(model, targets) != adapted_layers(model, asked):
+        there = targets if isinstance(targets, str) else sorted(targets)
+        wrong.append(f"target_modules are {there} there, {sorted(lora.target_modules)} in the recipe")
     if wrong:
         raise BadInput(f"start_adapter {folder}: " + "; ".join(wrong))
     return PeftModel.from_pretrained(model, str(folder), is_trainable=True)
+
+
+def adapted_layers(model: nn.Module, targets: Iterable[str] | str) -> set[str]:
+    """The layers that PEFT gives an adapter for these targets."""
+    from peft import LoraConfig
+    from peft.tuners.tuners_utils import check_target_module_exists
+
+    config = LoraConfig(target_modules=targets if isinstance(targets, str) else list(targets))
+    linear = (name for name, module in model.named_modules() if isinstance(module, nn.Linear))
+    return {name for name in linear if check_target_module_exists(config, name)}
 
 
 def adapter_parameters(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:

@@ -18,9 +18,9 @@ def announce_download(model: str, revision: str | None, say: Callable[[str], Non
         return
     from huggingface_hub import HfApi, constants, try_to_load_from_cache
 
-    if isinstance(try_to_load_from_cache(model, "config.json", revision=revision), str):
-        return
     try:
+        if isinstance(try_to_load_from_cache(model, "config.json", revision=revision), str):
+            return
         info = HfApi().model_info(model, revision=revision, files_metadata=True)
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -189,6 +189,8 @@ class RunFolder:
             write_text(self.metrics_path, "".join(json.dumps(record) + "\n" for record in records))
 
     def _start(self) -> None:
+        for remains in (*self.path.glob(".*.tmp"), *self.checkpoints.glob(".*.tmp")):
+            remains.unlink()  # half a file of a killed run
         recipe_path, environment_path = self.path / "recipe.yaml", self.path / "environment.json"
         environment = _environment(self.recipe_dir)
         now = datetime.now(UTC).isoformat(timespec="seconds")

@@ -56,14 +56,15 @@ def write(parent: Path, name: str, fill: Callable[[Path], None], state: dict[str
 def fault(path: Path) -> str | None:
     """Why a checkpoint cannot be used, or None where it can."""
     try:
-        manifest = json.loads((path / MANIFEST).read_text())
-    except (OSError, ValueError):
+        listed = json.loads((path / MANIFEST).read_text())
+        manifest = {name: (entry["bytes"], entry["sha256"]) for name, entry in listed.items()}
+    except (OSError, ValueError, AttributeError, KeyError, TypeError):
         return "its manifest is missing or unreadable"
-    for name, entry in manifest.items():
+    for name, (length, sha256) in manifest.items():
         file = path / name
         if not file.is_file():
             return f"{name} is missing"
-        if file.stat().st_size != entry["bytes"] or _hash(file) != entry["sha256"]:
+        if file.stat().st_size != length or _hash(file) != sha256:
             return f"{name} is not what was written"
     return None
 
@@ -91,11 +92,13 @@ def newest(folder: Path, recipe: Recipe, say: Callable[[str], None]) -> Checkpoi
     return None
 
 
-def prune(folder: Path, keep: int | None, best: int | None) -> None:
-    """Keep the newest `keep` and the best one."""
-    if keep is None:
-        return
-    for step, path in steps(folder)[:-keep]:
+def prune(folder: Path, keep: int | None, done: int, best: int | None) -> None:
+    """Of the steps done, keep the newest `keep` and the best one. A later one was left aside at the start, and must
+    not push out one that can be used."""
+    for remains in folder.glob(".writing-*"):
+        shutil.rmtree(remains)
+    known = [(step, path) for step, path in steps(folder) if step <= done]
+    for step, path in known[:-keep] if keep is not None else []:
         if step != best:
             shutil.rmtree(path)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from sameday.data.audit import check, report
 from sameday.data.sample import Sample
-from sameday.spec.errors import BadInput
+from sameday.spec.errors import BadInput, RunStopped
 from sameday.spec.load import load_plan, load_recipe, resolve_model, resolve_path, split_sets
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
@@ -20,7 +20,9 @@ from sameday.spec.record import RunFolder, default_path
 Say = Callable[[str], None]
 
 
-def train_from_files(recipe_path: Path, plan_path: Path | None, out: Path | None, sets: Sequence[str]) -> dict[str, float]:
+def train_from_files(
+    recipe_path: Path, plan_path: Path | None, out: Path | None, sets: Sequence[str], stop_after: int | None = None
+) -> dict[str, float]:
     """`sameday train`: starts a run, or goes on with it where its folder is there."""
     recipe_sets, plan_sets = split_sets(sets)
     recipe, home = load_recipe(recipe_path, recipe_sets), recipe_path.resolve().parent
@@ -29,23 +31,34 @@ def train_from_files(recipe_path: Path, plan_path: Path | None, out: Path | None
 
     import torch
 
-    from sameday.hardware.machine import device_kind, pick_device
+    from sameday.hardware.choose import attention_kernel
+    from sameday.hardware.machine import device_kind, look, pick_device
     from sameday.hardware.ranks import Ranks
     from sameday.models.hub import announce_download
     from sameday.train.loop import train
 
     ranks = Ranks.join(device_kind(plan))
+    opened: list[RunFolder] = []
     try:
         say: Say = print if ranks.first else _silent
         path = out or default_path(recipe)
         splits, skipped = ranks.from_first(lambda: audit_splits(recipe, home, say))
         ranks.from_first(lambda: announce_download(resolve_model(home, recipe.model), recipe.revision, say))
+        config = ranks.from_first(lambda: model_config(recipe, home))
         reasons: dict[str, str] = {}
         if plan_path is None:
-            plan, reasons = automatic_plan(recipe, home, plan_sets, ranks.size)
+            plan, reasons = automatic_plan(recipe, config, plan_sets, ranks.size)
             for name, why in reasons.items():
                 say(f"plan.{name}: {getattr(plan, name)}, because {why}")
-        run = RunFolder.open(path, recipe, plan, home) if ranks.first else RunFolder(path, recipe, plan, home)
+        machine = look(device_kind(plan))
+        kernel, why = ranks.from_first(
+            lambda: attention_kernel(plan, machine.device, recipe.precision, machine.triton)
+        )
+        if plan.attention == "auto":
+            say(f"attention: {kernel}, because {why}")
+            reasons["attention"] = f"{kernel}: {why}"
+        ranks.from_first(lambda: opened.append(RunFolder.open(path, recipe, plan, home)))
+        run = opened[0] if opened else RunFolder(path, recipe, plan, home)
         if ranks.first:
             say(f"{recipe.name} {recipe.fingerprint} in {path}: {len(splits['train'])} questions")
             run.write_json("skipped.json", [{"where": p.where, "what": p.what} for p in skipped])
@@ -53,11 +66,15 @@ def train_from_files(recipe_path: Path, plan_path: Path | None, out: Path | None
         ranks.wait()
         torch.use_deterministic_algorithms(plan.deterministic)
         task = load_task(recipe, plan, home, pick_device(plan, ranks), splits)
-        scores = train(recipe, plan, task, run, ranks)
-        if ranks.first:
-            run.close()
-        return scores
+        return train(recipe, plan, task, run, ranks, stop_after)
+    except RunStopped as stop:
+        # All ranks stop together and with the same words: the first one says them.
+        if not ranks.first:
+            sys.exit(stop.code)
+        raise
     finally:
+        for folder in opened:
+            folder.close()
         ranks.leave()
 
 
@@ -90,16 +107,27 @@ def prepare_environment(plan: Plan) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
-def automatic_plan(recipe: Recipe, home: Path, sets: Sequence[str], ranks: int) -> tuple[Plan, dict[str, str]]:
-    """Choices for this machine; what `--set plan.x=…` says stands."""
+def model_config(recipe: Recipe, home: Path) -> Any:
+    """The model's configuration; what cannot be trained is refused here, before weights are loaded."""
     from transformers import AutoConfig
 
-    from sameday.hardware.choose import choose_plan
-    from sameday.hardware.machine import look
+    from sameday.models.qwen_vl import check_supported
 
-    config = AutoConfig.from_pretrained(resolve_model(home, recipe.model), revision=recipe.revision)
-    plan, reasons = choose_plan(recipe, look(), config, ranks)
+    try:
+        config = AutoConfig.from_pretrained(resolve_model(home, recipe.model), revision=recipe.revision)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"model {recipe.model!r}: its configuration cannot be read: {error}") from None
+    check_supported(config)
+    return config
+
+
+def automatic_plan(recipe: Recipe, config: Any, sets: Sequence[str], ranks: int) -> tuple[Plan, dict[str, str]]:
+    """Choices for this machine; what `--set plan.x=…` says stands."""
+    from sameday.hardware.choose import choose_plan
+    from sameday.hardware.machine import device_kind, look
+
     asked = load_plan(None, sets)
+    plan, reasons = choose_plan(recipe, look(device_kind(asked)), config, ranks)
     named = {s.split("=", 1)[0].split(".")[1] for s in sets}
     plan = Plan.model_validate(plan.model_dump() | {name: getattr(asked, name) for name in named})
     return plan, {k: v for k, v in reasons.items() if k not in named} | {name: "asked for" for name in sorted(named)}

@@ -24,16 +24,22 @@ from sameday.train.optim import Gradients, learning_rate, make_optimizer, optimi
 from sameday.train.watch import Watch
 
 
-def train(recipe: Recipe, plan: Plan, task: Task, run: RunFolder, ranks: Ranks) -> dict[str, float]:
-    """Train to the end, or raise RunStopped with the code that says why. Returns the last validation scores."""
+def train(
+    recipe: Recipe, plan: Plan, task: Task, run: RunFolder, ranks: Ranks, stop_after: int | None = None
+) -> dict[str, float]:
+    """Train to the end, or raise RunStopped with the code that says why. Returns the last validation scores.
+    `stop_after` ends this process at that step, saved, as a signal would."""
     per_epoch = task.steps_per_epoch()
     total = recipe.max_steps or recipe.num_epochs * per_epoch
-    with Watch(run if ranks.first else None, total, plan.log_steps, task.device) as watch:
+    shown = run if ranks.first else None
+    with Watch(shown, total, plan.log_steps, task.device) as watch, _StopRequest() as stop:
         trained = task.trained()
         optimizer = make_optimizer(trained, recipe, plan)
         gradients = Gradients(trained)
-        stop = _StopRequest()
         start, best = _resume(recipe, task, run, optimizer, trained, watch)
+        starts = ranks.gather(start)
+        if len(set(starts)) > 1:
+            raise BadInput(f"{run.path}: ranks find other checkpoints (steps {starts}); all need the same folder")
         if ranks.first:
             run.rewind(start)
         task.training(True)
@@ -43,8 +49,8 @@ def train(recipe: Recipe, plan: Plan, task: Task, run: RunFolder, ranks: Ranks) 
             began = time.perf_counter()
             ids = task.step_ids(step)
             gradients.zero()
-            results = accumulate(task, plan, next(batches), gradients, step, 1 / task.count(ids))
-            gradients.tail[2] = float(stop.asked)
+            accumulate(task, plan, next(batches), gradients, step, 1 / task.count(ids))
+            gradients.tail[2] = float(stop.asked or (stop_after is not None and step + 1 >= stop_after))
             # The one exchange of a step: gradients, loss, and what the ranks must decide together.
             ranks.sum_(gradients.buffer)
             loss, out_of_memory, asked, norm = torch.cat([gradients.tail, gradients.norm()[None]]).tolist()
@@ -53,13 +59,14 @@ def train(recipe: Recipe, plan: Plan, task: Task, run: RunFolder, ranks: Ranks) 
                 if smaller is None:
                     raise RunStopped(_too_large(task, ids), EXIT_OUT_OF_MEMORY)
                 was = budget or plan.token_budget
+                assert smaller < was, f"token budget {was} -> {smaller} would run out of memory for ever"
                 watch.say(f"step {step + 1}: out of memory; token budget {was} -> {smaller}, the step is done again")
                 budget = smaller
                 torch.cuda.empty_cache()
                 batches = _steps(task, plan, step, total, budget, ranks)
                 continue
             if not (math.isfinite(loss) and math.isfinite(norm)):
-                raise RunStopped(_diverged(task, results, ids, step, loss, norm, ranks), EXIT_DIVERGED)
+                raise RunStopped(_diverged(task, gradients, step, loss, norm, ranks), EXIT_DIVERGED)
 
             rate = learning_rate(recipe, step, total)
             update(optimizer, gradients, norm, rate, recipe.max_grad_norm)
@@ -72,7 +79,7 @@ def train(recipe: Recipe, plan: Plan, task: Task, run: RunFolder, ranks: Ranks) 
                 scores = task.evaluate("val", ranks)
                 if scores:
                     watch.evaluation(step, "val", scores)
-                if scores and (best is None or scores["loss"] < best["loss"]):
+                if scores and scores["loss"] < (best["loss"] if best else math.inf):
                     best, save = {"step": step, **scores}, True
             if save:
                 if ranks.first:
@@ -83,7 +90,7 @@ def train(recipe: Recipe, plan: Plan, task: Task, run: RunFolder, ranks: Ranks) 
         if not scores:  # a run killed between its last checkpoint and its end
             scores = task.evaluate("val", ranks)
         if ranks.first:
-            _finish(run, task, scores, best)
+            _finish(plan, run, task, scores, total, best)
         return scores
 
 
@@ -119,22 +126,18 @@ def _steps(task: Task, plan: Plan, first: int, last: int, budget: int | None, ra
 
 def accumulate(
     task: Task, plan: Plan, batches: Iterable[Any], gradients: Gradients, step: int, scale: float
-) -> list[tuple[Any, torch.Tensor]]:
+) -> None:
     """Forward and backward of this rank's micro-batches. Memory running out is a result, not an end: the other ranks
     wait for this one's part of the sum."""
-    results = []
     try:
         for batch in batches:
             batch = batch.to(task.device, non_blocking=plan.pin_memory)
-            loss, each = task.loss_sum(batch, step)
+            loss, _ = task.loss_sum(batch, step)
             (loss * scale).backward()
             gradients.tail[0] += loss.detach() * scale
-            results.append((batch, each))
     except torch.OutOfMemoryError:
-        results.clear()
         gradients.zero()
         gradients.tail[1] = 1
-    return results
 
 
 def update(optimizer: torch.optim.Optimizer, gradients: Gradients, norm: float, rate: float, limit: float | None) -> None:
@@ -169,23 +172,37 @@ def _save(
         "best": best,
     }
     checkpoint.write(run.checkpoints, f"step-{step:06d}", fill, {"step": step, **state})
+    _tidy(plan, run, step, best)
+
+
+def _tidy(plan: Plan, run: RunFolder, step: int, best: dict[str, Any] | None) -> None:
     if best is not None:
         run.write_json("checkpoints/best.json", best)
-    checkpoint.prune(run.checkpoints, plan.save_total_limit, best["step"] if best else None)
+    checkpoint.prune(run.checkpoints, plan.save_total_limit, step, best["step"] if best else None)
 
 
-def _finish(run: RunFolder, task: Task, scores: dict[str, float], best: dict[str, Any] | None) -> None:
+def _finish(
+    plan: Plan, run: RunFolder, task: Task, scores: dict[str, float], step: int, best: dict[str, Any] | None
+) -> None:
+    _tidy(plan, run, step, best)  # once more, for a run killed before it could
     checkpoint.write(run.path, run.adapter.name, task.save, None)
     run.write_json("eval.json", {"val": scores, "best": best})
 
 
-def _diverged(
-    task: Task, results: list[tuple[Any, torch.Tensor]], ids: list[int], step: int, loss: float, norm: float, ranks: Ranks
-) -> str:
-    mine = [name for batch, each in results for name in task.culprits(batch, each)]
+def _diverged(task: Task, gradients: Gradients, step: int, loss: float, norm: float, ranks: Ranks) -> str:
+    mine: list[str] = []
+    # One question that is not finite spoils all that share its row: look at each by itself.
+    for batch in task.batches(step, 1, ranks):
+        batch = batch.to(task.device)
+        gradients.zero()
+        total, each = task.loss_sum(batch, step)
+        total.backward()
+        # Zero times a norm that is not finite is NaN: a bad gradient of a finite loss is found too.
+        mine += task.culprits(batch, each + 0 * gradients.norm())
     named = sorted({name for part in ranks.gather(mine) for name in part})
     what = f"loss {loss}" if not math.isfinite(loss) else f"gradient norm {norm} at loss {loss:.4f}"
-    who = f"not finite at {', '.join(named)}" if named else f"in the step of {', '.join(task.names(ids))}"
+    whole = f"in the step of {', '.join(task.names(task.step_ids(step)))}"
+    who = f"not finite at {', '.join(named)}" if named else whole
     return f"step {step + 1}: {what}, {who}. The weights were not touched; earlier checkpoints are good."
 
 
@@ -199,10 +216,16 @@ def _too_large(task: Task, ids: list[int]) -> str:
 class _StopRequest:
     """SIGTERM or SIGUSR1: the step is finished and saved, then the run leaves."""
 
-    def __init__(self) -> None:
-        self.asked = False
-        for number in (signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, self._ask)
+    asked = False
+
+    def __enter__(self) -> _StopRequest:
+        self._before = {n: signal.signal(n, self._ask) for n in (signal.SIGTERM, signal.SIGUSR1)}
+        return self
+
+    def __exit__(self, kind: object, *_more: object) -> None:
+        # A run that leaves early stays deaf: a second signal must not change the code it leaves with.
+        for number, handler in self._before.items() if kind is None else ():
+            signal.signal(number, handler)
 
     def _ask(self, _number: int, _frame: Any) -> None:
         self.asked = True

@@ -24,18 +24,15 @@ class Watch:
 
     def __init__(self, run: RunFolder | None, total: int, log_steps: int, device: torch.device) -> None:
         self.run, self.total, self.log_steps = run, total, log_steps
-        self.live = self.board = None
+        self.live: Any = None
+        self.board: Any = None
         self.gpu = _gpu_use(device)
         self._recent: list[tuple[float, int]] = []  # (seconds, samples) of the latest steps
-        if run is not None:
-            from torch.utils.tensorboard import SummaryWriter
+        if run is not None and sys.stdout.isatty():
+            from rich.live import Live
 
-            self.board = SummaryWriter(str(run.path / "tensorboard"))
-            if sys.stdout.isatty():
-                from rich.live import Live
-
-                self.live = Live(transient=True, refresh_per_second=4)
-                self.live.start()
+            self.live = Live(transient=True, refresh_per_second=4)
+            self.live.start()
 
     def step(self, step: int, loss: float, seconds: float, samples: int, more: dict[str, Any]) -> None:
         """`step` is the number of steps done."""
@@ -54,9 +51,13 @@ class Watch:
         if self.live is None and due:
             print(line, flush=True)
         self.run.append({"step": step, "loss": loss, "seconds": seconds, "samples": samples, **more})
-        if self.board is not None and due:
-            for name, value in {"loss": loss, "samples_per_second": seen / spent, **more}.items():
-                self.board.add_scalar(f"train/{name}", value, step)
+        if self.board is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            # A resumed run goes through some steps again: what was charted of them is taken back.
+            self.board = SummaryWriter(str(self.run.path / "tensorboard"), purge_step=step)
+        if due:
+            self._chart("train", {"loss": loss, "samples_per_second": seen / spent, **more}, step)
 
     def evaluation(self, step: int, split: str, scores: dict[str, float]) -> None:
         if self.run is None:
@@ -66,15 +67,17 @@ class Watch:
             + "  ".join(f"{k} {v:.4g}" for k, v in scores.items() if k not in ("loss", "questions"))
         )
         self.run.append({"step": step, "split": split, **scores})
-        if self.board is not None:
-            for name, value in scores.items():
-                self.board.add_scalar(f"{split}/{name}", value, step)
+        self._chart(split, scores, step)
+
+    def _chart(self, group: str, values: dict[str, Any], step: int) -> None:
+        for name, value in values.items():
+            self.board.add_scalar(f"{group}/{name}", value, step)
 
     def say(self, text: str) -> None:
         if self.run is None:
             return
         if self.live is not None:
-            self.live.console.print(text, highlight=False)
+            self.live.console.print(text, highlight=False, markup=False)
         else:
             print(text, flush=True)
 

@@ -1,0 +1,119 @@
+"""The demo: draw a question set, build a tiny Qwen3-VL, train it under two plans with the commands a user would type,
+and put losses, speed and exact match side by side."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from sameday.spec.errors import EXIT_OK, EXIT_STOPPED
+from sameday.spec.load import dump_yaml
+from sameday.spec.plan import Plan
+from sameday.spec.recipe import Recipe
+from sameday.spec.record import RunFolder
+
+COMPARED_STEPS = 12
+STEPS = 220
+RECIPE: dict[str, Any] = {
+    "name": "demo",
+    "model": "model",
+    "train": "all",  # from random weights there is nothing yet for an adapter to adapt
+    "train_vision": True,
+    "precision": "float32",
+    "data": {"train": "train.jsonl", "val": "val.jsonl"},
+    "order": "by_image",
+    "effective_batch": 64,
+    "loss_weight": "sample",
+    "learning_rate": 3e-3,
+    "schedule": "cosine",
+    "warmup_ratio": 0.1,
+    "max_steps": STEPS,
+}
+# One thread: at this size several spend their time waiting for each other.
+QUIET: dict[str, Any] = {"environment": {"OMP_NUM_THREADS": "1"}, "log_steps": 20, "eval_steps": None, "save_steps": 100}
+PLANS: dict[str, dict[str, Any]] = {
+    "plain": {**QUIET, "log_steps": 4},
+    "shared": {
+        **QUIET,
+        "share_images": True,
+        "packing": True,
+        "token_budget": 512,
+        "max_questions": None,
+        "label_only_logits": True,
+        "optimizer_impl": "foreach",
+    },
+}
+
+
+def show(out: Path) -> None:
+    began = time.perf_counter()
+    for name in PLANS:  # what an earlier demo left
+        shutil.rmtree(out / f"{name}_run", ignore_errors=True)
+    baseline = _prepare(out)
+    print(f"\n1. One question at a time, the first {COMPARED_STEPS} steps")
+    _train(out, "plain", "--stop-after", str(COMPARED_STEPS), expected=EXIT_STOPPED)
+    print("\n2. The same recipe, each image computed once for all of its questions")
+    _train(out, "shared", expected=EXIT_OK)
+    _compare(out, baseline)
+    print(f"\nTook {time.perf_counter() - began:.0f} s. Recipe, plans and runs are in {out}.")
+
+
+def _prepare(out: Path) -> float:
+    """Data, model, recipe and plans; gives the exact match of never looking at the image."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    import transformers
+
+    from sameday.demo.scenes import draw, majority_baseline
+    from sameday.demo.tiny import write_model
+
+    transformers.utils.logging.disable_progress_bar()
+    draw(out, train_images=300, val_images=40, seed=0, size=64)
+    rows, val = ([json.loads(line) for line in (out / f"{name}.jsonl").open()] for name in ("train", "val"))
+    two_layers = {"num_hidden_layers": 2}
+    write_model(out / "model", [f"{r['question']} {r['answer']}" for r in rows], seed=0, text=two_layers)
+    (out / "recipe.yaml").write_text(dump_yaml(Recipe.model_validate(RECIPE)))
+    for name, fields in PLANS.items():
+        (out / f"{name}_plan.yaml").write_text(dump_yaml(Plan(**fields)))
+    print(f"{len(rows)} questions about {len({r['image'] for r in rows})} drawn scenes, for example:")
+    for row in rows[:3]:
+        print(f"  {row['image']}  {row['question']}  {row['answer']}")
+    return majority_baseline(rows, val)
+
+
+def _train(out: Path, plan: str, *more: str, expected: int) -> None:
+    words = ["train", out / "recipe.yaml", "--plan", out / f"{plan}_plan.yaml", "--out", out / f"{plan}_run", *more]
+    arguments = [str(word) for word in words]
+    print("   sameday " + " ".join(arguments), flush=True)
+    done = subprocess.run([sys.executable, "-m", "sameday", *arguments])
+    if done.returncode != expected:
+        sys.exit(done.returncode or 1)
+
+
+def _compare(out: Path, baseline: float) -> None:
+    plain, shared = (RunFolder.read(out / f"{name}_run").metrics for name in PLANS)
+    plain, shared = ([r for r in records if "split" not in r] for records in (plain, shared))
+    print(f"\n{'step':>6} {'plain loss':>12} {'shared loss':>12} {'difference':>12}")
+    for a, b in zip(plain, shared[: len(plain)], strict=True):
+        print(f"{a['step']:6d} {a['loss']:12.6f} {b['loss']:12.6f} {abs(a['loss'] - b['loss']):12.1e}")
+    speeds = {name: _speed(records) for name, records in (("plain", plain), ("shared", shared))}
+    print("\nsamples/s (median over steps, quartiles)")
+    for name, (low, middle, high) in speeds.items():
+        print(f"  {name:8s}{middle:8.1f}  ({low:.1f} to {high:.1f})")
+    print(f"  shared is {speeds['shared'][1] / speeds['plain'][1]:.1f} times faster on this machine, order by_image")
+    scores = json.loads((out / "shared_run" / "eval.json").read_text())["val"]
+    gain = 100 * (scores["exact_match"] - baseline)
+    print(f"\nexact match on {scores['questions']} new questions after {STEPS} steps: {100 * scores['exact_match']:.1f}%")
+    print(f"always giving each question's most frequent answer:  {100 * baseline:.1f}%  ({gain:+.1f} points)")
+
+
+def _speed(records: list[dict[str, Any]]) -> tuple[float, float, float]:
+    rates = [r["samples"] / r["seconds"] for r in records[1:]]
+    low, middle, high = statistics.quantiles(rates, n=4)
+    return low, middle, high

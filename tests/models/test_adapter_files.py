@@ -1,0 +1,206 @@
+"""What a run saves is read by the libraries alone, and answers as it did in training."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from conftest import FAMILIES
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForImageTextToText
+from worlds import make_task, tiny_recipe, write_world
+
+from sameday.data.images import open_rgb
+from sameday.spec.plan import Plan
+from sameday.spec.recipe import Recipe
+from sameday.tasks.vqa import VqaTask
+from sameday.train.launch import train_from_files
+
+QUICK = {
+    "effective_batch": 4,
+    "learning_rate": 0.05,
+    "max_steps": 4,
+    "lora": {"r": 2, "alpha": 4, "dropout": 0.1},
+}
+PLAN = "share_images: true\npacking: true\nmax_questions: null\nsave_steps: 2\neval_steps: null\n"
+
+
+@dataclass
+class Finished:
+    folder: Path
+    model: Path
+    recipe: Recipe
+    run: Path
+
+    def task(self) -> VqaTask:
+        """Our own forward pass, at the recipe's start."""
+        task = make_task(self.folder, self.recipe, Plan())
+        task.training(False)
+        return task
+
+
+def trained(folder: Path, model: Path, **changes: Any) -> Finished:
+    write_world(folder, 11, counts=(4, 3), hard=False)
+    recipe = tiny_recipe(model, **(QUICK | changes))
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
+    (folder / "plan.yaml").write_text(PLAN)
+    train_from_files(folder / "recipe.yaml", folder / "plan.yaml", folder / "run", [])
+    return Finished(folder, model, recipe, folder / "run")
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def finished(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_models: dict[str, Path]
+) -> Finished:
+    return trained(tmp_path_factory.mktemp(request.param), tiny_models[request.param])
+
+
+@torch.no_grad()
+def ours(task: VqaTask, number: int) -> torch.Tensor:
+    """Logits of every token of a validation question, through our own forward pass."""
+    encoded = task._encode(task.splits["val"][number])
+    [[part]] = task._partition([encoded], task._cut(None), 1)
+    batch = task._build([encoded], part)
+    return task.model.logits(task.model.hidden(batch), torch.arange(encoded.length))
+
+
+@torch.no_grad()
+def theirs(model: Any, task: VqaTask, number: int) -> torch.Tensor:
+    """The same through the library's own door: tokens, pixels and grids, as its processor would give them."""
+    encoded = task._encode(task.splits["val"][number])
+    tokens = torch.from_numpy(encoded.tokens)[None]
+    [image] = encoded.sample.images
+    return (
+        model.eval()(
+            input_ids=tokens,
+            attention_mask=torch.ones_like(tokens),
+            pixel_values=torch.from_numpy(task.processor.pixels(open_rgb(image.path))),
+            image_grid_thw=torch.tensor([(1, *encoded.grids[0])]),
+            mm_token_type_ids=(tokens == task.encoder.image_token).int(),
+        )
+        .logits[0]
+        .float()
+    )
+
+
+def base(model: Path) -> Any:
+    return AutoModelForImageTextToText.from_pretrained(model, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("name", ["adapter", "checkpoints/step-000002", "checkpoints/step-000004"])
+def test_peft_loads_what_was_saved_and_answers_the_same(finished: Finished, name: str) -> None:
+    task = finished.task()
+    before = ours(task, 0)
+    task.restore(finished.run / name)
+    library = PeftModel.from_pretrained(base(finished.model), str(finished.run / name))
+    for number in (0, len(task.splits["val"]) - 1):
+        mine = ours(task, number)
+        torch.testing.assert_close(theirs(library, task, number), mine, atol=1e-5, rtol=1e-5)
+    assert (ours(task, 0) - before).abs().max() > 0.01, "training moved nothing"
+
+
+def test_checkpoints_differ_and_the_last_is_the_adapter(finished: Finished) -> None:
+    def weights(name: str) -> dict[str, torch.Tensor]:
+        return load_file(finished.run / name / "adapter_model.safetensors")
+
+    early, late, final = map(weights, ("checkpoints/step-000002", "checkpoints/step-000004", "adapter"))
+    assert all(torch.equal(late[key], final[key]) for key in final)
+    assert any(not torch.equal(early[key], final[key]) for key in final)
+    assert all(value.dtype == torch.float32 for value in final.values())
+
+
+def test_the_adapter_names_its_base(finished: Finished) -> None:
+    config = json.loads((finished.run / "adapter/adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(finished.model)
+    assert (config["r"], config["lora_alpha"], config["peft_type"]) == (2, 4, "LORA")
+    assert sorted(config["target_modules"]) == ["k_proj", "o_proj", "q_proj", "v_proj"]
+
+
+def test_new_adapters_are_a_function_of_the_seed(finished: Finished) -> None:
+    def start(**changes: Any) -> dict[str, torch.Tensor]:
+        recipe = finished.recipe.model_copy(update=changes)
+        return {k: p.detach() for k, p in make_task(finished.folder, recipe, Plan()).trained().items()}
+
+    torch.manual_seed(1)
+    first = start(seed=3)
+    torch.manual_seed(2)  # whatever the streams of random numbers are at
+    again, other = start(seed=3), start(seed=4)
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    for key in first:
+        assert torch.equal(first[key], other[key]) == (".lora_B." in key), key
+        assert bool(first[key].any()) == (".lora_A." in key), key
+    drawn = [value for key, value in first.items() if ".lora_A." in key]
+    assert len({tuple(value.flatten()[:4].tolist()) for value in drawn}) == len(drawn), "layers start alike"
+
+
+def test_start_adapter_is_where_training_starts(finished: Finished) -> None:
+    recipe = finished.recipe.model_copy(update={"start_adapter": "run/adapter"})
+    task = make_task(finished.folder, recipe, Plan())
+    task.training(False)
+    done = finished.task()
+    done.restore(finished.run / "adapter")
+    started, ended = task.trained(), done.trained()
+    assert started.keys() == ended.keys()
+    assert all(torch.equal(started[key], ended[key]) for key in ended)
+    assert torch.equal(ours(task, 0), ours(done, 0))
+
+
+def test_a_run_from_start_adapter_continues_it(finished: Finished, tmp_path: Path) -> None:
+    """At a learning rate that moves nothing what comes out is what went in."""
+    start = str(finished.run / "adapter")
+    after = trained(tmp_path, finished.model, start_adapter=start, learning_rate=1e-30, max_steps=1)
+    there = load_file(finished.run / "adapter/adapter_model.safetensors")
+    here = load_file(after.run / "adapter/adapter_model.safetensors")
+    assert there.keys() == here.keys()
+    assert all(torch.equal(there[key], here[key]) for key in there)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_language_model_alone_can_be_named(
+    family: str, tmp_path: Path, tiny_models: dict[str, Path]
+) -> None:
+    """The tower of Qwen2.5-VL has a gate_proj too: the saved pattern must mean the same layers to PEFT."""
+    lora = {"r": 2, "alpha": 4, "target_modules": ["language_model.gate_proj", "q_proj"]}
+    after = trained(tmp_path, tiny_models[family], lora=lora, max_steps=2)
+    names = list(load_file(after.run / "adapter/adapter_model.safetensors"))
+    assert {name.split(".lora_")[0].split(".")[-1] for name in names} == {"gate_proj", "q_proj"}
+    assert all(".language_model." in name for name in names)
+    task = after.task()
+    task.restore(after.run / "adapter")
+    library = PeftModel.from_pretrained(base(after.model), str(after.run / "adapter"))
+    torch.testing.assert_close(theirs(library, task, 0), ours(task, 0), atol=1e-5, rtol=1e-5)
+    # And such an adapter can be continued.
+    make_task(tmp_path, after.recipe.model_copy(update={"start_adapter": "run/adapter"}), Plan())
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def whole(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_models: dict[str, Path]
+) -> Finished:
+    folder = tmp_path_factory.mktemp(f"whole-{request.param}")
+    return trained(folder, tiny_models[request.param], train="all", learning_rate=1e-3, max_steps=2)
+
+
+@pytest.mark.parametrize("name", ["adapter", "checkpoints/step-000002"])
+def test_a_whole_model_is_saved_as_one(whole: Finished, name: str) -> None:
+    task = whole.task()
+    before = ours(task, 0)
+    assert "sameday" not in (whole.run / name / "config.json").read_text(), "nobody else knows our kernel"
+    library = base(whole.run / name)
+    task.model.module.load_state_dict(library.state_dict())
+    torch.testing.assert_close(theirs(library, task, 0), ours(task, 0), atol=1e-5, rtol=1e-5)
+    assert (ours(task, 0) - before).abs().max() > 0.01, "training moved nothing"
+
+
+def test_a_whole_model_is_taken_back_to_the_bit(whole: Finished) -> None:
+    task = whole.task()
+    task.restore(whole.run / "adapter")
+    there, here = base(whole.run / "adapter").state_dict(), task.model.module.state_dict()
+    assert there.keys() == here.keys()
+    assert all(torch.equal(there[key], here[key]) for key in there)

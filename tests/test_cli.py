@@ -1,0 +1,445 @@
+"""The commands as a user types them: what they print, what they leave behind, and how they refuse."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from worlds import write_world
+
+from sameday.cli import main
+from sameday.spec.convert import convert
+from sameday.spec.load import load_plan, load_recipe
+from sameday.spec.recipe import Recipe
+from sameday.spec.record import read_metrics
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+FIELDS: dict[str, Any] = {
+    "name": "small",
+    "precision": "float32",
+    "data": {"train": "train.jsonl", "val": "val.jsonl", "image_root": "images"},
+    "lora": {"r": 2, "alpha": 4},
+    "effective_batch": 2,
+    "learning_rate": 0.01,
+    "max_steps": 2,
+}
+
+
+@dataclass
+class Said:
+    code: int
+    out: str
+    err: str
+
+
+def sameday(folder: Path, *words: str) -> Said:
+    """`sameday WORDS`, typed in this folder, in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.chdir(folder),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        patch.setattr(sys, "argv", ["sameday", *words])
+        before = dict(os.environ)
+        try:
+            main()
+            code = 0
+        except SystemExit as leave:
+            code = int(leave.code or 0)
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+    return Said(code, out.getvalue(), err.getvalue())
+
+
+def refused(folder: Path, *words: str) -> str:
+    """The one message of a command that must fail: code 2, no traceback, nothing left behind."""
+    said = sameday(folder, *words)
+    assert said.code == 2, said.out + said.err
+    assert "Traceback" not in said.err and said.err.startswith("error: "), said.err
+    return said.err.removeprefix("error: ").rstrip("\n")
+
+
+Write = Callable[..., Path]
+
+
+def write_recipe(folder: Path, model: Path | str, **changes: Any) -> Path:
+    (folder / "recipe.yaml").write_text(
+        yaml.safe_dump({"model": str(model)} | FIELDS | changes, sort_keys=False)
+    )
+    return folder
+
+
+@pytest.fixture
+def world(tmp_path: Path, tiny_qwen3: Path) -> Path:
+    """Two images, five questions, and a recipe for them."""
+    return write_recipe(write_world(tmp_path, 3, counts=(3, 2), hard=False), tiny_qwen3)
+
+
+@dataclass
+class Finished:
+    folder: Path
+    run: Path
+    said: Said
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, tiny_qwen3: Path) -> Finished:
+    """One run without a plan and without --out, with every short form."""
+    folder = write_world(tmp_path_factory.mktemp("finished"), 3, counts=(3, 2), hard=False)
+    write_recipe(folder, tiny_qwen3, learning_rate=0.05)
+    (folder / "bad.jsonl").write_text(
+        '{"image": "0.png", "question": "why?"}\n' + (folder / "train.jsonl").read_text()
+    )
+    said = sameday(
+        folder,
+        *("train", "recipe.yaml", "--max-steps", "3", "--limit", "5", "--on-bad", "skip"),
+        *("--set", "recipe.data.train=bad.jsonl", "--set", "recipe.lora.r=3", "--set", "plan.log_steps=2"),
+    )
+    assert said.code == 0, said.err
+    [run] = (folder / "runs").iterdir()
+    return Finished(folder, run, said)
+
+
+# Training
+
+
+def test_short_forms_and_sets_reach_the_recipe(finished: Finished) -> None:
+    recipe = load_recipe(finished.run / "recipe.yaml")
+    assert (recipe.max_steps, recipe.data.limit, recipe.data.on_bad, recipe.lora.r) == (3, 5, "skip", 3)
+    assert recipe.data.train == "bad.jsonl"
+    config = json.loads((finished.run / "adapter/adapter_config.json").read_text())
+    assert config["r"] == 3
+    steps = [m["step"] for m in read_metrics(finished.run / "metrics.jsonl") if "split" not in m]
+    assert steps == [1, 2, 3]
+
+
+def test_a_run_lives_under_its_name_and_fingerprint(finished: Finished) -> None:
+    recipe = load_recipe(finished.run / "recipe.yaml")
+    assert finished.run.name == f"small-{recipe.fingerprint}"
+    assert f"small {recipe.fingerprint} in runs/{finished.run.name}: 4 questions\n" in finished.said.out
+
+
+def test_bad_lines_are_left_out_and_recorded(finished: Finished) -> None:
+    [skipped] = json.loads((finished.run / "skipped.json").read_text())
+    assert skipped["where"] == "bad.jsonl:1" and "answer" in skipped["what"]
+    assert "left out, and recorded in skipped.json: 1 problem in 1 line:\nbad.jsonl:1: " in finished.said.out
+
+
+def test_an_automatic_plan_says_why_and_is_kept(finished: Finished) -> None:
+    plan = load_plan(finished.run / "plan.yaml")
+    choices = json.loads((finished.run / "choices.json").read_text())
+    assert plan.share_images and plan.packing and plan.max_questions is None
+    said = dict(re.findall(r"^plan\.(\w+): \S+, because (.+)$", finished.said.out, re.MULTILINE))
+    assert said == {name: why for name, why in choices.items() if name != "attention"}
+    for name in ("share_images", "packing", "token_budget", "optimizer_impl"):
+        assert len(said[name]) > 10, said
+    assert re.search(r"^attention: \w+, because .+$", finished.said.out, re.MULTILINE)
+    assert choices["attention"]
+
+
+def test_what_was_set_stands_in_an_automatic_plan(finished: Finished) -> None:
+    assert load_plan(finished.run / "plan.yaml").log_steps == 2
+    assert "plan.log_steps: 2, because asked for\n" in finished.said.out
+    lines = re.findall(r"^step (\d)/3  loss", finished.said.out, re.MULTILINE)
+    assert lines == ["2", "3"]
+
+
+def test_a_set_replaces_an_automatic_choice(world: Path) -> None:
+    sets = ("plan.share_images=false", "plan.token_budget=300", "plan.environment.OMP_NUM_THREADS='1'")
+    said = sameday(world, "train", "recipe.yaml", "--out", "run", *(w for s in sets for w in ("--set", s)))
+    assert said.code == 0, said.err
+    plan = load_plan(world / "run/plan.yaml")
+    assert (plan.share_images, plan.token_budget, plan.packing) == (False, 300, True)
+    assert plan.environment == {"OMP_NUM_THREADS": "1"}
+    assert "plan.token_budget: 300, because asked for\n" in said.out
+
+
+def test_a_plan_file_is_taken_as_it_is(world: Path) -> None:
+    (world / "plan.yaml").write_text("attention: sdpa\nlog_steps: 1\n")
+    said = sameday(
+        world, "train", "recipe.yaml", "--plan", "plan.yaml", "--set", "plan.workers=0", "--out", "run"
+    )
+    assert said.code == 0, said.err
+    assert "because" not in said.out
+    assert load_plan(world / "run/plan.yaml") == load_plan(world / "plan.yaml")
+    assert json.loads((world / "run/choices.json").read_text()) == {}
+
+
+def test_paths_start_at_the_recipe_wherever_the_command_is_typed(world: Path, tmp_path_factory: Any) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    said = sameday(elsewhere, "train", str(world / "recipe.yaml"), "--max-steps", "1")
+    assert said.code == 0, said.err
+    assert [p.parent for p in elsewhere.glob("runs/small-*")] == [elsewhere / "runs"]
+
+
+def test_the_same_command_again_goes_on(world: Path) -> None:
+    stopped = sameday(world, "train", "recipe.yaml", "--stop-after", "1")
+    assert stopped.code == 75 and "step 1 of 2 is saved" in stopped.err
+    [run] = (world / "runs").iterdir()
+    assert not (run / "adapter").exists()
+    unfinished = refused(world, "eval", str(run), "--split", "val")
+    assert unfinished == f"{run}: the run is not finished: it has no adapter/ yet"
+    again = sameday(world, "train", "recipe.yaml")
+    assert again.code == 0 and "resumed from step-000001\n" in again.out, again.err
+    assert (run / "adapter").is_dir()
+
+
+# Specs
+
+
+def test_an_unknown_key_names_its_place_and_its_nearest(world: Path) -> None:
+    text = (world / "recipe.yaml").read_text() + "learning_rte: 1\nnum_epoch: 2\n"
+    (world / "recipe.yaml").write_text(text)
+    lines = text.splitlines()
+    assert refused(world, "train", "recipe.yaml").splitlines() == [
+        f"recipe.yaml:{lines.index('learning_rte: 1') + 1}: learning_rte is not a key here; nearest: learning_rate",
+        f"recipe.yaml:{lines.index('num_epoch: 2') + 1}: num_epoch is not a key here; nearest: num_epochs",
+    ]
+
+
+def test_a_plan_key_in_a_recipe_is_told_so(world: Path) -> None:
+    text = (world / "recipe.yaml").read_text()
+    (world / "recipe.yaml").write_text("packing: true\n" + text)
+    said = refused(world, "train", "recipe.yaml")
+    assert said == "recipe.yaml:1: packing is a plan field, not a recipe field"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("recipe.seed", "--set recipe.seed: has no '='; write recipe.KEY=VALUE or plan.KEY=VALUE"),
+        ("seed=1", "--set seed=1: must start with recipe.KEY= or plan.KEY="),
+        ("recipe.seed=-1", "--set recipe.seed=-1: seed is -1; must be greater than or equal to 0"),
+        (
+            "plan.worker=2",
+            "--set plan.worker=2: worker is not a key here; nearest: workers",
+        ),
+        ("recipe.lora.r=many", "--set recipe.lora.r=many: lora.r is 'many'; must be an integer"),
+    ],
+)
+def test_a_bad_set_is_its_own_place(world: Path, text: str, message: str) -> None:
+    assert refused(world, "train", "recipe.yaml", "--set", text) == message
+
+
+def test_missing_files_are_named(world: Path) -> None:
+    assert refused(world, "train", "absent.yaml") == "absent.yaml: no such file"
+    assert refused(world, "train", "recipe.yaml", "--plan", "absent.yaml") == "absent.yaml: no such file"
+    said = refused(world, "train", "recipe.yaml", "--set", "recipe.data.train=none.jsonl")
+    assert said == f"{world}/none.jsonl does not exist; a JSONL file with one question per line is needed"
+    said = refused(world, "train", "recipe.yaml", "--set", "recipe.data.image_root=nowhere")
+    assert f"image_root {world}/nowhere is not a folder" in said
+
+
+# Data, before any model
+
+
+def test_all_bad_lines_of_all_files_come_in_one_list(world: Path) -> None:
+    """The model's name is nonsense: it is not reached."""
+    good = (world / "train.jsonl").read_text()
+    (world / "train.jsonl").write_text(
+        good
+        + '{"image": "0.png", "question": "", "answer": "yes"}\n{"image": "none.png", "question": "a", "answer": "b"}\n'
+    )
+    (world / "images/broken.png").write_bytes(b"\x89PNG nothing")
+    (world / "val.jsonl").write_text(
+        good + 'not json\n{"image": "broken.png", "question": "a", "answer": "b"}\n'
+    )
+    said = refused(world, "train", "recipe.yaml", "--set", "recipe.model=no/such/model")
+    assert said.count("2 problems in 2 lines:") == 2
+    for line in (
+        "train.jsonl:6: question is empty",
+        "train.jsonl:7: image 'none.png' not found under ",
+        "val.jsonl:6: invalid JSON at column 1: ",
+        "val.jsonl:7: image 'broken.png' ",
+    ):
+        assert f"\n{line}" in said, said
+    assert "--on-bad skip leaves them out" in said and "model" not in said
+    assert not (world / "runs").exists()
+
+
+def test_a_curriculum_needs_stages(world: Path) -> None:
+    rows = [json.loads(line) for line in (world / "train.jsonl").read_text().splitlines()]
+    for row in rows[1:3]:
+        del row["stage"]
+    (world / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = refused(world, "train", "recipe.yaml", "--set", "recipe.order=curriculum")
+    assert said == "order curriculum needs a stage in every line; 2 have none: train.jsonl:2"
+
+
+def test_max_length_needs_room_for_image_and_answer(world: Path) -> None:
+    said = refused(world, "train", "recipe.yaml", "--set", "recipe.max_length=10")
+    assert re.search(
+        r"train\.jsonl:\d+: max_length 10 has no room for the image, the turn's frame and one token of the answer, "
+        r"which take \d+ tokens",
+        said,
+    )
+
+
+# Models
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As HF_HUB_OFFLINE=1, which the library reads once at its import."""
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+
+
+@pytest.mark.parametrize("name", ["someone/some-model", "../models/typo"])
+def test_a_model_that_is_nowhere(world: Path, offline: None, name: str) -> None:
+    said = refused(world, "train", "recipe.yaml", "--set", f"recipe.model={name}")
+    assert said.startswith(f"model '{name}' is neither a folder nor in the cache (")
+    assert "and the hub did not give it: " in said and not (world / "runs").exists()
+
+
+@pytest.mark.parametrize("plan", [(), ("--plan", "plan.yaml")])
+def test_an_unsupported_model_is_refused(world: Path, plan: tuple[str, ...]) -> None:
+    (world / "plan.yaml").write_text("log_steps: 1\n")
+    bert = {"model_type": "bert", "architectures": ["BertModel"], "hidden_size": 8, "num_hidden_layers": 1}
+    (world / "bert").mkdir()
+    (world / "bert/config.json").write_text(json.dumps(bert))
+    said = refused(world, "train", "recipe.yaml", "--set", "recipe.model=bert", *plan)
+    assert said == "model type 'bert' is not supported; allowed: qwen3_vl, qwen2_5_vl"
+    assert not (world / "runs").exists()
+
+
+def test_a_folder_that_is_no_model(world: Path) -> None:
+    said = refused(world, "train", "recipe.yaml", "--set", "recipe.model=images")
+    assert said.startswith("model 'images': its configuration cannot be read: ")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_gpu_that_is_not_there(world: Path) -> None:
+    said = refused(world, "train", "recipe.yaml", "--set", "plan.device=cuda")
+    assert said == "plan.device is cuda, and torch finds no GPU here; allowed: auto, cpu"
+
+
+def test_attention_that_cannot_run_is_refused_before_the_run_exists(world: Path) -> None:
+    said = refused(world, "train", "recipe.yaml", "--set", "plan.attention=flex", "--set", "plan.device=cpu")
+    assert said == "plan.attention flex has no backward pass on a CPU; allowed there: auto, sdpa, split"
+    said = refused(
+        world, "train", "recipe.yaml", "--set", "plan.attention=split", "--set", "plan.packing=false"
+    )
+    assert said == "plan.attention split is for packed rows: set plan.packing true, or attention sdpa or flex"
+    assert not (world / "runs").exists()
+
+
+def test_a_lora_target_must_exist(world: Path) -> None:
+    said = refused(world, "train", "recipe.yaml", "--set", "recipe.lora.target_modules=[q_proj, query]")
+    assert said == (
+        "lora.target_modules: no linear layer is called 'query'; the language model has "
+        "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
+    )
+
+
+def test_a_lora_target_of_the_tower_too_must_be_told_apart(world: Path, tiny_qwen25: Path) -> None:
+    model = f"recipe.model={tiny_qwen25}"
+    words = ("train", "recipe.yaml", "--set", model, "--out", "run", "--max-steps", "1")
+    said = refused(world, *words, "--set", "recipe.lora.target_modules=[gate_proj]")
+    assert said == (
+        "lora.target_modules: 'gate_proj' is also a layer of the frozen vision tower "
+        "(model.visual.blocks.0.mlp.gate_proj, and 1 more); write 'language_model.gate_proj' for the language "
+        "model alone, or set train_vision: true"
+    )
+    shutil.rmtree(world / "run")
+    done = sameday(world, *words, "--set", "recipe.lora.target_modules=[language_model.gate_proj]")
+    assert done.code == 0, done.err
+    names = load_file(world / "run/adapter/adapter_model.safetensors")
+    assert names and all(".language_model." in name and ".gate_proj." in name for name in names)
+
+
+def test_a_start_adapter_must_fit(finished: Finished, world: Path) -> None:
+    adapter = finished.run / "adapter"
+    words = ("train", "recipe.yaml", "--set", f"recipe.start_adapter={adapter}")
+    said = refused(
+        world, *words, "--set", "recipe.lora.alpha=5", "--set", "recipe.lora.target_modules=[q_proj]"
+    )
+    assert said == (
+        f"start_adapter {adapter}: r is 3 there, 2 in the recipe; alpha is 4 there, 5.0 in the recipe; "
+        "target_modules are ['k_proj', 'o_proj', 'q_proj', 'v_proj'] there, ['q_proj'] in the recipe"
+    )
+    said = refused(world, "train", "recipe.yaml", "--out", "other", "--set", "recipe.start_adapter=images")
+    assert said == f"start_adapter: {world}/images is not a PEFT adapter (it has no adapter_config.json)"
+
+
+def test_a_start_adapter_of_other_layers_is_seen_through_its_pattern(world: Path) -> None:
+    """What was saved for `language_model.q_proj` is a pattern, and a recipe for v_proj does not mean it."""
+    words = ("train", "recipe.yaml", "--max-steps", "1")
+    done = sameday(
+        world, *words, "--out", "one", "--set", "recipe.lora.target_modules=[language_model.q_proj]"
+    )
+    assert done.code == 0, done.err
+    start = ("--set", "recipe.start_adapter=one/adapter")
+    said = refused(world, *words, *start, "--out", "two", "--set", "recipe.lora.target_modules=[v_proj]")
+    assert "target_modules are " in said and "['v_proj'] in the recipe" in said
+    # The same layers by another name are the same.
+    done = sameday(world, *words, *start, "--out", "three", "--set", "recipe.lora.target_modules=[q_proj]")
+    assert done.code == 0, done.err
+
+
+# Evaluation
+
+
+def test_eval_gives_what_the_run_gave(finished: Finished) -> None:
+    said = sameday(finished.folder, "eval", str(finished.run), "--split", "val")
+    assert said.code == 0, said.err
+    scores = json.loads((finished.run / "eval.json").read_text())["val"]
+    again = json.loads((finished.run / "eval-val.json").read_text())
+    assert again == scores
+    line = f"loss {scores['loss']:.4g}  exact_match {scores['exact_match']:.4g}  questions 5\n"
+    assert said.out.endswith(line)
+
+
+def test_eval_refuses_what_it_cannot_answer(finished: Finished, tmp_path: Path) -> None:
+    said = refused(finished.folder, "eval", str(finished.run))
+    assert said == f"{finished.run}: the recipe has no data.test"
+    said = refused(tmp_path, "eval", "nothing")
+    assert said == "nothing: is not a run folder: it has no recipe.yaml"
+
+
+# Conversion and examples
+
+
+def test_convert_writes_files_that_load(tmp_path: Path) -> None:
+    said = sameday(tmp_path, "convert", str(EXAMPLES / "trainer_config.yaml"), "-o", "new")
+    assert said.code == 0, said.err
+    recipe, plan = load_recipe(tmp_path / "new/recipe.yaml"), load_plan(tmp_path / "new/plan.yaml")
+    assert (recipe.effective_batch, recipe.learning_rate, recipe.loss_weight) == (16, 5e-5, "sample")
+    assert (plan.checkpointing, plan.save_steps) == ("full", 250)
+    assert said.out.endswith("written: new/recipe.yaml, new/plan.yaml\n")
+    assert re.search(r"^train\.lr = 5e-05\s+->\s+learning_rate = 5e-05", said.out, re.MULTILINE), said.out
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
+def test_every_example_loads_as_what_it_is(path: Path) -> None:
+    if path.name.endswith("_plan.yaml"):
+        load_plan(path)
+    elif path.name == "trainer_config.yaml":
+        assert isinstance(convert(path).recipe, Recipe)
+    else:
+        assert load_recipe(path).fingerprint
+
+
+def test_the_module_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "sameday", "--help"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0 and "Train the same model, the same day." in done.stdout, done.stderr

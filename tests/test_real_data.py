@@ -1,0 +1,174 @@
+"""VQA-RAD with the real tokenizer and processor of Qwen3-VL, and a tiny model of the real vocabulary.
+
+The data is no part of this repository: SAMEDAY_TEST_DATA names a folder with vqa-rad/ and qwen3-vl-processor/."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from transformers import AutoTokenizer, Qwen3VLConfig, Qwen3VLForConditionalGeneration
+
+from sameday.data.audit import audit
+from sameday.data.sample import Sample
+from sameday.spec.record import read_metrics
+from sameday.train.launch import evaluate_run, train_from_files
+
+DATA = Path(os.environ.get("SAMEDAY_TEST_DATA") or "no folder")
+pytestmark = pytest.mark.skipif(
+    not all((DATA / name).is_dir() for name in ("vqa-rad", "qwen3-vl-processor")),
+    reason="SAMEDAY_TEST_DATA names no folder with vqa-rad/ and qwen3-vl-processor/",
+)
+SPLITS = {"train": 1497, "val": 299, "test": 448}
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def radiology(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The set as a user has it: images unpacked, three question files."""
+    folder = tmp_path_factory.mktemp("vqa-rad")
+    with tarfile.open(DATA / "vqa-rad/images.tar") as archive:
+        archive.extractall(folder, filter="data")
+    for split in SPLITS:
+        shutil.copy(DATA / f"vqa-rad/{split}.jsonl", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random weights, two narrow layers; tokens, ids, patches and processor as published."""
+    folder = tmp_path_factory.mktemp("model")
+    for file in (DATA / "qwen3-vl-processor").iterdir():
+        shutil.copy(file, folder)
+    token = AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids
+    text = {
+        "vocab_size": 151_936,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "initializer_range": 32**-0.5,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 5_000_000.0,
+            "mrope_section": [2, 1, 1],
+            "mrope_interleaved": True,
+        },
+    }
+    vision = {
+        "depth": 2,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_heads": 4,
+        "out_hidden_size": 32,
+        "patch_size": 16,
+        "num_position_embeddings": 256,
+        "deepstack_visual_indexes": [0, 1],
+        "initializer_range": 32**-0.5,
+    }
+    config = Qwen3VLConfig(
+        text_config=text,
+        vision_config=vision,
+        image_token_id=token("<|image_pad|>"),
+        video_token_id=token("<|video_pad|>"),
+        vision_start_token_id=token("<|vision_start|>"),
+        vision_end_token_id=token("<|vision_end|>"),
+        tie_word_embeddings=False,
+    )
+    assert config.image_token_id == 151_655
+    torch.manual_seed(0)
+    Qwen3VLForConditionalGeneration(config).float().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def audits(radiology: Path) -> dict[str, list[Sample]]:
+    found = {}
+    for split, count in SPLITS.items():
+        result = audit(radiology / f"{split}.jsonl", radiology / "images")
+        assert result.problems == []
+        assert len(result.samples) == count
+        found[split] = result.samples
+    return found
+
+
+def test_the_whole_set_is_sound(audits: dict[str, list[Sample]]) -> None:
+    assert sum(map(len, audits.values())) == 2_244
+
+
+def test_images_are_told_apart_by_content(
+    radiology: Path, audits: dict[str, list[Sample]], tmp_path: Path
+) -> None:
+    samples = [sample for split in audits.values() for sample in split]
+    assert len({sample.images[0].digest for sample in samples}) == 314
+    # Every image under a second name: as many digests, and twins share theirs.
+    rows = [json.loads(line) for line in (radiology / "val.jsonl").read_text().splitlines()[:40]]
+    (tmp_path / "images").mkdir()
+    for row in rows:
+        shutil.copy(radiology / "images" / row["image"], tmp_path / "images" / row["image"])
+        shutil.copy(radiology / "images" / row["image"], tmp_path / "images" / f"copy-{row['image']}")
+    twins = [*rows, *({**row, "image": f"copy-{row['image']}"} for row in rows)]
+    (tmp_path / "twins.jsonl").write_text("".join(json.dumps(row) + "\n" for row in twins))
+    result = audit(tmp_path / "twins.jsonl", tmp_path / "images")
+    first, second = result.samples[: len(rows)], result.samples[len(rows) :]
+    assert result.problems == []
+    assert [s.image_key for s in first] == [s.image_key for s in second]
+    assert all(a.images[0].path != b.images[0].path for a, b in zip(first, second, strict=True))
+
+
+def train(radiology: Path, model: Path, name: str, plan: dict[str, Any]) -> tuple[dict[str, float], Path]:
+    for split, images in (("train", 8), ("val", 4)):
+        lines = (radiology / f"{split}.jsonl").read_text().splitlines()
+        first = list(dict.fromkeys(json.loads(line)["image"] for line in lines))[:images]
+        some = [line for line in lines if json.loads(line)["image"] in first]
+        (radiology / f"{split}-first.jsonl").write_text("\n".join(some))
+    recipe = {
+        "name": "radiology",
+        "model": str(model),
+        "precision": "float32",
+        "data": {"train": "train-first.jsonl", "val": "val-first.jsonl", "image_root": "images"},
+        "min_pixels": 64 * 64,
+        "max_pixels": 256 * 256,
+        "order": "by_image",
+        "effective_batch": 12,
+        "learning_rate": 5e-3,
+        "max_steps": STEPS,
+        "lora": {"r": 4, "alpha": 8},
+    }
+    (radiology / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    (radiology / f"{name}.yaml").write_text(yaml.safe_dump(plan))
+    run = radiology / f"run-{name}"
+    return train_from_files(radiology / "recipe.yaml", radiology / f"{name}.yaml", run, []), run
+
+
+def test_both_layouts_train_the_same_model(radiology: Path, model: Path) -> None:
+    plain, one = train(radiology, model, "plain", {"log_steps": 1})
+    shared = {"share_images": True, "packing": True, "max_questions": None, "label_only_logits": True}
+    packed, other = train(radiology, model, "shared", {"log_steps": 1, "token_budget": 2048} | shared)
+
+    curves = [
+        [m["loss"] for m in read_metrics(run / "metrics.jsonl") if "split" not in m] for run in (one, other)
+    ]
+    assert len(curves[0]) == STEPS
+    assert curves[1] == pytest.approx(curves[0], abs=1e-4)
+    assert curves[0][-1] != pytest.approx(curves[0][0], abs=1e-2)
+
+    first, second = (load_file(run / "adapter/adapter_model.safetensors") for run in (one, other))
+    assert first.keys() == second.keys()
+    for key in first:
+        torch.testing.assert_close(second[key], first[key], atol=1e-4, rtol=1e-3, msg=key)
+
+    assert plain["questions"] == packed["questions"] > 4
+    assert 0 <= packed["exact_match"] <= 1 and packed["exact_match"] == plain["exact_match"]
+    assert packed["loss"] == pytest.approx(plain["loss"], abs=1e-4)
+    assert evaluate_run(other, "val") == pytest.approx(packed)

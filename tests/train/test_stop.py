@@ -1,0 +1,173 @@
+"""A run that is asked to stop, or finds a folder that is not as it left it: saved, said, and gone on with."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import worlds
+from commands import assert_same_run, finished, last_step, records, started, weights, write_run
+
+from sameday.spec.errors import EXIT_BAD_INPUT, EXIT_STOPPED
+from sameday.train import checkpoint
+
+SETS = ("plan.save_steps=4",)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory, tiny_qwen3: Path) -> Path:
+    """A world with a finished, uninterrupted run: `reference`."""
+    folder = write_run(tmp_path_factory.mktemp("stop"), tiny_qwen3, num_epochs=6)
+    finished(folder, *SETS, out="reference")
+    return folder
+
+
+def copy_of_reference(home: Path, name: str) -> Path:
+    """The finished run with its end taken away: it has checkpoints, and no weights yet."""
+    run = home / name
+    shutil.copytree(home / "reference", run)
+    shutil.rmtree(run / "adapter")
+    return run
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+def test_asked_to_stop(home: Path, name: str) -> None:
+    with started(home, *SETS, out=name) as process:
+        assert process.until_step(3)
+        process.send(getattr(signal, name))
+        assert process.wait() == EXIT_STOPPED, process.stderr
+    said = re.search(r"asked to stop: step (\d+) of 24 is saved; run again to go on", process.stderr)
+    assert said and "Traceback" not in process.stderr
+    saved = process.run / "checkpoints" / f"step-{int(said[1]):06d}"
+    assert checkpoint.fault(saved) is None
+    assert json.loads((saved / checkpoint.STATE).read_text())["step"] == last_step(process.run)
+    assert not (process.run / "adapter").exists()
+    again = finished(home, *SETS, out=name)
+    assert f"resumed from {saved.name}" in again.stdout
+    assert weights(process.run) == weights(home / "reference")
+    assert records(process.run) == records(home / "reference")
+
+
+def test_asked_to_stop_together_with_its_workers(home: Path) -> None:
+    """A batch system signals every process of a job, those that load images too."""
+    sets = (*SETS, "plan.workers=1")
+    with started(home, *sets, out="group") as process:
+        assert process.until_step(3)
+        os.killpg(process.popen.pid, signal.SIGTERM)
+        assert process.wait() == EXIT_STOPPED, process.stderr
+    finished(home, *sets, out="group")
+    assert weights(process.run) == weights(home / "reference")
+
+
+def _flip(folder: Path) -> str:
+    path = folder / "adapter_model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    return "adapter_model.safetensors is not what was written"
+
+
+def _truncate(folder: Path) -> str:
+    path = folder / checkpoint.OPTIMIZER
+    os.truncate(path, path.stat().st_size - 1)
+    return f"{checkpoint.OPTIMIZER} is not what was written"
+
+
+def _remove(folder: Path) -> str:
+    (folder / checkpoint.MANIFEST).unlink()
+    return "its manifest is missing or unreadable"
+
+
+@pytest.mark.parametrize("harm", [_flip, _truncate, _remove], ids=["flip", "truncate", "remove"])
+def test_broken_checkpoint_is_left_aside(home: Path, harm: Callable[[Path], str]) -> None:
+    run = copy_of_reference(home, harm.__name__.strip("_"))
+    why = harm(run / "checkpoints" / "step-000024")
+    process = finished(home, *SETS, out=run.name)
+    assert f"checkpoint step-000024 is left aside: {why}" in process.stdout
+    assert "resumed from step-000020" in process.stdout
+    assert_same_run(run, home / "reference")
+
+
+def test_killed_between_last_checkpoint_and_end(home: Path) -> None:
+    run = copy_of_reference(home, "late")
+    (run / "eval.json").unlink()
+    (run / "checkpoints" / "best.json").unlink()
+    (run / "checkpoints" / ".writing-step-000023").mkdir()
+    (run / ".plan.yaml.1.tmp").write_text("half")
+    finished(home, *SETS, out="late")
+    assert_same_run(run, home / "reference")
+
+
+def test_finished_run_again(home: Path) -> None:
+    run = home / "again"
+    shutil.copytree(home / "reference", run)
+    before = (run / "metrics.jsonl").read_bytes()
+    finished(home, *SETS, out="again")
+    assert (run / "metrics.jsonl").read_bytes() == before
+    assert_same_run(run, home / "reference")
+
+
+@pytest.mark.parametrize("what", ["answer", "pixels"])
+def test_changed_data_is_refused(home: Path, tmp_path: Path, what: str) -> None:
+    folder = tmp_path / "world"
+    shutil.copytree(home, folder, ignore=lambda at, names: [n for n in names if Path(at, n).name not in KEPT])
+    shutil.copytree(home / "reference", folder / "run")
+    if what == "answer":
+        rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
+        rows[0]["answer"] += " here"
+        (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        shutil.copy(folder / "images/1.png", folder / "images/0.png")
+    process = finished(folder, *SETS, code=EXIT_BAD_INPUT)
+    assert "run/checkpoints/step-000024: the training data has changed" in process.stderr
+    assert weights(folder / "run") == weights(home / "reference")
+
+
+KEPT = {"train.jsonl", "val.jsonl", "images", "recipe.yaml", *(f"{i}.png" for i in range(4))}
+
+
+def test_newest_and_best_are_kept(tmp_path: Path, tiny_qwen3: Path) -> None:
+    folder = write_run(tmp_path, tiny_qwen3, num_epochs=6, learning_rate=3e-2, schedule="constant")
+    # Validation asks for answers that training teaches away from, so that the best step is not the last one.
+    rows = [json.loads(line) for line in (folder / "val.jsonl").read_text().splitlines()]
+    answers = [{**row, "answer": worlds.WORDS[i]} for i, row in enumerate(rows)]
+    (folder / "val.jsonl").write_text("".join(json.dumps(row) + "\n" for row in answers))
+    run = finished(folder, "plan.save_steps=2", "plan.eval_steps=2", "plan.save_total_limit=2").run
+    losses = {record["step"]: record["loss"] for record in records(run) if record.get("split") == "val"}
+    assert sorted(losses) == list(range(2, 25, 2))
+    best = json.loads((run / "checkpoints" / "best.json").read_text())
+    assert losses[best["step"]] == best["loss"] == min(losses.values())
+    assert best["step"] < 22, "the trial is too easy: its best step is among the newest"
+    kept = checkpoint.steps(run / "checkpoints")
+    assert [step for step, _ in kept] == [best["step"], 22, 24]
+    assert [checkpoint.fault(path) for _, path in kept] == [None, None, None]
+    assert json.loads((run / "eval.json").read_text())["best"] == best
+
+
+def test_another_recipe_is_refused(home: Path) -> None:
+    before = records(home / "reference")
+    sets = (*SETS, "recipe.learning_rate=0.002", "recipe.lora.r=2", "recipe.seed=5")
+    process = finished(home, *sets, out="reference", code=EXIT_BAD_INPUT)
+    assert "reference: holds a run of another recipe" in process.stderr
+    for line in (
+        "learning_rate: 0.001 there, 0.002 here",
+        "lora.r: 4 there, 2 here",
+        "seed: 0 there, 5 here",
+    ):
+        assert line in process.stderr
+    assert "Choose another --out" in process.stderr and process.stderr.count(" there, ") == 4
+    assert records(home / "reference") == before
+
+
+def test_second_process_is_refused(home: Path) -> None:
+    with started(home, *SETS, "recipe.num_epochs=50", out="held") as first:
+        assert first.until_step(1)
+        second = finished(home, *SETS, "recipe.num_epochs=50", out="held", code=EXIT_BAD_INPUT)
+        assert first.popen.poll() is None
+    assert f"held: in use by process {first.popen.pid} on " in second.stderr
