@@ -37,7 +37,14 @@ ONE_BY_ONE: dict[str, Any] = {"token_budget": 10**9, "pin_memory": True}
 FOUR = {**ONE_BY_ONE, "max_questions": 4}
 FAST = {"label_only_logits": True, "optimizer_impl": "fused"}
 COMPILED = {"compile": "layers", "pad_to_multiple": 128}
-SHARED = {**FAST, "share_images": True, "packing": True, "max_questions": None, "token_budget": 8192, "pin_memory": True}
+SHARED = {
+    **FAST,
+    "share_images": True,
+    "packing": True,
+    "max_questions": None,
+    "token_budget": 8192,
+    "pin_memory": True,
+}
 PLANS: dict[str, dict[str, Any]] = {
     "plain: 1×16, full checkpointing": {**ONE_BY_ONE, "checkpointing": "full"},
     "1×16, no checkpointing": ONE_BY_ONE,
@@ -56,7 +63,12 @@ PLANS: dict[str, dict[str, Any]] = {
         "pad_to_multiple": 32,
         "checkpointing": "full",
     },
-    "shared, flex, compiled, full checkpointing": {**SHARED, **COMPILED, "attention": "flex", "checkpointing": "full"},
+    "shared, flex, compiled, full checkpointing": {
+        **SHARED,
+        **COMPILED,
+        "attention": "flex",
+        "checkpointing": "full",
+    },
 }
 SIZES: dict[str, dict[str, Any]] = {
     "8b": {
@@ -94,7 +106,13 @@ SIZES: dict[str, dict[str, Any]] = {
                 "mrope_interleaved": True,
             },
         },
-        "vision": {"depth": 3, "hidden_size": 64, "intermediate_size": 128, "num_heads": 4, "out_hidden_size": 64}
+        "vision": {
+            "depth": 3,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_heads": 4,
+            "out_hidden_size": 64,
+        }
         | {"num_position_embeddings": 256, "deepstack_visual_indexes": [0, 1]},
     },
 }
@@ -144,7 +162,10 @@ def build(size: str, device: torch.device, dtype: torch.dtype) -> Any:
 
     shapes = SIZES[size]
     config = Qwen3VLConfig(
-        text_config=shapes["text"], vision_config=shapes["vision"], image_token_id=IMAGE_TOKEN, tie_word_embeddings=False
+        text_config=shapes["text"],
+        vision_config=shapes["vision"],
+        image_token_id=IMAGE_TOKEN,
+        tie_word_embeddings=False,
     )
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
@@ -155,7 +176,9 @@ def build(size: str, device: torch.device, dtype: torch.dtype) -> Any:
     return model.eval()
 
 
-def measure(name: str, plan: Plan, recipe: Recipe, data: MadeData, size: str, device: torch.device, steps: int) -> dict[str, Any]:
+def measure(
+    name: str, plan: Plan, recipe: Recipe, data: MadeData, size: str, device: torch.device, steps: int
+) -> dict[str, Any]:
     cuda = device.type == "cuda"
     dtype = torch.bfloat16 if recipe.precision == "bf16" else torch.float32
     model = QwenVL(build(size, device, dtype), recipe, plan, device)
@@ -178,7 +201,11 @@ def measure(name: str, plan: Plan, recipe: Recipe, data: MadeData, size: str, de
         accumulate(task, plan, batches, gradients, step, 1 / task.count(ids))
         loss, *_rest, norm = torch.cat([gradients.tail, gradients.norm()[None]]).tolist()
         if step == 0:
-            first = {"loss": loss, "gradient": gradients.all.clone().cpu(), "warm-up": time.perf_counter() - began}
+            first = {
+                "loss": loss,
+                "gradient": gradients.all.clone().cpu(),
+                "warm-up": time.perf_counter() - began,
+            }
         update(optimizer, gradients, norm, 1e-7, recipe.max_grad_norm)
         if cuda:
             torch.cuda.synchronize()
@@ -194,6 +221,20 @@ def measure(name: str, plan: Plan, recipe: Recipe, data: MadeData, size: str, de
         "GiB": torch.cuda.max_memory_allocated() / 2**30 if cuda else float("nan"),
         **first,
     }
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """`gradient off` is the relative distance from the plain plan's gradient at the same weights."""
+    heads = f"{'plan':44s} {'s/step':>8s} {'(least-most)':>15s} {'faster':>8s} {'tokens':>7s} {'GiB':>6s}"
+    print(f"{heads} {'loss':>8s} {'gradient off':>12s}")
+    plain = rows[0]
+    for row in rows:
+        off = (row["gradient"] - plain["gradient"]).norm() / plain["gradient"].norm()
+        spread = f"({row['least']:.3f}-{row['most']:.3f})"
+        print(
+            f"{row['plan']:44s} {row['seconds']:8.3f} {spread:>15s} {plain['seconds'] / row['seconds']:7.1f}x"
+            f" {row['tokens']:7d} {row['GiB']:6.1f} {row['loss']:8.4f} {off:12.4f}"
+        )
 
 
 def main() -> None:
@@ -234,15 +275,10 @@ def main() -> None:
         rows.append(row)
         print(f"{name}: {row['seconds']:.3f} s", flush=True)
     where = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
-    print(f"\n{args.size}, order {args.order}, 16 questions a step, dropout {args.dropout}, {where}, torch {torch.__version__}")
-    print(f"{'plan':44s} {'s/step':>8s} {'(least-most)':>15s} {'faster':>7s} {'tokens':>7s} {'GiB':>6s} {'loss':>8s} {'gradient off':>12s}")
-    plain = rows[0]
-    for row in rows:
-        off = (row["gradient"] - plain["gradient"]).norm() / plain["gradient"].norm()
-        print(
-            f"{row['plan']:44s} {row['seconds']:8.3f} {row['least']:7.3f}-{row['most']:.3f}"
-            f" {plain['seconds'] / row['seconds']:9.1f}x {row['tokens']:7d} {row['GiB']:6.1f} {row['loss']:8.4f} {off:12.4f}"
-        )
+    print(
+        f"\n{args.size}, order {args.order}, 16 questions a step, dropout {args.dropout}, {where}, torch {torch.__version__}"
+    )
+    show(rows)
     if args.json:
         args.json.write_text(json.dumps([{k: v for k, v in r.items() if k != "gradient"} for r in rows], indent=1))
 

@@ -78,10 +78,7 @@ def test_imports_point_one_way() -> None:
 
 def test_the_rule_sees_every_form_of_import() -> None:
     text = (
-        "import sameday.train.loop\n"
-        "def f():\n"
-        "    from sameday.tasks.vqa import VqaTask\n"
-        "    from sameday import cli\n"
+        "import sameday.train.loop\ndef f():\n    from sameday.tasks.vqa import VqaTask\n    from sameday import cli\n"
     )
     assert [line.split(", ")[0] for line in wrong_way({"models.thing": text})] == [
         "sameday.models.thing:1 imports from train",
@@ -89,9 +86,7 @@ def test_the_rule_sees_every_form_of_import() -> None:
         "sameday.models.thing:4 imports from cli",
     ]
     assert wrong_way({"hardware.thing": "import sameday.kernels.split"})  # of one rank, but another room
-    assert not wrong_way(
-        {"train.thing": "from sameday.train import watch\nfrom sameday.spec.plan import Plan"}
-    )
+    assert not wrong_way({"train.thing": "from sameday.train import watch\nfrom sameday.spec.plan import Plan"})
 
 
 def test_specs_audit_and_help_do_without_torch() -> None:

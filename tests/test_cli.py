@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,20 +68,15 @@ def sameday(folder: Path, *words: str) -> Said:
 
 
 def refused(folder: Path, *words: str) -> str:
-    """The one message of a command that must fail: code 2, no traceback, nothing left behind."""
+    """The one message of a command that must fail: code 2 and no traceback."""
     said = sameday(folder, *words)
     assert said.code == 2, said.out + said.err
     assert "Traceback" not in said.err and said.err.startswith("error: "), said.err
     return said.err.removeprefix("error: ").rstrip("\n")
 
 
-Write = Callable[..., Path]
-
-
 def write_recipe(folder: Path, model: Path | str, **changes: Any) -> Path:
-    (folder / "recipe.yaml").write_text(
-        yaml.safe_dump({"model": str(model)} | FIELDS | changes, sort_keys=False)
-    )
+    (folder / "recipe.yaml").write_text(yaml.safe_dump({"model": str(model)} | FIELDS | changes, sort_keys=False))
     return folder
 
 
@@ -104,9 +98,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, tiny_qwen3: Path) -> Fini
     """One run without a plan and without --out, with every short form."""
     folder = write_world(tmp_path_factory.mktemp("finished"), 3, counts=(3, 2), hard=False)
     write_recipe(folder, tiny_qwen3, learning_rate=0.05)
-    (folder / "bad.jsonl").write_text(
-        '{"image": "0.png", "question": "why?"}\n' + (folder / "train.jsonl").read_text()
-    )
+    (folder / "bad.jsonl").write_text('{"image": "0.png", "question": "why?"}\n' + (folder / "train.jsonl").read_text())
     said = sameday(
         folder,
         *("train", "recipe.yaml", "--max-steps", "3", "--limit", "5", "--on-bad", "skip"),
@@ -173,9 +165,7 @@ def test_a_set_replaces_an_automatic_choice(world: Path) -> None:
 
 def test_a_plan_file_is_taken_as_it_is(world: Path) -> None:
     (world / "plan.yaml").write_text("attention: sdpa\nlog_steps: 1\n")
-    said = sameday(
-        world, "train", "recipe.yaml", "--plan", "plan.yaml", "--set", "plan.workers=0", "--out", "run"
-    )
+    said = sameday(world, "train", "recipe.yaml", "--plan", "plan.yaml", "--set", "plan.workers=0", "--out", "run")
     assert said.code == 0, said.err
     assert "because" not in said.out
     assert load_plan(world / "run/plan.yaml") == load_plan(world / "plan.yaml")
@@ -207,10 +197,10 @@ def test_the_same_command_again_goes_on(world: Path) -> None:
 def test_an_unknown_key_names_its_place_and_its_nearest(world: Path) -> None:
     text = (world / "recipe.yaml").read_text() + "learning_rte: 1\nnum_epoch: 2\n"
     (world / "recipe.yaml").write_text(text)
-    lines = text.splitlines()
+    last = len(text.splitlines())
     assert refused(world, "train", "recipe.yaml").splitlines() == [
-        f"recipe.yaml:{lines.index('learning_rte: 1') + 1}: learning_rte is not a key here; nearest: learning_rate",
-        f"recipe.yaml:{lines.index('num_epoch: 2') + 1}: num_epoch is not a key here; nearest: num_epochs",
+        f"recipe.yaml:{last - 1}: learning_rte is not a key here; nearest: learning_rate",
+        f"recipe.yaml:{last}: num_epoch is not a key here; nearest: num_epochs",
     ]
 
 
@@ -255,12 +245,11 @@ def test_all_bad_lines_of_all_files_come_in_one_list(world: Path) -> None:
     good = (world / "train.jsonl").read_text()
     (world / "train.jsonl").write_text(
         good
-        + '{"image": "0.png", "question": "", "answer": "yes"}\n{"image": "none.png", "question": "a", "answer": "b"}\n'
+        + '{"image": "0.png", "question": "", "answer": "yes"}\n'
+        + '{"image": "none.png", "question": "a", "answer": "b"}\n'
     )
     (world / "images/broken.png").write_bytes(b"\x89PNG nothing")
-    (world / "val.jsonl").write_text(
-        good + 'not json\n{"image": "broken.png", "question": "a", "answer": "b"}\n'
-    )
+    (world / "val.jsonl").write_text(good + 'not json\n{"image": "broken.png", "question": "a", "answer": "b"}\n')
     said = refused(world, "train", "recipe.yaml", "--set", "recipe.model=no/such/model")
     assert said.count("2 problems in 2 lines:") == 2
     for line in (
@@ -283,11 +272,22 @@ def test_a_curriculum_needs_stages(world: Path) -> None:
     assert said == "order curriculum needs a stage in every line; 2 have none: train.jsonl:2"
 
 
-def test_max_length_needs_room_for_image_and_answer(world: Path) -> None:
-    said = refused(world, "train", "recipe.yaml", "--set", "recipe.max_length=10")
+@pytest.mark.parametrize(
+    "workers",
+    [
+        "0",
+        pytest.param(
+            "1",
+            marks=pytest.mark.xfail(strict=True, reason="a loader worker's error comes with its traceback"),
+        ),
+    ],
+)
+def test_max_length_needs_room_for_image_and_answer(world: Path, workers: str) -> None:
+    sets = ("--set", "recipe.max_length=10", "--set", f"plan.workers={workers}")
+    said = refused(world, "train", "recipe.yaml", *sets)
     assert re.search(
-        r"train\.jsonl:\d+: max_length 10 has no room for the image, the turn's frame and one token of the answer, "
-        r"which take \d+ tokens",
+        r"train\.jsonl:\d+: max_length 10 has no room for the image, the turn's frame and one token of the "
+        r"answer, which take \d+ tokens",
         said,
     )
 
@@ -335,9 +335,7 @@ def test_a_gpu_that_is_not_there(world: Path) -> None:
 def test_attention_that_cannot_run_is_refused_before_the_run_exists(world: Path) -> None:
     said = refused(world, "train", "recipe.yaml", "--set", "plan.attention=flex", "--set", "plan.device=cpu")
     assert said == "plan.attention flex has no backward pass on a CPU; allowed there: auto, sdpa, split"
-    said = refused(
-        world, "train", "recipe.yaml", "--set", "plan.attention=split", "--set", "plan.packing=false"
-    )
+    said = refused(world, "train", "recipe.yaml", "--set", "plan.attention=split", "--set", "plan.packing=false")
     assert said == "plan.attention split is for packed rows: set plan.packing true, or attention sdpa or flex"
     assert not (world / "runs").exists()
 
@@ -356,8 +354,8 @@ def test_a_lora_target_of_the_tower_too_must_be_told_apart(world: Path, tiny_qwe
     said = refused(world, *words, "--set", "recipe.lora.target_modules=[gate_proj]")
     assert said == (
         "lora.target_modules: 'gate_proj' is also a layer of the frozen vision tower "
-        "(model.visual.blocks.0.mlp.gate_proj, and 1 more); write 'language_model.gate_proj' for the language "
-        "model alone, or set train_vision: true"
+        "(model.visual.blocks.0.mlp.gate_proj, and 1 more); write 'language_model.gate_proj' for the "
+        "language model alone, or set train_vision: true"
     )
     shutil.rmtree(world / "run")
     done = sameday(world, *words, "--set", "recipe.lora.target_modules=[language_model.gate_proj]")
@@ -369,9 +367,7 @@ def test_a_lora_target_of_the_tower_too_must_be_told_apart(world: Path, tiny_qwe
 def test_a_start_adapter_must_fit(finished: Finished, world: Path) -> None:
     adapter = finished.run / "adapter"
     words = ("train", "recipe.yaml", "--set", f"recipe.start_adapter={adapter}")
-    said = refused(
-        world, *words, "--set", "recipe.lora.alpha=5", "--set", "recipe.lora.target_modules=[q_proj]"
-    )
+    said = refused(world, *words, "--set", "recipe.lora.alpha=5", "--set", "recipe.lora.target_modules=[q_proj]")
     assert said == (
         f"start_adapter {adapter}: r is 3 there, 2 in the recipe; alpha is 4 there, 5.0 in the recipe; "
         "target_modules are ['k_proj', 'o_proj', 'q_proj', 'v_proj'] there, ['q_proj'] in the recipe"
@@ -383,9 +379,7 @@ def test_a_start_adapter_must_fit(finished: Finished, world: Path) -> None:
 def test_a_start_adapter_of_other_layers_is_seen_through_its_pattern(world: Path) -> None:
     """What was saved for `language_model.q_proj` is a pattern, and a recipe for v_proj does not mean it."""
     words = ("train", "recipe.yaml", "--max-steps", "1")
-    done = sameday(
-        world, *words, "--out", "one", "--set", "recipe.lora.target_modules=[language_model.q_proj]"
-    )
+    done = sameday(world, *words, "--out", "one", "--set", "recipe.lora.target_modules=[language_model.q_proj]")
     assert done.code == 0, done.err
     start = ("--set", "recipe.start_adapter=one/adapter")
     said = refused(world, *words, *start, "--out", "two", "--set", "recipe.lora.target_modules=[v_proj]")
@@ -408,6 +402,15 @@ def test_eval_gives_what_the_run_gave(finished: Finished) -> None:
     assert said.out.endswith(line)
 
 
+@pytest.mark.xfail(strict=True, reason="stages are asked of training questions that an evaluation does not read")
+def test_eval_of_a_curriculum_needs_no_training_questions(world: Path) -> None:
+    words = ("train", "recipe.yaml", "--out", "run", "--max-steps", "1", "--set", "recipe.order=curriculum")
+    assert sameday(world, *words).code == 0
+    (world / "train.jsonl").unlink()
+    said = sameday(world, "eval", "run", "--split", "val")
+    assert said.code == 0, said.err
+
+
 def test_eval_refuses_what_it_cannot_answer(finished: Finished, tmp_path: Path) -> None:
     said = refused(finished.folder, "eval", str(finished.run))
     assert said == f"{finished.run}: the recipe has no data.test"
@@ -425,7 +428,7 @@ def test_convert_writes_files_that_load(tmp_path: Path) -> None:
     assert (recipe.effective_batch, recipe.learning_rate, recipe.loss_weight) == (16, 5e-5, "sample")
     assert (plan.checkpointing, plan.save_steps) == ("full", 250)
     assert said.out.endswith("written: new/recipe.yaml, new/plan.yaml\n")
-    assert re.search(r"^train\.lr = 5e-05\s+->\s+learning_rate = 5e-05", said.out, re.MULTILINE), said.out
+    assert re.search(r"^train\.lr = 5e-05\s+->\s+recipe\.learning_rate = 5e-05$", said.out, re.MULTILINE), said.out
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
@@ -439,7 +442,5 @@ def test_every_example_loads_as_what_it_is(path: Path) -> None:
 
 
 def test_the_module_is_the_command() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "sameday", "--help"], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-m", "sameday", "--help"], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "Train the same model, the same day." in done.stdout, done.stderr

@@ -1,6 +1,6 @@
 """VQA-RAD with the real tokenizer and processor of Qwen3-VL, and a tiny model of the real vocabulary.
 
-The data is no part of this repository: SAMEDAY_TEST_DATA names a folder with vqa-rad/ and qwen3-vl-processor/."""
+The data is not part of this: SAMEDAY_TEST_DATA names a folder with vqa-rad and qwen3-vl-processor."""
 
 from __future__ import annotations
 
@@ -106,9 +106,7 @@ def test_the_whole_set_is_sound(audits: dict[str, list[Sample]]) -> None:
     assert sum(map(len, audits.values())) == 2_244
 
 
-def test_images_are_told_apart_by_content(
-    radiology: Path, audits: dict[str, list[Sample]], tmp_path: Path
-) -> None:
+def test_images_are_told_apart_by_content(radiology: Path, audits: dict[str, list[Sample]], tmp_path: Path) -> None:
     samples = [sample for split in audits.values() for sample in split]
     assert len({sample.images[0].digest for sample in samples}) == 314
     # Every image under a second name: as many digests, and twins share theirs.
@@ -156,9 +154,7 @@ def test_both_layouts_train_the_same_model(radiology: Path, model: Path) -> None
     shared = {"share_images": True, "packing": True, "max_questions": None, "label_only_logits": True}
     packed, other = train(radiology, model, "shared", {"log_steps": 1, "token_budget": 2048} | shared)
 
-    curves = [
-        [m["loss"] for m in read_metrics(run / "metrics.jsonl") if "split" not in m] for run in (one, other)
-    ]
+    curves = [[m["loss"] for m in read_metrics(run / "metrics.jsonl") if "split" not in m] for run in (one, other)]
     assert len(curves[0]) == STEPS
     assert curves[1] == pytest.approx(curves[0], abs=1e-4)
     assert curves[0][-1] != pytest.approx(curves[0][0], abs=1e-2)

@@ -45,9 +45,7 @@ def write_world(
         draw_image(folder / f"images/{i}.png", rng, SIZES[i % len(SIZES)])
         for _ in range(count):
             asked, answer = text(rng, 2, 9) + "?", text(rng, 1, 4)
-            rows.append(
-                {"image": f"{i}.png", "question": asked, "answer": answer, "stage": rng.randint(1, 3)}
-            )
+            rows.append({"image": f"{i}.png", "question": asked, "answer": answer, "stage": rng.randint(1, 3)})
     if hard:
         draw_image(folder / "images/twin.png", rng, SIZES[0])  # as large as image 0, other pixels
         both = ["0.png", "twin.png"]
@@ -80,9 +78,7 @@ def write_world(
             ([], (text(rng, 2, 5), text(rng, 1, 3))),
         ]
         for images, turns in said:
-            messages = [
-                {"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)
-            ]
+            messages = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
             rows.append({"messages": messages, "images": images, "stage": 1})
         rng.shuffle(rows)
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

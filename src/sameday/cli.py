@@ -18,7 +18,8 @@ app = typer.Typer(
 )
 
 Sets = Annotated[
-    list[str], typer.Option("--set", help="Change one field: recipe.learning_rate=1e-4, plan.token_budget=4096.")
+    list[str],
+    typer.Option("--set", help="Change one field: recipe.learning_rate=1e-4, plan.token_budget=4096."),
 ]
 
 
@@ -33,7 +34,9 @@ def demo(out: Annotated[Path, typer.Option(help="Where to put it.")] = Path("run
 @app.command()
 def train(
     recipe: Annotated[Path, typer.Argument(help="What model comes out (YAML).")],
-    plan: Annotated[Path | None, typer.Option(help="How it is run (YAML). Without it: chosen for this machine.")] = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="How it is run (YAML). Without it: chosen for this machine.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder. Default: runs/NAME-FINGERPRINT.")] = None,
     sets: Sets = [],  # noqa: B006 (typer reads it, nothing changes it)
     max_steps: Annotated[int | None, typer.Option(help="Short for --set recipe.max_steps=N.")] = None,

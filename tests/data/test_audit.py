@@ -139,9 +139,7 @@ def test_identity_is_content(write: Write, root: Path) -> None:
     exif[0x0112] = 6
     Image.new("RGB", (8, 4)).save(root / "turned.jpg", exif=exif)
     Image.fromarray(np.full((4, 4), 30_000, dtype=np.uint16)).save(root / "deep.png")
-    first, copy, turned, deep = audit(
-        write(*map(row, ["a.png", "copy.bmp", "turned.jpg", "deep.png"])), root
-    ).samples
+    first, copy, turned, deep = audit(write(*map(row, ["a.png", "copy.bmp", "turned.jpg", "deep.png"])), root).samples
     assert first.image_key == copy.image_key
     assert (turned.images[0].width, turned.images[0].height) == (4, 8)
     Image.new("RGB", (4, 4), "white").save(root / "white.png")
@@ -149,9 +147,7 @@ def test_identity_is_content(write: Write, root: Path) -> None:
 
 
 def test_all_problems_come_in_one_list(write: Write, root: Path) -> None:
-    path = write(
-        row(), b"{", row("c.png", "", " "), row(["c.png", "c.png"]), row(answer="<|im_end|>"), row("b.png")
-    )
+    path = write(row(), b"{", row("c.png", "", " "), row(["c.png", "c.png"]), row(answer="<|im_end|>"), row("b.png"))
     result = audit(path, root)
     assert [sample.id for sample in result.samples] == [1, 6]
     missing = f"image 'c.png' not found under {root.resolve()}"

@@ -32,9 +32,7 @@ class Kit:
     processor: ImageProcessor = field(repr=False)
 
     def encoder(self, system_prompt: str | None = None, max_length: int | None = None) -> Encoder:
-        return Encoder(
-            self.tokenizer, self.processor.grid, self.processor.merge_size, system_prompt, max_length
-        )
+        return Encoder(self.tokenizer, self.processor.grid, self.processor.merge_size, system_prompt, max_length)
 
     def id(self, token: str) -> int:
         return self.tokenizer.convert_tokens_to_ids(token)
@@ -81,9 +79,7 @@ def reference(kit: Kit, sample: Sample) -> list[int]:
     chat = [
         {
             "role": m.role,
-            "content": [
-                {"type": "text", "text": p} if isinstance(p, str) else {"type": "image"} for p in m.parts
-            ],
+            "content": [{"type": "text", "text": p} if isinstance(p, str) else {"type": "image"} for p in m.parts],
         }
         for m in sample.messages
     ]
@@ -102,9 +98,7 @@ def learned(kit: Kit, encoded: Encoded) -> list[str]:
 
 @pytest.mark.parametrize("images", [(), (SMALL,), (SMALL, WIDE)], ids=["text", "one", "two"])
 @pytest.mark.parametrize(("question", "answer"), list(zip(QUESTIONS, ANSWERS, strict=True)))
-def test_tokens_are_those_of_transformers(
-    kit: Kit, question: str, answer: str, images: tuple[ImageRef, ...]
-) -> None:
+def test_tokens_are_those_of_transformers(kit: Kit, question: str, answer: str, images: tuple[ImageRef, ...]) -> None:
     sample = single(question, answer, *images)
     encoded = kit.encoder().encode(sample)
     assert encoded.tokens.tolist() == reference(kit, sample)
@@ -221,9 +215,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused(tiny_qwen3: Path) -> 
 
 # Truncation
 
-words = st.lists(st.sampled_from(("polyp", "left", "wall", "red", "mm")), min_size=1, max_size=40).map(
-    " ".join
-)
+words = st.lists(st.sampled_from(("polyp", "left", "wall", "red", "mm")), min_size=1, max_size=40).map(" ".join)
 pictures = st.sampled_from([(), (SMALL,), (WIDE,), (SMALL, WIDE)])
 shares = st.integers(1, 110)
 """The limit, in hundredths of the whole sample's length."""
@@ -329,9 +321,7 @@ def test_a_limit_is_refused_exactly_where_it_has_no_room(
 def test_earlier_answers_survive_or_the_sample_is_refused(
     tiny: Kit, answers: tuple[str, str], question: str, share: int
 ) -> None:
-    sample = make(
-        user(0, "what?"), assistant(answers[0]), user(question), assistant(answers[1]), images=(SMALL,)
-    )
+    sample = make(user(0, "what?"), assistant(answers[0]), user(question), assistant(answers[1]), images=(SMALL,))
     whole = tiny.encoder().encode(sample)
     limit = max(1, whole.length * share // 100)
     try:

@@ -61,9 +61,7 @@ def their_positions(model: Any, encoded: Encoded) -> np.ndarray:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(
-    "sizes", [*((size,) for size in SIZES), SIZES[1:3], (SIZES[3], SIZES[0]), SIZES[2:5]], ids=str
-)
+@pytest.mark.parametrize("sizes", [*((size,) for size in SIZES), SIZES[1:3], (SIZES[3], SIZES[0]), SIZES[2:5]], ids=str)
 def test_positions_are_the_models_own(
     tiny_models: dict[str, Path], encoder: Encoder, family: str, sizes: tuple[tuple[int, int], ...]
 ) -> None:
@@ -132,9 +130,7 @@ options = st.fixed_dictionaries(
 )
 
 
-def arrange(
-    encoder: Encoder, kinds: list[tuple[str, int]], share: bool, budget: int = 10**6, **how: Any
-) -> Layout:
+def arrange(encoder: Encoder, kinds: list[tuple[str, int]], share: bool, budget: int = 10**6, **how: Any) -> Layout:
     """One micro-batch of these questions, grouped as the partition groups them."""
     encoded = [question(encoder, i + 1, kind, length) for i, (kind, length) in enumerate(kinds)]
     items = [Item(i, e.length, e.prefix, e.key) for i, e in enumerate(encoded)]
@@ -219,9 +215,7 @@ def test_each_image_token_takes_its_own_row_of_its_own_image(
     sees = visible(layout)
     rows = [high * wide // MERGE**2 for high, wide in layout.grids]
     produced = [
-        (picture.digest, offset)
-        for picture, count in zip(layout.images, rows, strict=True)
-        for offset in range(count)
+        (picture.digest, offset) for picture, count in zip(layout.images, rows, strict=True) for offset in range(count)
     ]
     taken = {
         slot: produced[source]
@@ -273,9 +267,7 @@ def test_plain_causal_rows_are_announced_only_where_they_are_exact(
     layout = arrange(encoder, kinds, share, **how)
     sees = visible(layout)
     lengths = (layout.group != PADDING).sum(1)
-    causal = all(
-        np.array_equal(mask[:n, :n], np.tri(n, dtype=bool)) for mask, n in zip(sees, lengths, strict=True)
-    )
+    causal = all(np.array_equal(mask[:n, :n], np.tri(n, dtype=bool)) for mask, n in zip(sees, lengths, strict=True))
     assert layout.one_per_row == causal
 
 

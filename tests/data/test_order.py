@@ -73,9 +73,7 @@ def test_the_same_arguments_give_the_same_steps(
 ) -> None:
     before = list(places)
     first = epoch_steps(places, Order(**kind), batch, seed, epoch)
-    other = epoch_steps(
-        places, Order(**kind), batch, seed + 1, epoch + 1
-    )  # nothing carries over to the next call
+    other = epoch_steps(places, Order(**kind), batch, seed + 1, epoch + 1)  # nothing carries over to the next call
     assert sorted(flat(other)) == sorted(flat(first))
     assert epoch_steps(list(places), Order(**kind), batch, seed, epoch) == first
     assert places == before

@@ -85,9 +85,7 @@ class Result:
     batches: list[Batch] = field(default_factory=list)
 
 
-def work(
-    task: VqaTask, step: int = 0, size: int = 1, change: Callable[[Batch], Batch] | None = None
-) -> Result:
+def work(task: VqaTask, step: int = 0, size: int = 1, change: Callable[[Batch], Batch] | None = None) -> Result:
     """The step's gradient as training computes it. Ranks run one after another and add to the same buffer."""
     gradients = Gradients(task.trained())
     task.training(True)
@@ -233,10 +231,7 @@ def test_all_weights_and_the_tower_trained(bench: Bench) -> None:
 
 def test_the_loss_is_that_of_the_recipe_not_of_the_micro_batches(bench: Bench) -> None:
     """The two weightings differ where answers are of different lengths, and each holds in every plan."""
-    both = {
-        weight: bench.plain(scenario("qwen3_vl", 6, (4, 3), loss_weight=weight))
-        for weight in ("token", "sample")
-    }
+    both = {weight: bench.plain(scenario("qwen3_vl", 6, (4, 3), loss_weight=weight)) for weight in ("token", "sample")}
     assert abs(both["token"].loss / both["sample"].loss - 1) > 1e-3
     assert distance(both["token"].flat, both["sample"].flat) > 1e-2
 
@@ -320,9 +315,7 @@ def test_a_planted_fault_shows(bench: Bench, fault: str) -> None:
     assert distance(work(task, change=change).flat, bench.plain(scene).flat) > 1e-3
 
 
-def test_plain_causal_attention_over_a_packed_row_shows(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plain_causal_attention_over_a_packed_row_shows(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     scene = SCENARIOS["qwen25 by image, sample, cut"]
     task = bench.task(scene, PLANS["shared, packed"])
     monkeypatch.setattr(attention, "make_mask", lambda *_args, **_named: None)
@@ -369,9 +362,7 @@ def their_inputs(task: VqaTask, ids: Iterable[int]) -> Iterator[dict[str, Tensor
         chat = [
             {
                 "role": m.role,
-                "content": [
-                    {"type": "text", "text": p} if isinstance(p, str) else {"type": "image"} for p in m.parts
-                ],
+                "content": [{"type": "text", "text": p} if isinstance(p, str) else {"type": "image"} for p in m.parts],
             }
             for m in sample.messages
         ]
@@ -380,9 +371,7 @@ def their_inputs(task: VqaTask, ids: Iterable[int]) -> Iterator[dict[str, Tensor
         counts = (seen["image_grid_thw"].prod(1) // processor.merge_size**2).tolist()
         prompt = tokenizer.apply_chat_template(chat[:-1], tokenize=False, add_generation_prompt=True)
         pieces = prompt.split(IMAGE_TOKEN)
-        prompt = pieces[0] + "".join(
-            IMAGE_TOKEN * n + text for n, text in zip(counts, pieces[1:], strict=True)
-        )
+        prompt = pieces[0] + "".join(IMAGE_TOKEN * n + text for n, text in zip(counts, pieces[1:], strict=True))
         context = tokenizer(prompt, return_tensors="pt")["input_ids"]
         tokens = tokenizer(prompt + sample.answer + END_OF_TURN, return_tensors="pt")["input_ids"]
         labels = tokens.clone()

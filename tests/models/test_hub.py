@@ -45,9 +45,7 @@ class Hub(BaseHTTPRequestHandler):
         if name not in SIZES:
             return self.answer(404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
         sizes = (
-            SIZES[name]
-            if parse_qs(url.query).get("blobs", [""])[0].lower() == "true"
-            else dict.fromkeys(SIZES[name])
+            SIZES[name] if parse_qs(url.query).get("blobs", [""])[0].lower() == "true" else dict.fromkeys(SIZES[name])
         )
         siblings = [
             {"rfilename": file, "size": size, "blobId": "0" * 40} if size else {"rfilename": file}
@@ -114,10 +112,7 @@ def test_an_unreachable_hub_is_named(tmp_path: Path) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as closed:
         port = closed.server_port
     said = ask("org/small", tmp_path, port)
-    assert (
-        said.startswith("refused: model 'org/small' is neither a folder nor in the cache")
-        and "\n" not in said
-    )
+    assert said.startswith("refused: model 'org/small' is neither a folder nor in the cache") and "\n" not in said
     offline = ask("org/small", tmp_path, port, HF_HUB_OFFLINE="1")
     assert "the hub did not give it" in offline and "offline" in offline.lower()
 
@@ -125,9 +120,7 @@ def test_an_unreachable_hub_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["/no/such/folder", "../models/typo", "a/b/c"])
 def test_a_misspelt_folder_is_no_name_on_the_hub(hub: ThreadingHTTPServer, tmp_path: Path, name: str) -> None:
     said = ask(name, tmp_path, hub.server_port)
-    assert (
-        said.startswith(f"refused: model '{name}' is neither a folder nor in the cache") and "\n" not in said
-    )
+    assert said.startswith(f"refused: model '{name}' is neither a folder nor in the cache") and "\n" not in said
 
 
 def test_a_folder_or_a_cached_model_asks_nobody(hub: ThreadingHTTPServer, tmp_path: Path) -> None:

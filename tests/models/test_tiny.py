@@ -77,14 +77,8 @@ def test_config_and_tokenizer_agree(folder: Path) -> None:
         field = {"image_pad": "image_token_id", "video_pad": "video_token_id"}.get(name, f"{name}_token_id")
         assert getattr(config, field) == tokenizer.convert_tokens_to_ids(f"<|{name}|>")
     for settings in (config.text_config, model.generation_config):
-        assert (
-            settings.eos_token_id == tokenizer.convert_tokens_to_ids("<|im_end|>") == tokenizer.eos_token_id
-        )
-        assert (
-            settings.pad_token_id
-            == tokenizer.convert_tokens_to_ids("<|endoftext|>")
-            == tokenizer.pad_token_id
-        )
+        assert settings.eos_token_id == tokenizer.convert_tokens_to_ids("<|im_end|>") == tokenizer.eos_token_id
+        assert settings.pad_token_id == tokenizer.convert_tokens_to_ids("<|endoftext|>") == tokenizer.pad_token_id
     assert config.text_config.vocab_size == len(tokenizer)
     assert sum(config.text_config.rope_parameters["mrope_section"]) == 8
     assert {weight.dtype for weight in model.parameters()} == {torch.float32}

@@ -29,9 +29,7 @@ def test_every_field_has_a_description(name: str, field: FieldInfo) -> None:
 
 
 def test_the_walk_reaches_nested_fields() -> None:
-    assert {"recipe.lora.r", "recipe.data.train", "recipe.order.kind", "plan.token_budget"} <= dict(
-        FIELDS
-    ).keys()
+    assert {"recipe.lora.r", "recipe.data.train", "recipe.order.kind", "plan.token_budget"} <= dict(FIELDS).keys()
 
 
 @pytest.mark.parametrize("name", Plan.model_fields)

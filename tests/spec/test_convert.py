@@ -196,15 +196,13 @@ def test_what_no_recipe_can_say_is_refused_all_at_once(tmp_path: Path) -> None:
         f"old.yaml:3: load_in_4bit is true; the base model would be quantized{unsaid} false)",
         f"old.yaml:4: label_smoothing_factor is 0.1; the loss would be another one{unsaid} 0)",
         f"old.yaml:8: group_by_length is true; the order would depend on lengths{unsaid} false)",
-        "old.yaml:9: dataloader_drop_last is true; "
-        f"the last questions of an epoch would be left out{unsaid} false)",
+        f"old.yaml:9: dataloader_drop_last is true; the last questions of an epoch would be left out{unsaid} false)",
         "old.yaml:10: num_train_epochs is 0.5; must be whole: give max_steps for a part of an epoch",
         f"old.yaml:7: lr_scheduler_type is polynomial; no recipe has this schedule (allowed: {schedules})",
         "old.yaml:5: optim is adafactor; no recipe has this optimizer "
         "(allowed: adamw, adamw_hf, adamw_torch, adamw_torch_fused, adamw_apex_fused)",
         "old.yaml:6: fp16 is true; there is no fp16 recipe (allowed: bf16, float32, tf32)",
-        "old.yaml:13: lora.target_modules is all-linear; "
-        "must be a list of layer names, such as [q_proj, v_proj]",
+        "old.yaml:13: lora.target_modules is all-linear; must be a list of layer names, such as [q_proj, v_proj]",
         "old.yaml:12: lora.r: lora.r is 0; must be greater than or equal to 1",
     ]
 
@@ -220,10 +218,7 @@ def test_a_config_without_model_or_data_is_refused(tmp_path: Path) -> None:
 
 
 def test_eight_bit_optimizers_are_not_adamw(tmp_path: Path) -> None:
-    assert (
-        "optim is adamw_bnb_8bit; no recipe has this optimizer"
-        in refused(tmp_path, optim="adamw_bnb_8bit")[0]
-    )
+    assert "optim is adamw_bnb_8bit; no recipe has this optimizer" in refused(tmp_path, optim="adamw_bnb_8bit")[0]
 
 
 def test_one_setting_under_two_names(tmp_path: Path) -> None:
@@ -261,19 +256,11 @@ def test_write_never_destroys_another_recipe(tmp_path: Path) -> None:
     done = converted(tmp_path)
     write(done, tmp_path)
     write(done, tmp_path)
-    with pytest.raises(
-        BadInput, match=r"recipe\.yaml: already there, with other contents; choose another -o"
-    ):
+    with pytest.raises(BadInput, match=r"recipe\.yaml: already there, with other contents; choose another -o"):
         write(converted(tmp_path, lr=1.0), tmp_path)
 
 
-ANY = (
-    st.none()
-    | st.booleans()
-    | st.integers(-2, 9)
-    | st.floats(0, 2)
-    | st.sampled_from(["no", "steps", "x y", "3"])
-)
+ANY = st.none() | st.booleans() | st.integers(-2, 9) | st.floats(0, 2) | st.sampled_from(["no", "steps", "x y", "3"])
 NAMES = sorted({*trainer_keys.KNOWN, "ddp_timeout", "lr.x", "whatever"} - {*BASE, "model"})
 
 

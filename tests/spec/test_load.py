@@ -170,8 +170,7 @@ def test_plan_errors(folder: Path) -> None:
         "plan.yaml:6: workers is 1.5; must be an integer",
     }
     assert plan_error("environment: {NVIDIA_TF32_OVERRIDE: '1'}") == (
-        "plan.yaml:1: environment: NVIDIA_TF32_OVERRIDE changes the numeric format: "
-        "set recipe.precision instead"
+        "plan.yaml:1: environment: NVIDIA_TF32_OVERRIDE changes the numeric format: set recipe.precision instead"
     )
 
 
@@ -182,9 +181,7 @@ def test_a_value_from_set_is_placed_there(folder: Path) -> None:
     )
     assert recipe_error(text, "recipe.lora={r: 0}").startswith("--set recipe.lora={r: 0}: lora.r is 0")
     assert recipe_error(text, "recipe.learning_rat=1").endswith("nearest: learning_rate")
-    assert (
-        recipe_error(text, "recipe.model.x=1") == "--set recipe.model.x=1: model is 'tiny', which has no keys"
-    )
+    assert recipe_error(text, "recipe.model.x=1") == "--set recipe.model.x=1: model is 'tiny', which has no keys"
     assert recipe_error(text, "recipe.lora=[1").startswith("--set recipe.lora=[1: not valid YAML: ")
     assert plan_error("{}", "plan.attention=fast") == (
         "--set plan.attention=fast: attention is 'fast'; must be one of 'auto', 'sdpa', 'flex'"
@@ -206,14 +203,11 @@ recipes = st.builds(
     lambda text, **values: Recipe.model_validate({"data": {"train": text}, "model": text, **values}),
     text=st.text(min_size=1),
     system_prompt=st.none() | st.text(),
-    revision=st.none()
-    | st.sampled_from(["1e5", "12", "no", "null", "0x1f", "1_0", "2024-01-01", "~", "5e-05"]),
+    revision=st.none() | st.sampled_from(["1e5", "12", "no", "null", "0x1f", "1_0", "2024-01-01", "~", "5e-05"]),
     learning_rate=positive,
     eps=positive,
     order=st.sampled_from(["shuffle", {"kind": "by_image", "max_per_image": 3}, {"kind": "curriculum"}]),
-    lora=st.fixed_dictionaries(
-        {"alpha": positive, "target_modules": st.lists(st.text(), min_size=1, max_size=3)}
-    ),
+    lora=st.fixed_dictionaries({"alpha": positive, "target_modules": st.lists(st.text(), min_size=1, max_size=3)}),
     seed=st.integers(min_value=0),
 )
 plans = st.builds(

@@ -89,9 +89,7 @@ time.sleep(60)
 
 
 def test_a_second_process_is_kept_out_until_the_first_dies(tmp_path: Path) -> None:
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True
-    )
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None
     lines = {holder.stdout.readline().strip(), holder.stdout.readline().strip()}
     worker = int(max(lines))
@@ -125,9 +123,7 @@ def test_metrics_are_valid_json_whatever_is_measured(tmp_path: Path) -> None:
             return math.inf
 
     run = started(tmp_path / "run")
-    run.append(
-        {"step": 1, "loss": math.nan, "all": [1.0, -math.inf, (2,)], "scalar": Scalar(), "at": Path("x")}
-    )
+    run.append({"step": 1, "loss": math.nan, "all": [1.0, -math.inf, (2,)], "scalar": Scalar(), "at": Path("x")})
     text = run.metrics_path.read_text()
     assert text.endswith("\n")
     assert json.loads(text, parse_constant=pytest.fail) == {
@@ -159,9 +155,7 @@ def test_append_never_goes_on_a_torn_line(tmp_path: Path) -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(steps=st.lists(st.integers(0, 20), max_size=15), to=st.integers(0, 20), cut=st.integers(0, 8))
-def test_rewind_keeps_exactly_the_steps_up_to_it(
-    tmp_path_factory: Any, steps: list[int], to: int, cut: int
-) -> None:
+def test_rewind_keeps_exactly_the_steps_up_to_it(tmp_path_factory: Any, steps: list[int], to: int, cut: int) -> None:
     run = RunFolder(tmp_path_factory.mktemp("run"), a_recipe(), Plan(), Path("."))
     for step in steps:
         run.append({"step": step})
@@ -183,9 +177,7 @@ def test_a_bad_line_in_the_middle_is_named(tmp_path: Path) -> None:
 
 def test_write_json_and_text_replace_whole_files(tmp_path: Path) -> None:
     run = started(tmp_path / "run")
-    assert (
-        run.write_json("eval/test.json", {"accuracy": math.nan}).read_text() == '{\n  "accuracy": null\n}\n'
-    )
+    assert run.write_json("eval/test.json", {"accuracy": math.nan}).read_text() == '{\n  "accuracy": null\n}\n'
     write_text(tmp_path / "x", "old")
     with pytest.raises(TypeError):
         write_text(tmp_path / "x", b"new")  # type: ignore[arg-type]

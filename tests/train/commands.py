@@ -21,9 +21,7 @@ LIMIT = 600
 """Seconds after which a process that should have ended is taken for one that hangs."""
 
 
-def write_run(
-    folder: Path, model: Path, counts: tuple[int, ...] = (5, 3, 4, 4), seed: int = 3, **changes: Any
-) -> Path:
+def write_run(folder: Path, model: Path, counts: tuple[int, ...] = (5, 3, 4, 4), seed: int = 3, **changes: Any) -> Path:
     """A small world and a recipe for it: four steps an epoch, dropout on. `changes` replace recipe fields."""
     worlds.write_world(folder, seed, counts, hard=False)
     fields: dict[str, Any] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 from pathlib import Path
 
@@ -15,12 +14,13 @@ from sameday.train import checkpoint
 RECIPE = Recipe.model_validate({"model": "tiny", "data": {"train": "train.jsonl"}})
 
 
-def write(folder: Path, step: int, recipe: Recipe = RECIPE) -> Path:
-    def fill(aside: Path) -> None:
-        (aside / "weights").write_bytes(random.Random(step).randbytes(60))
-        (aside / "more").mkdir()
-        (aside / "more" / "weights").write_bytes(b"inner")
+def fill(aside: Path) -> None:
+    (aside / "weights").write_bytes(bytes(range(60)))
+    (aside / "more").mkdir()
+    (aside / "more" / "weights").write_bytes(b"inner")
 
+
+def write(folder: Path, step: int, recipe: Recipe = RECIPE) -> Path:
     state = {"step": step, "fingerprint": recipe.fingerprint, "recipe": recipe.model_dump(mode="json")}
     return checkpoint.write(folder, f"step-{step:06d}", fill, state)
 
@@ -32,7 +32,7 @@ def newest(folder: Path, recipe: Recipe = RECIPE) -> tuple[int | None, list[str]
 
 
 def test_every_changed_byte_is_noticed(tmp_path: Path) -> None:
-    path = write(tmp_path, 3)
+    path = checkpoint.write(tmp_path, "step-000003", fill, {"step": 3})
     assert checkpoint.fault(path) is None
     for file in sorted(p for p in path.rglob("*") if p.is_file()):
         whole = file.read_bytes()
@@ -86,13 +86,13 @@ def test_writing_over_a_broken_one(tmp_path: Path) -> None:
 
 
 def test_a_failed_save_leaves_no_checkpoint(tmp_path: Path) -> None:
-    def fill(aside: Path) -> None:
+    def fail(aside: Path) -> None:
         (aside / "weights").write_bytes(b"half")
         raise OSError("no space left on device")
 
     write(tmp_path, 3)
     with pytest.raises(OSError, match="no space left"):
-        checkpoint.write(tmp_path, "step-000004", fill, {})
+        checkpoint.write(tmp_path, "step-000004", fail, {})
     assert newest(tmp_path) == (3, [])
 
 

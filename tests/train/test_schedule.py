@@ -62,9 +62,7 @@ def theirs(schedule: str, warmup: int, total: int, peak: float) -> list[float]:
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine", "constant"])
-@pytest.mark.parametrize(
-    ("warmup", "total"), [(0, 1), (0, 37), (1, 37), (10, 37), (36, 37), (37, 37), (50, 37)]
-)
+@pytest.mark.parametrize(("warmup", "total"), [(0, 1), (0, 37), (1, 37), (10, 37), (36, 37), (37, 37), (50, 37)])
 def test_the_rate_is_that_of_transformers(schedule: str, warmup: int, total: int) -> None:
     asked = recipe(schedule=schedule, warmup_steps=warmup)
     ours = [learning_rate(asked, step, total) for step in range(total)]
@@ -73,9 +71,7 @@ def test_the_rate_is_that_of_transformers(schedule: str, warmup: int, total: int
 
 @pytest.mark.parametrize("total", [1, 10, 33, 100, 1001])
 @pytest.mark.parametrize("ratio", [0.0, 0.01, 0.03, 0.1, 0.5])
-def test_a_warm_up_ratio_gives_as_many_steps_as_in_transformers(
-    total: int, ratio: float, tmp_path: Any
-) -> None:
+def test_a_warm_up_ratio_gives_as_many_steps_as_in_transformers(total: int, ratio: float, tmp_path: Any) -> None:
     warmup = TrainingArguments(output_dir=str(tmp_path), warmup_steps=ratio).get_warmup_steps(total)
     by_ratio, by_steps = recipe(warmup_ratio=ratio), recipe(warmup_steps=warmup)
     for step in range(total):

@@ -34,7 +34,9 @@ def losses(run: RunFolder, tag: str = "train/loss") -> dict[int, float]:
     """What TensorBoard would draw."""
     events = EventAccumulator(str(run.path / "tensorboard"))
     events.Reload()
-    return {event.step: event.value for event in events.Scalars(tag)}
+    points = {event.step: event.value for event in events.Scalars(tag)}
+    assert len(points) == len(events.Scalars(tag)), "a step is drawn twice"
+    return points
 
 
 def walk(run: RunFolder, steps: range, total: int, log_steps: int) -> None:

@@ -86,9 +86,7 @@ def audit(
             where = f"{path.name}:{number}"
             samples.append(Sample(number, where, tuple(refs), raw.messages, raw.stage))
     # The same thing said twice of one line, as of an image that it lists twice, is one problem.
-    problems = [
-        Problem(f"{path.name}:{number}", what) for number in found for what in dict.fromkeys(found[number])
-    ]
+    problems = [Problem(f"{path.name}:{number}", what) for number in found for what in dict.fromkeys(found[number])]
     return Audit(samples, problems)
 
 
@@ -203,11 +201,7 @@ def _locate(name: str, root: Path) -> Path | str:
             return f"leaves the image root {root}: it is {place}"
         if place.is_file():
             return place
-        return (
-            f"is not a file but a folder or device under {root}"
-            if place.exists()
-            else f"not found under {root}"
-        )
+        return f"is not a file but a folder or device under {root}" if place.exists() else f"not found under {root}"
     except OSError as error:
         return f"cannot be reached under {root}: {error.strerror or error}"
     # A loop of links, a NUL or half a surrogate in the name: no path at all.

@@ -55,7 +55,8 @@ def _segments(layout: Layout) -> Segments | None:
     pieces = (bounds.cu, bounds.cu_branch, bounds.cu_prefix)
     longest = [int(np.diff(cu).max(initial=1)) for cu in pieces]
     at = torch.tensor([bounds.prefix_end, bounds.branch_start, bounds.branch_end, *longest])
-    return Segments(*(torch.from_numpy(cu) for cu in pieces), at)
+    cu, branch, prefix = (torch.from_numpy(x) for x in pieces)
+    return Segments(cu, branch, prefix, at)
 
 
 def make_batch(layout: Layout, pixels_of: Callable[[ImageRef], np.ndarray]) -> Batch:

@@ -16,7 +16,7 @@ from sameday.spec.errors import BadInput
 
 IMAGE_TOKEN = "<|image_pad|>"
 END_OF_TURN = "<|im_end|>"
-VISION_END = "<|vision_end|>"
+USER_HEADER = "<|im_start|>user\n"
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,9 +66,8 @@ class Encoder:
         self.merge_size = merge_size
         self.system_prompt = system_prompt
         self.max_length = max_length
-        self.image_token, self.end_token, self.vision_end = (
-            tokenizer.convert_tokens_to_ids(t) for t in (IMAGE_TOKEN, END_OF_TURN, VISION_END)
-        )
+        self.image_token, self.end_token = (tokenizer.convert_tokens_to_ids(t) for t in (IMAGE_TOKEN, END_OF_TURN))
+        self.header = self._tokenize(USER_HEADER)
 
     def encode(self, sample: Sample) -> Encoded:
         ids, targets = self._turns(sample)
@@ -114,9 +113,7 @@ class Encoder:
         chat = [
             {
                 "role": m.role,
-                "content": [
-                    {"type": "text", "text": p} if isinstance(p, str) else {"type": "image"} for p in m.parts
-                ],
+                "content": [{"type": "text", "text": p} if isinstance(p, str) else {"type": "image"} for p in m.parts],
             }
             for m in messages
         ]
@@ -147,7 +144,7 @@ class Encoder:
     def _truncate(
         self, tokens: np.ndarray, marks: np.ndarray, after_image: int, sample: Sample, limit: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The last answer loses its end first, down to one token; then the text after the last image does."""
+        """The last answer loses its end first, down to one token; then the last turn's text after its image does."""
         answer = len(marks) - int((~marks[::-1]).argmax())
         keep = max(1, limit - answer)
         tokens, marks = tokens[: answer + keep], marks[: answer + keep]
@@ -155,7 +152,7 @@ class Encoder:
         if excess > 0:
             # What closes the question (end of turn, the assistant's opening) stays.
             closing = answer - 1 - int((tokens[:answer][::-1] == self.end_token).argmax())
-            start = max(after_image, closing - excess)
+            start = max(after_image, self._text_start(tokens, closing), closing - excess)
             if closing - start < excess or marks[:closing].any():
                 raise BadInput(
                     f"{sample.where}: max_length {limit} has no room for the image, the turn's frame and one token "
@@ -164,3 +161,10 @@ class Encoder:
             kept = np.r_[0:start, closing : len(tokens)]
             tokens, marks = tokens[kept], marks[kept]
         return tokens, marks
+
+    def _text_start(self, tokens: np.ndarray, closing: int) -> int:
+        """Where the text of the last user turn starts, behind its header; `closing` where the header is not found."""
+        for at in range(closing - len(self.header), -1, -1):
+            if tokens[at : at + len(self.header)].tolist() == self.header:
+                return at + len(self.header)
+        return closing

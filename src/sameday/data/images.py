@@ -84,9 +84,7 @@ def _upright(image: Image.Image) -> Image.Image:
 
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "F":
-        raise BadImage(
-            "has float pixels (mode F), which say not which value is white; save it with 8 or 16 bits"
-        )
+        raise BadImage("has float pixels (mode F), which say not which value is white; save it with 8 or 16 bits")
     if image.mode.startswith("I"):
         return _from_16_bit(image)
     if image.mode == "La":
@@ -112,9 +110,7 @@ def check_aspect(width: int, height: int) -> None:
     """Refuse what the processor would refuse, in its own terms."""
     ratio = max(width, height) / min(width, height)
     if ratio > MAX_ASPECT_RATIO:
-        raise BadImage(
-            f"is {width}×{height}, an aspect ratio of {ratio:.0f}; at most {MAX_ASPECT_RATIO} is allowed"
-        )
+        raise BadImage(f"is {width}×{height}, an aspect ratio of {ratio:.0f}; at most {MAX_ASPECT_RATIO} is allowed")
 
 
 def digest(image: Image.Image) -> str:
@@ -150,9 +146,7 @@ class ImageProcessor:
             settings, _ = processor_class.get_image_processor_dict(model_folder_or_name, revision=revision)
         except OSError as error:
             reason = str(error).strip().splitlines()[0]
-            raise BadInput(
-                f"model {model_folder_or_name!r} has no image processor settings: {reason}"
-            ) from error
+            raise BadInput(f"model {model_folder_or_name!r} has no image processor settings: {reason}") from error
         # Without a size of its own the constructor writes min_pixels and max_pixels into a dictionary that
         # the whole class shares, and the next model would inherit them. Old files have no size.
         size = {**processor_class.size, **(settings.pop("size", None) or {})}
@@ -168,6 +162,10 @@ class ImageProcessor:
                 f"{model_folder_or_name!r} gives the one that the recipe leaves out: set both"
             )
         return cls(processor_class.from_dict({**settings, "size": size}))
+
+    def save(self, folder: Path) -> None:
+        """The settings, as transformers reads them."""
+        self._processor.save_pretrained(str(folder))
 
     def grid(self, width: int, height: int) -> tuple[int, int]:
         """How many patches high and wide an image of this size becomes."""
@@ -203,7 +201,5 @@ def _processor_class(backend: str) -> Any:
     try:
         from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
     except ImportError as error:
-        raise BadInput(
-            "image_backend torchvision needs torchvision, which is not installed; pil is allowed"
-        ) from error
+        raise BadInput("image_backend torchvision needs torchvision, which is not installed; pil is allowed") from error
     return Qwen2VLImageProcessor

@@ -205,9 +205,7 @@ class _Pictures:
 
     def add(self, piece: _Piece, shift: int) -> None:
         encoded = piece.encoded
-        for image, grid, (first, end) in zip(
-            encoded.sample.images, encoded.grids, encoded.image_spans, strict=True
-        ):
+        for image, grid, (first, end) in zip(encoded.sample.images, encoded.grids, encoded.image_spans, strict=True):
             if not piece.start <= first < piece.stop:
                 continue
             known = self._known.get((image.digest, grid)) if self.share else None

@@ -54,9 +54,7 @@ def _shuffled(places: Sequence[Place], members: Iterable[int], seed: int, epoch:
     return sorted(members, key=lambda i: (_key("sample", seed, epoch, places[i].id), i))
 
 
-def _images(
-    places: Sequence[Place], members: Iterable[int], order: Order, seed: int, epoch: int
-) -> list[list[int]]:
+def _images(places: Sequence[Place], members: Iterable[int], order: Order, seed: int, epoch: int) -> list[list[int]]:
     """The questions of each image together, images at random."""
     groups: dict[Hashable, list[int]] = {}
     for i in members:

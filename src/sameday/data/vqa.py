@@ -70,17 +70,13 @@ def _plain(obj: Mapping[str, Any]) -> Raw:
     name = "instruction" if instruction and instruction.strip() else "question"
     text = _text(obj, name)
     if PLACEHOLDER in text:
-        raise ValueError(
-            f"'{name}' holds {PLACEHOLDER!r}, but in this form images stand before the text: remove it"
-        )
+        raise ValueError(f"'{name}' holds {PLACEHOLDER!r}, but in this form images stand before the text: remove it")
     answer = obj.get("answer")
     # A count or a measure is an answer whose text is plain; a boolean may mean yes, true or 1, so it is not.
     if isinstance(answer, int | float) and not isinstance(answer, bool):
         answer = str(answer)
     user = Message("user", (*range(len(images)), *([text] if text else [])))
-    assistant = Message(
-        "assistant", (_text({**obj, "answer": answer} if "answer" in obj else obj, "answer"),)
-    )
+    assistant = Message("assistant", (_text({**obj, "answer": answer} if "answer" in obj else obj, "answer"),))
     return Raw(images, (user, assistant), _stage(obj))
 
 
@@ -141,9 +137,7 @@ def _openai_part(part: Any, where: str) -> list[str | None]:
     if part.get("type") == "text":
         return _split(_text(part, "text", where))
     if part.get("type") != "image":
-        raise ValueError(
-            f"{where}a part of 'content' has type {part.get('type')!r}; image and text are allowed"
-        )
+        raise ValueError(f"{where}a part of 'content' has type {part.get('type')!r}; image and text are allowed")
     if set(part) - {"type"} and any(part[key] is not None for key in part if key != "type"):
         raise ValueError(f"{where}an image part names its own file; list the files in 'images' instead")
     return [None]

@@ -45,9 +45,7 @@ def draw(out: Path, train_images: int, val_images: int, seed: int, size: int = 9
         (out / f"{split}.jsonl").write_text(text, encoding="utf-8")
 
 
-def majority_baseline(
-    train_rows: Sequence[Mapping[str, Any]], val_rows: Sequence[Mapping[str, Any]]
-) -> float:
+def majority_baseline(train_rows: Sequence[Mapping[str, Any]], val_rows: Sequence[Mapping[str, Any]]) -> float:
     """The share of `val_rows` that each question's most frequent training answer gets right, image unseen."""
     answers: defaultdict[str, Counter[str]] = defaultdict(Counter)
     overall: Counter[str] = Counter()
@@ -103,9 +101,7 @@ def _questions(ground: str, scene: Scene, rng: random.Random) -> list[Row]:
     return rows
 
 
-def _is_there(
-    words: Sequence[str], present: set[str], form: str, count: int, rng: random.Random
-) -> list[Row]:
+def _is_there(words: Sequence[str], present: set[str], form: str, count: int, rng: random.Random) -> list[Row]:
     """Questions whose answer is drawn first, so that yes and no are as frequent as each other."""
     yes = rng.sample(sorted(present), len(present))
     no = rng.sample([word for word in words if word not in present], len(words) - len(present))

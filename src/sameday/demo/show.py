@@ -37,7 +37,12 @@ RECIPE: dict[str, Any] = {
     "max_steps": STEPS,
 }
 # One thread: at this size several spend their time waiting for each other.
-QUIET: dict[str, Any] = {"environment": {"OMP_NUM_THREADS": "1"}, "log_steps": 20, "eval_steps": None, "save_steps": 100}
+QUIET: dict[str, Any] = {
+    "environment": {"OMP_NUM_THREADS": "1"},
+    "log_steps": 20,
+    "eval_steps": None,
+    "save_steps": 100,
+}
 PLANS: dict[str, dict[str, Any]] = {
     "plain": {**QUIET, "log_steps": 4},
     "shared": {
@@ -88,7 +93,15 @@ def _prepare(out: Path) -> float:
 
 
 def _train(out: Path, plan: str, *more: str, expected: int) -> None:
-    words = ["train", out / "recipe.yaml", "--plan", out / f"{plan}_plan.yaml", "--out", out / f"{plan}_run", *more]
+    words = [
+        "train",
+        out / "recipe.yaml",
+        "--plan",
+        out / f"{plan}_plan.yaml",
+        "--out",
+        out / f"{plan}_run",
+        *more,
+    ]
     arguments = [str(word) for word in words]
     print("   sameday " + " ".join(arguments), flush=True)
     done = subprocess.run([sys.executable, "-m", "sameday", *arguments])
@@ -109,7 +122,9 @@ def _compare(out: Path, baseline: float) -> None:
     print(f"  shared is {speeds['shared'][1] / speeds['plain'][1]:.1f} times faster on this machine, order by_image")
     scores = json.loads((out / "shared_run" / "eval.json").read_text())["val"]
     gain = 100 * (scores["exact_match"] - baseline)
-    print(f"\nexact match on {scores['questions']} new questions after {STEPS} steps: {100 * scores['exact_match']:.1f}%")
+    print(
+        f"\nexact match on {scores['questions']} new questions after {STEPS} steps: {100 * scores['exact_match']:.1f}%"
+    )
     print(f"always giving each question's most frequent answer:  {100 * baseline:.1f}%  ({gain:+.1f} points)")
 
 

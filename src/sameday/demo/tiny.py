@@ -93,9 +93,7 @@ def write_model(
     _processor(config.vision_config).save_pretrained(folder)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model_class = (
-            Qwen3VLForConditionalGeneration if family == "qwen3_vl" else Qwen2_5_VLForConditionalGeneration
-        )
+        model_class = Qwen3VLForConditionalGeneration if family == "qwen3_vl" else Qwen2_5_VLForConditionalGeneration
         model = model_class(config).float()
     _sharpen(model, sharpen)
     model.generation_config.eos_token_id = tokenizer.eos_token_id
@@ -119,17 +117,13 @@ def _tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
-        additional_special_tokens=[
-            token for token in SPECIAL if token not in ("<|im_end|>", "<|endoftext|>")
-        ],
+        additional_special_tokens=[token for token in SPECIAL if token not in ("<|im_end|>", "<|endoftext|>")],
         chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
     )
 
 
-def _config(
-    family: str, tokenizer: PreTrainedTokenizerFast, text: dict[str, Any], vision: dict[str, Any]
-) -> Any:
+def _config(family: str, tokenizer: PreTrainedTokenizerFast, text: dict[str, Any], vision: dict[str, Any]) -> Any:
     token = tokenizer.convert_tokens_to_ids
     special = {
         "eos_token_id": tokenizer.eos_token_id,

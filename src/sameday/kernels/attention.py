@@ -1,4 +1,4 @@
-"""Attention in which questions share a prefix but never see each other: the rule once, and the kernels that apply it."""
+"""Attention in which questions share a prefix and never see each other: the rule, and the kernels that apply it."""
 
 from __future__ import annotations
 
@@ -67,14 +67,17 @@ def attend(
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: (rows, heads, length, width) in, (rows, length, heads, width) out."""
     assert dropout == 0.0, "dropout inside attention is not supported"
-    query, key = query.to(value.dtype), key.to(value.dtype)  # float32 master weights leave the norms in float32
+    query, key = (
+        query.to(value.dtype),
+        key.to(value.dtype),
+    )  # float32 master weights leave the norms in float32
     if isinstance(attention_mask, BlockMask):
         flex = _compiled_flex() if query.is_cuda and not torch.compiler.is_compiling() else flex_attention
         out = flex(query, key, value, block_mask=attention_mask, scale=scaling, enable_gqa=True)
     elif isinstance(attention_mask, Segments):
         assert query.shape[0] == 1 and scaling is not None
-        row = [x.transpose(1, 2)[0].contiguous() for x in (query, key, value)]
-        return shared_prefix_attention(*row, attention_mask, scaling)[None], None
+        q, k, v = (x.transpose(1, 2)[0].contiguous() for x in (query, key, value))
+        return shared_prefix_attention(q, k, v, attention_mask, scaling)[None], None
     elif attention_mask is None:
         out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
     else:

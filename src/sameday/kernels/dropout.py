@@ -38,9 +38,13 @@ class DropoutKeys:
 class KeyedDropout(nn.Module):
     """Drops the same elements whenever the same tokens come by in the same step."""
 
+    layer: Tensor
+
     def __init__(self, p: float, layer: str, keys: DropoutKeys) -> None:
         super().__init__()
-        self.p, self.layer, self.keys = p, name_key(layer), keys
+        self.p, self.keys = p, keys
+        # A buffer, not a number: a compiled layer would be compiled again for each layer's own number.
+        self.register_buffer("layer", torch.tensor(name_key(layer), dtype=torch.int32), persistent=False)
         # Elements whose hash lies below this are dropped.
         self.threshold = int(p * 2**32) - 2**31
 

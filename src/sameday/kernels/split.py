@@ -25,10 +25,12 @@ class Segments(NamedTuple):
     at: Tensor
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Segments":
-        return Segments(*(cu.to(device, non_blocking=non_blocking) for cu in self[:3]), self.at)
+        cu, branch, prefix = (x.to(device, non_blocking=non_blocking) for x in self[:3])
+        return Segments(cu, branch, prefix, self.at)
 
     def pin_memory(self) -> "Segments":
-        return Segments(*(cu.pin_memory() for cu in self[:3]), self.at)
+        cu, branch, prefix = (x.pin_memory() for x in self[:3])
+        return Segments(cu, branch, prefix, self.at)
 
 
 def shared_prefix_attention(query: Tensor, key: Tensor, value: Tensor, pieces: Segments, scale: float) -> Tensor:
@@ -38,13 +40,28 @@ def shared_prefix_attention(query: Tensor, key: Tensor, value: Tensor, pieces: S
 
 @torch.library.custom_op("sameday::shared_prefix_attention", mutates_args=())
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, cu: Tensor, cu_branch: Tensor, cu_prefix: Tensor, at: Tensor, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu: Tensor,
+    cu_branch: Tensor,
+    cu_prefix: Tensor,
+    at: Tensor,
+    scale: float,
 ) -> tuple[Tensor, Tensor]:
     prefix_end, start, end, longest, longest_branch, longest_prefix = at.tolist()
     out, lse = _call(q, k, v, cu, cu, longest, longest, True, scale)
     if end > start:
         far, far_lse = _call(
-            q[start:end], k[:prefix_end], v[:prefix_end], cu_branch, cu_prefix, longest_branch, longest_prefix, False, scale
+            q[start:end],
+            k[:prefix_end],
+            v[:prefix_end],
+            cu_branch,
+            cu_prefix,
+            longest_branch,
+            longest_prefix,
+            False,
+            scale,
         )
         near, near_lse = out[start:end], lse[:, start:end]
         both = torch.logaddexp(near_lse, far_lse)
@@ -128,7 +145,15 @@ def _flash(q: Tensor) -> bool:
 
 
 def _call(
-    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, most_q: int, most_k: int, causal: bool, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_q: Tensor,
+    cu_k: Tensor,
+    most_q: int,
+    most_k: int,
+    causal: bool,
+    scale: float,
 ) -> tuple[Tensor, Tensor]:
     """Output (tokens, heads, width) and log-sum-exp (heads, tokens) of one variable-length call."""
     if _flash(q):
@@ -171,7 +196,10 @@ def _call_backward(
         delta = (g * out[a].transpose(0, 1)).sum(-1, keepdim=True)
         ds = p * (g @ _heads(v[b], q).transpose(1, 2) - delta) * scale
         dq[a] += (ds @ _heads(k[b], q)).transpose(0, 1).to(dq.dtype)
-        for total, part in ((dk, ds.transpose(1, 2) @ q[a].transpose(0, 1).to(p.dtype)), (dv, p.transpose(1, 2) @ g)):
+        for total, part in (
+            (dk, ds.transpose(1, 2) @ q[a].transpose(0, 1).to(p.dtype)),
+            (dv, p.transpose(1, 2) @ g),
+        ):
             total[b] += part.unflatten(0, (-1, share)).sum(1).transpose(0, 1).to(total.dtype)
     return dq, dk, dv
 
@@ -179,9 +207,7 @@ def _call_backward(
 def _pairs(cu_q: Tensor, cu_k: Tensor) -> list[tuple[slice, slice]]:
     return [
         (slice(a, b), slice(c, d))
-        for a, b, c, d in zip(
-            cu_q[:-1].tolist(), cu_q[1:].tolist(), cu_k[:-1].tolist(), cu_k[1:].tolist(), strict=True
-        )
+        for a, b, c, d in zip(cu_q[:-1].tolist(), cu_q[1:].tolist(), cu_k[:-1].tolist(), cu_k[1:].tolist(), strict=True)
     ]
 
 

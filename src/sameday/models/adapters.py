@@ -53,7 +53,7 @@ def add_adapters(model: nn.Module, lora: Lora, seed: int, allow_tower: bool) -> 
 
     config = LoraConfig(
         r=lora.r,
-        lora_alpha=int(lora.alpha) if float(lora.alpha).is_integer() else lora.alpha,  # type: ignore[arg-type]
+        lora_alpha=int(lora.alpha) if float(lora.alpha).is_integer() else lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=resolve_targets(model, lora, allow_tower),
         bias="none",
@@ -67,7 +67,7 @@ def add_adapters(model: nn.Module, lora: Lora, seed: int, allow_tower: bool) -> 
     return wrapped
 
 
-def load_adapters(model: nn.Module, folder: Path, lora: Lora) -> Any:
+def load_adapters(model: nn.Module, folder: Path, lora: Lora, allow_tower: bool) -> Any:
     """Adapters of an earlier run to go on from; they must be of the shape that the recipe says."""
     from peft import PeftConfig, PeftModel
 
@@ -82,7 +82,7 @@ def load_adapters(model: nn.Module, folder: Path, lora: Lora) -> Any:
         if there != here
     ]
     targets = config.target_modules
-    asked = resolve_targets(model, lora, allow_tower=True)
+    asked = resolve_targets(model, lora, allow_tower)
     # By layers, not by names: a pattern and a list of names may mean the same.
     if adapted_layers(model, targets) != adapted_layers(model, asked):
         there = targets if isinstance(targets, str) else sorted(targets)

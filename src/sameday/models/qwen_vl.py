@@ -18,12 +18,13 @@ from sameday.hardware.choose import attention_kernel
 from sameday.kernels import attention
 from sameday.kernels.dropout import DropoutKeys
 from sameday.models.adapters import add_adapters, load_adapters, prepare_adapters
-from sameday.models.tower import compile_tower
+from sameday.models.tower import make_compilable
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 
 FAMILIES = ("qwen3_vl", "qwen2_5_vl")
+COMPILE_BACKEND = "inductor"
 
 
 class QwenVL:
@@ -42,11 +43,8 @@ class QwenVL:
         self.core, self.head = base.model, base.lm_head
         self.text, self.tower = base.model.language_model, base.model.visual
         self.tower_trained = any(p.requires_grad for p in self.tower.parameters())
-        self.layers: list[Callable[..., Tensor]] = list(self.text.layers)
         if plan.compile == "layers":
-            self.layers = [torch.compile(layer) for layer in self.text.layers]
-            if not self.tower_trained:
-                compile_tower(self.tower)
+            self._compile()
         triton = importlib.util.find_spec("triton") is not None
         self.kernel, self.kernel_reason = attention_kernel(plan, device.type, recipe.precision, triton)
 
@@ -54,14 +52,28 @@ class QwenVL:
         recipe = self.recipe
         if recipe.train == "lora":
             if start_adapter is not None:
-                model = load_adapters(base, start_adapter, recipe.lora)
+                model = load_adapters(base, start_adapter, recipe.lora, allow_tower=recipe.train_vision)
             else:
                 model = add_adapters(base, recipe.lora, recipe.seed, allow_tower=recipe.train_vision)
             prepare_adapters(model, recipe.lora.dropout, self.keys)
             return model
-        for part in (base.model.language_model, base.lm_head, *([base.model.visual] if recipe.train_vision else [])):
+        for part in (
+            base.model.language_model,
+            base.lm_head,
+            *([base.model.visual] if recipe.train_vision else []),
+        ):
             part.float().requires_grad_(True)
         return base
+
+    def _compile(self) -> None:
+        """In place, so that parameters keep their names. One graph serves all layers."""
+        layers = list(self.text.layers)
+        if not self.tower_trained:
+            make_compilable(self.tower)
+            layers += list(self.tower.blocks)
+        for layer in layers:
+            # Row lengths differ from step to step, so that a graph for one length alone would be thrown away.
+            layer.compile(backend=COMPILE_BACKEND, dynamic=True)
 
     def trained(self) -> dict[str, nn.Parameter]:
         """What the optimizer updates, by name; float32 in every plan."""
@@ -89,7 +101,7 @@ class QwenVL:
             x = x.flatten(0, 1).index_copy(0, batch.image_slots, features.to(x.dtype)).view_as(x)
         rotary = self._rotary(batch.positions, x.dtype)
         mask = attention.make_mask(batch.group, batch.branch, batch.one_per_row, batch.segments, self.kernel)
-        for number, layer in enumerate(self.layers):
+        for number, layer in enumerate(self.text.layers):
             x = self._run(layer, x, rotary, mask)
             if number < len(levels):
                 # DeepStack: the tower's earlier levels are added at the image's own places.
@@ -105,10 +117,14 @@ class QwenVL:
     def _run(self, layer: Callable[..., Tensor], x: Tensor, rotary: tuple[Tensor, Tensor], mask: Any) -> Tensor:
         if self.plan.checkpointing == "full" and torch.is_grad_enabled():
             # Keyed dropout draws nothing, so there is no generator's state to keep.
-            kept: Tensor = checkpoint(  # type: ignore[assignment]
-                layer, x, position_embeddings=rotary, attention_mask=mask, use_reentrant=False, preserve_rng_state=False
+            return checkpoint(
+                layer,
+                x,
+                position_embeddings=rotary,
+                attention_mask=mask,
+                use_reentrant=False,
+                preserve_rng_state=False,
             )
-            return kept
         return layer(x, position_embeddings=rotary, attention_mask=mask)
 
     def _rotary(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -170,19 +186,16 @@ class QwenVL:
 
     def restore(self, folder: Path) -> None:
         """Take back what `save` wrote, to the bit."""
-        from safetensors.torch import load_file
-
         if self.recipe.train == "lora":
             from peft import set_peft_model_state_dict
+            from safetensors.torch import load_file
 
             result = set_peft_model_state_dict(self.module, load_file(folder / "adapter_model.safetensors"))
-            unexpected = result.unexpected_keys
+            assert not result.unexpected_keys, f"{folder} is of another model: {result.unexpected_keys[:3]}"
         else:
-            state = {k: v for f in sorted(folder.glob("model*.safetensors")) for k, v in load_file(f).items()}
-            missing, unexpected = self.module.load_state_dict(state, strict=False)
-            tied = set(self.module.all_tied_weights_keys)
-            assert not set(missing) - tied, f"{folder} lacks {missing[:3]}"
-        assert not unexpected, f"{folder} holds weights this model does not have: {unexpected[:3]}"
+            # By the library itself, which knows the names that it writes.
+            saved = type(self.module).from_pretrained(str(folder), dtype=torch.float32)
+            self.module.load_state_dict(saved.state_dict())
 
 
 def check_supported(config: Any) -> None:
@@ -213,5 +226,3 @@ def load_base(model: str, recipe: Recipe, device: torch.device) -> Any:
         device_map={"": device} if device.type == "cuda" else None,
     )
     return base.eval()
-
-

@@ -1,8 +1,7 @@
-"""The vision tower made ready for torch.compile: its attention becomes one opaque operator, so that a block is one graph
-whatever images come by."""
+"""The vision tower made ready for torch.compile: its attention becomes one opaque operator, so that a block is one
+graph whatever images come by."""
 
 # No `from __future__ import annotations`: torch reads the operator's schema from real annotations.
-from functools import partial
 from typing import Any
 
 import torch
@@ -24,23 +23,26 @@ def _(q, k, v, cu, scale):  # type: ignore[no-untyped-def]
     return q.new_empty(q.shape)
 
 
-def compile_tower(tower: nn.Module) -> None:
-    """For a frozen tower: the operator has no backward pass."""
-    for block in tower.blocks:  # type: ignore[union-attr]
-        block.attn.forward = partial(_attend, block.attn)
-        block.forward = torch.compile(block.forward)
+def make_compilable(tower: nn.Module) -> None:
+    """For a frozen tower: the operator has no backward pass. All blocks get one class, so that what is compiled for one
+    serves all."""
+    blocks = list(tower.blocks)  # type: ignore[arg-type]
+    library = type(blocks[0].attn)
+    opaque = type(f"Opaque{library.__name__}", (library,), {"forward": _attend})
+    for block in blocks:
+        block.attn.__class__ = opaque
 
 
 def _attend(
-    attention: Any, hidden_states: Tensor, cu_seqlens: Tensor, position_embeddings: tuple[Tensor, Tensor], **_: Any
+    self: Any, hidden_states: Tensor, cu_seqlens: Tensor, position_embeddings: tuple[Tensor, Tensor], **_: Any
 ) -> Tensor:
     """What the library's module computes, rotation in float32 included."""
     tokens = hidden_states.shape[0]
-    q, k, v = attention.qkv(hidden_states).view(tokens, 3, attention.num_heads, -1).unbind(1)
+    q, k, v = self.qkv(hidden_states).view(tokens, 3, self.num_heads, -1).unbind(1)
     cos, sin = (x.float()[:, None] for x in position_embeddings)
     q, k = (_rotate(x.float(), cos, sin).to(v.dtype) for x in (q, k))
-    seen = image_attention(q.contiguous(), k.contiguous(), v.contiguous(), cu_seqlens, attention.scaling)
-    return attention.proj(seen.reshape(tokens, -1))
+    seen = image_attention(q.contiguous(), k.contiguous(), v.contiguous(), cu_seqlens, self.scaling)
+    return self.proj(seen.reshape(tokens, -1))
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -160,9 +160,7 @@ class _Converter:
             self.put("plan.max_questions", size, [per_device], "questions at once")
         several = "on several devices, multiply by their number"
         if times is None:
-            self.default(
-                "recipe.effective_batch", size, accumulation, f"{size} at once, none accumulated; {several}"
-            )
+            self.default("recipe.effective_batch", size, accumulation, f"{size} at once, none accumulated; {several}")
         else:
             whole = isinstance(size, int) and isinstance(times, int)
             why = f"{size} at once x {times} accumulated; {several}"
@@ -222,9 +220,7 @@ class _Converter:
         if norm is None:
             self.default("recipe.max_grad_norm", 1.0, "max_grad_norm")
         else:
-            self.put(
-                "recipe.max_grad_norm", norm or None, ["max_grad_norm"], "" if norm else "0 does not clip"
-            )
+            self.put("recipe.max_grad_norm", norm or None, ["max_grad_norm"], "" if norm else "0 does not clip")
         name = self.text("optim")
         if name in keys.OPTIMIZERS:
             why = "AdamW; its implementation is plan"
@@ -321,9 +317,7 @@ class _Converter:
         """What the old config could not say, because its program did it always."""
         weight = "the Trainer at one question at a time weighs each question the same"
         if self.new["plan"].values["max_questions"] != 1:
-            weight = (
-                "near, not the same: the Trainer weighs by token inside a micro-batch of several questions"
-            )
+            weight = "near, not the same: the Trainer weighs by token inside a micro-batch of several questions"
         for field, value, why in (
             ("recipe.loss_weight", "sample", weight),
             ("recipe.order", "shuffle", "by_image is what lets images be shared, and is another recipe"),
@@ -386,9 +380,7 @@ def render(notes: Sequence[Note]) -> str:
         if note.went_to is None:
             rows.append((left, f"dropped: {note.why}"))
         else:
-            rows.append(
-                (left, f"{note.went_to} = {_show(note.became)}" + (f"  ({note.why})" if note.why else ""))
-            )
+            rows.append((left, f"{note.went_to} = {_show(note.became)}" + (f"  ({note.why})" if note.why else "")))
     width = max((len(left) for left, _ in rows), default=0)
     return "\n".join(f"{left:<{width}}  ->  {right}" for left, right in rows)
 

@@ -38,9 +38,7 @@ class _Dumper(yaml.SafeDumper):
 _EXPONENT = re.compile(r"^[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$")
 for _class in (_Loader, _Dumper):
     _class.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))
-_Dumper.add_representer(
-    list, lambda d, value: d.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=True)
-)
+_Dumper.add_representer(list, lambda d, value: d.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=True))
 
 
 @dataclass
@@ -106,9 +104,7 @@ def _duplicates(node: yaml.Node, path: KeyPath, source: str) -> list[str]:
         line = key.start_mark.line + 1
         inner = (*path, key.value)
         if key.value in first:
-            problems.append(
-                f"{source}:{line}: {show(inner)} is given twice, first on line {first[key.value]}"
-            )
+            problems.append(f"{source}:{line}: {show(inner)} is given twice, first on line {first[key.value]}")
         first.setdefault(key.value, line)
         problems += _duplicates(value, inner, source)
     return problems
@@ -272,9 +268,7 @@ def _unknown_key(kind: type[BaseModel], owner: type[BaseModel], path: KeyPath) -
     valid = list(owner.model_fields)
     near = difflib.get_close_matches(key, valid, n=3)
     return (
-        f"is not a key here; nearest: {', '.join(near)}"
-        if near
-        else f"is not a key here; allowed: {', '.join(valid)}"
+        f"is not a key here; nearest: {', '.join(near)}" if near else f"is not a key here; allowed: {', '.join(valid)}"
     )
 
 
@@ -312,9 +306,7 @@ def show(path: KeyPath) -> str:
 
 def dump_yaml(spec: Recipe | Plan) -> str:
     """YAML with every field written out; loading it gives an equal object."""
-    return yaml.dump(
-        spec.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110
-    )
+    return yaml.dump(spec.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
 
 
 def resolve_path(recipe_dir: Path, value: str) -> Path:

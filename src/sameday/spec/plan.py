@@ -34,12 +34,16 @@ class Plan(Strict):
     token_budget: int = _field(
         8192, "rounding", "Most tokens in a micro-batch, padding counted. A larger question runs alone.", ge=1
     )
-    max_questions: int | None = _field(1, "rounding", "Most questions in a micro-batch; null leaves it to the budget.", ge=1)
+    max_questions: int | None = _field(
+        1, "rounding", "Most questions in a micro-batch; null leaves it to the budget.", ge=1
+    )
     pad_to_multiple: int = _field(1, "rounding", "Row lengths are rounded up to a multiple of this.", ge=1)
 
     # What is computed how
     checkpointing: Literal["none", "full"] = _field(
-        "none", "rounding", "Recompute each decoder layer in the backward pass instead of keeping its activations."
+        "none",
+        "rounding",
+        "Recompute each decoder layer in the backward pass instead of keeping its activations.",
     )
     compile: Literal["none", "layers"] = _field("none", "rounding", "torch.compile for the decoder layers.")
     attention: Literal["auto", "sdpa", "flex", "split"] = _field(
@@ -56,15 +60,17 @@ class Plan(Strict):
     # How data reaches the device
     device: Literal["auto", "cpu", "cuda"] = _field("auto", "rounding", "Where the model runs.")
     workers: int = _field(0, "bitwise", "Processes that decode images ahead; 0 decodes in the training process.", ge=0)
-    prefetch: int = _field(2, "bitwise", "Micro-batches each worker prepares ahead.", ge=1)
+    prefetch: int = _field(2, "bitwise", "Steps each worker prepares ahead.", ge=1)
     pin_memory: bool = _field(False, "bitwise", "Page-locked host memory and copies that do not block, on a GPU.")
     environment: dict[str, str] = _field(
-        {}, "rounding", "Environment variables, set before torch is loaded. Those that change the numeric format are refused."
+        {},
+        "rounding",
+        "Environment variables, set before torch is loaded. Those that change the numeric format are refused.",
     )
     deterministic: bool = _field(False, "rounding", "Only kernels that give the same bits each time.")
 
     # How often to look
-    log_steps: int = _field(10, "bitwise", "A line and a record every so many steps.", ge=1)
+    log_steps: int = _field(10, "bitwise", "A line every so many steps; a record is kept of each.", ge=1)
     eval_steps: int | Literal["epoch"] | None = _field(
         "epoch", "bitwise", "Validate every so many steps, at each epoch's end, or only at the end (null)."
     )

@@ -64,9 +64,7 @@ class Order(Strict):
         description="by_image: at most so many questions of one image in a step, for more images per step. "
         "Exceeded only where too few images are left to fill the step.",
     )
-    within_stage: Literal["shuffle", "by_image"] = Field(
-        "shuffle", description="curriculum: the order inside a stage."
-    )
+    within_stage: Literal["shuffle", "by_image"] = Field("shuffle", description="curriculum: the order inside a stage.")
 
     @model_validator(mode="after")
     def _fits_kind(self) -> Order:
@@ -103,7 +101,9 @@ class Recipe(Strict):
         "pil", description="Which implementation resizes images. The two give different pixels."
     )
     max_length: int | None = Field(
-        None, ge=8, description="Longest question with its answer, in tokens. Never cuts image tokens or a whole answer."
+        None,
+        ge=8,
+        description="Longest question with its answer, in tokens. Never cuts image tokens or a whole answer.",
     )
 
     order: Order = Field(default_factory=Order, description="In which order questions are seen.")
@@ -119,7 +119,8 @@ class Recipe(Strict):
     eps: float = Field(1e-8, gt=0, description="AdamW's epsilon.")
     max_grad_norm: float | None = Field(1.0, gt=0, description="Clip the whole step's gradient to this norm.")
     schedule: Literal["linear", "cosine", "constant"] = Field(
-        "linear", description="Learning rate after warm-up: to zero linearly, to zero as a cosine, or unchanged."
+        "linear",
+        description="Learning rate after warm-up: to zero linearly, to zero as a cosine, or unchanged.",
     )
     warmup_ratio: float = Field(0.0, ge=0, lt=1, description="Warm-up, as a share of all steps.")
     warmup_steps: int | None = Field(None, ge=0, description="Warm-up in steps; replaces warmup_ratio.")

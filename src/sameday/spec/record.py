@@ -198,13 +198,15 @@ class RunFolder:
         environment["started"] = now
         if recipe_path.exists():
             there = load_recipe(recipe_path)
-            if there.fingerprint != self.recipe.fingerprint:
+            begun = self.checkpoints.exists() or bool(self.metrics)
+            if there.fingerprint != self.recipe.fingerprint and begun:
                 listed = "\n".join(f"  {line}" for line in differences(there, self.recipe))
                 raise BadInput(
                     f"{self.path}: holds a run of another recipe ({there.fingerprint} there, "
                     f"{self.recipe.fingerprint} here):\n{listed}\nChoose another --out."
                 )
-            self.resumed = True
+            # A folder in which nothing was trained yet, for an error came first, is free to take.
+            self.resumed = there.fingerprint == self.recipe.fingerprint
         if self.resumed and environment_path.exists():
             before = _read_environment(environment_path)
             history, environment["started"] = before.get("history", []), before.get("started", now)
@@ -230,9 +232,7 @@ class RunFolder:
             ) from None
         except OSError as error:
             # Some network file systems have no locks. That is no reason not to train.
-            warnings.warn(
-                f"{self.path}: cannot be locked ({error.strerror}): start no second run here", stacklevel=3
-            )
+            warnings.warn(f"{self.path}: cannot be locked ({error.strerror}): start no second run here", stacklevel=3)
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
         self._lock = lock
@@ -250,9 +250,7 @@ def _read_environment(path: Path) -> dict[str, Any]:
         environment = json.loads(path.read_text(encoding="utf-8"))
         environment["recipe_dir"]
     except (ValueError, KeyError, TypeError):
-        raise BadInput(
-            f"{path}: is not what a run wrote; move the folder away or choose another --out"
-        ) from None
+        raise BadInput(f"{path}: is not what a run wrote; move the folder away or choose another --out") from None
     return dict(environment)
 
 

@@ -45,7 +45,7 @@ class VqaTask:
         self.device = model.device
         self.places = [Place(s.id, s.image_key, s.stage) for s in splits.get("train", [])]
         if recipe.order.kind == "curriculum":
-            without = [s.where for s in splits["train"] if s.stage is None]
+            without = [s.where for s in splits.get("train", []) if s.stage is None]
             if without:
                 raise BadInput(f"order curriculum needs a stage in every line; {len(without)} have none: {without[0]}")
         self._epoch = lru_cache(maxsize=2)(self._epoch_steps)
@@ -53,7 +53,12 @@ class VqaTask:
 
     @classmethod
     def load(
-        cls, recipe: Recipe, plan: Plan, recipe_dir: Path, device: torch.device, splits: dict[str, list[Sample]]
+        cls,
+        recipe: Recipe,
+        plan: Plan,
+        recipe_dir: Path,
+        device: torch.device,
+        splits: dict[str, list[Sample]],
     ) -> VqaTask:
         """Tokenizer, image processor and model as the recipe names them, for samples that were audited."""
         from transformers import AutoTokenizer
@@ -64,6 +69,8 @@ class VqaTask:
             name, recipe.revision, recipe.image_backend, recipe.min_pixels, recipe.max_pixels
         )
         encoder = Encoder(tokenizer, processor.grid, processor.merge_size, recipe.system_prompt, recipe.max_length)
+        if recipe.max_length is not None:
+            _check_lengths(encoder, [sample for samples in splits.values() for sample in samples])
         start = None if recipe.start_adapter is None else resolve_path(recipe_dir, recipe.start_adapter)
         model = QwenVL(load_base(name, recipe, device), recipe, plan, device, start)
         return cls(recipe, plan, model, encoder, processor, splits)
@@ -149,10 +156,15 @@ class VqaTask:
         self.model.module.train(on)
 
     def data_digest(self) -> str:
-        return hashlib.sha256(repr([(s.id, s.image_key, s.messages) for s in self.splits["train"]]).encode()).hexdigest()
+        return hashlib.sha256(
+            repr([(s.id, s.image_key, s.messages) for s in self.splits["train"]]).encode()
+        ).hexdigest()
 
     def save(self, folder: Path) -> None:
         self.model.save(folder)
+        if self.recipe.train == "all":  # then the folder is a model of its own
+            self.encoder.tokenizer.save_pretrained(folder)
+            self.processor.save(folder)
 
     def restore(self, folder: Path) -> None:
         self.model.restore(folder)
@@ -192,7 +204,23 @@ class VqaTask:
         losses = F.cross_entropy(logits, batch.target, reduction="none")
         wrong = torch.zeros(len(batch.sample_ids), device=self.device)
         wrong.index_add_(0, batch.owner, (logits.argmax(-1) != batch.target).float())
-        values = [(losses * batch.weight).sum(), batch.weight.sum(), (wrong == 0).sum(), torch.tensor(len(wrong))]
+        values = [
+            (losses * batch.weight).sum(),
+            batch.weight.sum(),
+            (wrong == 0).sum(),
+            torch.tensor(len(wrong)),
+        ]
         return torch.stack([v.to(device=self.device, dtype=torch.float64) for v in values])
 
 
+def _check_lengths(encoder: Encoder, samples: Sequence[Sample]) -> None:
+    """Questions that max_length has no room for, all in one list, before the model is loaded."""
+    problems = []
+    for sample in samples:
+        try:
+            encoder.encode(sample)
+        except BadInput as error:
+            problems.append(str(error))
+    if problems:
+        more = [f"and {len(problems) - 50} more"] if len(problems) > 50 else []
+        raise BadInput("\n".join([*problems[:50], *more]))

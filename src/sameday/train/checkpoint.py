@@ -59,6 +59,8 @@ def fault(path: Path) -> str | None:
         listed = json.loads((path / MANIFEST).read_text())
         manifest = {name: (entry["bytes"], entry["sha256"]) for name, entry in listed.items()}
     except (OSError, ValueError, AttributeError, KeyError, TypeError):
+        manifest = {}
+    if not manifest:
         return "its manifest is missing or unreadable"
     for name, (length, sha256) in manifest.items():
         file = path / name
@@ -85,16 +87,14 @@ def newest(folder: Path, recipe: Recipe, say: Callable[[str], None]) -> Checkpoi
         state = json.loads((path / STATE).read_text())
         if state["fingerprint"] != recipe.fingerprint:
             there = Recipe.model_validate(state["recipe"])
-            raise BadInput(
-                f"{path} is a checkpoint of another recipe:\n  " + "\n  ".join(differences(there, recipe))
-            )
+            raise BadInput(f"{path} is a checkpoint of another recipe:\n  " + "\n  ".join(differences(there, recipe)))
         return Checkpoint(path, step, state)
     return None
 
 
 def prune(folder: Path, keep: int | None, done: int, best: int | None) -> None:
-    """Of the steps done, keep the newest `keep` and the best one. A later one was left aside at the start, and must
-    not push out one that can be used."""
+    """Of the steps done, keep the newest `keep` and the best one. A later one was left aside when the run was
+    resumed, and must not push out one that can be used."""
     for remains in folder.glob(".writing-*"):
         shutil.rmtree(remains)
     known = [(step, path) for step, path in steps(folder) if step <= done]

@@ -21,7 +21,11 @@ Say = Callable[[str], None]
 
 
 def train_from_files(
-    recipe_path: Path, plan_path: Path | None, out: Path | None, sets: Sequence[str], stop_after: int | None = None
+    recipe_path: Path,
+    plan_path: Path | None,
+    out: Path | None,
+    sets: Sequence[str],
+    stop_after: int | None = None,
 ) -> dict[str, float]:
     """`sameday train`: starts a run, or goes on with it where its folder is there."""
     recipe_sets, plan_sets = split_sets(sets)
@@ -51,9 +55,7 @@ def train_from_files(
             for name, why in reasons.items():
                 say(f"plan.{name}: {getattr(plan, name)}, because {why}")
         machine = look(device_kind(plan))
-        kernel, why = ranks.from_first(
-            lambda: attention_kernel(plan, machine.device, recipe.precision, machine.triton)
-        )
+        kernel, why = ranks.from_first(lambda: attention_kernel(plan, machine.device, recipe.precision, machine.triton))
         if plan.attention == "auto":
             say(f"attention: {kernel}, because {why}")
             reasons["attention"] = f"{kernel}: {why}"

@@ -39,7 +39,7 @@ def train(
         start, best = _resume(recipe, task, run, optimizer, trained, watch)
         starts = ranks.gather(start)
         if len(set(starts)) > 1:
-            raise BadInput(f"{run.path}: ranks find other checkpoints (steps {starts}); all need the same folder")
+            raise BadInput(f"{run.path}: each rank needs the same folder; they find checkpoints {starts}")
         if ranks.first:
             run.rewind(start)
         task.training(True)
@@ -124,9 +124,7 @@ def _steps(task: Task, plan: Plan, first: int, last: int, budget: int | None, ra
     )
 
 
-def accumulate(
-    task: Task, plan: Plan, batches: Iterable[Any], gradients: Gradients, step: int, scale: float
-) -> None:
+def accumulate(task: Task, plan: Plan, batches: Iterable[Any], gradients: Gradients, step: int, scale: float) -> None:
     """Forward and backward of this rank's micro-batches. Memory running out is a result, not an end: the other ranks
     wait for this one's part of the sum."""
     try:
@@ -140,7 +138,9 @@ def accumulate(
         gradients.tail[1] = 1
 
 
-def update(optimizer: torch.optim.Optimizer, gradients: Gradients, norm: float, rate: float, limit: float | None) -> None:
+def update(
+    optimizer: torch.optim.Optimizer, gradients: Gradients, norm: float, rate: float, limit: float | None
+) -> None:
     gradients.clip(norm, limit)
     for group in optimizer.param_groups:
         group["lr"] = rate
@@ -229,5 +229,3 @@ class _StopRequest:
 
     def _ask(self, _number: int, _frame: Any) -> None:
         self.asked = True
-
-

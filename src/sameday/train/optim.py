@@ -31,7 +31,10 @@ def make_optimizer(trained: dict[str, nn.Parameter], recipe: Recipe, plan: Plan)
     """Weight decay on matrices; vectors (norms, biases) have none."""
     matrices = [p for p in trained.values() if p.ndim >= 2]
     vectors = [p for p in trained.values() if p.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    groups = [
+        {"params": matrices, "weight_decay": recipe.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
         lr=recipe.learning_rate,

@@ -1,0 +1,104 @@
+"""A loss or gradient that is not finite: the run stops before the weights are touched and names the question."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import worlds
+from commands import finished, training_steps, write_run
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoTokenizer
+
+from sameday.hardware.ranks import Ranks
+from sameday.spec.errors import EXIT_DIVERGED, RunStopped
+from sameday.spec.plan import Plan
+from sameday.spec.record import RunFolder
+from sameday.train import checkpoint
+from sameday.train.loop import train
+
+LINE = 11
+"""Of the training file, counted from one; in the third step when questions come as they are listed."""
+
+PLAIN = ("plan.share_images=false", "plan.packing=false", "plan.max_questions=1")
+
+
+def poison(folder: Path, value: float) -> None:
+    """Give one training line a token that no other has, and that token an embedding that is not finite."""
+    path = folder / "train.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[LINE - 1]["question"] += " Q"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    texts = [tokenizer.apply_chat_template(messages(row), tokenize=False) for row in rows]
+    (token,) = tokenizer.encode("Q", add_special_tokens=False)
+    assert [i for i, text in enumerate(texts, 1) if token in tokenizer.encode(text)] == [LINE]
+    model = folder / "model" / "model.safetensors"
+    tensors = load_file(model)
+    (name,) = [name for name in tensors if name.endswith("embed_tokens.weight")]
+    tensors[name][token] = value
+    save_file(tensors, model, {"format": "pt"})
+
+
+def messages(row: dict[str, Any]) -> list[dict[str, str]]:
+    return [{"role": "user", "content": row["question"]}, {"role": "assistant", "content": row["answer"]}]
+
+
+@pytest.mark.parametrize(
+    ("value", "sets"), [(float("nan"), ()), (float("inf"), PLAIN)], ids=["shared rows", "one at a time"]
+)
+def test_loss_is_not_finite(tmp_path: Path, tiny_qwen3: Path, value: float, sets: tuple[str, ...]) -> None:
+    shutil.copytree(tiny_qwen3, tmp_path / "model")
+    folder = write_run(tmp_path, Path("model"), num_epochs=2, order="listed")
+    poison(folder, value)
+    process = finished(folder, "plan.save_steps=1", *sets, code=EXIT_DIVERGED)
+    assert "Traceback" not in process.stderr
+    assert re.search(r"step 3: loss (nan|inf|-inf), not finite at ", process.stderr)
+    assert re.findall(r"\S*\.jsonl:\d+", process.stderr) == [f"train.jsonl:{LINE}"]
+    assert training_steps(process.run) == [1, 2]
+    kept = checkpoint.steps(process.run / "checkpoints")
+    assert [step for step, _ in kept] == [1, 2]
+    assert [checkpoint.fault(path) for _, path in kept] == [None, None]
+    assert not (process.run / "adapter").exists()
+
+    if not sets:  # the cause is mended, and the run goes on from where it was
+        shutil.rmtree(folder / "model")
+        shutil.copytree(tiny_qwen3, folder / "model")
+        assert "resumed from step-000002" in finished(folder, "plan.save_steps=1", *sets).stdout
+        assert training_steps(process.run) == list(range(1, 9))
+
+
+def test_gradient_is_not_finite(tmp_path: Path, tiny_qwen3: Path) -> None:
+    """The square root has no slope at zero: the loss is as it was, its gradient is not finite."""
+    folder = write_run(tmp_path, tiny_qwen3, num_epochs=2, order="listed")
+    recipe = worlds.tiny_recipe(tiny_qwen3, num_epochs=2, order="listed", effective_batch=4)
+    plan = Plan(share_images=True, packing=True, max_questions=None)
+    task = worlds.make_task(folder, recipe, plan)
+    guilty = task.splits["train"][LINE - 1]
+    start = {name: parameter.detach().clone() for name, parameter in task.trained().items()}
+    plain_loss = task.loss_sum
+
+    def loss_sum(batch: Any, step: int) -> tuple[Tensor, Tensor]:
+        loss, each = plain_loss(batch, step)
+        if guilty.id in batch.sample_ids:
+            some = next(iter(task.trained().values()))
+            loss = loss + (0 * some).sum().sqrt()
+        return loss, each
+
+    task.loss_sum = loss_sum  # type: ignore[method-assign]
+    run = RunFolder.open(tmp_path / "run", recipe, plan, folder)
+    with pytest.raises(RunStopped) as stopped:
+        train(recipe, plan, task, run, Ranks())
+    run.close()
+    assert stopped.value.code == EXIT_DIVERGED
+    assert re.search(r"step 3: gradient norm nan at loss \d", str(stopped.value))
+    assert re.findall(r"\S*\.jsonl:\d+", str(stopped.value)) == [guilty.where]
+    assert training_steps(run.path) == [1, 2]
+    moved = [name for name, value in task.trained().items() if not torch.equal(value, start[name])]
+    assert moved and all(value.isfinite().all() for value in task.trained().values())

@@ -1,0 +1,139 @@
+"""Memory running out: smaller micro-batches, the same step, the same model; and a clear end where nothing can be cut.
+
+The shortage is planted: micro-batches above a limit raise what CUDA's allocator raises."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import worlds
+from torch import Tensor
+
+from sameday.hardware.ranks import Ranks
+from sameday.spec.errors import EXIT_OUT_OF_MEMORY, RunStopped
+from sameday.spec.plan import Plan
+from sameday.spec.record import RunFolder
+from sameday.tasks.vqa import VqaTask
+from sameday.train.loop import train
+
+PLANS = {
+    "shared and packed": Plan(share_images=True, packing=True, max_questions=None, token_budget=2048),
+    "shared": Plan(share_images=True, max_questions=None, token_budget=2048),
+    "padded": Plan(max_questions=None, token_budget=2048, workers=1),
+}
+
+
+@dataclass
+class Shortage:
+    """What was computed, step by step: the sizes of micro-batches and whose questions they held."""
+
+    limit: float
+    sizes: dict[int, list[int]] = field(default_factory=dict)
+    questions: dict[int, list[int]] = field(default_factory=dict)
+    refused: list[int] = field(default_factory=list)
+
+    def plant(self, task: VqaTask) -> None:
+        plain = task.loss_sum
+
+        def loss_sum(batch: Any, step: int) -> tuple[Tensor, Tensor]:
+            if batch.tokens.numel() > self.limit:
+                self.refused.append(step)
+                for seen in (self.sizes, self.questions):  # the step is begun again
+                    seen.pop(step, None)
+                raise torch.OutOfMemoryError("planted")
+            self.sizes.setdefault(step, []).append(batch.tokens.numel())
+            self.questions.setdefault(step, []).extend(batch.sample_ids)
+            return plain(batch, step)
+
+        task.loss_sum = loss_sum  # type: ignore[method-assign]
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """A run that leaves early keeps its signal handlers."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return worlds.write_world(tmp_path_factory.mktemp("memory"), 5, (9, 1, 5, 3), hard=True)
+
+
+def run_with(
+    world: Path, model: Path, out: Path, plan: Plan, limit: float
+) -> tuple[Shortage, dict[str, Tensor], VqaTask]:
+    recipe = worlds.tiny_recipe(model, num_epochs=2, order="by_image", effective_batch=8, eps=1e-4)
+    task = worlds.make_task(world, recipe, plan)
+    shortage = Shortage(limit)
+    shortage.plant(task)
+    run = RunFolder.open(out, recipe, plan, world)
+    try:
+        train(recipe, plan, task, run, Ranks())
+    finally:
+        run.close()
+    return shortage, {name: p.detach().clone() for name, p in task.trained().items()}, task
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_step_is_done_again_in_smaller_pieces(
+    tmp_path: Path, tiny_qwen3: Path, world: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = PLANS[name]
+    roomy, expected, _ = run_with(world, tiny_qwen3, tmp_path / "roomy", plan, limit=float("inf"))
+    assert not roomy.refused
+    largest = max(size for sizes in roomy.sizes.values() for size in sizes)
+    at = next(step for step, sizes in sorted(roomy.sizes.items()) if largest in sizes)
+    capsys.readouterr()
+    tight, found, task = run_with(world, tiny_qwen3, tmp_path / "tight", plan, limit=largest - 1)
+
+    said = re.findall(r"step (\d+): out of memory; token budget (\d+) -> (\d+)", capsys.readouterr().out)
+    assert said == [(str(at + 1), "2048", str(largest // 2))], "said once: the lower budget is kept"
+    assert tight.refused == [at]
+    steps = task.steps_per_epoch() * 2
+    for step in range(steps):
+        ids = [task.splits["train"][i].id for i in task.step_ids(step)]
+        assert sorted(tight.questions[step]) == sorted(ids), f"step {step}: each question once"
+        if step >= at:
+            assert len(tight.sizes[step]) >= len(roomy.sizes[step])
+    for key, value in expected.items():
+        assert (found[key] - value).norm() <= 1e-5 * value.norm(), key
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_question_that_never_fits(
+    tmp_path: Path, tiny_qwen3: Path, world: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(RunStopped) as stopped:
+        run_with(world, tiny_qwen3, tmp_path / "run", PLANS[name], limit=3)
+    assert stopped.value.code == EXIT_OUT_OF_MEMORY
+    text = str(stopped.value)
+    assert text.startswith("out of memory with a single question in a micro-batch, in the step of ")
+    assert len(re.findall(r"train\.jsonl:\d+", text)) == 8
+    assert "plan.checkpointing full" in text and "max_pixels" in text
+    lowered = re.findall(r"token budget (\d+) -> (\d+)", capsys.readouterr().out)
+    assert all(int(lower) < int(before) for before, lower in lowered)
+    assert not (tmp_path / "run" / "adapter").exists()
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_long_question_among_short_ones_that_never_fits(tmp_path: Path, tiny_qwen3: Path, name: str) -> None:
+    """It stands alone at any budget, while its neighbours can still be cut: the budget goes on falling."""
+    worlds.write_world(tmp_path, 5, (8,), hard=False)
+    path = tmp_path / "train.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[3]["answer"] = "polyp " * 400
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(RunStopped) as stopped:
+        run_with(tmp_path, tiny_qwen3, tmp_path / "run", PLANS[name], limit=400)
+    assert stopped.value.code == EXIT_OUT_OF_MEMORY

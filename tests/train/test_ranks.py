@@ -1,0 +1,153 @@
+"""Several ranks train what one trains, decide together, and leave together: torchrun with gloo, real processes."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from commands import finished, last_step, records, started, training_steps, weights, write_run
+from safetensors.torch import load
+from test_diverged import LINE, poison
+
+from sameday.spec.errors import EXIT_BAD_INPUT, EXIT_DIVERGED, EXIT_OUT_OF_MEMORY
+from sameday.train import checkpoint
+
+TORCHRUN_FAILED = 1
+"""What torchrun itself leaves with, whatever code its processes left with."""
+
+SETS = ("plan.save_steps=2", "plan.log_steps=1")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory, tiny_qwen3: Path) -> Path:
+    """A world with a finished run of one rank: `alone`. Without dropout, whose masks depend on who shares a row;
+    an epsilon above rounding, which AdamW would otherwise blow up where a gradient is nearly zero."""
+    lora = {"r": 4, "alpha": 8}
+    folder = write_run(tmp_path_factory.mktemp("ranks"), tiny_qwen3, num_epochs=2, lora=lora, eps=1e-4)
+    finished(folder, *SETS, out="alone")
+    return folder
+
+
+def assert_agrees(run: Path, reference: Path) -> None:
+    """Losses and scores of each step, and each tensor of the weights, to 1e-5."""
+    found, expected = records(run), records(reference)
+    assert [(r["step"], r.get("split")) for r in found] == [(r["step"], r.get("split")) for r in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-5), one
+    (content,), (wanted,) = weights(run).values(), weights(reference).values()
+    tensors = load(content)
+    for name, value in load(wanted).items():
+        # B starts at zero, so that its norm is the norm of its whole update.
+        assert (tensors[name] - value).norm() <= 1e-5 * value.norm(), name
+
+
+def exit_codes(stderr: str) -> set[int]:
+    """Of the ranks, as torchrun reports them."""
+    return {int(code) for code in re.findall(r"exitcode\s*:\s*(-?\d+)", stderr)}
+
+
+def test_two_ranks(home: Path) -> None:
+    process = finished(home, *SETS, out="two", ranks=2)
+    assert process.stdout.count("step 8/8  loss") == 1, "only the first rank speaks"
+    assert_agrees(process.run, home / "alone")
+
+
+def test_ranks_without_work(tmp_path: Path, tiny_qwen3: Path) -> None:
+    """Three ranks and two questions a step, with a worker each: one rank has nothing to do but agree."""
+    lora = {"r": 4, "alpha": 8}
+    changes = {"effective_batch": 2, "eps": 1e-4, "lora": lora, "num_epochs": 1, "order": "shuffle"}
+    folder = write_run(tmp_path, tiny_qwen3, (3, 2, 2), **changes)
+    finished(folder, *SETS, out="alone")
+    finished(folder, *SETS, "plan.workers=1", out="three", ranks=3)
+    assert_agrees(folder / "three", folder / "alone")
+
+
+DRIVER = """\
+\"\"\"`sameday train` on a machine where rank {rank} has no room for micro-batches above {limit} tokens.\"\"\"
+import os
+
+import torch
+
+from sameday.cli import main
+from sameday.tasks.vqa import VqaTask
+
+plain = VqaTask.loss_sum
+
+
+def loss_sum(self, batch, step):
+    if os.environ["RANK"] == "{rank}" and batch.tokens.numel() > {limit}:
+        raise torch.OutOfMemoryError("planted")
+    return plain(self, batch, step)
+
+
+VqaTask.loss_sum = loss_sum
+main()
+"""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_out_of_memory_on_one_rank(home: Path, rank: int) -> None:
+    script = home / f"short_{rank}.py"
+    script.write_text(DRIVER.format(rank=rank, limit=120))
+    process = finished(home, *SETS, out=f"short-{rank}", ranks=2, script=script)
+    lowered = re.findall(r"out of memory; token budget (\d+) -> (\d+), the step is done again", process.stdout)
+    assert lowered, process.stdout
+    assert all(int(lower) < int(before) for before, lower in lowered)
+    assert_agrees(process.run, home / "alone")
+
+
+def test_a_question_that_never_fits_one_rank(home: Path) -> None:
+    script = home / "no_room.py"
+    script.write_text(DRIVER.format(rank=1, limit=3))
+    process = finished(home, *SETS, out="no-room", ranks=2, script=script, code=TORCHRUN_FAILED)
+    assert process.stderr.count("out of memory with a single question in a micro-batch") == 1
+    assert exit_code(process.stderr) == EXIT_OUT_OF_MEMORY
+
+
+def test_not_finite_on_one_rank(tmp_path: Path, tiny_qwen3: Path) -> None:
+    shutil.copytree(tiny_qwen3, tmp_path / "model")
+    folder = write_run(tmp_path, Path("model"), num_epochs=1, order="listed")
+    poison(folder, float("nan"))
+    process = finished(folder, "plan.save_steps=1", ranks=2, code=TORCHRUN_FAILED)
+    assert process.stderr.count("The weights were not touched") == 1
+    assert re.findall(r"\S*\.jsonl:\d+", process.stderr) == [f"train.jsonl:{LINE}"]
+    assert exit_code(process.stderr) == EXIT_DIVERGED
+    assert training_steps(process.run) == [1, 2]
+    assert checkpoint.fault(process.run / "checkpoints" / "step-000002") is None
+
+
+def test_asked_to_stop_and_resumed_by_another_number_of_ranks(home: Path) -> None:
+    with started(home, *SETS, out="asked", ranks=2) as process:
+        assert process.until_step(2)
+        process.send(signal.SIGTERM)
+        assert process.wait() != 0
+    said = re.search(r"asked to stop: step (\d+) of 8 is saved; run again to go on", process.stderr)
+    assert said, process.stderr
+    saved = process.run / "checkpoints" / f"step-{int(said[1]):06d}"
+    assert checkpoint.fault(saved) is None
+    assert last_step(process.run) == int(said[1])
+    assert f"resumed from {saved.name}" in finished(home, *SETS, out="asked").stdout
+    assert_agrees(process.run, home / "alone")
+
+
+def test_bad_input_is_said_once(home: Path, tmp_path: Path) -> None:
+    """Bad questions, and a run folder that only the first rank opens: every rank ends, one of them says why."""
+    for name in ("train.jsonl", "val.jsonl", "recipe.yaml"):
+        shutil.copy(home / name, tmp_path)
+    shutil.copytree(home / "images", tmp_path / "images")
+    rows = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
+    rows[4]["image"] = "absent.png"
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    process = finished(tmp_path, ranks=2, code=TORCHRUN_FAILED)
+    assert process.stderr.count("train.jsonl:5") == process.stderr.count("error: ") == 1
+    assert exit_code(process.stderr) == EXIT_BAD_INPUT
+
+    other = finished(home, *SETS, "recipe.seed=9", out="alone", ranks=2, code=TORCHRUN_FAILED)
+    assert other.stderr.count("holds a run of another recipe") == 1
+    assert exit_code(other.stderr) == EXIT_BAD_INPUT
+    for stderr in (process.stderr, other.stderr):
+        assert "most recent call last" not in stderr.split("torch.distributed.elastic")[0]
