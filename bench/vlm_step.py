@@ -223,18 +223,19 @@ def measure(
     }
 
 
-def show(rows: list[dict[str, Any]]) -> None:
-    """`gradient off` is the relative distance from the plain plan's gradient at the same weights."""
-    heads = f"{'plan':44s} {'s/step':>8s} {'(least-most)':>15s} {'faster':>8s} {'tokens':>7s} {'GiB':>6s}"
-    print(f"{heads} {'loss':>8s} {'gradient off':>12s}")
-    plain = rows[0]
-    for row in rows:
-        off = (row["gradient"] - plain["gradient"]).norm() / plain["gradient"].norm()
-        spread = f"({row['least']:.3f}-{row['most']:.3f})"
-        print(
-            f"{row['plan']:44s} {row['seconds']:8.3f} {spread:>15s} {plain['seconds'] / row['seconds']:7.1f}x"
-            f" {row['tokens']:7d} {row['GiB']:6.1f} {row['loss']:8.4f} {off:12.4f}"
-        )
+HEADS = "{:44s} {:>8s} {:>15s} {:>8s} {:>7s} {:>6s} {:>8s} {:>7s}".format(
+    "plan", "s/step", "(least-most)", "faster", "tokens", "GiB", "loss", "off"
+)
+
+
+def line(row: dict[str, Any], plain: dict[str, Any]) -> str:
+    """`off` is the relative distance from the plain plan's gradient at the same weights."""
+    off = (row["gradient"] - plain["gradient"]).norm() / plain["gradient"].norm()
+    spread = f"({row['least']:.3f}-{row['most']:.3f})"
+    return (
+        f"{row['plan']:44s} {row['seconds']:8.3f} {spread:>15s} {plain['seconds'] / row['seconds']:7.1f}x"
+        f" {row['tokens']:7d} {row['GiB']:6.1f} {row['loss']:8.4f} {off:7.4f}"
+    )
 
 
 def main() -> None:
@@ -243,7 +244,7 @@ def main() -> None:
     parser.add_argument("--size", choices=tuple(SIZES), default="8b")
     parser.add_argument("--steps", type=int, default=7, help="timed steps, after two that are not")
     parser.add_argument("--dropout", type=float, default=0.0)
-    parser.add_argument("--only", help="plans whose name holds this text, besides the plain one")
+    parser.add_argument("--only", help="plans whose name ends with one of these (a;b), besides the plain one")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -253,8 +254,11 @@ def main() -> None:
     )
     data = MadeData(args.order, args.size, 512)
     rows: list[dict[str, Any]] = []
+    where = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+    where += f", torch {torch.__version__}"
+    print(f"{args.size}, order {args.order}, 16 questions a step, dropout {args.dropout}, {where}\n{HEADS}", flush=True)
     for name, fields in PLANS.items():
-        if args.only and args.only not in name and rows:
+        if args.only and rows and not name.endswith(tuple(args.only.split(";"))):
             continue
         if args.order == "shuffle" and "packing" in fields:
             # Nothing to share: rows of four questions, so that a micro-batch is no larger than the 4×4 ones.
@@ -273,12 +277,7 @@ def main() -> None:
             torch.compiler.reset()
             torch.cuda.empty_cache()
         rows.append(row)
-        print(f"{name}: {row['seconds']:.3f} s", flush=True)
-    where = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
-    print(
-        f"\n{args.size}, order {args.order}, 16 questions a step, dropout {args.dropout}, {where}, torch {torch.__version__}"
-    )
-    show(rows)
+        print(line(row, rows[0]), flush=True)
     if args.json:
         args.json.write_text(json.dumps([{k: v for k, v in r.items() if k != "gradient"} for r in rows], indent=1))
 

@@ -13,11 +13,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from sameday.data.encode import END_OF_TURN, IMAGE_TOKEN, VISION_END, Encoded, Encoder
+from sameday.data.encode import END_OF_TURN, IMAGE_TOKEN, Encoded, Encoder
 from sameday.data.images import ImageProcessor
 from sameday.data.sample import ImageRef, Message, Sample
 from sameday.spec.errors import BadInput
 
+VISION_END = "<|vision_end|>"
 REAL_DATA = os.environ.get("SAMEDAY_TEST_DATA")
 SMALL, WIDE = ImageRef(Path("small.png"), "small", 48, 48), ImageRef(Path("wide.png"), "wide", 96, 64)
 QUESTIONS = ("what size is the red polyp?", "Is there\n\n  a wall?", "どこ 🙂 é", "1, 2; 3.5 mm?", "a\n")

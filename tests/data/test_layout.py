@@ -99,11 +99,12 @@ def test_text_alone_counts_on_by_one(encoder: Encoder) -> None:
 IMAGES = {name: image(name, SIZES[i]) for i, name in enumerate(("tiny", "square", "wide", "tall"))}
 IMAGES["twin"] = replace(IMAGES["square"], path=Path("twin.png"), digest="twin")  # equal tokens, other pixels
 WORDS = ("polyp", "left wall", "red", "how many mm", "is it")
-KINDS = (*IMAGES, "none", "pair", "brief", "later")
+KINDS = (*IMAGES, "none", "pair", "brief", "later", "cut")
 
 
 def question(encoder: Encoder, id: int, kind: str, length: int) -> Encoded:
-    """`pair`: two images. `brief`: a system prompt of its own. `later`: an image after the first answer."""
+    """`pair`: two images. `brief`: a system prompt of its own. `later`: an image after the first answer. `cut`: one
+    token of the answer is left."""
     text = " ".join(WORDS[(id + i) % len(WORDS)] for i in range(length))
     images = [IMAGES[kind]] if kind in IMAGES else [IMAGES["square"]]
     if kind == "none":
@@ -116,7 +117,11 @@ def question(encoder: Encoder, id: int, kind: str, length: int) -> Encoded:
     if kind == "later":
         images.append(IMAGES["tall"])
         messages += [Message("user", (1, "and here?")), Message("assistant", ("no",))]
-    return encoder.encode(Sample(id, f"train.jsonl:{id}", tuple(images), tuple(messages)))
+    encoded = encoder.encode(Sample(id, f"train.jsonl:{id}", tuple(images), tuple(messages)))
+    if kind == "cut":
+        kept = encoded.length - encoded.target_count + 1
+        encoded = replace(encoded, tokens=encoded.tokens[:kept], targets=encoded.targets[:kept])
+    return encoded
 
 
 asked = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(1, 5)), min_size=1, max_size=14)

@@ -29,7 +29,7 @@ epochs = st.integers(0, 50)
 
 
 @st.composite
-def questions(draw: st.DrawFn, most: int = 60) -> list[Place]:
+def questions(draw: st.DrawFn, most: int = 40) -> list[Place]:
     """Ids with gaps, as bad lines leave them; images of one and of many questions; stages or none."""
     count = draw(st.integers(1, most))
     ids = sorted(draw(st.sets(st.integers(1, 500), min_size=count, max_size=count)))

@@ -18,9 +18,8 @@ KEYS: dict[Hashable, int] = {"a": 10, "b": 40, "c": 200}
 def steps(draw: st.DrawFn) -> list[Item]:
     items = []
     for index in range(draw(st.integers(1, 40))):
-        key = draw(st.sampled_from([*KEYS, None]))
-        # A key without a prefix, and a prefix without a key: neither can be shared.
-        prefix = draw(st.sampled_from([KEYS[key], 0])) if key else draw(st.sampled_from([0, 15]))
+        # Sometimes a key without a prefix, or a prefix without a key: neither can be shared.
+        key, prefix = draw(st.sampled_from([*2 * list(KEYS.items()), ("a", 0), (None, 15), (None, 0)]))
         items.append(Item(index, prefix + draw(st.integers(1, 60)), prefix, key))
     return items
 
@@ -29,7 +28,7 @@ cuts = st.builds(
     Cut,
     share=st.booleans(),
     packing=st.booleans(),
-    token_budget=st.integers(1, 600),
+    token_budget=st.sampled_from([1, 30, 80, 250, 600, 5000]) | st.integers(1, 600),
     max_questions=st.none() | st.integers(1, 12),
 )
 ranks = st.integers(1, 8)
@@ -111,6 +110,14 @@ def test_a_group_above_the_budget_is_split_and_no_further_than_needed(
     assert (len(found) > 1) == (prefix + sum(branches) > budget)
     for unit, after in itertools.pairwise(found):
         assert unit.tokens + branches[after.members[0]] > budget  # the next one did not fit
+
+
+@given(branches=st.lists(st.integers(1, 60), min_size=1, max_size=30), most=st.integers(1, 12))
+def test_a_group_of_too_many_questions_is_split(branches: list[int], most: int) -> None:
+    items = [Item(i, 20 + branch, 20, "one") for i, branch in enumerate(branches)]
+    found = units(items, Cut(True, True, 10**6, most))
+    assert len(found) == -(-len(branches) // most)
+    assert all(len(unit.members) <= most for unit in found)
 
 
 @given(items=steps(), cut=cuts, count=st.integers(2, 8))

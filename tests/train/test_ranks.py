@@ -45,9 +45,12 @@ def assert_agrees(run: Path, reference: Path) -> None:
         assert (tensors[name] - value).norm() <= 1e-5 * value.norm(), name
 
 
-def exit_codes(stderr: str) -> set[int]:
-    """Of the ranks, as torchrun reports them."""
-    return {int(code) for code in re.findall(r"exitcode\s*:\s*(-?\d+)", stderr)}
+def exit_code(stderr: str) -> int:
+    """Of the rank that was gone first, as torchrun reports it. The others leave with the same code, unless torchrun's
+    signal meets them on their way out."""
+    codes = [int(code) for code in re.findall(r"exitcode\s*:\s*(-?\d+) \(pid", stderr)]
+    assert len(codes) == 2 and -signal.SIGKILL not in codes, stderr
+    return codes[-1]
 
 
 def test_two_ranks(home: Path) -> None:
@@ -89,11 +92,10 @@ main()
 """
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_out_of_memory_on_one_rank(home: Path, rank: int) -> None:
-    script = home / f"short_{rank}.py"
-    script.write_text(DRIVER.format(rank=rank, limit=120))
-    process = finished(home, *SETS, out=f"short-{rank}", ranks=2, script=script)
+def test_out_of_memory_on_one_rank(home: Path) -> None:
+    script = home / "short.py"
+    script.write_text(DRIVER.format(rank=1, limit=70))  # one question fits, two do not
+    process = finished(home, *SETS, "plan.share_images=false", out="short", ranks=2, script=script)
     lowered = re.findall(r"out of memory; token budget (\d+) -> (\d+), the step is done again", process.stdout)
     assert lowered, process.stdout
     assert all(int(lower) < int(before) for before, lower in lowered)
@@ -150,4 +152,4 @@ def test_bad_input_is_said_once(home: Path, tmp_path: Path) -> None:
     assert other.stderr.count("holds a run of another recipe") == 1
     assert exit_code(other.stderr) == EXIT_BAD_INPUT
     for stderr in (process.stderr, other.stderr):
-        assert "most recent call last" not in stderr.split("torch.distributed.elastic")[0]
+        assert stderr.count("Traceback (most") == 1, "torchrun's own, and no rank's"

@@ -66,14 +66,16 @@ class QwenVL:
         return base
 
     def _compile(self) -> None:
-        """In place, so that parameters keep their names. One graph serves all layers."""
+        """In place, so that parameters keep their names. A graph serves all layers; there are a few of them, for the
+        first layer and the others, training and evaluation, one row length and any. Past torch's limit of eight the
+        rest would silently run uncompiled."""
+        torch._dynamo.config.recompile_limit = 32
         layers = list(self.text.layers)
         if not self.tower_trained:
             make_compilable(self.tower)
             layers += list(self.tower.blocks)
         for layer in layers:
-            # Row lengths differ from step to step, so that a graph for one length alone would be thrown away.
-            layer.compile(backend=COMPILE_BACKEND, dynamic=True)
+            layer.compile(backend=COMPILE_BACKEND)
 
     def trained(self) -> dict[str, nn.Parameter]:
         """What the optimizer updates, by name; float32 in every plan."""
