@@ -38,7 +38,7 @@ def test_an_image_has_about_nine_different_questions(scenes: Path) -> None:
     for row in train:
         questions[row["image"]].append(row["question"])
     counts = [len(asked) for asked in questions.values()]
-    assert len(counts) == 400 and min(counts) == 7 and max(counts) == 11
+    assert len(counts) == 400 and min(counts) == 8 and max(counts) == 10
     assert 8.5 < sum(counts) / len(counts) < 9.5
     assert all(len(set(asked)) == len(asked) for asked in questions.values())
 

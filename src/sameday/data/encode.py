@@ -16,7 +16,7 @@ from sameday.spec.errors import BadInput
 
 IMAGE_TOKEN = "<|image_pad|>"
 END_OF_TURN = "<|im_end|>"
-USER_HEADER = "<|im_start|>user\n"
+USER_HEADER = "<|im_start|>user"
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,19 +152,20 @@ class Encoder:
         if excess > 0:
             # What closes the question (end of turn, the assistant's opening) stays.
             closing = answer - 1 - int((tokens[:answer][::-1] == self.end_token).argmax())
-            start = max(after_image, self._text_start(tokens, closing), closing - excess)
-            if closing - start < excess or marks[:closing].any():
+            first = max(after_image, self._text_start(tokens, closing))
+            if closing - first < excess:
                 raise BadInput(
-                    f"{sample.where}: max_length {limit} has no room for the image, the turn's frame and one token "
-                    f"of the answer, which take {len(tokens) - max(0, closing - after_image)} tokens"
+                    f"{sample.where}: max_length {limit} has no room for what is never cut (images, earlier turns, the "
+                    f"turn's frame and one token of the answer), which takes {len(tokens) - (closing - first)} tokens"
                 )
-            kept = np.r_[0:start, closing : len(tokens)]
+            kept = np.r_[0 : closing - excess, closing : len(tokens)]
             tokens, marks = tokens[kept], marks[kept]
         return tokens, marks
 
     def _text_start(self, tokens: np.ndarray, closing: int) -> int:
-        """Where the text of the last user turn starts, behind its header; `closing` where the header is not found."""
+        """Where the text of the last user turn may be cut from: behind its header and the line break, which a
+        tokenizer may have joined with line breaks of the text."""
         for at in range(closing - len(self.header), -1, -1):
             if tokens[at : at + len(self.header)].tolist() == self.header:
-                return at + len(self.header)
+                return min(closing, at + len(self.header) + 1)
         return closing

@@ -90,9 +90,9 @@ def _questions(ground: str, scene: Scene, rng: random.Random) -> list[Row]:
         _row("What colour is the background?", ground, 1),
         _row("How many shapes are there?", str(len(scene)), 2),
     ]
-    for cell in rng.sample(CELLS, rng.randint(3, 4)):
+    for cell in CELLS:
         colour = scene[cell][1] if cell in scene else "none"
-        rows.append(_row(f"What colour is the shape in the {cell} corner?", colour, 2))
+        rows.append(_row(f"What colour is the shape in the {cell} corner?", colour, 3))
     kinds = {kind for kind, _ in scene.values()}
     colours = {colour for _, colour in scene.values()}
     rows += _is_there(KINDS, kinds, "Is there a {}?", rng.randint(1, 2), rng)

@@ -20,7 +20,7 @@ from sameday.spec.recipe import Recipe
 from sameday.spec.record import RunFolder
 
 COMPARED_STEPS = 12
-STEPS = 220
+STEPS = 300
 RECIPE: dict[str, Any] = {
     "name": "demo",
     "model": "model",

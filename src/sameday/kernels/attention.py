@@ -50,8 +50,7 @@ def make_mask(group: Tensor, branch: Tensor, one_per_row: bool, segments: Segmen
 
 @cache
 def _compiled_flex() -> Any:
-    # Uncompiled flex attention builds all scores in memory. On a CPU, where only tests use it, that is wanted:
-    # the compiled one has no backward pass there.
+    # Uncompiled flex attention builds all scores in memory.
     return torch.compile(flex_attention)
 
 
