@@ -276,10 +276,7 @@ def test_a_curriculum_needs_stages(world: Path) -> None:
     "workers",
     [
         "0",
-        pytest.param(
-            "1",
-            marks=pytest.mark.xfail(strict=True, reason="a loader worker's error comes with its traceback"),
-        ),
+        "1",
     ],
 )
 def test_max_length_needs_room_for_image_and_answer(world: Path, workers: str) -> None:
@@ -402,7 +399,6 @@ def test_eval_gives_what_the_run_gave(finished: Finished) -> None:
     assert said.out.endswith(line)
 
 
-@pytest.mark.xfail(strict=True, reason="stages are asked of training questions that an evaluation does not read")
 def test_eval_of_a_curriculum_needs_no_training_questions(world: Path) -> None:
     words = ("train", "recipe.yaml", "--out", "run", "--max-steps", "1", "--set", "recipe.order=curriculum")
     assert sameday(world, *words).code == 0

@@ -126,7 +126,6 @@ def test_a_question_that_never_fits(
     assert not (tmp_path / "run" / "adapter").exists()
 
 
-@pytest.mark.xfail(strict=True, reason="VqaTask.smaller_budget halves the longest question, which cannot be cut")
 @pytest.mark.parametrize("name", PLANS)
 def test_a_long_question_among_short_ones_that_never_fits(tmp_path: Path, tiny_qwen3: Path, name: str) -> None:
     """It stands alone at any budget, while its neighbours can still be cut: the budget goes on falling."""

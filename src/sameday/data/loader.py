@@ -3,6 +3,7 @@ when a batch is made, never what is in it."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -45,4 +46,11 @@ def stream(
         prefetch_factor=prefetch,
         pin_memory=pin_memory,
         multiprocessing_context="fork",
+        worker_init_fn=_ignore_signals,
     )
+
+
+def _ignore_signals(_worker: int) -> None:
+    """A batch system signals every process of a job. What that means is for the training process to decide."""
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)

@@ -116,9 +116,8 @@ class VqaTask:
     def smaller_budget(self, step: int, budget: int | None, ranks: Ranks) -> int | None:
         _, parts = self._step(step, budget, ranks)
         flat = [part for rank in parts for part in rank]
-        if all(len(part) == 1 and len(part[0].members) == 1 for part in flat):
-            return None
-        return max(1, max(size(part, self.plan.packing) for part in flat) // 2)
+        can_be_cut = [part for part in flat if sum(len(unit.members) for unit in part) > 1]
+        return max(1, max(size(part, self.plan.packing) for part in can_be_cut) // 2) if can_be_cut else None
 
     def _build(self, encoded: Sequence[Encoded], part: MicroBatch) -> Batch:
         layout = lay_out(

@@ -1,0 +1,52 @@
+"""Compiled layers: a handful of graphs serves every layer, length and number of images, and computes the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch._dynamo
+import worlds
+from torch._dynamo.utils import counters
+
+from sameday.hardware.ranks import Ranks
+from sameday.models import qwen_vl
+from sameday.spec.plan import Plan
+from sameday.tasks.vqa import VqaTask
+from sameday.train.loop import accumulate
+from sameday.train.optim import Gradients
+
+PLAN = {"share_images": True, "packing": True, "max_questions": None, "attention": "split", "token_budget": 300}
+LAYERS, BLOCKS = 10, 5
+
+
+def gradient(task: VqaTask, step: int) -> torch.Tensor:
+    gradients = Gradients(task.trained())
+    task.training(True)
+    accumulate(task, task.plan, task.batches(step, None, Ranks()), gradients, step, 1.0)
+    return gradients.all.clone()
+
+
+@pytest.mark.parametrize("family", qwen_vl.FAMILIES)
+def test_graphs_are_shared_by_all_layers(tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The graphs are what is tested; which backend turns them into kernels is not.
+    monkeypatch.setattr(qwen_vl, "COMPILE_BACKEND", "eager")
+    torch._dynamo.reset()
+    counters.clear()
+    worlds.write_world(tmp_path, 3, (9, 1, 5, 3, 7))
+    sizes = {"text": {"num_hidden_layers": LAYERS}, "vision": {"depth": BLOCKS}}
+    model = worlds.write_tiny(tmp_path / "model", family, **sizes)
+    lora = {"r": 4, "alpha": 8, "dropout": 0.1}
+    recipe = worlds.tiny_recipe(model, order="by_image", effective_batch=8, lora=lora)
+    tasks = [worlds.make_task(tmp_path, recipe, Plan(**PLAN, compile=how)) for how in ("layers", "none")]
+    for task in tasks:
+        worlds.stir(task)
+    for step in range(tasks[0].steps_per_epoch()):
+        compiled, plain = (gradient(task, step) for task in tasks)
+        assert (compiled - plain).norm() <= 1e-6 * plain.norm(), step
+    scores = [task.evaluate("val", Ranks()) for task in tasks]
+    assert scores[0] == pytest.approx(scores[1], rel=1e-6)
+    # First layer and the others, training and evaluation, one length and any; the tower's blocks besides.
+    assert 2 <= counters["stats"]["unique_graphs"] <= 12 < LAYERS + BLOCKS
+    assert not counters["graph_break"]
