@@ -283,8 +283,8 @@ def test_max_length_needs_room_for_image_and_answer(world: Path, workers: str) -
     sets = ("--set", "recipe.max_length=10", "--set", f"plan.workers={workers}")
     said = refused(world, "train", "recipe.yaml", *sets)
     assert re.search(
-        r"train\.jsonl:\d+: max_length 10 has no room for the image, the turn's frame and one token of the "
-        r"answer, which take \d+ tokens",
+        r"train\.jsonl:\d+: max_length 10 has no room for what is never cut \(images, earlier turns, the turn's frame "
+        r"and one token of the answer\), which takes \d+ tokens",
         said,
     )
 

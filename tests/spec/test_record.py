@@ -63,7 +63,9 @@ def test_a_resume_keeps_every_plan(tmp_path: Path) -> None:
 
 
 def test_another_recipe_is_kept_out(tmp_path: Path) -> None:
-    started(tmp_path / "run", lora={"r": 4}).close()
+    first = started(tmp_path / "run", lora={"r": 4})
+    first.append({"step": 1})
+    first.close()
     with pytest.raises(BadInput) as error:
         started(tmp_path / "run", lora={"r": 8}, seed=3)
     text = str(error.value)
@@ -71,6 +73,14 @@ def test_another_recipe_is_kept_out(tmp_path: Path) -> None:
     assert "  lora.r: 4 there, 8 here\n" in text and "  seed: 0 there, 3 here\n" in text
     assert text.endswith("Choose another --out.")
     started(tmp_path / "run", lora={"r": 4}).close()  # the refused one holds no lock
+
+
+def test_a_folder_in_which_nothing_was_trained_is_free(tmp_path: Path) -> None:
+    """Its run ended in an error before the first step; the mended recipe may have the name."""
+    started(tmp_path / "run", lora={"r": 4}).close()
+    run = started(tmp_path / "run", lora={"r": 8})
+    run.close()
+    assert not run.resumed and RunFolder.read(tmp_path / "run").recipe.lora.r == 8
 
 
 HOLDER = """

@@ -7,6 +7,8 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,6 +66,14 @@ def test_asked_to_stop_together_with_its_workers(home: Path) -> None:
         assert process.wait() == EXIT_STOPPED, process.stderr
     finished(home, *sets, out="group")
     assert weights(process.run) == weights(home / "reference")
+
+
+def test_stopping_early_ends_the_workers(home: Path) -> None:
+    """They ignore signals, so that only the run itself can end them."""
+    words = ["train", "recipe.yaml", "--out", "early", "--stop-after", "2", "--set", "plan.workers=2"]
+    command = [sys.executable, "-m", "sameday", *words]
+    done = subprocess.run(command, cwd=home, capture_output=True, text=True, timeout=240)
+    assert done.returncode == EXIT_STOPPED, done.stderr
 
 
 def test_broken_checkpoints_are_left_aside(home: Path) -> None:

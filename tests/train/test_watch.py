@@ -7,6 +7,7 @@ import pty
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,7 @@ def test_scores_are_a_line_a_record_and_a_chart(run: RunFolder, capsys: pytest.C
 def test_steps_done_again_are_charted_once(run: RunFolder) -> None:
     """A killed run has charted steps beyond its last checkpoint; the resumed one replaces them."""
     walk(run, range(1, 6), total=8, log_steps=1)
+    time.sleep(1.1)  # TensorBoard tells event files apart by the second they were opened in
     with Watch(run, 8, 1, CPU) as watch:
         for step in range(3, 9):
             watch.step(step, 100.0 + step, 0.5, 8, {"lr": 1e-4})
@@ -112,24 +114,30 @@ def test_time_left_is_short_or_has_hours() -> None:
     ]
 
 
+def read_all(terminal: int) -> bytes:
+    """Everything, up to where the other end was closed; closes this one."""
+    written = b""
+    while True:
+        try:
+            piece = os.read(terminal, 65536)
+        except OSError:  # so Linux says that a terminal's other end is gone
+            break
+        if not piece:
+            break
+        written += piece
+    os.close(terminal)
+    return written
+
+
 def on_terminal(command: list[str], folder: Path, columns: int = 120) -> tuple[int, str]:
     """Exit code and raw output of a process whose standard output is a terminal."""
     ours, theirs = pty.openpty()
     env = os.environ | {"TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": "40"}
     with subprocess.Popen(command, cwd=folder, env=env, stdout=theirs, stderr=subprocess.PIPE) as process:
         os.close(theirs)
-        written = b""
-        while True:
-            try:
-                piece = os.read(ours, 65536)
-            except OSError:  # the other end is closed: so Linux says that a terminal is gone
-                break
-            if not piece:
-                break
-            written += piece
+        written = read_all(ours)
         assert process.stderr is not None
         errors = process.stderr.read().decode()
-    os.close(ours)
     return process.returncode, written.decode() if not process.returncode else errors
 
 
@@ -194,6 +202,5 @@ def test_brackets_in_a_message_stay(run: RunFolder, monkeypatch: pytest.MonkeyPa
         patch.setattr(sys, "stdout", terminal)
         with Watch(run, 10, 1, CPU) as watch:
             watch.say("left aside: data[/bold] and [red]x")
-    raw = os.read(ours, 65536).decode()
-    os.close(ours)
+    raw = read_all(ours).decode()
     assert screen(raw) == ["left aside: data[/bold] and [red]x"]

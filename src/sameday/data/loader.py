@@ -4,7 +4,7 @@ when a batch is made, never what is in it."""
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 from torch.utils.data import DataLoader, Dataset
@@ -30,15 +30,15 @@ def stream(
     workers: int,
     prefetch: int,
     pin_memory: bool,
-) -> Iterator[Iterable[Any]]:
+) -> Generator[Iterable[Any], None, None]:
     """For each job the batches that `build` makes of it. Without workers each batch is made when it is asked for,
-    so that only one is held at a time."""
+    so that only one is held at a time. Whoever stops before the end closes the generator, which ends its workers."""
     if workers == 0:
         for job in jobs:
             made = build(job)
             yield (batch.pin_memory() for batch in made) if pin_memory else made
         return
-    yield from DataLoader(
+    loader = DataLoader(
         _Jobs(jobs, build),
         batch_size=None,
         shuffle=False,
@@ -48,6 +48,12 @@ def stream(
         multiprocessing_context="fork",
         worker_init_fn=_ignore_signals,
     )
+    ahead = iter(loader)
+    try:
+        yield from ahead
+    finally:
+        # Workers ignore the signal that Python's own exit would send them, and it would wait for them for ever.
+        ahead._shutdown_workers()  # type: ignore[attr-defined]
 
 
 def _ignore_signals(_worker: int) -> None:

@@ -45,7 +45,7 @@ class Task(Protocol):
 
     def training(self, on: bool) -> None: ...
 
-    def evaluate(self, split: str, ranks: Ranks) -> dict[str, float]:
+    def evaluate(self, split: str, ranks: Ranks, budget: int | None = None) -> dict[str, float]:
         """Scores of a split, `loss` among them; empty where the recipe has no such split."""
 
     def data_digest(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
 
@@ -171,28 +172,31 @@ class VqaTask:
     # Evaluation
 
     @torch.no_grad()
-    def evaluate(self, split: str, ranks: Ranks) -> dict[str, float]:
+    def evaluate(self, split: str, ranks: Ranks, budget: int | None = None) -> dict[str, float]:
         """Loss in the recipe's own weighting, and exact match without decoding: greedy decoding gives the answer
         exactly when the argmax is right at every answer token, the end included."""
         plan = self.plan
         if not self.splits.get(split):
             return {}
         encoded = [self._encode(sample) for sample in self.splits[split]]
-        cut = self._cut(plan.eval_token_budget)
+        # A budget that training had to lower holds here too, unless the plan sets one for evaluation.
+        cut = self._cut(plan.eval_token_budget or budget)
         mine = self._partition(encoded, cut, ranks.size)[ranks.rank]
         self.training(False)
         sums = torch.zeros(4, dtype=torch.float64, device=self.device)
-        made = stream(
-            mine,
-            lambda part: [self._build(encoded, part)],
-            workers=plan.workers,
-            prefetch=plan.prefetch,
-            pin_memory=plan.pin_memory and self.device.type == "cuda",
-        )
-        for batches in made:
-            for batch in batches:
-                batch = batch.to(self.device, non_blocking=plan.pin_memory)
-                sums += self._score(batch)
+        with closing(
+            stream(
+                mine,
+                lambda part: [self._build(encoded, part)],
+                workers=plan.workers,
+                prefetch=plan.prefetch,
+                pin_memory=plan.pin_memory and self.device.type == "cuda",
+            )
+        ) as made:
+            for batches in made:
+                for batch in batches:
+                    batch = batch.to(self.device, non_blocking=plan.pin_memory)
+                    sums += self._score(batch)
         self.training(True)
         loss, weight, right, questions = ranks.sum_(sums).tolist()
         return {"loss": loss / weight, "exact_match": right / questions, "questions": int(questions)}

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def train_from_files(
     ranks = Ranks.join(device_kind(plan))
     opened: list[RunFolder] = []
     try:
-        say: Say = print if ranks.first else _silent
+        say: Say = partial(print, flush=True) if ranks.first else _silent
         path = out or default_path(recipe)
         splits, skipped = ranks.from_first(lambda: audit_splits(recipe, home, say))
         ranks.from_first(lambda: announce_download(resolve_model(home, recipe.model), recipe.revision, say))

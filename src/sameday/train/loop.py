@@ -6,6 +6,7 @@ import math
 import signal
 import time
 from collections.abc import Iterable
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def train(
     per_epoch = task.steps_per_epoch()
     total = recipe.max_steps or recipe.num_epochs * per_epoch
     shown = run if ranks.first else None
-    with Watch(shown, total, plan.log_steps, task.device) as watch, _StopRequest() as stop:
+    with Watch(shown, total, plan.log_steps, task.device) as watch, _StopRequest() as stop, ExitStack() as held:
         trained = task.trained()
         optimizer = make_optimizer(trained, recipe, plan)
         gradients = Gradients(trained)
@@ -44,7 +45,7 @@ def train(
             run.rewind(start)
         task.training(True)
         step, scores, budget = start, {}, None
-        batches = _steps(task, plan, step, total, budget, ranks)
+        batches = held.enter_context(_steps(task, plan, step, total, budget, ranks))
         while step < total:
             began = time.perf_counter()
             ids = task.step_ids(step)
@@ -63,7 +64,8 @@ def train(
                 watch.say(f"step {step + 1}: out of memory; token budget {was} -> {smaller}, the step is done again")
                 budget = smaller
                 torch.cuda.empty_cache()
-                batches = _steps(task, plan, step, total, budget, ranks)
+                held.close()
+                batches = held.enter_context(_steps(task, plan, step, total, budget, ranks))
                 continue
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 raise RunStopped(_diverged(task, gradients, step, loss, norm, ranks), EXIT_DIVERGED)
@@ -76,7 +78,7 @@ def train(
             last, epoch_ends = step == total, step % per_epoch == 0
             save = last or bool(asked) or _due(plan.save_steps, step, epoch_ends)
             if last or _due(plan.eval_steps, step, epoch_ends):
-                scores = task.evaluate("val", ranks)
+                scores = task.evaluate("val", ranks, budget)
                 if scores:
                     watch.evaluation(step, "val", scores)
                 if scores and scores["loss"] < (best["loss"] if best else math.inf):
@@ -115,13 +117,14 @@ def _resume(
 
 
 def _steps(task: Task, plan: Plan, first: int, last: int, budget: int | None, ranks: Ranks) -> Any:
-    return stream(
+    made = stream(
         range(first, last),
         lambda step: task.batches(step, budget, ranks),
         workers=plan.workers,
         prefetch=plan.prefetch,
         pin_memory=plan.pin_memory and task.device.type == "cuda",
     )
+    return closing(made)
 
 
 def accumulate(task: Task, plan: Plan, batches: Iterable[Any], gradients: Gradients, step: int, scale: float) -> None:
