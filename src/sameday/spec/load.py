@@ -38,6 +38,14 @@ class _Dumper(yaml.SafeDumper):
 _EXPONENT = re.compile(r"^[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$")
 for _class in (_Loader, _Dumper):
     _class.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))
+# Line breaks other than \\n are lost unless they are escaped, which only double quotes do.
+_ODD_BREAKS = re.compile("[\\r\\x85\\u2028\\u2029]")
+_Dumper.add_representer(
+    str,
+    lambda d, value: d.represent_scalar(
+        "tag:yaml.org,2002:str", value, style='"' if _ODD_BREAKS.search(value) else None
+    ),
+)
 _Dumper.add_representer(list, lambda d, value: d.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=True))
 
 
