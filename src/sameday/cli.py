@@ -42,7 +42,7 @@ def train(
     max_steps: Annotated[int | None, typer.Option(help="Short for --set recipe.max_steps=N.")] = None,
     limit: Annotated[int | None, typer.Option(help="Short for --set recipe.data.limit=N.")] = None,
     stop_after: Annotated[
-        int | None, typer.Option(help="Stop at this step, saved; the same command without it goes on.")
+        int | None, typer.Option(min=1, help="Stop at this step, saved; the same command without it goes on.")
     ] = None,
     on_bad: Annotated[
         Literal["stop", "skip"] | None, typer.Option(help="Short for --set recipe.data.on_bad=….")

@@ -161,17 +161,11 @@ def test_all_problems_come_in_one_list(write: Write, root: Path) -> None:
     ]
 
 
-def test_report_has_a_count_and_an_end() -> None:
+def test_report_has_a_count_and_every_problem() -> None:
     few = report([Problem("train.jsonl:17", "image 'a.jpg' not found under /data/images")])
     assert few == "1 problem in 1 line:\ntrain.jsonl:17: image 'a.jpg' not found under /data/images"
     many = report([Problem(f"t:{n}", "bad") for n in range(60)]).splitlines()
-    assert (many[0], many[1], many[50], many[51]) == (
-        "60 problems in 60 lines:",
-        "t:0: bad",
-        "t:49: bad",
-        "and 10 more",
-    )
-    assert len(many) == 52
+    assert many == ["60 problems in 60 lines:", *(f"t:{n}: bad" for n in range(60))]
 
 
 def test_check_stops_or_skips(write: Write, root: Path) -> None:

@@ -24,7 +24,6 @@ DEFAULT_SPECIAL = (
     "<|im_end|>",
     "<|endoftext|>",
 )
-SHOWN = 50
 _NAMES = {"system": "system text", "user": "question", "assistant": "answer"}
 
 
@@ -49,11 +48,12 @@ def audit(
     workers: int | None = None,
     special_tokens: Sequence[str] = DEFAULT_SPECIAL,
     progress: Callable[[int, int], None] | None = None,
+    label: str | None = None,
 ) -> Audit:
     """Read the file, decode each distinct image once, return the good questions and all that is wrong.
 
     `limit` takes the first so many lines that are not blank, good or bad. `progress` is called with the
-    number of images decoded and the number of all.
+    number of images decoded and the number of all. `label` is how problems call the file.
     """
     root = _resolved_root(image_root)
     raws: dict[int, Raw] = {}
@@ -83,10 +83,12 @@ def audit(
             else:
                 found[number].append(f"image {name!r} {result}")
         if not found[number]:
-            where = f"{path.name}:{number}"
+            where = f"{label or path.name}:{number}"
             samples.append(Sample(number, where, tuple(refs), raw.messages, raw.stage))
     # The same thing said twice of one line, as of an image that it lists twice, is one problem.
-    problems = [Problem(f"{path.name}:{number}", what) for number in found for what in dict.fromkeys(found[number])]
+    problems = [
+        Problem(f"{label or path.name}:{number}", what) for number in found for what in dict.fromkeys(found[number])
+    ]
     return Audit(samples, problems)
 
 
@@ -98,9 +100,10 @@ def check(
     special_tokens: Sequence[str] = DEFAULT_SPECIAL,
     progress: Callable[[int, int], None] | None = None,
     on_bad: Literal["stop", "skip"] = "stop",
+    label: str | None = None,
 ) -> tuple[list[Sample], list[Problem]]:
     """The good questions and the problems; any problem stops, or is skipped, as `on_bad` says."""
-    result = audit(path, image_root, limit, workers, special_tokens, progress)
+    result = audit(path, image_root, limit, workers, special_tokens, progress, label)
     if result.problems and on_bad == "stop":
         raise BadInput(f"{report(result.problems)}\n--on-bad skip leaves them out")
     if not result.samples:
@@ -109,12 +112,10 @@ def check(
 
 
 def report(problems: Sequence[Problem]) -> str:
-    """A heading with the count, then one line per problem; beyond the first fifty only their number."""
+    """A heading with the count, then one line per problem, all of them."""
     lines = len({problem.where for problem in problems})
     heading = f"{_count(len(problems), 'problem')} in {_count(lines, 'line')}:"
-    shown = [f"{problem.where}: {problem.what}" for problem in problems[:SHOWN]]
-    rest = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
-    return "\n".join([heading, *shown, *rest])
+    return "\n".join([heading, *(f"{problem.where}: {problem.what}" for problem in problems)])
 
 
 def _count(number: int, noun: str) -> str:

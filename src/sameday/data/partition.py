@@ -36,6 +36,7 @@ class Cut:
     packing: bool
     token_budget: int
     max_questions: int | None = None
+    pad_to_multiple: int = 1
 
 
 def units(items: Sequence[Item], cut: Cut) -> list[Unit]:
@@ -77,11 +78,10 @@ def micro_batches(items: Sequence[Item], cut: Cut, ranks: int = 1) -> list[list[
     return [_fill(sorted(share, key=lambda u: position[u.members[0]]), cut) for share in shares]
 
 
-def size(batch: MicroBatch, packing: bool) -> int:
+def size(batch: MicroBatch, packing: bool, multiple: int = 1) -> int:
     """Tokens that a micro-batch computes, padding counted."""
-    if packing:
-        return sum(unit.tokens for unit in batch)
-    return len(batch) * max(unit.tokens for unit in batch)
+    row = sum(unit.tokens for unit in batch) if packing else max(unit.tokens for unit in batch)
+    return (1 if packing else len(batch)) * -(-row // multiple) * multiple
 
 
 def _fill(pool: Sequence[Unit], cut: Cut) -> list[MicroBatch]:
@@ -91,7 +91,7 @@ def _fill(pool: Sequence[Unit], cut: Cut) -> list[MicroBatch]:
         longer = (*current, unit)
         questions = sum(len(u.members) for u in longer)
         if current and (
-            size(longer, cut.packing) > cut.token_budget
+            size(longer, cut.packing, cut.pad_to_multiple) > cut.token_budget
             or (cut.max_questions is not None and questions > cut.max_questions)
         ):
             result.append(current)

@@ -19,6 +19,12 @@ def attention_kernel(plan: Plan, device: str, precision: str, triton: bool) -> t
         raise BadInput("plan.attention flex has no backward pass on a CPU; allowed there: auto, sdpa, split")
     if plan.attention == "split" and not plan.packing:
         raise BadInput("plan.attention split is for packed rows: set plan.packing true, or attention sdpa or flex")
+    if plan.attention == "split" and device == "cuda" and precision != "bf16":
+        raise BadInput(
+            f"plan.attention split is flash attention on a GPU, which has no {precision}; allowed: sdpa, flex"
+        )
+    if plan.attention == "flex" and not triton:
+        raise BadInput("plan.attention flex needs Triton, which is not installed; allowed: auto, sdpa, split")
     if plan.attention != "auto":
         return plan.attention, "asked for"
     if not plan.share_images and not plan.packing:
@@ -49,7 +55,7 @@ def choose_plan(recipe: Recipe, machine: Machine, config: Any, ranks: int) -> tu
         pick("token_budget", 2048, "a dense mask grows with the square of a row")
         pick("optimizer_impl", "foreach", "fewer calls than one tensor at a time")
         return Plan(**fields), why
-    pick("optimizer_impl", "fused", "one kernel on a GPU")
+    pick("optimizer_impl", "fused", f"one kernel on {machine.name}")
     pick("pin_memory", True, "copies to the GPU do not block")
     workers = max(1, min(8, machine.cores // ranks - 1))
     pick("workers", workers, f"{machine.cores} cores for {ranks} {'process' if ranks == 1 else 'processes'}")

@@ -19,6 +19,11 @@ LANGUAGE_ONLY = "language_model."
 """Put before a target's name, it leaves out layers of that name in the vision tower."""
 
 
+OTHER_FORMS = ("rank_pattern", "alpha_pattern", "layers_to_transform", "exclude_modules", "modules_to_save", "bias")
+OTHER_MATHS = ("use_rslora", "use_dora")
+"""PEFT settings that change what an adapter computes."""
+
+
 def resolve_targets(model: nn.Module, lora: Lora, allow_tower: bool) -> list[str] | str:
     """What PEFT is told: the names themselves where they are unambiguous, else a pattern."""
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
@@ -43,7 +48,13 @@ def resolve_targets(model: nn.Module, lora: Lora, allow_tower: bool) -> list[str
                 "train_vision: true"
             )
         patterns.append(rf"(.*\.)?{re.escape(short)}")
-    return "|".join(patterns) if qualified else list(lora.target_modules)
+    targets = "|".join(patterns) if qualified else list(lora.target_modules)
+    if allow_tower and not any(".visual." in f".{name}" for name in adapted_layers(model, targets)):
+        raise BadInput(
+            "train_vision is true, and none of lora.target_modules "
+            f"({', '.join(lora.target_modules)}) is a layer of the vision tower"
+        )
+    return targets
 
 
 def add_adapters(model: nn.Module, lora: Lora, seed: int, allow_tower: bool) -> Any:
@@ -81,6 +92,12 @@ def load_adapters(model: nn.Module, folder: Path, lora: Lora, allow_tower: bool)
         for name, there, here in (("r", config.r, lora.r), ("alpha", config.lora_alpha, lora.alpha))
         if there != here
     ]
+    wrong += [
+        f"{name} is {value!r} there, which a recipe cannot say"
+        for name in OTHER_FORMS
+        if (value := getattr(config, name, None)) not in (None, "none", {}, [])
+    ]
+    wrong += [f"{name} is true there, which a recipe cannot say" for name in OTHER_MATHS if getattr(config, name, None)]
     targets = config.target_modules
     asked = resolve_targets(model, lora, allow_tower)
     # By layers, not by names: a pattern and a list of names may mean the same.

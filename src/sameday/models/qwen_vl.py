@@ -4,6 +4,7 @@ positions, masks and image features come from the layout."""
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -39,6 +40,7 @@ class QwenVL:
         base.config.text_config._attn_implementation = attention.NAME
         attention.register()
         base.requires_grad_(False)
+        self.base_digest = _digest(base)
         self.module: Any = self._trainable(base, start_adapter).to(device)
         self.core, self.head = base.model, base.lm_head
         self.text, self.tower = base.model.language_model, base.model.visual
@@ -212,6 +214,15 @@ def check_supported(config: Any) -> None:
     rope = text.rope_parameters["rope_type"]
     if rope in ("dynamic", "longrope"):
         raise BadInput(f"rope type {rope!r} depends on the length of the row; allowed: those that do not")
+
+
+def _digest(model: Any) -> str:
+    """Tells base models apart by some numbers of each of their tensors: quick, and no two models agree in them."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        some = parameter.detach().flatten()[:: max(1, parameter.numel() // 64)]
+        digest.update(f"{name} {tuple(parameter.shape)}".encode() + some.float().cpu().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def load_base(model: str, recipe: Recipe, device: torch.device) -> Any:

@@ -325,4 +325,8 @@ def resolve_path(recipe_dir: Path, value: str) -> Path:
 def resolve_model(recipe_dir: Path, value: str) -> str:
     """A recipe's model: a folder, relative to the recipe's, if there is one; otherwise a name on the Hub."""
     folder = resolve_path(recipe_dir, value)
+    if not folder.is_dir() and Path(value).is_dir():
+        raise BadInput(
+            f"model {value!r} is a folder here, but not beside the recipe in {recipe_dir}, where paths start"
+        )
     return str(folder) if folder.is_dir() else value

@@ -12,12 +12,19 @@ Claim = Literal["bitwise", "rounding", "statistical"]
 """bitwise: the same bits. rounding: the same mathematics in another order. statistical: another draw of the
 randomness. What changes the model on purpose is a recipe field, never a plan field."""
 
-NUMERIC_VARIABLES = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "ALLOW_TF32_CUBLAS_OVERRIDE")
+NUMERIC_VARIABLES = (
+    "NVIDIA_TF32_OVERRIDE",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "ALLOW_TF32_CUBLAS_OVERRIDE",
+    "DNNL_DEFAULT_FPMATH_MODE",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+)
 """Environment variables that change the numeric format, which belongs to the recipe."""
 
 
-def _field(default: Any, claim: Claim, description: str, **limits: Any) -> Any:
-    return Field(default, description=description, json_schema_extra={"claim": claim}, **limits)
+def _field(default: Any, claim: Claim, description: str, *, with_dropout: Claim | None = None, **limits: Any) -> Any:
+    claims: dict[str, Any] = {"claim": claim, "claim_with_dropout": with_dropout or claim}
+    return Field(default, description=description, json_schema_extra=claims, **limits)
 
 
 class Plan(Strict):
@@ -27,8 +34,9 @@ class Plan(Strict):
     share_images: bool = _field(
         False,
         "rounding",
-        "Compute each image once for all of its questions in a step. With dropout on the claim is statistical: "
-        "one mask serves the prefix of all questions of an image.",
+        "Compute each image once for all of its questions in a step. With dropout one mask serves the prefix of all "
+        "questions of an image.",
+        with_dropout="statistical",
     )
     packing: bool = _field(False, "rounding", "Put a micro-batch into one row instead of padded rows.")
     token_budget: int = _field(
@@ -98,11 +106,11 @@ class Plan(Strict):
         return value
 
 
-def claims() -> dict[str, Claim]:
-    """Every plan field with its claim."""
+def claims(dropout: bool = False) -> dict[str, Claim]:
+    """Every plan field with its claim, for a recipe without or with dropout."""
     result: dict[str, Claim] = {}
     for name, field in Plan.model_fields.items():
         extra = field.json_schema_extra
         assert isinstance(extra, dict) and "claim" in extra, f"plan field {name} has no claim"
-        result[name] = extra["claim"]  # type: ignore[assignment]
+        result[name] = extra["claim_with_dropout" if dropout else "claim"]  # type: ignore[assignment]
     return result

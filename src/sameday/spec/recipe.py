@@ -137,6 +137,8 @@ class Recipe(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> Recipe:
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas {list(self.betas)}: each must be at least 0 and less than 1")
         if self.start_adapter is not None and self.train != "lora":
             raise ValueError("start_adapter continues an adapter, so train must be lora")
         if self.min_pixels and self.max_pixels and self.min_pixels > self.max_pixels:

@@ -48,8 +48,8 @@ class Task(Protocol):
     def evaluate(self, split: str, ranks: Ranks, budget: int | None = None) -> dict[str, float]:
         """Scores of a split, `loss` among them; empty where the recipe has no such split."""
 
-    def data_digest(self) -> str:
-        """Changes when the training samples do."""
+    def digests(self) -> dict[str, str]:
+        """What the outcome depends on besides the recipe's text, by name: changes when its content does."""
 
     def save(self, folder: Path) -> None: ...
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sameday.data.batch import Batch, make_batch
 from sameday.data.encode import Encoded, Encoder
-from sameday.data.images import ImageProcessor, open_rgb
+from sameday.data.images import BadImage, ImageProcessor, open_rgb
 from sameday.data.layout import lay_out
 from sameday.data.loader import stream
 from sameday.data.order import Place, epoch_steps
@@ -40,15 +40,12 @@ class VqaTask:
         encoder: Encoder,
         processor: ImageProcessor,
         splits: dict[str, list[Sample]],
+        skipped: Sequence[str] = (),
     ) -> None:
-        self.recipe, self.plan, self.model = recipe, plan, model
+        self.recipe, self.plan, self.model, self.skipped = recipe, plan, model, skipped
         self.encoder, self.processor, self.splits = encoder, processor, splits
         self.device = model.device
         self.places = [Place(s.id, s.image_key, s.stage) for s in splits.get("train", [])]
-        if recipe.order.kind == "curriculum":
-            without = [s.where for s in splits.get("train", []) if s.stage is None]
-            if without:
-                raise BadInput(f"order curriculum needs a stage in every line; {len(without)} have none: {without[0]}")
         self._epoch = lru_cache(maxsize=2)(self._epoch_steps)
         self._encode = lru_cache(maxsize=4096)(self.encoder.encode)
 
@@ -70,11 +67,11 @@ class VqaTask:
             name, recipe.revision, recipe.image_backend, recipe.min_pixels, recipe.max_pixels
         )
         encoder = Encoder(tokenizer, processor.grid, processor.merge_size, recipe.system_prompt, recipe.max_length)
-        if recipe.max_length is not None:
-            _check_lengths(encoder, [sample for samples in splits.values() for sample in samples])
+        _check_stages(recipe, splits.get("train", []))
+        splits, skipped = _check_encoding(encoder, splits, recipe.data.on_bad == "skip")
         start = None if recipe.start_adapter is None else resolve_path(recipe_dir, recipe.start_adapter)
         model = QwenVL(load_base(name, recipe, device), recipe, plan, device, start)
-        return cls(recipe, plan, model, encoder, processor, splits)
+        return cls(recipe, plan, model, encoder, processor, splits, skipped)
 
     # Order: recipe
 
@@ -100,7 +97,9 @@ class VqaTask:
 
     def _cut(self, budget: int | None) -> Cut:
         plan = self.plan
-        return Cut(plan.share_images, plan.packing, budget or plan.token_budget, plan.max_questions)
+        return Cut(
+            plan.share_images, plan.packing, budget or plan.token_budget, plan.max_questions, plan.pad_to_multiple
+        )
 
     def _partition(self, encoded: Sequence[Encoded], cut: Cut, ranks: int) -> list[list[MicroBatch]]:
         items = [Item(i, e.length, e.prefix, e.key) for i, e in enumerate(encoded)]
@@ -133,7 +132,13 @@ class VqaTask:
         return make_batch(layout, self._pixels)
 
     def _pixels(self, image: ImageRef) -> np.ndarray:
-        return self.processor.pixels(open_rgb(image.path))
+        try:
+            opened = open_rgb(image.path)
+        except BadImage as error:
+            raise BadInput(f"{image.path}: was good when the data was checked, and now {error}") from None
+        if opened.size != (image.width, image.height):
+            raise BadInput(f"{image.path}: has changed since the data was checked")
+        return self.processor.pixels(opened)
 
     # Forward and loss
 
@@ -155,10 +160,10 @@ class VqaTask:
     def training(self, on: bool) -> None:
         self.model.module.train(on)
 
-    def data_digest(self) -> str:
-        return hashlib.sha256(
-            repr([(s.id, s.image_key, s.messages) for s in self.splits["train"]]).encode()
-        ).hexdigest()
+    def digests(self) -> dict[str, str]:
+        samples = [(s.id, s.image_key, s.messages, s.stage) for s in self.splits["train"]]
+        data = hashlib.sha256(repr(samples).encode()).hexdigest()
+        return {"training data": data, "base model": self.model.base_digest}
 
     def save(self, folder: Path) -> None:
         self.model.save(folder)
@@ -205,25 +210,39 @@ class VqaTask:
         with self.model.numeric_format():
             logits = self.model.logits(self.model.hidden(batch), batch.target_at)
         losses = F.cross_entropy(logits, batch.target, reduction="none")
-        wrong = torch.zeros(len(batch.sample_ids), device=self.device)
+        wrong, ends = torch.zeros(2, len(batch.sample_ids), device=self.device)
         wrong.index_add_(0, batch.owner, (logits.argmax(-1) != batch.target).float())
-        values = [
-            (losses * batch.weight).sum(),
-            batch.weight.sum(),
-            (wrong == 0).sum(),
-            torch.tensor(len(wrong)),
-        ]
+        # An answer that was cut has no end, and is never counted as matched.
+        ends.index_add_(0, batch.owner, (batch.target == self.encoder.end_token).float())
+        right = (wrong == 0) & (ends > 0)
+        values = [(losses * batch.weight).sum(), batch.weight.sum(), right.sum(), torch.tensor(len(wrong))]
         return torch.stack([v.to(device=self.device, dtype=torch.float64) for v in values])
 
 
-def _check_lengths(encoder: Encoder, samples: Sequence[Sample]) -> None:
-    """Questions that max_length has no room for, all in one list, before the model is loaded."""
-    problems = []
-    for sample in samples:
-        try:
-            encoder.encode(sample)
-        except BadInput as error:
-            problems.append(str(error))
-    if problems:
-        more = [f"and {len(problems) - 50} more"] if len(problems) > 50 else []
-        raise BadInput("\n".join([*problems[:50], *more]))
+def _check_stages(recipe: Recipe, samples: Sequence[Sample]) -> None:
+    if recipe.order.kind == "curriculum" or recipe.order.within_image == "stage":
+        without = [s.where for s in samples if s.stage is None]
+        if without:
+            raise BadInput(
+                f"order {recipe.order.kind} needs a stage in every line; {len(without)} have none: {without[0]}"
+            )
+
+
+def _check_encoding(
+    encoder: Encoder, splits: dict[str, list[Sample]], skip: bool
+) -> tuple[dict[str, list[Sample]], list[str]]:
+    """Every question once through the encoder, before the model is loaded: what max_length has no room for, all in
+    one list, or left out."""
+    good: dict[str, list[Sample]] = {}
+    problems: list[str] = []
+    for name, samples in splits.items():
+        good[name] = []
+        for sample in samples:
+            try:
+                encoder.encode(sample)
+                good[name].append(sample)
+            except BadInput as error:
+                problems.append(str(error))
+    if problems and (not skip or not all(good.values())):
+        raise BadInput("\n".join(problems) + ("" if skip else "\n--on-bad skip leaves them out"))
+    return good, problems

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sameday.data.audit import check, report
+from sameday.data.audit import DEFAULT_SPECIAL, check, report
 from sameday.data.sample import Sample
 from sameday.spec.errors import BadInput, RunStopped
 from sameday.spec.load import load_plan, load_recipe, resolve_model, resolve_path, split_sets
@@ -48,11 +48,14 @@ def train_from_files(
         say: Say = partial(print, flush=True) if ranks.first else _silent
         path = out or default_path(recipe)
         splits, skipped = ranks.from_first(lambda: audit_splits(recipe, home, say))
+        left_out = [{"where": p.where, "what": p.what} for p in skipped]
         ranks.from_first(lambda: announce_download(resolve_model(home, recipe.model), recipe.revision, say))
         config = ranks.from_first(lambda: model_config(recipe, home))
-        reasons: dict[str, str] = {}
+        # The first rank's plan is everyone's: ranks that cut a step differently would drop questions.
+        plan, reasons = ranks.from_first(
+            lambda: automatic_plan(recipe, config, plan_sets, ranks.size) if plan_path is None else (plan, {})
+        )
         if plan_path is None:
-            plan, reasons = automatic_plan(recipe, config, plan_sets, ranks.size)
             for name, why in reasons.items():
                 say(f"plan.{name}: {getattr(plan, name)}, because {why}")
         machine = look(device_kind(plan))
@@ -64,11 +67,15 @@ def train_from_files(
         run = opened[0] if opened else RunFolder(path, recipe, plan, home)
         if ranks.first:
             say(f"{recipe.name} {recipe.fingerprint} in {path}: {len(splits['train'])} questions")
-            run.write_json("skipped.json", [{"where": p.where, "what": p.what} for p in skipped])
+            run.write_json("skipped.json", left_out)
             run.write_json("choices.json", reasons)
         ranks.wait()
         torch.use_deterministic_algorithms(plan.deterministic)
         task = load_task(recipe, plan, home, pick_device(plan, ranks), splits)
+        if task.skipped and ranks.first:
+            say("left out, and recorded in skipped.json:\n" + "\n".join(task.skipped))
+            more = [{"where": line.split(": ")[0], "what": line.split(": ", 1)[1]} for line in task.skipped]
+            run.write_json("skipped.json", left_out + more)
         return train(recipe, plan, task, run, ranks, stop_after)
     except RunStopped as stop:
         # All ranks stop together and with the same words: the first one says them.
@@ -140,6 +147,9 @@ def audit_splits(
     recipe: Recipe, home: Path, say: Say, names: Sequence[str] = ("train", "val")
 ) -> tuple[dict[str, list[Sample]], list[Any]]:
     """Every question file that is needed, checked to its last image; all problems of all files in one error."""
+    for token in DEFAULT_SPECIAL:
+        if token in (recipe.system_prompt or ""):
+            raise BadInput(f"recipe.system_prompt holds {token}, which would become a real token")
     splits: dict[str, list[Sample]] = {}
     skipped: list[Any] = []
     errors: list[str] = []
@@ -154,6 +164,7 @@ def audit_splits(
                 limit=recipe.data.limit,
                 on_bad=recipe.data.on_bad,
                 progress=_progress(name, say),
+                label=file,
             )
             skipped += problems
         except BadInput as error:
@@ -174,7 +185,8 @@ def load_task(recipe: Recipe, plan: Plan, home: Path, device: Any, splits: dict[
     if not sys.stderr.isatty():
         transformers.utils.logging.disable_progress_bar()
 
-    return VqaTask.load(recipe, plan, home, device, splits)
+    tasks = {"vqa": VqaTask}
+    return tasks[recipe.task].load(recipe, plan, home, device, splits)
 
 
 def _progress(name: str, say: Say) -> Callable[[int, int], None]:

@@ -43,6 +43,8 @@ def train(
             raise BadInput(f"{run.path}: each rank needs the same folder; they find checkpoints {starts}")
         if ranks.first:
             run.rewind(start)
+        if stop_after is not None and stop_after <= start < total:
+            raise RunStopped(f"step {start} of {total} is done already; run again without --stop-after", EXIT_STOPPED)
         task.training(True)
         step, scores, budget = start, {}, None
         batches = held.enter_context(_steps(task, plan, step, total, budget, ranks))
@@ -108,8 +110,11 @@ def _resume(
     found = checkpoint.newest(run.checkpoints, recipe, watch.say)
     if found is None:
         return 0, None
-    if found.state["data"] != task.data_digest():
-        raise BadInput(f"{found.path}: the training data has changed since this checkpoint; choose another --out")
+    changed = [name for name, digest in task.digests().items() if found.state["digests"].get(name) != digest]
+    if changed:
+        raise BadInput(
+            f"{found.path}: the {' and the '.join(changed)} changed since this checkpoint; choose another --out"
+        )
     task.restore(found.path)
     restore_optimizer(optimizer, trained, load_file(found.path / checkpoint.OPTIMIZER))
     watch.say(f"resumed from {found.path.name}")
@@ -171,7 +176,7 @@ def _save(
     state = {
         "fingerprint": recipe.fingerprint,
         "recipe": recipe.model_dump(mode="json"),
-        "data": task.data_digest(),
+        "digests": task.digests(),
         "best": best,
     }
     checkpoint.write(run.checkpoints, f"step-{step:06d}", fill, {"step": step, **state})
@@ -217,12 +222,12 @@ def _too_large(task: Task, ids: list[int]) -> str:
 
 
 class _StopRequest:
-    """SIGTERM or SIGUSR1: the step is finished and saved, then the run leaves."""
+    """SIGTERM, SIGUSR1 or Ctrl-C: the step is finished and saved, then the run leaves. A second Ctrl-C is at once."""
 
     asked = False
 
     def __enter__(self) -> _StopRequest:
-        self._before = {n: signal.signal(n, self._ask) for n in (signal.SIGTERM, signal.SIGUSR1)}
+        self._before = {n: signal.signal(n, self._ask) for n in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
         return self
 
     def __exit__(self, kind: object, *_more: object) -> None:
@@ -230,5 +235,7 @@ class _StopRequest:
         for number, handler in self._before.items() if kind is None else ():
             signal.signal(number, handler)
 
-    def _ask(self, _number: int, _frame: Any) -> None:
+    def _ask(self, number: int, _frame: Any) -> None:
+        if number == signal.SIGINT and self.asked:
+            raise KeyboardInterrupt
         self.asked = True

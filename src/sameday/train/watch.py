@@ -99,7 +99,9 @@ def _gpu_use(device: torch.device) -> Callable[[], str]:
         import pynvml
 
         pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(device.index or 0)
+        # By its own name: NVML's numbers are not CUDA's where CUDA_VISIBLE_DEVICES is set.
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+        pynvml.nvmlDeviceGetUtilizationRates(handle)
     except Exception as error:  # a missing driver library must not end a training run
         print(f"GPU use is not shown: {error}", flush=True)
         return lambda: ""
