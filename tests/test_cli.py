@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -16,70 +13,16 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
-from PIL import Image
 from safetensors.torch import load_file
-from worlds import write_tiny, write_world
+from typed import Said, refused, sameday, write_recipe
+from worlds import write_world
 
-from sameday.cli import main
 from sameday.spec.convert import convert
-from sameday.spec.errors import EXIT_STOPPED
 from sameday.spec.load import load_plan, load_recipe
 from sameday.spec.recipe import Recipe
 from sameday.spec.record import read_metrics
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
-FIELDS: dict[str, Any] = {
-    "name": "small",
-    "precision": "float32",
-    "data": {"train": "train.jsonl", "val": "val.jsonl", "image_root": "images"},
-    "lora": {"r": 2, "alpha": 4},
-    "effective_batch": 2,
-    "learning_rate": 0.01,
-    "max_steps": 2,
-}
-
-
-@dataclass
-class Said:
-    code: int
-    out: str
-    err: str
-
-
-def sameday(folder: Path, *words: str) -> Said:
-    """`sameday WORDS`, typed in this folder, in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        contextlib.chdir(folder),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-    ):
-        patch.setattr(sys, "argv", ["sameday", *words])
-        before = dict(os.environ)
-        try:
-            main()
-            code = 0
-        except SystemExit as leave:
-            code = int(leave.code or 0)
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
-    return Said(code, out.getvalue(), err.getvalue())
-
-
-def refused(folder: Path, *words: str) -> str:
-    """The one message of a command that must fail: code 2 and no traceback."""
-    said = sameday(folder, *words)
-    assert said.code == 2, said.out + said.err
-    assert "Traceback" not in said.err and said.err.startswith("error: "), said.err
-    return said.err.removeprefix("error: ").rstrip("\n")
-
-
-def write_recipe(folder: Path, model: Path | str, **changes: Any) -> Path:
-    (folder / "recipe.yaml").write_text(yaml.safe_dump({"model": str(model)} | FIELDS | changes, sort_keys=False))
-    return folder
 
 
 @pytest.fixture
@@ -442,70 +385,3 @@ def test_every_example_loads_as_what_it_is(path: Path) -> None:
 def test_the_module_is_the_command() -> None:
     done = subprocess.run([sys.executable, "-m", "sameday", "--help"], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "Train the same model, the same day." in done.stdout, done.stderr
-
-
-# What a run depends on besides the recipe's text
-
-STAGES = ("--set", "recipe.order={kind: by_image, within_image: stage}")
-
-
-@pytest.mark.parametrize("what", ["base model", "training data"])
-def test_a_run_is_not_resumed_on_something_else(world: Path, tiny_qwen3: Path, what: str) -> None:
-    (world / "base").mkdir()
-    write_tiny(world / "base")
-    words = ("train", "recipe.yaml", "--out", "run", "--set", "recipe.model=base", *STAGES)
-    assert sameday(world, *words, "--stop-after", "1").code == EXIT_STOPPED
-    if what == "base model":
-        write_tiny(world / "base", sharpen=1.5)
-    else:  # the order depends on stages, though no text or image does
-        lines = [json.loads(line) for line in (world / "train.jsonl").read_text().splitlines()]
-        (world / "train.jsonl").write_text("".join(json.dumps(row | {"stage": 9}) + "\n" for row in lines))
-    said = refused(world, *words)
-    assert said.endswith(f"the {what} changed since this checkpoint; choose another --out")
-
-
-def test_stopping_after_steps_that_are_done(world: Path) -> None:
-    words = ("train", "recipe.yaml", "--out", "run", "--stop-after", "1")
-    assert [sameday(world, *words).code for _ in range(2)] == [EXIT_STOPPED, EXIT_STOPPED]
-    trained = [r for r in read_metrics(world / "run" / "metrics.jsonl") if "split" not in r]
-    assert [r["step"] for r in trained] == [1]
-
-
-def test_a_tower_to_be_trained_needs_a_target(world: Path) -> None:
-    said = refused(world, "train", "recipe.yaml", "--set", "recipe.train_vision=true")
-    assert said.startswith("train_vision is true, and none of lora.target_modules (")
-
-
-def test_a_start_adapter_of_another_scale_is_refused(finished: Finished, world: Path) -> None:
-    shutil.copytree(finished.run / "adapter", world / "scaled")
-    config = json.loads((world / "scaled" / "adapter_config.json").read_text())
-    (world / "scaled" / "adapter_config.json").write_text(json.dumps(config | {"use_rslora": True}))
-    lora = {"r": config["r"], "alpha": config["lora_alpha"], "target_modules": sorted(config["target_modules"])}
-    said = refused(
-        world, "train", "recipe.yaml", "--set", "recipe.start_adapter=scaled", "--set", f"recipe.lora={lora}"
-    )
-    assert said.endswith("use_rslora is true there, which a recipe cannot say")
-
-
-def test_what_cannot_be_encoded_is_left_out_when_asked(world: Path) -> None:
-    rows = (world / "train.jsonl").read_text().splitlines()
-    long = json.loads(rows[0]) | {"question": "is there a red polyp", "answer": "no"}
-    picture = Image.new("RGB", (128, 128), "red")
-    picture.save(world / "images" / "large.png")
-    (world / "train.jsonl").write_text("\n".join([*rows, json.dumps(long | {"image": "large.png"})]) + "\n")
-    words = ("train", "recipe.yaml", "--out", "run", "--max-steps", "1", "--set", "recipe.max_length=60")
-    assert f"train.jsonl:{len(rows) + 1}: max_length 60 has no room" in refused(world, *words)
-    assert sameday(world, *words, "--on-bad", "skip").code == 0
-    skipped = json.loads((world / "run" / "skipped.json").read_text())
-    assert [entry["where"] for entry in skipped] == [f"train.jsonl:{len(rows) + 1}"]
-
-
-def test_special_tokens_in_the_system_prompt_are_refused(world: Path) -> None:
-    said = refused(world, "train", "recipe.yaml", "--set", 'recipe.system_prompt="see <|image_pad|>"')
-    assert said == "recipe.system_prompt holds <|image_pad|>, which would become a real token"
-
-
-def test_betas_have_limits(world: Path) -> None:
-    assert "each must be at least 0 and less than 1" in refused(
-        world, "train", "recipe.yaml", "--set", "recipe.betas=[0.9,1.5]"
-    )

@@ -1,0 +1,86 @@
+"""What would train another model unseen is refused: another base, other stages, a tower that nothing trains, ..."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from typed import refused, sameday, write_recipe
+from worlds import write_tiny, write_world
+
+from sameday.spec.errors import EXIT_STOPPED
+from sameday.spec.record import read_metrics
+
+STAGES = ("--set", "recipe.order={kind: by_image, within_image: stage}")
+
+
+@pytest.fixture
+def world(tmp_path: Path, tiny_qwen3: Path) -> Path:
+    """Two images, five questions, and a recipe for them."""
+    return write_recipe(write_world(tmp_path, 3, counts=(3, 2), hard=False), tiny_qwen3)
+
+
+@pytest.mark.parametrize("what", ["base model", "training data"])
+def test_a_run_is_not_resumed_on_something_else(world: Path, tiny_qwen3: Path, what: str) -> None:
+    (world / "base").mkdir()
+    write_tiny(world / "base")
+    words = ("train", "recipe.yaml", "--out", "run", "--set", "recipe.model=base", *STAGES)
+    assert sameday(world, *words, "--stop-after", "1").code == EXIT_STOPPED
+    if what == "base model":
+        write_tiny(world / "base", sharpen=1.5)
+    else:  # the order depends on stages, though no text or image does
+        lines = [json.loads(line) for line in (world / "train.jsonl").read_text().splitlines()]
+        (world / "train.jsonl").write_text("".join(json.dumps(row | {"stage": 9}) + "\n" for row in lines))
+    said = refused(world, *words)
+    assert said.endswith(f"the {what} changed since this checkpoint; choose another --out")
+
+
+def test_stopping_after_steps_that_are_done(world: Path) -> None:
+    words = ("train", "recipe.yaml", "--out", "run", "--stop-after", "1")
+    assert [sameday(world, *words).code for _ in range(2)] == [EXIT_STOPPED, EXIT_STOPPED]
+    trained = [r for r in read_metrics(world / "run" / "metrics.jsonl") if "split" not in r]
+    assert [r["step"] for r in trained] == [1]
+
+
+def test_a_tower_to_be_trained_needs_a_target(world: Path) -> None:
+    said = refused(world, "train", "recipe.yaml", "--set", "recipe.train_vision=true")
+    assert said.startswith("train_vision is true, and none of lora.target_modules (")
+
+
+def test_a_start_adapter_of_another_scale_is_refused(world: Path) -> None:
+    assert sameday(world, "train", "recipe.yaml", "--out", "run", "--max-steps", "1").code == 0
+    shutil.copytree(world / "run" / "adapter", world / "scaled")
+    config = json.loads((world / "scaled" / "adapter_config.json").read_text())
+    (world / "scaled" / "adapter_config.json").write_text(json.dumps(config | {"use_rslora": True}))
+    lora = {"r": config["r"], "alpha": config["lora_alpha"], "target_modules": sorted(config["target_modules"])}
+    said = refused(
+        world, "train", "recipe.yaml", "--set", "recipe.start_adapter=scaled", "--set", f"recipe.lora={lora}"
+    )
+    assert said.endswith("use_rslora is true there, which a recipe cannot say")
+
+
+def test_what_cannot_be_encoded_is_left_out_when_asked(world: Path) -> None:
+    rows = (world / "train.jsonl").read_text().splitlines()
+    long = json.loads(rows[0]) | {"question": "is there a red polyp", "answer": "no"}
+    picture = Image.new("RGB", (128, 128), "red")
+    picture.save(world / "images" / "large.png")
+    (world / "train.jsonl").write_text("\n".join([*rows, json.dumps(long | {"image": "large.png"})]) + "\n")
+    words = ("train", "recipe.yaml", "--out", "run", "--max-steps", "1", "--set", "recipe.max_length=60")
+    assert f"train.jsonl:{len(rows) + 1}: max_length 60 has no room" in refused(world, *words)
+    assert sameday(world, *words, "--on-bad", "skip").code == 0
+    skipped = json.loads((world / "run" / "skipped.json").read_text())
+    assert [entry["where"] for entry in skipped] == [f"train.jsonl:{len(rows) + 1}"]
+
+
+def test_special_tokens_in_the_system_prompt_are_refused(world: Path) -> None:
+    said = refused(world, "train", "recipe.yaml", "--set", 'recipe.system_prompt="see <|image_pad|>"')
+    assert said == "recipe.system_prompt holds <|image_pad|>, which would become a real token"
+
+
+def test_betas_have_limits(world: Path) -> None:
+    assert "each must be at least 0 and less than 1" in refused(
+        world, "train", "recipe.yaml", "--set", "recipe.betas=[0.9,1.5]"
+    )

@@ -1,0 +1,68 @@
+"""`sameday` as a user types it, in this process: what it printed and the code it left with."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sameday.cli import main
+
+FIELDS: dict[str, Any] = {
+    "name": "small",
+    "precision": "float32",
+    "data": {"train": "train.jsonl", "val": "val.jsonl", "image_root": "images"},
+    "lora": {"r": 2, "alpha": 4},
+    "effective_batch": 2,
+    "learning_rate": 0.01,
+    "max_steps": 2,
+}
+
+
+@dataclass
+class Said:
+    code: int
+    out: str
+    err: str
+
+
+def sameday(folder: Path, *words: str) -> Said:
+    """`sameday WORDS`, typed in this folder, in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.chdir(folder),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        patch.setattr(sys, "argv", ["sameday", *words])
+        before = dict(os.environ)
+        try:
+            main()
+            code = 0
+        except SystemExit as leave:
+            code = int(leave.code or 0)
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+    return Said(code, out.getvalue(), err.getvalue())
+
+
+def refused(folder: Path, *words: str) -> str:
+    """The one message of a command that must fail: code 2 and no traceback."""
+    said = sameday(folder, *words)
+    assert said.code == 2, said.out + said.err
+    assert "Traceback" not in said.err and said.err.startswith("error: "), said.err
+    return said.err.removeprefix("error: ").rstrip("\n")
+
+
+def write_recipe(folder: Path, model: Path | str, **changes: Any) -> Path:
+    (folder / "recipe.yaml").write_text(yaml.safe_dump({"model": str(model)} | FIELDS | changes, sort_keys=False))
+    return folder
