@@ -70,7 +70,7 @@ def _forward(
         merged = near.to(weight.dtype) * weight + far.to(weight.dtype) * (far_lse - both).exp().T[..., None]
         out[start:end] = merged.to(out.dtype)
         lse[:, start:end] = both
-    return out, lse
+    return out.to(q.dtype), lse
 
 
 @torch.library.custom_op("sameday::shared_prefix_attention_backward", mutates_args=())
@@ -109,7 +109,7 @@ def _backward(
         dq[branch] += far[0]
         dk[prefix] += far[1]
         dv[prefix] += far[2]
-    return dq, dk, dv
+    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
 
 
 @_forward.register_fake
@@ -155,17 +155,18 @@ def _call(
     causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Output (tokens, heads, width) and log-sum-exp (heads, tokens) of one variable-length call."""
+    """Output (tokens, heads, width) and log-sum-exp (heads, tokens) of one variable-length call. Without flash the
+    output is not rounded to half precision yet, so that merging does not round twice."""
     if _flash(q):
         out, lse, *_ = torch.ops.aten._flash_attention_forward(
             q, k, v, cu_q, cu_k, most_q, most_k, 0.0, causal, False, scale=scale
         )
         return out, lse
-    out, lse = torch.empty_like(q), q.new_empty(q.shape[1], q.shape[0], dtype=_lse_dtype(q))
+    out, lse = torch.empty_like(q, dtype=_lse_dtype(q)), q.new_empty(q.shape[1], q.shape[0], dtype=_lse_dtype(q))
     for a, b in _pairs(cu_q, cu_k):
         scores = _scores(q[a], k[b], causal, scale)
         lse[:, a] = scores.logsumexp(-1)
-        out[a] = (scores.softmax(-1) @ _heads(v[b], q)).transpose(0, 1).to(out.dtype)
+        out[a] = (scores.softmax(-1) @ _heads(v[b], q)).transpose(0, 1)
     return out, lse
 
 
@@ -188,19 +189,19 @@ def _call_backward(
         return torch.ops.aten._flash_attention_backward(
             grad, q, k, v, out, lse, cu_q, cu_k, most_q, most_k, 0.0, causal, unused, unused[0], scale=scale
         )
-    dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    dq, dk, dv = (torch.zeros_like(x, dtype=lse.dtype) for x in (q, k, v))
     share = q.shape[1] // k.shape[1]
     for a, b in _pairs(cu_q, cu_k):
         p = (_scores(q[a], k[b], causal, scale) - lse[:, a, None]).exp()
         g = grad[a].transpose(0, 1).to(p.dtype)
         delta = (g * out[a].transpose(0, 1)).sum(-1, keepdim=True)
         ds = p * (g @ _heads(v[b], q).transpose(1, 2) - delta) * scale
-        dq[a] += (ds @ _heads(k[b], q)).transpose(0, 1).to(dq.dtype)
+        dq[a] += (ds @ _heads(k[b], q)).transpose(0, 1)
         for total, part in (
             (dk, ds.transpose(1, 2) @ q[a].transpose(0, 1).to(p.dtype)),
             (dv, p.transpose(1, 2) @ g),
         ):
-            total[b] += part.unflatten(0, (-1, share)).sum(1).transpose(0, 1).to(total.dtype)
+            total[b] += part.unflatten(0, (-1, share)).sum(1).transpose(0, 1)
     return dq, dk, dv
 
 
