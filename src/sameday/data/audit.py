@@ -49,16 +49,21 @@ def audit(
     special_tokens: Sequence[str] = DEFAULT_SPECIAL,
     progress: Callable[[int, int], None] | None = None,
     label: str | None = None,
+    few: int | None = None,
 ) -> Audit:
     """Read the file, decode each distinct image once, return the good questions and all that is wrong.
 
     `limit` takes the first so many lines that are not blank, good or bad. `progress` is called with the
-    number of images decoded and the number of all. `label` is how problems call the file.
+    number of images decoded and the number of all. `label` is how problems call the file. `few` looks at so many
+    questions and no more, taken image by image, as a short trial wants them.
     """
     root = _resolved_root(image_root)
     raws: dict[int, Raw] = {}
     found: dict[int, list[str]] = {}
+    chosen = None if few is None else _image_by_image(path, limit, few)
     for number, line in _lines(path, limit):
+        if chosen is not None and number not in chosen:
+            continue
         found[number] = []
         try:
             raws[number] = parse_line(_json(line))
@@ -101,9 +106,10 @@ def check(
     progress: Callable[[int, int], None] | None = None,
     on_bad: Literal["stop", "skip"] = "stop",
     label: str | None = None,
+    few: int | None = None,
 ) -> tuple[list[Sample], list[Problem]]:
     """The good questions and the problems; any problem stops, or is skipped, as `on_bad` says."""
-    result = audit(path, image_root, limit, workers, special_tokens, progress, label)
+    result = audit(path, image_root, limit, workers, special_tokens, progress, label, few)
     if result.problems and on_bad == "stop":
         raise BadInput(f"{report(result.problems)}\n--on-bad skip leaves them out")
     if not result.samples:
@@ -140,6 +146,19 @@ def _lines(path: Path, limit: int | None) -> Iterator[tuple[int, bytes]]:
         raise BadInput(f"{path} does not exist; a JSONL file with one question per line is needed") from error
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _image_by_image(path: Path, limit: int | None, count: int) -> set[int]:
+    """The lines of so many questions: all about the first image of the file, then all about the next. Lines that
+    cannot be read count as questions without an image."""
+    images: dict[tuple[str, ...], list[int]] = {}
+    for number, line in _lines(path, limit):
+        try:
+            named = tuple(parse_line(_json(line)).images)
+        except ValueError:
+            named = ()
+        images.setdefault(named, []).append(number)
+    return set([number for lines in images.values() for number in lines][:count])
 
 
 def _json(line: bytes) -> Any:

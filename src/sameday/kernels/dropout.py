@@ -56,3 +56,8 @@ class KeyedDropout(nn.Module):
         columns = mix(torch.arange(x.shape[-1], device=x.device, dtype=torch.int32) ^ self.layer)
         kept = mix(tokens[..., None] ^ columns) >= self.threshold
         return x * kept * (1 / (1 - self.p))
+
+
+def dropouts(module: nn.Module) -> list[nn.Module]:
+    """The layers of a model that drop something while it trains."""
+    return [m for m in module.modules() if isinstance(m, KeyedDropout | nn.Dropout) and m.p > 0]

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from sameday.data.seen import Seen
 from sameday.hardware.ranks import Ranks
 
 
@@ -36,6 +37,12 @@ class Task(Protocol):
 
     def loss_sum(self, batch: Any, step: int) -> tuple[Tensor, Tensor]:
         """The weighted sum of the micro-batch's losses, and each loss by itself, detached."""
+
+    def seen(self, batch: Any) -> Iterable[Seen]:
+        """The samples of a micro-batch as the model sees them, read back from its tensors."""
+
+    def module(self) -> nn.Module:
+        """Everything that computes, trained or frozen."""
 
     def culprits(self, batch: Any, losses: Tensor) -> list[str]:
         """The samples whose loss is not finite."""

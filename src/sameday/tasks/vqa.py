@@ -21,6 +21,7 @@ from sameday.data.loader import stream
 from sameday.data.order import Place, epoch_steps
 from sameday.data.partition import Cut, Item, MicroBatch, micro_batches, size
 from sameday.data.sample import ImageRef, Sample
+from sameday.data.seen import Seen, read_back
 from sameday.hardware.ranks import Ranks
 from sameday.models.qwen_vl import QwenVL, load_base
 from sameday.spec.errors import BadInput
@@ -148,6 +149,13 @@ class VqaTask:
             logits = self.model.logits(hidden, batch.target_at)
         losses = F.cross_entropy(logits, batch.target, reduction="none")
         return (losses * batch.weight).sum(), losses.detach()
+
+    def seen(self, batch: Batch) -> Iterable[Seen]:
+        return read_back(batch, self.encoder.merge_size)
+
+    def module(self) -> nn.Module:
+        module: nn.Module = self.model.module
+        return module
 
     def culprits(self, batch: Batch, losses: Tensor) -> list[str]:
         owners = batch.owner[~losses.isfinite()].unique().tolist()

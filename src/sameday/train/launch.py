@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -144,9 +144,14 @@ def automatic_plan(recipe: Recipe, config: Any, sets: Sequence[str], ranks: int)
 
 
 def audit_splits(
-    recipe: Recipe, home: Path, say: Say, names: Sequence[str] = ("train", "val")
+    recipe: Recipe,
+    home: Path,
+    say: Say,
+    names: Sequence[str] = ("train", "val"),
+    few: Mapping[str, int] | None = None,
 ) -> tuple[dict[str, list[Sample]], list[Any]]:
-    """Every question file that is needed, checked to its last image; all problems of all files in one error."""
+    """Every question file that is needed, checked to its last image; all problems of all files in one error. `few`
+    takes only so many questions of a file."""
     for token in DEFAULT_SPECIAL:
         if token in (recipe.system_prompt or ""):
             raise BadInput(f"recipe.system_prompt holds {token}, which would become a real token")
@@ -165,6 +170,7 @@ def audit_splits(
                 on_bad=recipe.data.on_bad,
                 progress=_progress(name, say),
                 label=file,
+                few=None if few is None else few[name],
             )
             skipped += problems
         except BadInput as error:
