@@ -43,3 +43,11 @@ def tiny_qwen3(tiny_models: dict[str, Path]) -> Path:
 @pytest.fixture(scope="session")
 def tiny_qwen25(tiny_models: dict[str, Path]) -> Path:
     return tiny_models["qwen2_5_vl"]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What the array of plans took, which is the longest of the comparisons."""
+    reports = [r for kind in terminalreporter.stats.values() for r in kind if isinstance(r, pytest.TestReport)]
+    array = [r for r in reports if "test_array.py" in r.nodeid]
+    if array:
+        terminalreporter.write_line(f"pairwise array of plans: {sum(r.duration for r in array):.0f} s of one process")

@@ -33,7 +33,12 @@ def draw_image(path: Path, rng: random.Random, size: tuple[int, int]) -> None:
 
 
 def write_world(
-    folder: Path, seed: int, counts: tuple[int, ...] = (17, 1, 5, 3), hard: bool = True, chats: bool = False
+    folder: Path,
+    seed: int,
+    counts: tuple[int, ...] = (17, 1, 5, 3),
+    hard: bool = True,
+    chats: bool = False,
+    sizes: tuple[tuple[int, int], ...] = SIZES,
 ) -> Path:
     """`counts[i]` questions about image i. `hard` adds what sharing must get right: questions about two
     images, some of another system prompt about the first image, two images of one size, long answers. `chats`
@@ -42,12 +47,12 @@ def write_world(
     (folder / "images").mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
     for i, count in enumerate(counts):
-        draw_image(folder / f"images/{i}.png", rng, SIZES[i % len(SIZES)])
+        draw_image(folder / f"images/{i}.png", rng, sizes[i % len(sizes)])
         for _ in range(count):
             asked, answer = text(rng, 2, 9) + "?", text(rng, 1, 4)
             rows.append({"image": f"{i}.png", "question": asked, "answer": answer, "stage": rng.randint(1, 3)})
     if hard:
-        draw_image(folder / "images/twin.png", rng, SIZES[0])  # as large as image 0, other pixels
+        draw_image(folder / "images/twin.png", rng, sizes[0])  # as large as image 0, other pixels
         both = ["0.png", "twin.png"]
         rows += [
             {"image": "twin.png", "question": text(rng, 2, 5), "answer": text(rng, 1, 3), "stage": 1},
@@ -86,9 +91,9 @@ def write_world(
     return folder
 
 
-def write_tiny(folder: Path, family: str = "qwen3_vl", sharpen: float = 2.0, **more: Any) -> Path:
+def write_tiny(folder: Path, family: str = "qwen3_vl", sharpen: float = 2.0, seed: int = 1, **more: Any) -> Path:
     texts = [*WORDS, " ".join(WORDS)]
-    write_model(folder, texts, seed=1, family=family, sharpen=sharpen, **more)  # type: ignore[arg-type]
+    write_model(folder, texts, seed=seed, family=family, sharpen=sharpen, **more)  # type: ignore[arg-type]
     return folder
 
 

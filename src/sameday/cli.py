@@ -69,6 +69,30 @@ def evaluate(
 
 
 @app.command()
+def verify(
+    what: Annotated[list[Path], typer.Argument(help="A recipe (YAML), or two finished runs of one recipe.")],
+    plan: Annotated[Path | None, typer.Option(help="The plan to judge (YAML).")] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="The plan it must equal. Default: plain, one question at a time.")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Steps of each arm, at least 4.")] = 8,
+    precision: Annotated[
+        Literal["float32"] | None, typer.Option(help="Compare strictly in float32, whatever the recipe's format.")
+    ] = None,
+    ranks: Annotated[int, typer.Option(min=1, help="Processes that the plan's arm runs on.")] = 1,
+    sets: Sets = [],  # noqa: B006 (typer reads it, nothing changes it)
+    recipes: Annotated[
+        bool, typer.Option("--recipes", help="Finished runs of different recipes: compare metrics over seeds.")
+    ] = False,
+    json: Annotated[Path | None, typer.Option(help="Write everything that was found here too.")] = None,
+) -> None:
+    """Whether a plan trains the same model. Exit 0: the same; 1: different; 2: could not be compared."""
+    from sameday.verify.command import verify as run
+
+    sys.exit(run(what, plan, against, steps, precision, ranks, sets, recipes, json))
+
+
+@app.command()
 def convert(
     old: Annotated[Path, typer.Argument(help="A Trainer-style config (YAML).")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for recipe.yaml and plan.yaml.")] = Path("."),

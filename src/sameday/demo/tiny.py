@@ -78,11 +78,14 @@ def write_model(
     vocab_size: int = 512,
     text: Mapping[str, Any] | None = None,
     vision: Mapping[str, Any] | None = None,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
 ) -> None:
     """Save model, tokenizer and image processor settings into `folder`, from where transformers loads them.
 
     `text` and `vision` replace entries of the two configurations. `sharpen` multiplies queries and keys, so
-    that attention is far from uniform and a wrong position or mask shows.
+    that attention is far from uniform and a wrong position or mask shows. `device` is where the weights are
+    drawn: a large model wants a GPU.
     """
     if family not in ("qwen3_vl", "qwen2_5_vl"):
         raise ValueError(f"family {family!r} is unknown; known are qwen3_vl, qwen2_5_vl")
@@ -91,10 +94,14 @@ def write_model(
     tokenizer.save_pretrained(folder)
     config = _config(family, tokenizer, dict(text or {}), dict(vision or {}))
     _processor(config.vision_config).save_pretrained(folder)
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[] if device == "cpu" else None):
         torch.manual_seed(seed)
         model_class = Qwen3VLForConditionalGeneration if family == "qwen3_vl" else Qwen2_5_VLForConditionalGeneration
-        model = model_class(config).float()
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        with torch.device(device):
+            model = model_class(config).to(dtype)
+        torch.set_default_dtype(before)
     _sharpen(model, sharpen)
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id

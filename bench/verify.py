@@ -1,0 +1,230 @@
+"""What `sameday verify` says on a GPU: plans at Qwen3-VL-8B's shapes, the array of all pairs of plan fields, and
+equivalent plans over seeds, which must raise no alarm.
+
+    python bench/verify.py best       # sameday verify, image-shared and compiled against plain, 8B shapes, timed
+    python bench/verify.py array      # every pair of plan values on a small model, bf16
+    python bench/verify.py alarms     # 20 comparisons of equivalent plans, a model of more than 1B parameters
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from PIL import Image
+
+from sameday.demo.tiny import write_model
+from sameday.spec.load import dump_yaml
+from sameday.spec.plan import Plan
+from sameday.spec.recipe import Recipe
+from sameday.tasks import vqa
+from sameday.verify.arm import Job, run_here
+from sameday.verify.compare import Comparison, compare
+from sameday.verify.limits import LIMITS
+from sameday.verify.run import make_trial, reference_job
+from sameday.verify.trace import Trace
+from sameday.verify.trials import trial_plans
+
+WORDS = ["is", "there", "a", "red", "polyp", "near", "the", "left", "wall", "what", "size", "shape", "colour"]
+TOWER = {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16, "patch_size": 16}
+TOWER |= {"num_position_embeddings": 2304, "deepstack_visual_indexes": [8, 16, 24]}
+SHAPES: dict[str, dict[str, Any]] = {
+    "8b": {
+        "text": {
+            "vocab_size": 151936,
+            "hidden_size": 4096,
+            "intermediate_size": 12288,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+        },
+        "vision": TOWER,
+    },
+    "1b": {
+        "text": {
+            "vocab_size": 151936,
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+        },
+        "vision": TOWER,
+    },
+    "small": {"text": {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}, "vision": {"depth": 3}},
+}
+BEST = {
+    "share_images": True,
+    "packing": True,
+    "max_questions": None,
+    "token_budget": 8192,
+    "label_only_logits": True,
+    "optimizer_impl": "fused",
+    "compile": "layers",
+    "attention": "split",
+    "pad_to_multiple": 32,
+    "pin_memory": True,
+}
+SHARED = {"share_images": True, "packing": True, "max_questions": None, "label_only_logits": True}
+
+
+def write_data(folder: Path, images: int, each: int, size: tuple[int, int], words: int, seed: int) -> None:
+    """So many images of noise with so many questions of random words."""
+    rng, noise = random.Random(seed), np.random.default_rng(seed)
+    (folder / "images").mkdir(parents=True)
+    rows = []
+    for i in range(images):
+        pixels = noise.integers(0, 255, (size[1], size[0], 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"images/{i}.png")
+        for _ in range(each):
+            asked = " ".join(rng.choice(WORDS) for _ in range(rng.randint(words // 2, words)))
+            answer = " ".join(rng.choice(WORDS) for _ in range(rng.randint(1, 4)))
+            rows.append({"image": f"images/{i}.png", "question": asked, "answer": answer})
+    for name, part in (("train", rows), ("val", rows[: 2 * each])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+
+
+def recipe(folder: Path, **more: Any) -> Recipe:
+    fields = {
+        "model": str(folder / "model"),
+        "data": {"train": "train.jsonl", "val": "val.jsonl"},
+        "order": "by_image",
+        "loss_weight": "sample",
+        "max_pixels": 2**22,
+        "lora": {"r": 4, "alpha": 8},
+    }
+    return Recipe.model_validate(fields | more)
+
+
+def best(folder: Path) -> None:
+    """The command as a user types it, at the shapes and the workload of bench/vlm_step.py."""
+    began = time.perf_counter()
+    write_model(folder / "model", [" ".join(WORDS)], 0, device="cuda", dtype=torch.bfloat16, **SHAPES["8b"])
+    write_data(folder, images=3, each=8, size=(1280, 1024), words=56, seed=0)
+    (folder / "recipe.yaml").write_text(dump_yaml(recipe(folder, name="8b-shapes")))
+    (folder / "best.yaml").write_text(dump_yaml(Plan(**BEST)))
+    (folder / "plain.yaml").write_text(dump_yaml(Plan(checkpointing="full", token_budget=10**6)))
+    torch.cuda.empty_cache()
+    print(f"model and data written in {time.perf_counter() - began:.0f} s", flush=True)
+    words = ["recipe.yaml", "--plan", "best.yaml", "--against", "plain.yaml", "--steps", "4", "--json", "verdict.json"]
+    print("sameday verify " + " ".join(words), flush=True)
+    began = time.perf_counter()
+    done = subprocess.run([sys.executable, "-m", "sameday", "verify", *words], cwd=folder, check=False)
+    print(f"exit code {done.returncode}, {time.perf_counter() - began:.0f} s on {torch.cuda.get_device_name()}")
+
+
+class Stage:
+    """One model and its data, read from disk once; the plain arm and the reference are run once."""
+
+    def __init__(self, folder: Path, recipe: Recipe, steps: int) -> None:
+        self.folder, self.trial = folder, make_trial(recipe, steps)
+        self.plain = self.run("plain", Plan())
+        reference = reference_job(self.job("plain", Plan()), folder / "reference")
+        run_here(reference)
+        self.reference = Trace(reference.out)
+
+    def job(self, name: str, plan: Plan) -> Job:
+        t = self.trial
+        return Job(t.recipe, t.plan(plan), self.folder, self.folder / name, t.steps, t.few, t.dies_in, rounded=True)
+
+    def run(self, name: str, plan: Plan) -> Trace:
+        torch.compiler.reset()
+        torch.cuda.empty_cache()
+        run_here(self.job(name, plan))
+        return Trace(self.folder / name)
+
+    def compare(self, plan: Plan) -> Comparison:
+        return compare(self.run("plan", plan), self.plain, self.reference)
+
+
+def show(count: int, name: str, found: Comparison, seconds: float, alarms: list[str]) -> None:
+    new = [f"{name}: {difference}" for difference in found.differences]
+    alarms += new
+    ratios = "  ".join(f"{k} {found.worst[k]:.3f}" for k in ("ratio_all", "ratio_group", "ratio_tensor", "slope"))
+    rest = "  ".join(f"{k} {found.worst[k]:.1e}" for k in ("loss", "trained gradient", "trained update", "validation"))
+    print(f"{count:3d} {seconds:5.1f} s  {ratios}  {rest}  {name}" + "".join(f"\n    {x}" for x in new), flush=True)
+
+
+def array(folder: Path) -> None:
+    write_model(folder / "model", [" ".join(WORDS)], 0, sharpen=1.5, **SHAPES["small"])
+    write_data(folder, images=3, each=5, size=(96, 64), words=12, seed=0)
+    plans = trial_plans("cuda", 45, "bf16")
+    report(Stage(folder, recipe(folder, effective_batch=6), 6), enumerate(plans), f"array of {len(plans)} plans")
+
+
+def report(stage: Stage, plans: Iterator[tuple[int, Plan]], title: str) -> None:
+    alarms: list[str] = []
+    for number, plan in plans:
+        began = time.perf_counter()
+        found = stage.compare(plan)
+        changed = {k: v for k, v in plan.model_dump().items() if v != getattr(Plan(), k)}
+        show(number, str(changed), found, time.perf_counter() - began, alarms)
+    print(f"{title}: {len(alarms)} differences; limits {LIMITS}")
+
+
+def alarms(folder: Path) -> None:
+    from sameday.models.qwen_vl import load_base
+
+    write_model(folder / "model", [" ".join(WORDS)], 0, device="cuda", dtype=torch.bfloat16, **SHAPES["1b"])
+    kept: dict[str, Any] = {}
+
+    def load_once(name: str, asked: Recipe, device: torch.device) -> Any:
+        """Other noise in the weights for each seed would be another model; data, order and adapters differ."""
+        import copy
+
+        if asked.precision not in kept:
+            kept[asked.precision] = load_base(name, asked, device)
+        return copy.deepcopy(kept[asked.precision])
+
+    vqa.load_base = load_once
+    plans = {
+        "4x4": Plan(max_questions=4),
+        "shared, dense mask": Plan(**SHARED, attention="sdpa", optimizer_impl="fused"),
+        "shared, split, checkpointing": Plan(**SHARED, attention="split", checkpointing="full"),
+        "best": Plan(**BEST),
+    }
+    found, count, largest = [], 0, Comparison("bf16")
+    for seed in range(5):
+        home = folder / str(seed)
+        write_data(home, images=4, each=6, size=(448, 384), words=24, seed=seed)
+        made = recipe(home, effective_batch=8, seed=seed, model=str(folder / "model"))
+        stage = Stage(home, made, 6)
+        if seed == 0:
+            parameters = sum(p.numel() for p in kept["bf16"].parameters())
+            print(f"{parameters / 1e9:.2f} B parameters", flush=True)
+        for name, plan in plans.items():
+            began = time.perf_counter()
+            result = stage.compare(plan)
+            count += 1
+            show(count, f"seed {seed}, {name}", result, time.perf_counter() - began, found)
+            for measure, value in result.worst.items():
+                largest.note(measure, value, result.names[measure])
+    print(f"{count} comparisons, {len(found)} false alarms; the largest of each measure:")
+    for measure, value in largest.worst.items():
+        print(f"  {measure:20s} {value:9.2e}  {largest.names[measure]}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("best", "array", "alarms"))
+    args = parser.parse_args()
+    transformers.utils.logging.disable_progress_bar()
+    with tempfile.TemporaryDirectory() as folder:
+        {"best": best, "array": array, "alarms": alarms}[args.what](Path(folder))
+
+
+if __name__ == "__main__":
+    main()

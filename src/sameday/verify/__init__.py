@@ -1,0 +1,1 @@
+"""Proof: whether two plans train the same model."""

@@ -1,0 +1,194 @@
+"""One arm of a comparison, in a process of its own: gradients at the starting weights, then some steps of the real
+training loop, killed on the way and resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sameday.spec.errors import EXIT_BAD_INPUT, BadInput, RunStopped
+from sameday.spec.plan import Plan
+from sameday.spec.recipe import Recipe
+
+STIR = 0.05
+"""Standard deviation given to parameters that start at zero: enough for an adapter to matter beside its layer."""
+
+DIED = "died"
+"""A file that an arm leaves when it is killed as planned."""
+
+Plant = Callable[[Any, Any], AbstractContextManager[Any]]
+"""Called with the task and the ranks before anything is computed; what it returns is held to the end."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What an arm does. `rounded` takes every weight to the nearest bf16 number first: a reference in float32 then
+    starts from the weights that bf16 products see."""
+
+    recipe: Recipe
+    plan: Plan
+    home: Path
+    out: Path
+    steps: int
+    few: dict[str, int]
+    dies_in: int | None
+    rounded: bool = False
+    trajectory: bool = True
+
+    def write(self, path: Path) -> None:
+        fields = {**self.__dict__, "recipe": self.recipe.model_dump(mode="json"), "home": str(self.home)}
+        fields |= {"plan": self.plan.model_dump(mode="json"), "out": str(self.out)}
+        path.write_text(json.dumps(fields))
+
+    @classmethod
+    def read(cls, path: Path) -> Job:
+        fields = json.loads(path.read_text())
+        recipe, plan = Recipe.model_validate(fields.pop("recipe")), Plan.model_validate(fields.pop("plan"))
+        home, out = Path(fields.pop("home")), Path(fields.pop("out"))
+        return cls(recipe, plan, home, out, **fields)
+
+
+def run_part(job: Job, part: int, die: Callable[[], None], plant: Plant | None = None) -> None:
+    """Part 1 computes the gradients and trains until `die` is called; part 2 resumes and trains to the end."""
+    from sameday.train.launch import audit_splits, load_task, prepare_environment
+
+    prepare_environment(job.plan)
+
+    import torch
+
+    from sameday.hardware.machine import device_kind, pick_device
+    from sameday.hardware.ranks import Ranks
+    from sameday.spec.record import RunFolder
+    from sameday.train.loop import train
+    from sameday.verify.trace import Witness, save_tensors
+
+    ranks = Ranks.join(device_kind(job.plan))
+    opened: list[RunFolder] = []
+    folder = job.out / f"part-{part}"
+    try:
+        splits, _ = ranks.from_first(lambda: audit_splits(job.recipe, job.home, _quiet, few=job.few))
+        torch.use_deterministic_algorithms(job.plan.deterministic)
+        task = load_task(job.recipe, job.plan, job.home, pick_device(job.plan, ranks), splits)
+        start_weights(task, job.rounded)
+        with nullcontext() if plant is None else plant(task, ranks):
+
+            def killed() -> None:
+                (job.out / DIED).touch()
+                die()
+
+            witness = Witness(task, folder, ranks, job.dies_in if part == 1 else None, killed)
+            if part == 1:
+                save_tensors(folder / "start.safetensors", task.trained())
+                _fixed_gradients(witness, job, ranks, folder)
+            if not job.trajectory:
+                return
+            if part == 2 and ranks.first:  # before the run folder takes back what it goes through again
+                shutil.copy(job.out / "run" / "metrics.jsonl", job.out / "part-1")
+            ranks.from_first(lambda: opened.append(RunFolder.open(job.out / "run", job.recipe, job.plan, job.home)))
+            run = opened[0] if opened else RunFolder(job.out / "run", job.recipe, job.plan, job.home)
+            with witness.watching():
+                train(job.recipe, job.plan, witness, run, ranks)
+            if ranks.first:
+                shutil.copy(run.metrics_path, folder)
+    finally:
+        for run in opened:
+            run.close()
+        ranks.leave()
+
+
+class Killed(BaseException):
+    """Leaves the loop as a kill does: nothing is saved on the way out."""
+
+
+def run_here(job: Job, plant: Plant | None = None) -> None:
+    """Both parts in this process, with an exception for the kill: where many comparisons are made in a row."""
+
+    def die() -> None:
+        raise Killed
+
+    shutil.rmtree(job.out, ignore_errors=True)
+    job.out.mkdir(parents=True)
+    # A run that leaves early keeps its signal handlers, which is right for a process that ends with it.
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
+    try:
+        run_part(job, 1, die, plant)
+    except Killed:
+        (job.out / DIED).unlink()
+        run_part(job, 2, die, plant)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def start_weights(task: Any, rounded: bool) -> None:
+    """The same in every arm, and none at zero: where one factor is zero, the other's gradient is zero too, and a
+    comparison there would prove half."""
+    import torch
+
+    from sameday.kernels.dropout import name_key
+
+    for name, parameter in task.trained().items():
+        if not parameter.any():
+            generator = torch.Generator().manual_seed(name_key("stir", name) & 0xFFFFFFFF)
+            noise = STIR * torch.randn(parameter.shape, generator=generator)
+            parameter.data.copy_(noise)
+    if rounded:
+        for parameter in task.module().parameters():
+            parameter.data.copy_(parameter.data.bfloat16())
+
+
+def _fixed_gradients(task: Any, job: Job, ranks: Any, folder: Path) -> None:
+    """Each step's gradient, before clipping, with the weights left as they are."""
+    from sameday.train.loop import accumulate
+    from sameday.train.optim import Gradients
+    from sameday.verify.trace import save_tensors
+
+    trained = task.trained()
+    gradients = Gradients(trained)
+    task.training(True)
+    losses = []
+    for step in range(job.steps):
+        gradients.zero()
+        batches = task.batches(step, None, ranks)
+        accumulate(task.unwatched(), job.plan, batches, gradients, step, 1 / task.count(task.step_ids(step)))
+        ranks.sum_(gradients.buffer)
+        loss, out_of_memory, _ = gradients.tail.tolist()
+        if out_of_memory:
+            task.smaller_budget(step, None, ranks)
+        losses.append(loss)
+        if ranks.first:
+            grads = {name: parameter.grad for name, parameter in trained.items()}
+            save_tensors(folder / f"fixed-{step + 1:06d}.safetensors", grads)
+    if ranks.first:
+        (folder / "fixed.json").write_text(json.dumps(losses))
+
+
+def _quiet(_text: str) -> None:
+    pass
+
+
+def main(arguments: list[str]) -> int:
+    """`python -m sameday.verify.arm JOB PART`; a kill is a real one."""
+    job, part = Job.read(Path(arguments[0])), int(arguments[1])
+    try:
+        run_part(job, part, partial(os.kill, os.getpid(), signal.SIGKILL))
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    except RunStopped as stop:
+        print(str(stop), file=sys.stderr)
+        return stop.code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

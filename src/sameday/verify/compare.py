@@ -1,0 +1,228 @@
+"""Two traces side by side: structure exactly, then gradients, losses and updates by measured limits. Pure reading:
+nothing is computed on a device."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from sameday.verify.limits import LIMITS, Limits
+from sameday.verify.replay import replay
+from sameday.verify.structure import Difference, structure
+from sameday.verify.trace import Tensors, Trace
+
+Kind = Literal["bitwise", "rounding", "statistical", "different"]
+
+
+@dataclass
+class Comparison:
+    """What was found. `differences` are in the order in which a run would meet them."""
+
+    precision: str
+    differences: list[Difference] = field(default_factory=list)
+    bitwise: bool = True
+    worst: dict[str, float] = field(default_factory=dict)
+    groups: dict[str, dict[str, float]] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+
+    def note(self, measure: str, value: float, name: str = "") -> None:
+        """Keep the largest value of a measure, and whose it was."""
+        if not value <= self.worst.get(measure, -1.0):
+            self.worst[measure], self.names[measure] = value, name
+
+    @property
+    def same(self) -> bool:
+        return not self.differences
+
+
+def compare(plan: Trace, plain: Trace, reference: Trace | None = None, limits: Limits = LIMITS) -> Comparison:
+    """With a reference the gradients are judged by their distance from it (bf16), without one by each other."""
+    found = Comparison("float32" if reference is None else "bf16")
+    found.differences += structure(plan, plain)
+    if reference is None:
+        _fixed(found, plan, plain, limits)
+    else:
+        _against_reference(found, plan, plain, reference, limits)
+    _trajectory(found, plan, plain, limits)
+    _validation(found, plan, plain, limits)
+    for arm, trace in (("the plan", plan), ("the other plan", plain)):
+        _replayed(found, trace, arm, limits)
+    return found
+
+
+# Gradients at the starting weights
+
+
+def _fixed(found: Comparison, plan: Trace, plain: Trace, limits: Limits) -> None:
+    for step in range(1, len(plain.fixed_losses) + 1):
+        a, b = plan.fixed(step), plain.fixed(step)
+        whole, each = apart(a, b)
+        found.bitwise = found.bitwise and equal(a, b)
+        found.note("gradient", whole)
+        worst = max(each, key=each.__getitem__)
+        found.note("tensor", each[worst], worst)
+        if whole > limits.gradient or each[worst] > limits.tensor:
+            beyond = [name for name in each if each[name] > max(limits.gradient, 0.1 * each[worst])]
+            text = f"relative difference {each[beyond[0]]:.1e}, of all {whole:.1e} (limit {limits.gradient:.0e})"
+            found.differences.append(Difference(step, "gradient", beyond[0], text))
+        loss = abs(plan.fixed_losses[step - 1] / plain.fixed_losses[step - 1] - 1)
+        found.note("starting loss", loss)
+        found.bitwise = found.bitwise and loss == 0
+
+
+def _against_reference(found: Comparison, plan: Trace, plain: Trace, reference: Trace, limits: Limits) -> None:
+    """R = √(Σ‖plan − ref‖² / Σ‖plain − ref‖²) and the slopes on the reference, per tensor, kind of tensor and all."""
+    sums: dict[str, Tensor] = {}
+    for step in range(1, len(plain.fixed_losses) + 1):
+        a, b, r = plan.fixed(step), plain.fixed(step), reference.fixed(step)
+        found.bitwise = found.bitwise and equal(a, b)
+        for name in r:
+            x, y, z = a[name].double(), b[name].double(), r[name].double()
+            products = ((x - z).square(), (y - z).square(), x * z, y * z, z * z)
+            new = torch.stack([p.sum() for p in products])
+            sums[name] = sums.get(name, torch.zeros(5, dtype=torch.float64)) + new
+    kinds: dict[str, list[str]] = {}
+    for name in sums:
+        kinds.setdefault(kind_of(name), []).append(name)
+    whole = _judge(torch.stack(list(sums.values())).sum(0))
+    found.groups["all"] = whole
+    found.note("ratio_all", whole["R"])
+    if whole["R"] > limits.ratio_all:
+        text = f"R {whole['R']:.2f} (limit {limits.ratio_all})"
+        worst = max(sums, key=lambda name: _judge(sums[name])["R"])
+        found.differences.append(Difference(None, "gradient", worst, "all tensors: " + text))
+    for kind, members in kinds.items():
+        group = _judge(torch.stack([sums[name] for name in members]).sum(0))
+        found.groups[kind] = group
+        found.note("ratio_group", group["R"], kind)
+        found.note("slope", group["off"], kind)
+        if group["R"] > limits.ratio_group:
+            text = f"R {group['R']:.2f} (limit {limits.ratio_group})"
+            found.differences.append(Difference(None, "gradient", members[0], f"{kind}: {text}"))
+        if group["off"] > limits.slope:
+            text = f"slope {group['slope']:.4f}, the other plan's {group['plain slope']:.4f}"
+            text += f": {group['off']:.2f} of its error (limit {limits.slope})"
+            found.differences.append(Difference(None, "slope of the gradient", members[0], f"{kind}: {text}"))
+        for name in members:
+            one = _judge(sums[name])
+            found.note("ratio_tensor", one["R"], name)
+            if one["R"] > limits.ratio_tensor:
+                text = f"R {one['R']:.2f} (limit {limits.ratio_tensor})"
+                found.differences.append(Difference(None, "gradient", name, text))
+
+
+def _judge(sums: Tensor) -> dict[str, float]:
+    off_plan, off_plain, on_plan, on_plain, size = sums.tolist()
+    error = math.sqrt(off_plain / size)
+    slopes = on_plan / size, on_plain / size
+    return {
+        "R": math.sqrt(off_plan / off_plain) if off_plain else math.inf if off_plan else 1.0,
+        "slope": slopes[0],
+        "plain slope": slopes[1],
+        "error": error,
+        "off": (abs(slopes[0] - 1) - abs(slopes[1] - 1)) / error if error else 0.0,
+    }
+
+
+def kind_of(name: str) -> str:
+    """What a tensor is, whichever layer it stands in: q_proj.lora_A for thirty-six of them."""
+    words = [w for w in name.split(".") if not re.fullmatch(r"\d+|base_model|model|layers|default|weight", w)]
+    return ".".join(words[-2:]) or name
+
+
+# Once the arms have trained
+
+
+def _trajectory(found: Comparison, plan: Trace, plain: Trace, limits: Limits) -> None:
+    allowed = limits.trained(found.precision == "bf16")
+    for record in plan.records:
+        other = plain.last.get(record.step)
+        if other is None:
+            continue
+        again = " (after the resume)" if record.part == 2 else ""
+        loss = relative(record.loss, other.loss)
+        found.note("loss", loss)
+        found.bitwise = found.bitwise and record.loss == other.loss
+        if not loss <= allowed["loss"]:
+            text = f"{record.loss:.6f}, not {other.loss:.6f} (limit {allowed['loss']:.0e} relative)"
+            found.differences.append(Difference(record.step, "loss" + again, "training loss", text))
+        for what in ("gradient", "update"):
+            limit = allowed[f"trained {what}"]
+            files = (record.gradient, other.gradient) if what == "gradient" else (record.weights, other.weights)
+            a: Tensors
+            b: Tensors
+            a, b = (load_file(file) for file in files)
+            found.bitwise = found.bitwise and equal(a, b)
+            if what == "update":
+                a, b = _less(a, plan.start), _less(b, plain.start)
+            whole, each = apart(a, b)
+            found.note(f"trained {what}", whole)
+            if not whole <= limit:
+                name = next(n for n in each if each[n] >= min(limit, max(each.values())))
+                text = f"relative difference {each[name]:.1e}, of all {whole:.1e} (limit {limit:.0e})"
+                found.differences.append(Difference(record.step, f"{what} in training{again}", name, text))
+
+
+def _validation(found: Comparison, plan: Trace, plain: Trace, limits: Limits) -> None:
+    limit = limits.trained(found.precision == "bf16")["validation"]
+    for step in sorted(plan.validation.keys() & plain.validation.keys()):
+        here, there = plan.validation[step], plain.validation[step]
+        found.bitwise = found.bitwise and here == there
+        if not there.get("loss"):
+            continue
+        found.note("validation", relative(here["loss"], there["loss"]))
+        if not relative(here["loss"], there["loss"]) <= limit:
+            text = f"{here['loss']:.6f}, not {there['loss']:.6f} (limit {limit:.0e} relative)"
+            found.differences.append(Difference(step, "validation", "validation loss", text))
+
+
+def _replayed(found: Comparison, trace: Trace, arm: str, limits: Limits) -> None:
+    """An arm against itself: its weights are what AdamW makes of its gradients, the resume included."""
+    for step, name, off in replay(trace.start, [trace.last[s] for s in sorted(trace.last)]):
+        found.note("replay", off, name)
+        if not off <= limits.replay:
+            text = f"{off:.1e} away from AdamW on {arm}'s own gradients (limit {limits.replay:.0e})"
+            found.differences.append(Difference(step, "update", name, text))
+            return
+
+
+# Arithmetic
+
+
+def relative(a: float, b: float) -> float:
+    return abs(a - b) / abs(b) if b else math.inf if a else 0.0
+
+
+def equal(a: Tensors, b: Tensors) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def apart(a: Tensors, b: Tensors) -> tuple[float, dict[str, float]]:
+    """Relative difference of all tensors together and of each. A tensor that is next to nothing beside the others is
+    measured by what it would be if it were a thousandth of them."""
+    names = sorted(a.keys() | b.keys())
+    pairs = {n: (a.get(n), b.get(n)) for n in names}
+    off, size, count = {}, {}, {}
+    for name, (x, y) in pairs.items():
+        there = x if x is not None else y
+        assert there is not None
+        left, right = (there.new_zeros(there.shape) if t is None else t for t in (x, y))
+        off[name] = float((left.double() - right.double()).square().sum())
+        size[name] = float(right.double().square().sum())
+        count[name] = there.numel()
+    everything = sum(size.values())
+    if not everything:
+        return (math.inf if any(off.values()) else 0.0), {n: math.inf if off[n] else 0.0 for n in names}
+    share = everything / sum(count.values()) * 1e-6
+    each = {n: math.sqrt(off[n] / max(size[n], share * count[n])) for n in names}
+    return math.sqrt(sum(off.values()) / everything), each
+
+
+def _less(a: Tensors, b: Tensors) -> Tensors:
+    return {name: a[name].double() - b[name].double() for name in a}

@@ -1,0 +1,51 @@
+"""How far two arms may be apart. Every limit lies above what equivalent plans were measured to give."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of a comparison in float32 unless a name says otherwise."""
+
+    gradient: float = 1e-5
+    """Relative difference of a whole gradient at the starting weights."""
+    tensor: float = 1e-4
+    """The same of one tensor's gradient."""
+    loss: float = 2e-5
+    """Relative difference of a step's loss or of the validation loss, once the arms have trained."""
+    trained_gradient: float = 1e-3
+    """Relative difference of a gradient once the arms have trained: AdamW turns the rounding of small gradient
+    entries into updates of full size."""
+    update: float = 1e-2
+    """Relative difference of weights minus starting weights."""
+    replay: float = 2e-3
+    """Relative difference of an arm's own update from AdamW in float64 on the arm's own gradients."""
+    ratio_all: float = 1.1
+    """bf16: R of all tensors together."""
+    ratio_group: float = 1.2
+    """bf16: R of the tensors of one kind."""
+    ratio_tensor: float = 1.5
+    """bf16: R of one tensor."""
+    slope: float = 0.5
+    """bf16: how much further a tensor's slope on the reference is from 1 than the plain plan's, in units of the plain
+    plan's relative error."""
+    bf16_loss: float = 2e-2
+    bf16_trained_gradient: float = 0.5
+    bf16_update: float = 1.0
+
+    def trained(self, half: bool) -> dict[str, float]:
+        """The limits that hold once the arms have trained, by measure."""
+        loss = self.bf16_loss if half else self.loss
+        return {
+            "loss": loss,
+            "validation": loss,
+            "trained gradient": self.bf16_trained_gradient if half else self.trained_gradient,
+            "trained update": self.bf16_update if half else self.update,
+            "replay": self.replay,
+        }
+
+
+LIMITS = Limits()
+FALSE_ALARMS = "not yet measured"

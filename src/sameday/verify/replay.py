@@ -1,0 +1,44 @@
+"""AdamW in float64 from its definition, on the gradients that an arm recorded: what the arm's weights have to be. It
+shares no code with the optimizer, and no resume can lose its state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+
+def replay(start: Any, records: Sequence[Any]) -> Iterator[tuple[int, str, float]]:
+    """For each step the tensor whose update is furthest from the replayed one, and how far, relative to the update
+    of its whole parameter group."""
+    weights = {name: tensor.double() for name, tensor in start.items()}
+    first = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+    second = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+    for number, record in enumerate(records, start=1):
+        gradients, found = load_file(record.gradient), load_file(record.weights)
+        worst, whose = 0.0, ""
+        for group in record.facts["groups"]:
+            moved, off = 0.0, {}
+            for name in group["names"]:
+                if name not in gradients:
+                    continue
+                weights[name] = _adamw(weights[name], gradients[name], first[name], second[name], number, group)
+                moved += float((weights[name] - start[name].double()).square().sum())
+                off[name] = float((weights[name] - found[name].double()).square().sum())
+            name = max(off, key=off.__getitem__, default="")
+            if name and off[name] > 0:
+                apart = math.sqrt(off[name] / moved) if moved else math.inf
+                worst, whose = max((worst, whose), (apart, name))
+        yield record.step, whose, worst
+
+
+def _adamw(weight: Tensor, gradient: Tensor, m: Tensor, v: Tensor, step: int, group: dict[str, Any]) -> Tensor:
+    g, (b1, b2), rate = gradient.double(), group["betas"], group["lr"]
+    m.mul_(b1).add_(g, alpha=1 - b1)
+    v.mul_(b2).addcmul_(g, g, value=1 - b2)
+    weight = weight * (1 - rate * group["weight_decay"])
+    return weight - rate * (m / (1 - b1**step)) / ((v / (1 - b2**step)).sqrt() + group["eps"])

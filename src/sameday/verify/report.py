@@ -1,0 +1,185 @@
+"""The verdict in words: at most 40 lines of 100 columns, and the same as data."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sameday.spec.recipe import Recipe
+from sameday.verify.limits import FALSE_ALARMS, LIMITS
+
+if TYPE_CHECKING:
+    from sameday.verify.compare import Comparison
+
+WIDTH, HEIGHT = 100, 40
+WORDS = {
+    "bitwise": "the same bits",
+    "rounding": "the same mathematics, in another order of rounding",
+    "statistical": "the same mathematics with dropout off; with it on, another draw of the masks",
+    "different": "NOT the same model",
+}
+
+
+@dataclass(frozen=True)
+class Report:
+    recipe: Recipe
+    names: tuple[str, str]
+    fields: dict[str, tuple[Any, Any, str]]
+    precision: str
+    steps: int
+    questions: int
+    killed_in: int
+    resumed_from: int
+    ranks: int
+    found: Comparison
+    seconds: float
+
+    @property
+    def dropout(self) -> float:
+        return self.recipe.lora.dropout if self.recipe.train == "lora" else 0.0
+
+    @property
+    def verdict(self) -> str:
+        if not self.found.same:
+            return "different"
+        if self.dropout and any(claim == "statistical" for *_, claim in self.fields.values()):
+            return "statistical"
+        return "bitwise" if self.found.bitwise else "rounding"
+
+    @property
+    def exit_code(self) -> int:
+        return int(self.verdict == "different")
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "verdict": self.verdict,
+            "recipe": self.recipe.fingerprint,
+            "plan": self.names[0],
+            "against": self.names[1],
+            "fields": {name: {"against": a, "plan": b, "claim": c} for name, (a, b, c) in self.fields.items()},
+            "precision": self.precision,
+            "dropout": "off" if self.dropout else "none",
+            "steps": self.steps,
+            "ranks": self.ranks,
+            "differences": [{**d.__dict__} for d in self.found.differences],
+            "largest": self.found.worst,
+            "groups": self.found.groups,
+            "limits": dict(LIMITS.__dict__),
+            "seconds": self.seconds,
+        }
+
+    def lines(self) -> list[str]:
+        head = [
+            f"{self.verdict}: {WORDS[self.verdict]}",
+            _row("recipe", f"{self.recipe.name} {self.recipe.fingerprint}, precision {self.precision}"),
+            _row("plan", _short(self.names[0], WIDTH - 12)),
+            _row("against", _short(self.names[1], WIDTH - 12)),
+            *self._fields(),
+            *_wrapped(
+                "steps",
+                f"{self.steps}, {self.questions} questions in all: an epoch's end and a partial batch crossed, killed "
+                f"in step {self.killed_in}, resumed from step {self.resumed_from}" + self._ranked(),
+            ),
+        ]
+        if self.dropout:
+            head += _wrapped("dropout", f"compared with it off; the recipe has {self.dropout:g}")
+        tail = self._first_difference()
+        body = [*self._structure(), *self._gradients(HEIGHT - len(head) - len(tail) - 8), *self._training()]
+        return [line[:WIDTH] for line in [*head, *body, *tail]][:HEIGHT]
+
+    def _ranked(self) -> str:
+        return f"; the plan on {self.ranks} ranks" if self.ranks > 1 else ""
+
+    def _fields(self) -> list[str]:
+        if not self.fields:
+            return [_row("", "the two plans are equal")]
+        said = [f"{name} {_value(a)} -> {_value(b)} ({claim})" for name, (a, b, claim) in self.fields.items()]
+        lines = _wrapped("", "differ in " + "; ".join(said))
+        return lines if len(lines) <= 7 else [*lines[:6], _row("", "and more: --json has all of them")]
+
+    def _structure(self) -> list[str]:
+        odd = sum(difference.exact for difference in self.found.differences)
+        words = "samples, tokens, positions, images, targets, rates, groups, dtypes, flags"
+        return [_row("structure", f"NOT equal: {odd} differences" if odd else f"equal: {words}")]
+
+    def _gradients(self, room: int) -> list[str]:
+        worst = self.found.worst
+        if not self.found.groups:
+            return [
+                _row(
+                    "gradients",
+                    f"at the starting weights: {worst['gradient']:.1e} apart (limit {LIMITS.gradient:.0e}), "
+                    f"one tensor {worst['tensor']:.1e} (limit {LIMITS.tensor:.0e})",
+                ),
+                _row("", f"{_short(self.found.names['tensor'], WIDTH - 30)} is the furthest"),
+            ]
+        lines = [
+            _row("gradients", f"at the starting weights, {self.steps} batches, against a float32 reference"),
+            f"  {'tensors':34s} {'R':>6s} {'limit':>6s} {'slope':>8s} {'other':>8s} {'error':>7s}",
+        ]
+        kinds = sorted(self.found.groups, key=lambda k: (k != "all", -self.found.groups[k]["R"]))
+        for kind in kinds[: max(1, room)]:
+            g, limit = self.found.groups[kind], LIMITS.ratio_all if kind == "all" else LIMITS.ratio_group
+            lines.append(
+                f"  {_short(kind, 34):34s} {g['R']:6.3f} {limit:6.2f} {g['slope']:8.4f} {g['plain slope']:8.4f} "
+                f"{g['error']:7.4f}"
+            )
+        if len(kinds) > room:
+            lines.append(f"  and {len(kinds) - room} kinds of tensors with smaller R")
+        lines.append(
+            f"  {'one tensor, the largest':34s} {worst['ratio_tensor']:6.3f} {LIMITS.ratio_tensor:6.2f}"
+            f" {_short(self.found.names['ratio_tensor'], WIDTH - 52)}"
+        )
+        lines.append(f"  slopes: at most {worst['slope']:.2f} of the error further from 1 (limit {LIMITS.slope})")
+        lines.append(f"  limits: {FALSE_ALARMS}")
+        return lines
+
+    def _training(self) -> list[str]:
+        worst, half = self.found.worst, bool(self.found.groups)
+        limits = LIMITS.trained(half)
+        said = [f"{name} {worst[key]:.1e} ({limits[key]:.0e})" for key, name in TRAINED.items() if key in worst]
+        return _wrapped("training", "largest relative differences (limits): " + ", ".join(said))
+
+    def _first_difference(self) -> list[str]:
+        if self.found.same:
+            return [_row("", f"no difference beyond a limit; took {self.seconds:.0f} s")]
+        first, *more = self.found.differences
+        lines = _wrapped("first", str(first))[:4]
+        for other in more[:3]:
+            lines.append(_row("then", _short(str(other), WIDTH - 12)))
+        if len(more) > 3:
+            lines.append(_row("", f"and {len(more) - 3} more; --json has all of them"))
+        return lines
+
+
+TRAINED = {
+    "loss": "loss",
+    "trained gradient": "gradient",
+    "trained update": "update",
+    "validation": "validation loss",
+    "replay": "update replayed in float64",
+}
+
+
+def _row(label: str, text: str) -> str:
+    return f"{label:11s} {text}"
+
+
+def _wrapped(label: str, text: str) -> list[str]:
+    lines = textwrap.wrap(text, WIDTH - 12, break_long_words=True) or [""]
+    return [_row(label if i == 0 else "", line) for i, line in enumerate(lines)]
+
+
+def _short(text: str, room: int) -> str:
+    """The ends of a long name tell it apart; its middle goes."""
+    if len(text) <= room:
+        return text
+    keep = room - 1
+    return text[: keep // 3] + "…" + text[-(keep - keep // 3) :]
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else _short(str(value), 40)

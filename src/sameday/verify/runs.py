@@ -1,0 +1,299 @@
+"""Finished runs side by side: two of one recipe step by step, those of several recipes by their metrics over seeds."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import statistics
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from sameday.spec.errors import BadInput
+from sameday.spec.plan import claims
+from sameday.spec.recipe import Recipe, differences
+from sameday.spec.record import RunFolder, plain
+from sameday.train import checkpoint
+
+LIMIT = 1e-5  # of a loss, relative; of a tensor, norm of the difference over norm: the check people do by hand
+Verdict = Literal["bitwise", "rounding", "different"]
+WORDS: dict[Verdict, str] = {
+    "bitwise": "the same to the bit: all that was compared is equal",
+    "rounding": "the same to rounding: no difference is beyond its limit",
+    "different": "different: these runs are further apart than the limits allow",
+}
+ADVICE = (
+    "In bf16, or after many steps, runs of equivalent plans part too, since rounding grows from step to step, and "
+    "AdamW makes whole updates of small gradients: `sameday verify RECIPE --plan A --against B` tells the two apart."
+)
+
+
+@dataclass(frozen=True)
+class RunsReport:
+    """Whether two runs of one recipe trained the same model."""
+
+    verdict: Verdict | None
+    text: list[str]
+    data: dict[str, Any]
+
+    @property
+    def exit_code(self) -> int:
+        return int(self.verdict == "different")
+
+    def lines(self) -> list[str]:
+        """At most 40 lines of at most 100 columns, whatever paths and values there are."""
+        wrap = textwrap.TextWrapper(100, subsequent_indent="    ", break_on_hyphens=False).wrap
+        cut = [part for line in self.text for part in wrap(line)]
+        return cut if len(cut) <= 40 else [*cut[:39], f"... and {len(cut) - 39} more lines; --json has all of it"]
+
+    def as_json(self) -> dict[str, Any]:
+        return {"verdict": self.verdict, "exit_code": self.exit_code, **plain(self.data)}
+
+
+class RecipesReport(RunsReport):
+    """Recipes that are known to differ, by their metrics: there is no verdict, and nothing that fails."""
+
+
+@dataclass
+class Kind:
+    """One kind of value, compared at each step, or at each tensor of a step, that both runs have."""
+
+    name: str
+    limit: float = LIMIT
+    count: int = 0
+    equal: bool = True  # to the bit
+    beyond: int = 0
+    largest: float = 0.0
+    largest_at: tuple[int, str] | None = None  # step and tensor
+    first_beyond: tuple[int, str, str] | None = None  # and what stands there
+
+    def add(self, at: tuple[int, str], apart: float, equal: bool, values: str) -> None:
+        apart = math.inf if math.isnan(apart) else apart
+        self.count, self.equal = self.count + 1, self.equal and equal
+        if apart > self.largest:
+            self.largest, self.largest_at = apart, at
+        if apart > self.limit:
+            self.beyond += 1
+            self.first_beyond = self.first_beyond or (*at, values)
+
+    def add_numbers(self, step: int, a: Any, b: Any, relative: bool = True) -> None:
+        apart = math.inf  # what is no number was damaged, or was not finite: it proves nothing
+        if isinstance(a, int | float) and isinstance(b, int | float):
+            apart = abs(a - b) / ((relative and max(abs(a), abs(b))) or 1.0)
+        self.add((step, ""), apart, a == b, f"{a!r} in A, {b!r} in B")
+
+
+def compare_runs(a: Path, b: Path) -> RunsReport:
+    """Two finished runs of one recipe. BadInput where they are not, or began with different models or data."""
+    runs = one, two = RunFolder.read(a), RunFolder.read(b)
+    for run in runs:
+        if not run.adapter.is_dir():
+            raise BadInput(f"{run.path}: the run is not finished: it has no adapter/ yet")
+    if a.resolve() == b.resolve():
+        raise BadInput(f"{b}: is given twice; two runs are needed")
+    if one.recipe.fingerprint != two.recipe.fingerprint:
+        listed = "\n".join(f"  {line}" for line in differences(one.recipe, two.recipe))
+        raise BadInput(
+            f"{b}: is a run of another recipe ({two.recipe.fingerprint} here) than {a} ({one.recipe.fingerprint} "
+            f"there):\n{listed}\nDifferent recipes can only be compared by their metrics: add --recipes."
+        )
+    notes = _same_inputs(one, two)
+    steps = [{step: r for (step, split), r in _records(run).items() if not split} for run in runs]
+    saved = [dict(checkpoint.steps(run.checkpoints)) for run in runs]
+    last = max([0, *steps[0], *steps[1], *saved[0], *saved[1]])
+    if not last:
+        raise BadInput(f"{a} and {b}: neither metrics.jsonl nor checkpoints/ holds a step to compare")
+    gaps = [
+        f"{run.metrics_path}: {last - len(found)} of {last} steps are missing, the first is step {first}"
+        for run, found in zip(runs, steps, strict=True)
+        if (first := min(set(range(1, last + 1)) - found.keys(), default=0))
+    ]
+    numbers = {"loss": Kind("training loss"), "lr": Kind("learning rate", 0.0), "samples": Kind("samples", 0.0)}
+    for step in sorted(steps[0].keys() & steps[1].keys()):
+        for key, kind in numbers.items():
+            kind.add_numbers(step, steps[0][step].get(key), steps[1][step].get(key))
+    kept, final = Kind("weights at checkpoints"), Kind("final weights")
+    for step in sorted(saved[0].keys() & saved[1].keys()):
+        _compare_weights(kept, step, saved[0][step], saved[1][step])
+    _compare_weights(final, last, one.adapter, two.adapter)
+    kinds = [*numbers.values(), *_compare_scores(one, two), kept, final]
+
+    part = bool(gaps) or any(kind.beyond for kind in kinds)
+    verdict: Verdict = "different" if part else "bitwise" if all(kind.equal for kind in kinds) else "rounding"
+    plans, recipe = _plan_differences(one, two), one.recipe
+    about = f"recipe {recipe.name} {recipe.fingerprint}: {recipe.precision}, seed {recipe.seed}, {last} steps"
+    text = [WORDS[verdict], f"A: {a}", f"B: {b}", about, *_plan_lines(plans), *_table(kinds)]
+    text += [*gaps, *_first_lines(kinds), *notes, *([ADVICE] if part else [])]
+    data = {"runs": [a, b], "recipe": recipe.fingerprint, "precision": recipe.precision, "steps": last, "plans": plans}
+    data |= {"limit": LIMIT, "compared": [asdict(kind) for kind in kinds], "gaps": gaps, "notes": notes}
+    return RunsReport(verdict, text, data)
+
+
+def _same_inputs(one: RunFolder, two: RunFolder) -> list[str]:
+    """A recipe names its model and data; what they held stands in the checkpoints. A note where it cannot be read."""
+    found = []
+    for run in (one, two):
+        try:
+            _, newest = checkpoint.steps(run.checkpoints)[-1]
+            found.append(json.loads((newest / checkpoint.STATE).read_text())["digests"])
+        except (IndexError, OSError, ValueError, KeyError):
+            return [f"base model and training data are not compared: {run.path} has no checkpoint that names them"]
+    names = [name for name in found[0] if found[0][name] != found[1].get(name)]
+    if names:
+        raise BadInput(f"{two.path}: has the recipe of {one.path}, but another {' and another '.join(names)}")
+    return []
+
+
+def _records(run: RunFolder) -> dict[tuple[int, str], dict[str, Any]]:
+    return {(r["step"], r.get("split", "")): r for r in run.metrics if isinstance(r.get("step"), int)}
+
+
+def _compare_scores(one: RunFolder, two: RunFolder) -> list[Kind]:
+    found = _records(one), _records(two)
+    kinds: dict[str, Kind] = {}
+    for step, split in sorted(at for at in found[0].keys() & found[1].keys() if at[1]):
+        a, b = (records[step, split] for records in found)
+        # Rounding moves a share of right answers by whole questions or not at all: one may change sides.
+        limits = {"loss": LIMIT, "questions": 0.0}
+        share = (1 + 1e-9) / (a.get("questions") or math.inf)
+        for name in sorted((a.keys() | b.keys()) - {"step", "split"}):
+            kind = kinds.setdefault(f"{split} {name}", Kind(f"{split} {name}", limits.get(name, share)))
+            kind.add_numbers(step, a.get(name), b.get(name), relative=name in limits)
+    return list(kinds.values())
+
+
+def _compare_weights(kind: Kind, step: int, a: Path, b: Path) -> None:
+    """One tensor at a time, so that models which fill the memory can be compared."""
+    import torch
+
+    with contextlib.ExitStack() as held:
+        sides = [_open_weights(folder, held) for folder in (a, b)]
+        for name in sorted(sides[0].keys() | sides[1].keys()):
+            x, y = (side[name].get_tensor(name) if name in side else None for side in sides)
+            forms = [None if t is None else (str(t.dtype), *t.shape) for t in (x, y)]
+            if x is None or y is None or forms[0] != forms[1]:
+                kind.add((step, name), math.inf, False, f"{forms[0]} in A, {forms[1]} in B")
+                continue
+            equal = torch.equal(*(t.flatten().view(torch.uint8) for t in (x, y)))
+            apart = 0.0 if equal else _apart(x.flatten(), y.flatten())
+            kind.add((step, name), apart, equal, f"{apart:.1e} apart")
+
+
+def _open_weights(folder: Path, held: contextlib.ExitStack) -> dict[str, Any]:
+    """Each tensor's name with the open file that has it: a model may be saved in several."""
+    from safetensors import SafetensorError, safe_open
+
+    found: dict[str, Any] = {}
+    for path in sorted(set(folder.glob("*.safetensors")) - {folder / checkpoint.OPTIMIZER}):
+        try:
+            file = held.enter_context(safe_open(path, framework="pt"))
+        except (OSError, SafetensorError) as error:
+            raise BadInput(f"{path}: cannot be read: {error}") from None
+        found |= dict.fromkeys(file.keys(), file)
+    if not found:
+        raise BadInput(f"{folder}: holds no weights (*.safetensors)")
+    return found
+
+
+def _apart(x: Any, y: Any) -> float:
+    """Norm of the difference over the larger norm. In float64, so a piece at a time."""
+    sums = [0.0, 0.0, 0.0]
+    for p, q in zip(x.split(1 << 24), y.split(1 << 24), strict=True):
+        p, q = p.double(), q.double()
+        sums = [s + float(v.square().sum()) for s, v in zip(sums, (p - q, p, q), strict=True)]
+    return math.sqrt(sums[0] / (max(sums[1:]) or 1.0))
+
+
+def _plan_differences(one: RunFolder, two: RunFolder) -> list[dict[str, Any]]:
+    dropout = one.recipe.train == "lora" and one.recipe.lora.dropout > 0
+    a, b = (run.plan.model_dump(mode="json") for run in (one, two))
+    return [{"field": f, "claim": c, "a": a[f], "b": b[f]} for f, c in claims(dropout=dropout).items() if a[f] != b[f]]
+
+
+def _plan_lines(plans: list[dict[str, Any]]) -> Iterator[str]:
+    yield "plans differ (A / B); each field's claim:" if plans else "plans: equal in every field"
+    for claim in ("bitwise", "rounding", "statistical"):
+        said = [f"{p['field']} {_crop(p['a'], 30)} / {_crop(p['b'], 30)}" for p in plans if p["claim"] == claim]
+        if said:
+            why = " (another draw of dropout: only metrics over seeds can agree)" if claim == "statistical" else ""
+            yield f"  {claim}{why}: {', '.join(said)}"
+
+
+def _table(kinds: list[Kind]) -> Iterator[str]:
+    yield f"{'difference of':24}{'compared':>8}{'beyond':>8}{'limit':>9}{'largest':>10}  at"
+    for kind in kinds:
+        limit, largest = f"{kind.limit:.2g}" if kind.limit else "equal", f"{kind.largest:.1e}" if kind.largest else "0"
+        at = f"step {kind.largest_at[0]} {_crop(kind.largest_at[1], 26)}" if kind.largest_at else ""
+        yield f"{_crop(kind.name, 23):24}{kind.count:8}{kind.beyond:8}{limit:>9}{largest:>10}  {at}"
+
+
+def _first_lines(kinds: list[Kind]) -> Iterator[str]:
+    """The first step at which a number is beyond its limit, and the first tensor."""
+    found = sorted((*kind.first_beyond, kind.name) for kind in kinds if kind.first_beyond)
+    for what, places in (("step", [f for f in found if not f[1]]), ("tensor", [f for f in found if f[1]])):
+        for step, tensor, values, name in places[:1]:
+            yield f"first {what} beyond its limit: {name}, step {step}{tensor and f', {tensor}'}: {values}"
+
+
+def _crop(value: Any, width: int) -> str:
+    return str(value) if len(str(value)) <= width else "…" + str(value)[1 - width :]
+
+
+def compare_recipes(runs: Sequence[Path]) -> RecipesReport:
+    """Runs of two or more recipes, one run of each seed, by the validation scores that they ended with."""
+    found: dict[str, tuple[Recipe, list[RunFolder]]] = {}
+    for run in map(RunFolder.read, runs):
+        recipe = run.recipe.model_copy(update={"seed": 0})  # its fingerprint names the recipe over all seeds
+        _, group = found.setdefault(recipe.fingerprint, (recipe, []))
+        for other in group:
+            if other.recipe.seed == run.recipe.seed:
+                raise BadInput(f"{run.path}: has the recipe and the seed of {other.path}; give one run of each seed")
+            _same_inputs(other, run)
+        group.append(run)
+    if len(found) < 2:
+        named = ", ".join(map(str, runs))
+        raise BadInput(f"{named}: one recipe, whatever the seed; --recipes compares two or more, without it two runs")
+    groups = {f"{recipe.name} {recipe.fingerprint}": (recipe, group) for recipe, group in found.values()}
+    (first, (before, _)), *others = groups.items()
+    listed = {label: differences(before, recipe) for label, (recipe, _) in others}
+    fields = dict.fromkeys(line.split(": ")[0] for lines in listed.values() for line in lines)
+    text = [f"DIFFERENT RECIPES: they differ in {', '.join(fields)}"]
+    for label, lines in listed.items():
+        text += [f"{label} (here) against {first} (there):", *(f"  {line[:98]}" for line in lines[:8])]
+        text += [f"  and {len(lines) - 8} more"] if len(lines) > 8 else []
+    scores = {label: {run.recipe.seed: _scores(run) for run in group} for label, (_, group) in groups.items()}
+    every = [each for seeds in scores.values() for each in seeds.values()]
+    if len({each.get("questions") for each in every}) > 1 or {"data.val", "loss_weight"} & fields.keys():
+        text.append("note: the validation questions, or their weights in the loss, differ: scores are not of one kind")
+    for name in every[0]:
+        if name != "questions" and all(name in each for each in every):
+            text += _score_lines(name, {k: [each[name] for each in seeds.values()] for k, seeds in scores.items()})
+    return RecipesReport(None, text, {"runs": runs, "differences": listed, "val": scores})
+
+
+def _scores(run: RunFolder) -> dict[str, float]:
+    path = run.path / "eval.json"
+    try:
+        found = {name: float(value) for name, value in json.loads(path.read_text())["val"].items()}
+        found["loss"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise BadInput(f"{path}: has no validation scores; a run whose recipe has data.val ends with them") from None
+    return found
+
+
+def _score_lines(name: str, groups: dict[str, list[float]]) -> Iterator[str]:
+    yield f"{'validation ' + name:40}{'seeds':>6}{'mean':>12}{'least':>12}{'most':>12}{'std':>12}"
+    for label, values in groups.items():
+        deviation = f"{statistics.stdev(values):.2g}" if len(values) > 1 else "-"
+        numbers = "".join(f"{value:12.6g}" for value in (statistics.fmean(values), min(values), max(values)))
+        yield f"  {_crop(label, 37):38}{len(values):6}{numbers}{deviation:>12}"
+    if len(groups) == 2:
+        a, b = groups.values()
+        apart, spread = statistics.fmean(b) - statistics.fmean(a), max(max(v) - min(v) for v in (a, b))
+        said = f"{'larger' if abs(apart) > spread else 'not larger'} than the spread over seeds, {spread:.3g}"
+        if min(len(a), len(b)) == 1:
+            said = f"one seed {'each' if len(a) == len(b) else 'of one'} cannot tell it from a difference of seeds"
+        yield f"  means, second - first: {apart:+.3g}, {said}"

@@ -1,0 +1,108 @@
+"""What must be equal to the letter in two arms: who is in each step and how they look, rates, parameter groups, dtypes,
+what requires gradients, train flags."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sameday.verify.trace import Record, Trace
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where the arms part: in which step, at what, and how far. An `exact` one is no matter of rounding."""
+
+    step: int | None
+    what: str
+    name: str
+    text: str
+    exact: bool = False
+
+    def __str__(self) -> str:
+        when = "before the first step" if self.step == 0 else f"step {self.step}" if self.step else "over all steps"
+        return f"{when}, {self.what}: {self.name}: {self.text}"
+
+
+def _exact(step: int, what: str, name: str, text: str) -> Difference:
+    return Difference(step, what, name, text, exact=True)
+
+
+def structure(plan: Trace, plain: Trace) -> Iterator[Difference]:
+    """Everything that must be equal to the letter."""
+    for name in plan.start.keys() | plain.start.keys():
+        if name not in plan.start or name not in plain.start or not torch.equal(plan.start[name], plain.start[name]):
+            yield _exact(0, "starting weights", name, "not the same")
+            break
+    for part in (1, 2):
+        here, there = plan.structure(part), plain.structure(part)
+        for name in sorted(here["parameters"].keys() | there["parameters"].keys()):
+            a, b = here["parameters"].get(name), there["parameters"].get(name)
+            if a != b:
+                words = ("dtype", "requires a gradient", "shape")
+                pairs = zip(words, a or ("none",) * 3, b or ("none",) * 3, strict=True)
+                said = ", ".join(f"{word}: {x}, not {y}" for word, x, y in pairs if x != y)
+                yield _exact(0, "parameters", name, said)
+                break
+        odd = sorted(set(here["in training"]) ^ set(there["in training"]))
+        if odd:
+            yield _exact(0, "train flags", odd[0] or "the model", f"{len(odd)} modules differ")
+    for record in plan.records:
+        yield from _step(record, plain)
+    for step in sorted(plain.last.keys() ^ plan.last.keys()):
+        yield _exact(step, "steps", f"step {step}", "only one of the arms did it")
+
+
+def _step(record: Record, plain: Trace) -> Iterator[Difference]:
+    if record.step not in plain.last:
+        return
+    here, there = record.facts, plain.last[record.step].facts
+    again = " (after the resume)" if record.part == 2 else ""
+    if here["order"] != there["order"]:
+        yield _exact(record.step, "samples" + again, *_odd(here["order"], there["order"]))
+        return
+    a, b = ({seen["id"]: seen for seen in facts["samples"]} for facts in (here, there))
+    counts = [len(facts["samples"]) for facts in (here, there)]
+    if counts[0] != counts[1] or a.keys() != b.keys():
+        ids = [[f"sample {seen['id']}" for seen in facts["samples"]] for facts in (here, there)]
+        yield _exact(record.step, "samples in the micro-batches" + again, *_odd(*ids))
+        return
+    for key in a:
+        for what in ("tokens", "targets"):
+            if a[key][what] != b[key][what]:
+                text = f"{a[key][what]}, not {b[key][what]}"
+                yield _exact(record.step, f"number of {what}" + again, f"sample {key}", text)
+                return
+        odd = [what for what in a[key]["digests"] if a[key]["digests"][what] != b[key]["digests"][what]]
+        if odd:
+            yield _exact(record.step, " and ".join(odd) + again, f"sample {key}", "not the same")
+            return
+    if here["divided by"] != there["divided by"]:
+        text = f"{here['divided by']}, not {there['divided by']}"
+        yield _exact(record.step, "loss divided by" + again, "the step", text)
+    yield from _groups(record.step, here["groups"], there["groups"], again)
+
+
+def _odd(here: list[str], there: list[str]) -> tuple[str, str]:
+    for i in range(max(len(here), len(there))):
+        a = here[i] if i < len(here) else "nothing"
+        b = there[i] if i < len(there) else "nothing"
+        if a != b:
+            return a, f"where {b} is expected ({len(here)} samples, expected {len(there)})"
+    raise AssertionError("the lists are equal")
+
+
+def _groups(step: int, here: list[Any], there: list[Any], again: str) -> Iterator[Difference]:
+    a, b = ({name: group for group in groups for name in group["names"]} for groups in (here, there))
+    for name in sorted(a.keys() | b.keys()):
+        if name not in a or name not in b:
+            yield _exact(step, "parameter groups" + again, name, "only one of the arms updates it")
+            return
+        for what in ("lr", "weight_decay", "betas", "eps"):
+            if a[name][what] != b[name][what]:
+                label = "learning rate" if what == "lr" else f"parameter groups, {what}"
+                yield _exact(step, label + again, name, f"{a[name][what]}, not {b[name][what]}")
+                return

@@ -1,0 +1,210 @@
+"""What one arm of a comparison leaves behind: who was in each step and how they looked, rates and parameter groups,
+gradients as they reach the optimizer, weights after it. Everything is watched from outside; the loop knows nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from sameday.hardware.ranks import Ranks
+from sameday.kernels.dropout import dropouts
+from sameday.spec.errors import EXIT_OUT_OF_MEMORY, RunStopped
+
+Tensors = Mapping[str, Tensor]
+STEPS, STRUCTURE, VALIDATION = "steps.jsonl", "structure.json", "validation.jsonl"
+
+
+class Witness:
+    """Shows the loop a task's own face and writes down what passes. Dropout is silent in training, since its masks
+    are another draw in some plans; validation meets it as training would leave it.
+
+    `dies_in` is the step (from 0) in whose first micro-batch `die` is called: a kill comes in the middle of things."""
+
+    def __init__(
+        self, task: Any, folder: Path, ranks: Ranks, dies_in: int | None = None, die: Callable[[], None] | None = None
+    ) -> None:
+        self._task, self._folder, self._ranks = task, folder, ranks
+        self._dies_in, self._die = dies_in, die
+        self._silent = dropouts(task.module())
+        self._names = {id(p): name for name, p in task.trained().items()}
+        self._samples: list[dict[str, Any]] = []
+        self._step = -1
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._task, name)
+
+    def unwatched(self) -> Any:
+        """The task itself, with dropout silent, for what is computed beside the loop."""
+        return self._task
+
+    # What the loop calls
+
+    def training(self, on: bool) -> None:
+        self._task.training(on)
+        self._note_structure()
+        self._hush()
+
+    def loss_sum(self, batch: Any, step: int) -> tuple[Tensor, Tensor]:
+        self._step = step
+        self._samples += [asdict(seen) for seen in self._task.seen(batch)]
+        if step == self._dies_in and self._die is not None:
+            self._die()
+        result: tuple[Tensor, Tensor] = self._task.loss_sum(batch, step)
+        return result
+
+    def evaluate(self, split: str, ranks: Ranks, budget: int | None = None) -> dict[str, float]:
+        for layer in self._silent:
+            layer.train(True)
+        scores: dict[str, float] = self._task.evaluate(split, ranks, budget)
+        self._note_structure()
+        self._hush()
+        self._append(VALIDATION, {"step": self._step + 1, "split": split, **scores})
+        return scores
+
+    def smaller_budget(self, _step: int, _budget: int | None, _ranks: Ranks) -> None:
+        raise RunStopped(
+            "out of memory: a comparison does not lower plan.token_budget by itself; set a smaller one",
+            EXIT_OUT_OF_MEMORY,
+        )
+
+    # What the optimizer does
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        hooks = [register_optimizer_step_pre_hook(self._before), register_optimizer_step_post_hook(self._after)]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _before(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        everyone = [seen for part in self._ranks.gather(self._samples) for seen in part]
+        self._samples = []
+        if not self._ranks.first:
+            return
+        groups = [
+            {**{k: group[k] for k in ("lr", "weight_decay", "betas", "eps")}, "names": self._named(group["params"])}
+            for group in optimizer.param_groups
+        ]
+        ids = self._task.step_ids(self._step)
+        record = {
+            "step": self._step + 1,
+            "order": self._task.names(ids),
+            "divided by": self._task.count(ids),
+            "samples": sorted(everyone, key=lambda seen: (seen["id"], sorted(seen["digests"].items()))),
+            "groups": groups,
+        }
+        self._append(STEPS, record)
+        self._save("gradient", {name: p.grad for name, p in self._task.trained().items() if p.grad is not None})
+
+    def _after(self, _optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        if self._ranks.first:
+            self._save("weights", dict(self._task.trained()))
+
+    # Writing
+
+    def _note_structure(self) -> None:
+        module = self._task.module()
+        structure = {
+            "parameters": {n: [str(p.dtype), p.requires_grad, list(p.shape)] for n, p in module.named_parameters()},
+            "in training": sorted(name for name, m in module.named_modules() if m.training),
+        }
+        if self._ranks.first:
+            (self._folder / STRUCTURE).write_text(json.dumps(structure))
+
+    def _hush(self) -> None:
+        for layer in self._silent:
+            layer.train(False)
+
+    def _named(self, parameters: list[Tensor]) -> list[str]:
+        return sorted(self._names.get(id(p), "a parameter that is not trained") for p in parameters)
+
+    def _append(self, name: str, record: dict[str, Any]) -> None:
+        if self._ranks.first:
+            with (self._folder / name).open("a") as file:
+                file.write(json.dumps(record) + "\n")
+
+    def _save(self, what: str, tensors: dict[str, Tensor]) -> None:
+        save_tensors(self._folder / f"{what}-{self._step + 1:06d}.safetensors", tensors)
+
+
+def save_tensors(path: Path, tensors: dict[str, Any]) -> None:
+    save_file({name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}, path)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One step as one process did it."""
+
+    part: int
+    step: int
+    facts: dict[str, Any]
+    loss: float
+    norm: float
+    gradient: Path
+    weights: Path
+
+
+class Trace:
+    """An arm's folder, read back."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @cached_property
+    def start(self) -> Tensors:
+        return load_file(self.path / "part-1" / "start.safetensors")
+
+    @cached_property
+    def fixed_losses(self) -> list[float]:
+        return list(json.loads((self.path / "part-1" / "fixed.json").read_text()))
+
+    def fixed(self, step: int) -> Tensors:
+        return load_file(self.path / "part-1" / f"fixed-{step:06d}.safetensors")
+
+    @cached_property
+    def records(self) -> list[Record]:
+        """In the order they were done: a resumed process may go through a step again."""
+        found = []
+        for part in (1, 2):
+            folder = self.path / f"part-{part}"
+            metrics = {r["step"]: r for r in _lines(folder / "metrics.jsonl") if "split" not in r}
+            for facts in _lines(folder / STEPS):
+                step = facts["step"]
+                kept = metrics.get(step, {"loss": math.nan, "grad_norm": math.nan})
+                files = (folder / f"{what}-{step:06d}.safetensors" for what in ("gradient", "weights"))
+                found.append(Record(part, step, facts, kept["loss"], kept["grad_norm"], *files))
+        return found
+
+    @cached_property
+    def last(self) -> dict[int, Record]:
+        """What stands at the end: each step as it was done last."""
+        return {record.step: record for record in self.records}
+
+    @cached_property
+    def validation(self) -> dict[int, dict[str, Any]]:
+        return {r["step"]: r for part in (1, 2) for r in _lines(self.path / f"part-{part}" / VALIDATION)}
+
+    def structure(self, part: int) -> dict[str, Any]:
+        return dict(json.loads((self.path / f"part-{part}" / STRUCTURE).read_text()))
+
+    @property
+    def resumed_from(self) -> int:
+        return min(record.step for record in self.records if record.part == 2) - 1
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

@@ -1,0 +1,62 @@
+"""Equivalent plans over seeds: how far apart they are, and whether any of them raises an alarm. The limits of
+`sameday verify` are set by what this prints."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import worlds
+from arms import Stage
+
+from sameday.spec.plan import Plan
+from sameday.verify.compare import Comparison
+from sameday.verify.limits import LIMITS
+from sameday.verify.trials import trial_plans
+
+SEEDS, PLANS_EACH = 10, 10
+RECIPES: list[dict[str, Any]] = [
+    {"order": "by_image", "loss_weight": "sample"},
+    {"loss_weight": "token", "weight_decay": 0.1},
+    {"order": "by_image", "train": "all", "learning_rate": 1e-4},
+    {"train": "all", "train_vision": True, "loss_weight": "sample", "learning_rate": 3e-4},
+    {"order": "by_image", "lora": {"r": 8, "alpha": 16}, "max_grad_norm": 0.5, "warmup_steps": 100},
+]
+"""What differs from seed to seed besides the seed."""
+
+
+def stage(root: Path, seed: int, precision: str) -> Stage:
+    """A world, a model and a recipe of this seed, small enough for bf16 on a CPU that has none."""
+    home = worlds.write_world(
+        root / "world", seed, (4, 3, 1, 4), hard=precision == "float32", sizes=((48, 32), (32, 64))
+    )
+    family = ("qwen3_vl", "qwen2_5_vl")[seed % 2]
+    layers = {"num_hidden_layers": 2}
+    model = worlds.write_tiny(root / "model", family, text=layers, seed=seed)
+    return Stage(
+        root, home, worlds.tiny_recipe(model, effective_batch=4, seed=seed, precision=precision, **RECIPES[seed % 5])
+    )
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_equivalent_plans_raise_no_alarm(tmp_path: Path, precision: str) -> None:
+    alarms, largest, count = [], Comparison(precision), 0
+    for seed in range(SEEDS):
+        here = stage(tmp_path / str(seed), seed, precision)
+        plans = [p for p in trial_plans("cpu", 40, precision) if p.compile == "none"]
+        more = [p.model_copy(update={"compile": "none"}) for p in trial_plans("cpu", 40, precision)]
+        for plan in random.Random(seed).sample(plans + more, PLANS_EACH):
+            found = here.compare(Plan.model_validate(plan.model_dump()))
+            count += 1
+            for measure, value in found.worst.items():
+                largest.note(measure, value, f"seed {seed} {found.names[measure]}")
+            alarms += [f"seed {seed}, {plan}: {difference}" for difference in found.differences]
+        print(f"{precision}: seed {seed}, {count} comparisons, {len(alarms)} alarms", flush=True)
+    print(f"\n{precision}: {count} comparisons, {len(alarms)} false alarms; the largest of each measure:")
+    for measure, value in largest.worst.items():
+        print(f"  {measure:20s} {value:9.2e}  {largest.names[measure]}")
+    print(f"limits: {LIMITS}")
+    assert count == SEEDS * PLANS_EACH and not alarms, "\n".join(alarms)
