@@ -56,3 +56,13 @@ def test_split_is_the_dense_rule(groups: list[tuple[int, list[int]]], alone: lis
     dense = F.scaled_dot_product_attention(*heads, attn_mask=visible(group, branch), scale=0.5)[0].transpose(0, 1)
     for a, b in zip((found, *found_gradients), (dense, *torch.autograd.grad(dense, (q, k, v), grad)), strict=True):
         assert torch.allclose(a, b, rtol=1e-11, atol=1e-12)
+
+
+def test_autocast_does_not_reach_inside() -> None:
+    """Scores are float32 in half precision too; taken back to bf16 they would not fit what the backward computes."""
+    segments, *_ = row([(5, [3, 4]), (2, [1, 2])], [4])
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(21, heads, 8, generator=generator).bfloat16() for heads in (4, 2, 2))
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = shared_prefix_attention(q, k, v, segments, 0.5)
+    assert torch.equal(inside, shared_prefix_attention(q, k, v, segments, 0.5))

@@ -166,7 +166,8 @@ def _call(
     for a, b in _pairs(cu_q, cu_k):
         scores = _scores(q[a], k[b], causal, scale)
         lse[:, a] = scores.logsumexp(-1)
-        out[a] = (scores.softmax(-1) @ _heads(v[b], q)).transpose(0, 1)
+        with torch.autocast(q.device.type, enabled=False):
+            out[a] = (scores.softmax(-1) @ _heads(v[b], q)).transpose(0, 1)
     return out, lse
 
 
@@ -218,7 +219,8 @@ def _heads(x: Tensor, q: Tensor) -> Tensor:
 
 
 def _scores(q: Tensor, k: Tensor, causal: bool, scale: float) -> Tensor:
-    scores = _heads(q, q) @ _heads(k, q).transpose(1, 2) * scale
+    with torch.autocast(q.device.type, enabled=False):  # it would take the product back to half precision
+        scores = _heads(q, q) @ _heads(k, q).transpose(1, 2) * scale
     if causal:
         scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), float("-inf"))
     return scores
