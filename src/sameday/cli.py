@@ -71,7 +71,7 @@ def evaluate(
 @app.command()
 def verify(
     what: Annotated[list[Path], typer.Argument(help="A recipe (YAML), or two finished runs of one recipe.")],
-    plan: Annotated[Path | None, typer.Option(help="The plan to judge (YAML).")] = None,
+    plan: Annotated[Path | None, typer.Option(help="The plan to judge (YAML). Default: as `train` chooses it.")] = None,
     against: Annotated[
         Path | None, typer.Option(help="The plan it must equal. Default: plain, one question at a time.")
     ] = None,

@@ -76,9 +76,13 @@ def choose_plan(recipe: Recipe, machine: Machine, config: Any, ranks: int) -> tu
 
 def _spare(recipe: Recipe, machine: Machine, text: Any) -> float:
     """Bytes left for activations: nine tenths of the memory less the weights, gradients and optimizer state."""
-    heads = text.num_attention_heads * (getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
-    layer = text.hidden_size * (3 * text.intermediate_size + 4 * heads)
-    weights = text.num_hidden_layers * layer + 2 * text.vocab_size * text.hidden_size
     half = recipe.precision == "bf16" and recipe.train == "lora"
     each = (2 if half else 4) + (12 if recipe.train == "all" else 0)
-    return 0.9 * machine.memory - weights * each
+    return 0.9 * machine.memory - language_weights(text) * each
+
+
+def language_weights(text: Any) -> int:
+    """About how many parameters a language model of this configuration has."""
+    heads = text.num_attention_heads * (getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
+    layer = text.hidden_size * (3 * text.intermediate_size + 4 * heads)
+    return int(text.num_hidden_layers * layer + 2 * text.vocab_size * text.hidden_size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ def train(
             raise RunStopped(f"step {start} of {total} is done already; run again without --stop-after", EXIT_STOPPED)
         task.training(True)
         step, scores, budget = start, {}, None
-        batches = held.enter_context(_steps(task, plan, step, total, budget, ranks))
+        batches = held.enter_context(closing(batches_of_steps(task, plan, step, total, budget, ranks)))
         while step < total:
             began = time.perf_counter()
             ids = task.step_ids(step)
@@ -67,7 +67,7 @@ def train(
                 budget = smaller
                 torch.cuda.empty_cache()
                 held.close()
-                batches = held.enter_context(_steps(task, plan, step, total, budget, ranks))
+                batches = held.enter_context(closing(batches_of_steps(task, plan, step, total, budget, ranks)))
                 continue
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 raise RunStopped(_diverged(task, gradients, step, loss, norm, ranks), EXIT_DIVERGED)
@@ -121,15 +121,16 @@ def _resume(
     return found.step, found.state["best"]
 
 
-def _steps(task: Task, plan: Plan, first: int, last: int, budget: int | None, ranks: Ranks) -> Any:
-    made = stream(
+def batches_of_steps(
+    task: Task, plan: Plan, first: int, last: int, budget: int | None, ranks: Ranks
+) -> Generator[Iterable[Any], None, None]:
+    return stream(
         range(first, last),
         lambda step: task.batches(step, budget, ranks),
         workers=plan.workers,
         prefetch=plan.prefetch,
         pin_memory=plan.pin_memory and task.device.type == "cuda",
     )
-    return closing(made)
 
 
 def accumulate(task: Task, plan: Plan, batches: Iterable[Any], gradients: Gradients, step: int, scale: float) -> None:

@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -87,6 +87,7 @@ def run_part(job: Job, part: int, die: Callable[[], None], plant: Plant | None =
 
             witness = Witness(task, folder, ranks, job.dies_in if part == 1 else None, killed)
             if part == 1:
+                _check_disk(job, task)
                 save_tensors(folder / "start.safetensors", task.trained())
                 _fixed_gradients(witness, job, ranks, folder)
             if not job.trajectory:
@@ -148,7 +149,7 @@ def start_weights(task: Any, rounded: bool) -> None:
 
 def _fixed_gradients(task: Any, job: Job, ranks: Any, folder: Path) -> None:
     """Each step's gradient, before clipping, with the weights left as they are."""
-    from sameday.train.loop import accumulate
+    from sameday.train.loop import accumulate, batches_of_steps
     from sameday.train.optim import Gradients
     from sameday.verify.trace import save_tensors
 
@@ -156,20 +157,31 @@ def _fixed_gradients(task: Any, job: Job, ranks: Any, folder: Path) -> None:
     gradients = Gradients(trained)
     task.training(True)
     losses = []
-    for step in range(job.steps):
-        gradients.zero()
-        batches = task.batches(step, None, ranks)
-        accumulate(task.unwatched(), job.plan, batches, gradients, step, 1 / task.count(task.step_ids(step)))
-        ranks.sum_(gradients.buffer)
-        loss, out_of_memory, _ = gradients.tail.tolist()
-        if out_of_memory:
-            task.smaller_budget(step, None, ranks)
-        losses.append(loss)
-        if ranks.first:
-            grads = {name: parameter.grad for name, parameter in trained.items()}
-            save_tensors(folder / f"fixed-{step + 1:06d}.safetensors", grads)
+    with closing(batches_of_steps(task, job.plan, 0, job.steps, None, ranks)) as made:
+        for step, batches in enumerate(made):
+            gradients.zero()
+            accumulate(task.unwatched(), job.plan, batches, gradients, step, 1 / task.count(task.step_ids(step)))
+            ranks.sum_(gradients.buffer)
+            loss, out_of_memory, _ = gradients.tail.tolist()
+            if out_of_memory:
+                task.smaller_budget(step, None, ranks)
+            losses.append(loss)
+            if ranks.first:
+                grads = {name: parameter.grad for name, parameter in trained.items()}
+                save_tensors(folder / f"fixed-{step + 1:06d}.safetensors", grads)
     if ranks.first:
         (folder / "fixed.json").write_text(json.dumps(losses))
+
+
+def _check_disk(job: Job, task: Any) -> None:
+    """Every step's gradient and weights are kept, and those of the other arms beside them."""
+    each = 4 * sum(parameter.numel() for parameter in task.trained().values())
+    need, free = each * job.steps * 4, shutil.disk_usage(job.out).free
+    if need > free:
+        raise BadInput(
+            f"{job.out}: an arm of {job.steps} steps keeps about {need / 2**30:.1f} GiB here, and {free / 2**30:.1f} "
+            "are free; set TMPDIR to a larger disk, or ask for fewer --steps (at least 4)"
+        )
 
 
 def _quiet(_text: str) -> None:

@@ -119,6 +119,8 @@ def _against_reference(found: Comparison, plan: Trace, plain: Trace, reference: 
 
 def _judge(sums: Tensor) -> dict[str, float]:
     off_plan, off_plain, on_plan, on_plain, size = sums.tolist()
+    if not size:  # a tensor that takes no part
+        return {"R": math.inf if off_plan else 1.0, "slope": 1.0, "plain slope": 1.0, "error": 0.0, "off": 0.0}
     error = math.sqrt(off_plain / size)
     slopes = on_plan / size, on_plain / size
     return {

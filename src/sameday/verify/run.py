@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from sameday.spec.errors import EXIT_OUT_OF_MEMORY, BadInput
 from sameday.spec.load import load_plan, load_recipe, split_sets
 from sameday.spec.plan import Plan, claims
 from sameday.spec.recipe import Recipe
+from sameday.train.launch import automatic_plan, model_config
 from sameday.verify.arm import DIED, Job
 from sameday.verify.report import Report
 
@@ -62,15 +64,17 @@ def verify_plan(
 ) -> Report:
     recipe_sets, plan_sets = split_sets(sets)
     recipe, home = load_recipe(recipe_path, recipe_sets), recipe_path.resolve().parent
-    if plan_path is None and not plan_sets:
-        raise BadInput("verify needs the plan that is to be judged: --plan PLAN, or --set plan.FIELD=VALUE")
-    plan = load_plan(plan_path, plan_sets)
-    against = load_plan(against_path, ()) if against_path is not None else plain_beside(plan)
     trial = make_trial(recipe, steps, precision)
-    names = (str(plan_path or "the plain plan with --set"), str(against_path or "plain: one question at a time"))
+    if plan_path is not None:
+        plan = load_plan(plan_path, plan_sets)
+    else:
+        plan, reasons = automatic_plan(recipe, model_config(recipe, home), plan_sets, ranks)
+        for name, why in reasons.items():
+            say(f"plan.{name}: {getattr(plan, name)}, because {why}")
+    against = load_plan(against_path, ()) if against_path is not None else plain_beside(plan)
+    names = (str(plan_path or "chosen for this machine"), str(against_path or "plain: one question at a time"))
     folder = Path(tempfile.mkdtemp(prefix="sameday-verify-"))
     began = time.perf_counter()
-    # Here, not in the arms: a plan that cannot run is told at once.
     arms = {"plan": plan, "against": against}
     jobs = {
         n: Job(trial.recipe, trial.plan(p), home, folder / n, steps, trial.few, trial.dies_in) for n, p in arms.items()
@@ -79,8 +83,13 @@ def verify_plan(
     if judged:
         jobs = {name: replace(job, rounded=True) for name, job in jobs.items()}
         jobs["reference"] = reference_job(jobs["against"], folder / "reference")
-    for name, job in jobs.items():
-        run_arm(job, name, say, ranks if name == "plan" else 1)
+    lanes = [[name for name in jobs if name != "against"], ["against"]]
+    if not room_for_two(recipe, home, plan):
+        lanes = [list(jobs)]
+    with ThreadPoolExecutor(len(lanes)) as pool:
+        done = [pool.submit(run_arms, {name: jobs[name] for name in lane}, say, ranks) for lane in lanes]
+    for lane_done in done:
+        lane_done.result()
 
     from sameday.verify.compare import Trace, compare
 
@@ -101,6 +110,16 @@ def verify_plan(
     )
     shutil.rmtree(folder)
     return report
+
+
+def room_for_two(recipe: Recipe, home: Path, plan: Plan) -> bool:
+    """Whether two arms fit on the GPU side by side: the reference takes twice the weights in float32 and about as
+    much for activations, another arm the weights and activations. On a CPU they would only wait for each other."""
+    from sameday.hardware.choose import language_weights
+    from sameday.hardware.machine import device_kind, look
+
+    kind = device_kind(plan)
+    return kind == "cuda" and look(kind).memory > 5 * 2 * language_weights(model_config(recipe, home).text_config)
 
 
 def plain_beside(plan: Plan) -> Plan:
@@ -124,6 +143,11 @@ def changed_fields(plan: Plan, against: Plan, dropout: bool) -> dict[str, tuple[
 
 def dropout_of(recipe: Recipe) -> float:
     return recipe.lora.dropout if recipe.train == "lora" else 0.0
+
+
+def run_arms(jobs: dict[str, Job], say: Say, ranks: int) -> None:
+    for name, job in jobs.items():
+        run_arm(job, name, say, ranks if name == "plan" else 1)
 
 
 def run_arm(job: Job, name: str, say: Say, ranks: int = 1) -> None:

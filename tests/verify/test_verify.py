@@ -1,0 +1,112 @@
+"""`sameday verify` as a user types it: real processes, a real kill, the verdict on standard output."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import worlds
+
+from sameday.spec.load import dump_yaml
+from sameday.spec.plan import Plan
+from sameday.verify.limits import LIMITS
+
+SHARED = Plan(share_images=True, packing=True, max_questions=None, attention="split", label_only_logits=True)
+BUG = """
+import sys
+if "sameday.verify.arm" in sys.orig_argv:
+    import sameday.data.layout as layout
+    whole = layout.rope_positions
+    def faulty(encoded, merge_size):
+        positions = whole(encoded, merge_size)
+        positions[:, encoded.prefix:] += WHEN
+        return positions
+    layout.rope_positions = faulty
+"""
+"""Loaded by Python itself at its start: the installed package has a bug, and nobody told the verifier."""
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("verify")
+    worlds.write_world(folder, 3, (5, 3, 2), hard=False, sizes=((48, 32), (32, 64)))
+    model = worlds.write_tiny(folder / "model", text={"num_hidden_layers": 2})
+    lora = {"r": 4, "alpha": 8, "dropout": 0.1}
+    for precision in ("float32", "bf16"):
+        made = worlds.tiny_recipe(model, order="by_image", effective_batch=4, lora=lora, precision=precision)
+        (folder / f"{precision}.yaml").write_text(dump_yaml(made))
+    (folder / "shared.yaml").write_text(dump_yaml(SHARED))
+    return folder
+
+
+def verify(folder: Path, *words: str, code: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "sameday", "verify", *words]
+    there = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"} | environment
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=there, check=False)
+    assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
+    lines = done.stdout.splitlines()
+    assert len(lines) <= 40 and all(len(line) <= 100 for line in lines), done.stdout
+    return done
+
+
+def test_a_plan_that_shares_images(world: Path) -> None:
+    done = verify(world, "float32.yaml", "--plan", "shared.yaml", "--steps", "4", "--json", "shared.json")
+    for words in (
+        "statistical: the same mathematics with dropout off",
+        "plan        shared.yaml",
+        "against     plain: one question at a time",
+        "share_images false -> true (statistical)",
+        "precision float32",
+        "steps       4,",
+        "killed in step 4, resumed from step 2",
+        "compared with it off; the recipe has 0.1",
+        f"limit {LIMITS.gradient:.0e}",
+        "structure   equal",
+    ):
+        assert words in " ".join(done.stdout.split()) or words in done.stdout, (words, done.stdout)
+    found = json.loads((world / "shared.json").read_text())
+    assert found["verdict"] == "statistical" and not found["differences"]
+    assert 0 < found["largest"]["gradient"] < LIMITS.gradient
+    assert "against: resumed to the end" in done.stderr
+
+
+def test_bf16_is_judged_against_float32(world: Path) -> None:
+    done = verify(world, "bf16.yaml", "--plan", "shared.yaml", "--steps", "4", "--set", "recipe.lora.dropout=0.0")
+    assert done.stdout.startswith("rounding: the same mathematics, in another order of rounding")
+    for words in ("against a float32 reference", "R ", f"{LIMITS.ratio_all:.2f}", "slope", "v_proj.lora_A", "limits:"):
+        assert words in done.stdout, (words, done.stdout)
+
+
+def test_a_bug_in_the_installed_package_is_found(world: Path, tmp_path: Path) -> None:
+    """Only rows with a shared prefix are affected: what the plain plan lays out stays right."""
+    (tmp_path / "sitecustomize.py").write_text(
+        BUG.replace("WHEN", "2 * (len(sys.argv) > 1 and '/plan/' in sys.argv[1])")
+    )
+    done = verify(world, "float32.yaml", "--plan", "shared.yaml", "--steps", "4", code=1, PYTHONPATH=str(tmp_path))
+    assert done.stdout.startswith("different: NOT the same model")
+    assert "first       step 1, positions: sample" in done.stdout
+    assert "NOT equal" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("float32.yaml", "--plan", "none.yaml"), "none.yaml: no such file"),
+        (("float32.yaml", "--plan", "shared.yaml", "--steps", "3"), "--steps 3: two epochs"),
+        (("float32.yaml", "--recipes"), "--recipes compares finished runs"),
+        ((".", "images", "model"), "3 folders: give one recipe, two finished runs"),
+        ((".", "images", "--plan", "shared.yaml"), "--plan: belong to `verify RECIPE`"),
+    ],
+)
+def test_what_cannot_be_compared(world: Path, words: tuple[str, ...], said: str) -> None:
+    assert said in verify(world, *words, code=2).stderr
+
+
+def test_an_arm_that_fails(world: Path) -> None:
+    """The reason comes with the exit code, not a traceback of the parent alone."""
+    done = verify(world, "float32.yaml", "--plan", "shared.yaml", "--set", "plan.packing=false", code=2)
+    assert "attention split is for packed rows" in done.stderr
