@@ -1,4 +1,6 @@
-"""How far two arms may be apart. Every limit lies above what equivalent plans were measured to give."""
+"""How far two arms may be apart. Every limit lies above what equivalent plans were measured to give: in float32 about
+ten times as far as the furthest of 100 comparisons (`make soak`), in bf16 above the furthest of 100 on a CPU and of 20
+with a model of 2.0 B parameters on an H200 (`bench/verify.py alarms`), where few answers make R uncertain."""
 
 from __future__ import annotations
 
