@@ -61,7 +61,7 @@ def test_a_plan_that_shares_images(world: Path) -> None:
         "against     plain: one question at a time",
         "share_images false -> true (statistical)",
         "precision float32",
-        "steps       4,",
+        "steps 4 of 4, 2, 4, 2 questions, over an epoch's end and a partial batch",
         "killed in step 4, resumed from step 2",
         "compared with it off; the recipe has 0.1",
         f"limit {LIMITS.gradient:.0e}",

@@ -28,7 +28,7 @@ class Report:
     fields: dict[str, tuple[Any, Any, str]]
     precision: str
     steps: int
-    questions: int
+    sizes: tuple[int, ...]
     killed_in: int
     resumed_from: int
     ranks: int
@@ -78,8 +78,9 @@ class Report:
             *self._fields(),
             *_wrapped(
                 "steps",
-                f"{self.steps}, {self.questions} questions in all: an epoch's end and a partial batch crossed, killed "
-                f"in step {self.killed_in}, resumed from step {self.resumed_from}" + self._ranked(),
+                f"{self.steps} of {', '.join(map(str, self.sizes))} questions, over an epoch's end"
+                f"{' and a partial batch' if min(self.sizes) < self.recipe.effective_batch else ''}, killed in step "
+                f"{self.killed_in}, resumed from step {self.resumed_from}" + self._ranked(),
             ),
         ]
         if self.dropout:

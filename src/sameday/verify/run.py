@@ -101,7 +101,7 @@ def verify_plan(
         fields=changed_fields(plan, against, dropout_of(recipe) > 0),
         precision=trial.recipe.precision,
         steps=steps,
-        questions=sum(len(r.facts["order"]) for r in traces["against"].last.values()),
+        sizes=tuple(len(record.facts["order"]) for _, record in sorted(traces["against"].last.items())),
         killed_in=trial.dies_in + 1,
         resumed_from=traces["plan"].resumed_from,
         ranks=ranks,

@@ -1,0 +1,97 @@
+"""The verdict says what was compared, by which limits, and where the arms part, in 40 lines of 100 columns."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sameday.spec.plan import Plan
+from sameday.spec.recipe import Recipe
+from sameday.verify.compare import Comparison
+from sameday.verify.limits import LIMITS
+from sameday.verify.report import HEIGHT, WIDTH, WORDS, Report
+from sameday.verify.run import changed_fields
+from sameday.verify.structure import Difference
+
+TENSOR = "base_model.model.model.language_model.layers.{}.self_attn.q_proj.lora_A.default.weight"
+TRAINED = {"loss": 1e-7, "trained gradient": 1e-6, "trained update": 1e-6, "validation": 1e-7, "replay": 1e-7}
+FAST = Plan(share_images=True, packing=True, max_questions=None, environment={"A": "b" * 200})
+
+
+def found(half: bool, kinds: int = 3, differences: int = 0) -> Comparison:
+    result = Comparison("bf16" if half else "float32", bitwise=False)
+    if half:
+        one = {"R": 1.02, "slope": 0.998, "plain slope": 0.997, "error": 0.02, "off": 0.05}
+        result.groups = {"all": one, **{f"{'long.' * (i % 9)}kind_{i}": one for i in range(kinds)}}
+        result.worst = {"ratio_all": 1.02, "ratio_group": 1.1, "ratio_tensor": 1.4, "slope": 0.05, **TRAINED}
+    else:
+        result.worst = {"gradient": 2e-6, "tensor": 3e-6, **TRAINED}
+    result.names = dict.fromkeys(result.worst, TENSOR.format(7))
+    result.differences = [Difference(3 + i, "gradient", TENSOR.format(i), "R 2.00 (1.2)") for i in range(differences)]
+    return result
+
+
+def report(comparison: Comparison, **changes: Any) -> Report:
+    recipe = Recipe.model_validate({"name": "mine", "model": "m", "data": {"train": "t"}, "lora": {"dropout": 0.1}})
+    fields: dict[str, Any] = {
+        "recipe": recipe,
+        "names": ("fast.yaml", "plain.yaml"),
+        "fields": changed_fields(FAST, Plan(), dropout=True),
+        "precision": comparison.precision,
+        "steps": 8,
+        "sizes": (16, 16, 16, 8) * 2,
+        "killed_in": 6,
+        "resumed_from": 4,
+        "ranks": 1,
+        "found": comparison,
+        "seconds": 12.0,
+    }
+    return Report(**(fields | changes))
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("differences", [0, 1, 9])
+def test_it_names_what_was_compared(half: bool, differences: int) -> None:
+    made = report(found(half, differences=differences))
+    text = " ".join(" ".join(made.lines()).split())
+    for words in (
+        *("plan fast.yaml", "against plain.yaml", "steps 8 of 16, 16, 16, 8,", made.recipe.fingerprint),
+        *("share_images false -> true (statistical)", "dropout compared with it off; the recipe has 0.1"),
+        f"precision {'bf16' if half else 'float32'}",
+        *((" R limit slope", f"1.020 {LIMITS.ratio_all:.2f}") if half else (f"(limit {LIMITS.gradient:.0e})",)),
+        *((f"step 3, gradient: {TENSOR.format(0)}",) if differences else ("no difference beyond a limit",)),
+    ):
+        assert words in text, (words, text)
+    verdict = "different" if differences else "statistical"
+    assert made.verdict == verdict and made.lines()[0] == f"{verdict}: {WORDS[verdict]}"
+    assert made.exit_code == (1 if differences else 0)
+    assert json.loads(json.dumps(made.as_json()))["verdict"] == verdict
+
+
+@pytest.mark.parametrize(("bitwise", "dropout", "verdict"), [(True, 0.0, "bitwise"), (False, 0.0, "rounding")])
+def test_the_milder_verdicts(bitwise: bool, dropout: float, verdict: str) -> None:
+    comparison = found(half=False)
+    comparison.bitwise = bitwise
+    made = report(comparison)
+    recipe = made.recipe.model_copy(update={"lora": made.recipe.lora.model_copy(update={"dropout": dropout})})
+    assert report(comparison, recipe=recipe).verdict == verdict
+
+
+@settings(max_examples=40)
+@given(
+    half=st.booleans(),
+    kinds=st.integers(0, 60),
+    differences=st.integers(0, 30),
+    name=st.text("abc/ .", min_size=1, max_size=300),
+    ranks=st.integers(1, 3),
+)
+def test_it_fits(half: bool, kinds: int, differences: int, name: str, ranks: int) -> None:
+    lines = report(found(half, kinds, differences), names=(name, name[::-1]), ranks=ranks).lines()
+    assert len(lines) <= HEIGHT == 40 and max(map(len, lines)) <= WIDTH == 100
+    text = "\n".join(lines)
+    assert ("no difference" in text) == (differences == 0)
+    assert not differences or "first       step 3, gradient" in text, "the end is never what is cut"
