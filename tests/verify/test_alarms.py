@@ -44,7 +44,8 @@ def stage(root: Path, seed: int, precision: str) -> Stage:
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 def test_equivalent_plans_raise_no_alarm(tmp_path: Path, precision: str) -> None:
     alarms, largest, count = [], Comparison(precision), 0
-    for seed in range(SEEDS):
+    first = random.randrange(100_000)  # new ones each time: limits must hold for what they were not set by
+    for seed in range(first, first + SEEDS):
         here = stage(tmp_path / str(seed), seed, precision)
         plans = [p for p in trial_plans("cpu", 40, precision) if p.compile == "none"]
         more = [p.model_copy(update={"compile": "none"}) for p in trial_plans("cpu", 40, precision)]

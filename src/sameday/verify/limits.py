@@ -50,4 +50,5 @@ class Limits:
 
 
 LIMITS = Limits()
-FALSE_ALARMS = "not yet measured"
+FALSE_ALARMS = "no false alarm in 100 comparisons of equivalent plans on a CPU: fewer than 3 in 100"
+"""`make soak`, float32 and bf16 each: none of 100 puts the rate below 3% with 95% confidence."""
