@@ -68,8 +68,9 @@ def run_part(job: Job, part: int, die: Callable[[], None], plant: Plant | None =
     from sameday.hardware.machine import device_kind, pick_device
     from sameday.hardware.ranks import Ranks
     from sameday.spec.record import RunFolder
+    from sameday.train import checkpoint
     from sameday.train.loop import train
-    from sameday.verify.trace import Witness, save_tensors
+    from sameday.verify.trace import FINAL, RESUME, Witness, save_tensors
 
     ranks = Ranks.join(device_kind(job.plan))
     opened: list[RunFolder] = []
@@ -94,12 +95,16 @@ def run_part(job: Job, part: int, die: Callable[[], None], plant: Plant | None =
                 return
             if part == 2 and ranks.first:  # before the run folder takes back what it goes through again
                 shutil.copy(job.out / "run" / "metrics.jsonl", job.out / "part-1")
+                newest = max((step for step, _ in checkpoint.steps(job.out / "run" / "checkpoints")), default=0)
+                (folder / RESUME).write_text(json.dumps(newest))
             ranks.from_first(lambda: opened.append(RunFolder.open(job.out / "run", job.recipe, job.plan, job.home)))
             run = opened[0] if opened else RunFolder(job.out / "run", job.recipe, job.plan, job.home)
             with witness.watching():
                 train(job.recipe, job.plan, witness, run, ranks)
             if ranks.first:
                 shutil.copy(run.metrics_path, folder)
+                task.restore(run.adapter)
+                save_tensors(folder / FINAL, task.trained())
     finally:
         for run in opened:
             run.close()

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import load_file
@@ -172,16 +173,33 @@ def _trajectory(found: Comparison, plan: Trace, plain: Trace, limits: Limits) ->
 
 
 def _validation(found: Comparison, plan: Trace, plain: Trace, limits: Limits) -> None:
+    """The loss by its limit, how many questions were asked exactly, and other scores but for a few questions, since
+    rounding may turn an answer that hangs in the balance."""
     limit = limits.trained(found.precision == "bf16")["validation"]
     for step in sorted(plan.validation.keys() & plain.validation.keys()):
         here, there = plan.validation[step], plain.validation[step]
         found.bitwise = found.bitwise and here == there
-        if not there.get("loss"):
+        for what, a, b in (("scores", sorted(here["scores"]), sorted(there["scores"])), *_exact_parts(here, there)):
+            if a != b:
+                found.differences.append(Difference(step, "validation", what, f"{a}, not {b}", exact=True))
+        if here["scores"].keys() != there["scores"].keys() or not there["scores"]:
             continue
-        found.note("validation", relative(here["loss"], there["loss"]))
-        if not relative(here["loss"], there["loss"]) <= limit:
-            text = f"{here['loss']:.6f}, not {there['loss']:.6f} (limit {limit:.0e} relative)"
-            found.differences.append(Difference(step, "validation", "validation loss", text))
+        asked = there["scores"]["questions"]
+        turned = 1 if found.precision == "float32" else 1 + limits.bf16_turned * asked
+        for name, b in there["scores"].items():
+            a = here["scores"][name]
+            if name == "loss":
+                found.note("validation", relative(a, b))
+            beyond = not relative(a, b) <= limit if name == "loss" else not abs(a - b) * asked <= turned
+            if beyond and name != "questions":
+                allowed = f"{limit:.0e} relative" if name == "loss" else f"{turned:.0f} questions"
+                text = f"{a:.6f}, not {b:.6f} (limit {allowed})"
+                found.differences.append(Difference(step, "validation", f"validation {name}", text))
+
+
+def _exact_parts(here: dict[str, Any], there: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    yield "questions", here["scores"].get("questions"), there["scores"].get("questions")
+    yield "modules in training mode", here["in training"], there["in training"]
 
 
 def _replayed(found: Comparison, trace: Trace, arm: str, limits: Limits) -> None:

@@ -36,6 +36,8 @@ class Limits:
     bf16_loss: float = 3e-2
     bf16_trained_gradient: float = 0.8
     bf16_update: float = 0.7
+    bf16_turned: float = 0.1
+    """bf16: share of the validation questions whose answers rounding may turn."""
 
     def trained(self, half: bool) -> dict[str, float]:
         """The limits that hold once the arms have trained, by measure."""

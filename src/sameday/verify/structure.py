@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 from sameday.verify.trace import Record, Trace
 
@@ -33,8 +34,11 @@ def _exact(step: int, what: str, name: str, text: str) -> Difference:
 
 def structure(plan: Trace, plain: Trace) -> Iterator[Difference]:
     """Everything that must be equal to the letter."""
-    for name in plan.start.keys() | plain.start.keys():
-        if name not in plan.start or name not in plain.start or not torch.equal(plan.start[name], plain.start[name]):
+    for name in sorted(plan.start.keys() ^ plain.start.keys()):
+        yield _exact(0, "trained parameters", name, "trained in only one of the arms")
+        break
+    for name in sorted(plan.start.keys() & plain.start.keys()):
+        if not torch.equal(plan.start[name], plain.start[name]):
             yield _exact(0, "starting weights", name, "not the same")
             break
     for part in (1, 2):
@@ -50,10 +54,33 @@ def structure(plan: Trace, plain: Trace) -> Iterator[Difference]:
         odd = sorted(set(here["in training"]) ^ set(there["in training"]))
         if odd:
             yield _exact(0, "train flags", odd[0] or "the model", f"{len(odd)} modules differ")
+        names = here["dropout"].keys() | there["dropout"].keys()
+        odd = sorted(name for name in names if here["dropout"].get(name) != there["dropout"].get(name))
+        if odd:
+            pair = here["dropout"].get(odd[0]), there["dropout"].get(odd[0])
+            yield _exact(0, "dropout", odd[0], f"{pair[0]}, not {pair[1]}")
     for record in plan.records:
         yield from _step(record, plain)
     for step in sorted(plain.last.keys() ^ plan.last.keys()):
         yield _exact(step, "steps", f"step {step}", "only one of the arms did it")
+    for trace in (plan, plain):
+        yield from _itself(trace)
+
+
+def _itself(trace: Trace) -> Iterator[Difference]:
+    """What an arm must agree on with itself: resume, ranks, and the files it leaves."""
+    first = min(record.step for record in trace.records if record.part == 2)
+    if first != trace.resumed_from + 1:
+        yield _exact(first, "resume", "the first step after it", f"{first}, not {trace.resumed_from + 1}")
+    for drift in trace.drift:
+        yield _exact(drift["step"], "weights of the ranks", f"rank {drift['ranks'][0]}", "not those of the first rank")
+        break
+    last = trace.last[max(trace.last)]
+    weights = load_file(last.weights)
+    for name in sorted(weights.keys() | trace.final.keys()):
+        if name not in weights or name not in trace.final or not torch.equal(weights[name], trace.final[name]):
+            yield _exact(last.step, "saved weights", name, "not what training ended with")
+            break
 
 
 def _step(record: Record, plain: Trace) -> Iterator[Difference]:

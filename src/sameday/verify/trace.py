@@ -23,6 +23,7 @@ from sameday.spec.errors import EXIT_OUT_OF_MEMORY, RunStopped
 
 Tensors = Mapping[str, Tensor]
 STEPS, STRUCTURE, VALIDATION = "steps.jsonl", "structure.json", "validation.jsonl"
+DRIFT, RESUME, FINAL = "drift.jsonl", "resume.json", "final.safetensors"
 
 
 class Witness:
@@ -67,10 +68,11 @@ class Witness:
     def evaluate(self, split: str, ranks: Ranks, budget: int | None = None) -> dict[str, float]:
         for layer in self._silent:
             layer.train(True)
-        scores: dict[str, float] = self._task.evaluate(split, ranks, budget)
+        with self._switches() as switches:
+            scores: dict[str, float] = self._task.evaluate(split, ranks, budget)
         self._note_structure()
         self._hush()
-        self._append(VALIDATION, {"step": self._step + 1, "split": split, **scores})
+        self._append(VALIDATION, {"step": self._step + 1, "scores": scores, "in training": switches})
         return scores
 
     def smaller_budget(self, _step: int, _budget: int | None, _ranks: Ranks) -> None:
@@ -78,6 +80,25 @@ class Witness:
             "out of memory: a comparison does not lower plan.token_budget by itself; set a smaller one",
             EXIT_OUT_OF_MEMORY,
         )
+
+    @contextmanager
+    def _switches(self) -> Iterator[list[int]]:
+        """How many modules are in training mode after each switch of it: none while a model is evaluated."""
+        task, found = self._task, list[int]()
+        switch = task.training
+
+        def watched(on: bool) -> None:
+            switch(on)
+            found.append(sum(module.training for module in task.module().modules()))
+
+        before = vars(task).get("training")
+        task.training = watched
+        try:
+            yield found
+        finally:
+            del task.training
+            if before is not None:
+                task.training = before
 
     # What the optimizer does
 
@@ -111,8 +132,15 @@ class Witness:
         self._save("gradient", {name: p.grad for name, p in self._task.trained().items() if p.grad is not None})
 
     def _after(self, _optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        weights = dict(self._task.trained())
+        sums = self._ranks.gather(
+            [w.detach().view(torch.int32).sum(dtype=torch.int64).item() for w in weights.values()]
+        )
+        odd = [rank for rank, each in enumerate(sums) if each != sums[0]]
+        if odd:
+            self._append(DRIFT, {"step": self._step + 1, "ranks": odd})
         if self._ranks.first:
-            self._save("weights", dict(self._task.trained()))
+            self._save("weights", weights)
 
     # Writing
 
@@ -121,6 +149,7 @@ class Witness:
         structure = {
             "parameters": {n: [str(p.dtype), p.requires_grad, list(p.shape)] for n, p in module.named_parameters()},
             "in training": sorted(name for name, m in module.named_modules() if m.training),
+            "dropout": {name: [type(m).__name__, m.p] for name, m in module.named_modules() if m in self._silent},
         }
         if self._ranks.first:
             (self._folder / STRUCTURE).write_text(json.dumps(structure))
@@ -201,9 +230,20 @@ class Trace:
     def structure(self, part: int) -> dict[str, Any]:
         return dict(json.loads((self.path / f"part-{part}" / STRUCTURE).read_text()))
 
-    @property
+    @cached_property
     def resumed_from(self) -> int:
-        return min(record.step for record in self.records if record.part == 2) - 1
+        """The newest checkpoint that the second process found."""
+        return int(json.loads((self.path / "part-2" / RESUME).read_text()))
+
+    @cached_property
+    def drift(self) -> list[dict[str, Any]]:
+        """Steps after which ranks had different weights."""
+        return [r for part in (1, 2) for r in _lines(self.path / f"part-{part}" / DRIFT)]
+
+    @cached_property
+    def final(self) -> Tensors:
+        """What the finished run's files hold, as a task takes them back."""
+        return load_file(self.path / "part-2" / FINAL)
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

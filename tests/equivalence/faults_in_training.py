@@ -1,0 +1,394 @@
+"""Faults in how a model is trained: sums over micro-batches and ranks, order, optimizer, resume, validation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from catalogue import PADDED, SHARED, UNEVEN, WORKER, planted
+from peft.tuners.lora import LoraLayer
+from torch import Tensor
+
+from sameday.data.batch import Batch
+from sameday.kernels.dropout import dropouts
+from sameday.models import adapters
+from sameday.train import loop
+
+# How micro-batches add up
+
+
+def _accumulated(each: Callable[..., None]) -> AbstractContextManager[Any]:
+    """`each` is called for a micro-batch with a function that adds its gradient, given what to scale it by."""
+    whole = loop.accumulate
+
+    def accumulate(task: Any, plan: Any, batches: Iterable[Any], gradients: Any, step: int, scale: float) -> None:
+        made = list(batches)
+        for number, batch in enumerate(made):
+
+            def add(by: float, batch: Any = batch) -> None:
+                whole(task, plan, [batch], gradients, step, by)
+
+            each(add, batch, number, len(made), gradients, scale)
+
+    return patch.object(loop, "accumulate", accumulate)
+
+
+@planted(UNEVEN, "gradient", "train.loop")
+def mean_of_means(_task: Any, _ranks: Any) -> Any:
+    """Each micro-batch gives its mean and the step takes the mean of them, however many questions each one has."""
+    return _accumulated(lambda add, batch, _i, count, _g, _s: add(1 / (float(batch.weight.sum()) * count)))
+
+
+@planted(UNEVEN, "gradient", "train.loop")
+def divided_by_the_micro_batches_again(_task: Any, _ranks: Any) -> Any:
+    """The loss, a share of the step already, is divided by the number of micro-batches. AdamW hides most of it."""
+    return _accumulated(lambda add, _b, _i, count, _g, scale: add(scale / count))
+
+
+@planted(UNEVEN, "gradient", "train.loop")
+def a_micro_batch_is_lost(_task: Any, _ranks: Any) -> Any:
+    """The gradient of a step's second micro-batch is not kept."""
+
+    def each(add: Any, _batch: Batch, number: int, _count: int, gradients: Any, scale: float) -> None:
+        before = gradients.all.clone()
+        add(scale)
+        if number == 1:
+            gradients.all.copy_(before)
+
+    return _accumulated(each)
+
+
+@planted(UNEVEN, "gradient", "train.loop")
+def clipped_per_micro_batch(task: Any, _ranks: Any) -> Any:
+    """What has been added up is clipped after each micro-batch."""
+
+    def each(add: Any, _batch: Batch, _number: int, _count: int, gradients: Any, scale: float) -> None:
+        add(scale)
+        gradients.clip(float(gradients.norm()), task.recipe.max_grad_norm)
+
+    return _accumulated(each)
+
+
+@planted(SHARED, "gradient", "train.optim")
+def not_clipped(_task: Any, _ranks: Any) -> Any:
+    """The recipe's largest norm is read by nothing. AdamW hides most of it."""
+    return patch.object(loop.Gradients, "clip", lambda *_: None)
+
+
+@planted(SHARED, "gradient", "train.optim")
+def gradients_not_zeroed(_task: Any, _ranks: Any) -> Any:
+    """A step's gradient is added to that of the step before."""
+    return patch.object(loop.Gradients, "zero", lambda gradients: gradients.tail.zero_())
+
+
+def _summed(ranks: Any, change: Callable[[Tensor], Any]) -> AbstractContextManager[Any]:
+    add = ranks.sum_
+
+    def sum_(tensor: Tensor) -> Tensor:
+        change(add(tensor))
+        return tensor
+
+    return patch.object(ranks, "sum_", sum_)
+
+
+@planted(PADDED, "gradient", "hardware.ranks", ranks=2)
+def averaged_twice_over_ranks(_task: Any, ranks: Any) -> Any:
+    """The loss is divided by the whole step already, and the all-reduce averages once more."""
+    return _summed(ranks, lambda tensor: tensor.div_(ranks.size))
+
+
+@planted(PADDED, "weights of the ranks", "hardware.ranks", ranks=2)
+def a_rank_keeps_its_own_gradient(_task: Any, ranks: Any) -> Any:
+    """The second rank goes on with its own part instead of the sum, and the ranks' weights drift apart."""
+    add = ranks.sum_
+
+    def sum_(tensor: Tensor) -> Tensor:
+        mine = tensor * ranks.size
+        add(tensor)
+        if ranks.rank == 1 and tensor.dtype == torch.float32:  # a validation's sums are in float64
+            tensor[: -len(loop.Gradients.TAIL)] = mine[: -len(loop.Gradients.TAIL)]
+        return tensor
+
+    return patch.object(ranks, "sum_", sum_)
+
+
+@planted(SHARED, "gradient", "hardware.ranks")
+def gradients_sent_in_half_precision(_task: Any, ranks: Any) -> Any:
+    """Gradients are rounded to bf16 on their way to the other ranks, to save time."""
+    return _summed(ranks, lambda tensor: tensor.copy_(tensor.to(torch.bfloat16)))
+
+
+# Who is in a step
+
+
+@planted(SHARED, "samples", "tasks.vqa")
+def the_last_partial_batch_is_dropped(task: Any, _ranks: Any) -> Any:
+    """An epoch ends with its last full batch."""
+    whole = len(task.places) // task.recipe.effective_batch
+    return patch.object(task, "steps_per_epoch", lambda: whole)
+
+
+@planted(SHARED, "samples", "data.order")
+def a_sample_twice_in_an_epoch(task: Any, _ranks: Any) -> Any:
+    """The last place of an epoch is filled with its first sample."""
+    epoch = task._epoch
+    return patch.object(task, "_epoch", lambda e: [*epoch(e)[:-1], [*epoch(e)[-1][:-1], epoch(e)[0][0]]])
+
+
+@planted(WORKER, "samples in the micro-batches", "data.loader")
+def order_changed_by_workers(_task: Any, _ranks: Any) -> Any:
+    """With worker processes a step gets what is ready first: the first two steps change places."""
+    stream = loop.stream
+
+    def as_ready(jobs: Any, build: Any, *, workers: int, **more: Any) -> Any:
+        jobs = [jobs[1], jobs[0], *jobs[2:]] if workers else jobs
+        return stream(jobs, build, workers=workers, **more)
+
+    return patch.object(loop, "stream", as_ready)
+
+
+# What the weights are, and how they move
+
+
+@planted(SHARED, "starting weights", "models.adapters")
+def adapters_of_another_seed(task: Any, _ranks: Any) -> Any:
+    """New adapters start from numbers that the recipe's seed does not give."""
+    for name, parameter in adapters.adapter_parameters(task.model.module):
+        if ".lora_A." in name:
+            bound = parameter.shape[1] ** -0.5
+            parameter.data.copy_(adapters._uniform(parameter, bound, task.recipe.seed + 1, name))
+    return nullcontext()
+
+
+@planted(SHARED, "gradient", "models.adapters")
+def adapters_scaled_wrongly(task: Any, _ranks: Any) -> Any:
+    """What an adapter gives is multiplied by 1.05 alpha / r."""
+    for module in task.module().modules():
+        if isinstance(module, LoraLayer):
+            module.scaling["default"] *= 1.05
+    return nullcontext()
+
+
+@planted(SHARED, "visual", "models.qwen_vl")
+def the_tower_is_trained(task: Any, _ranks: Any) -> Any:
+    """The vision tower is not frozen, though the recipe says so."""
+    task.model.tower.float().requires_grad_(True)
+    task.model.tower_trained = True
+    return nullcontext()
+
+
+@planted(SHARED, "gradient", "models.qwen_vl", only_float32=True)
+@contextmanager
+def autocast_left_on(task: Any, _ranks: Any) -> Iterator[None]:
+    """Logits are products in bf16, though the recipe asks for float32."""
+    logits, enabled = task.model.logits, torch.backends.mkldnn.enabled
+
+    def half(hidden: Tensor, at: Tensor) -> Tensor:
+        with torch.autocast(task.device.type, torch.bfloat16):
+            return logits(hidden, at)
+
+    try:
+        with patch.object(task.model, "logits", half):
+            yield
+    finally:
+        # On a CPU without bf16 the first such product turns oneDNN off, and all later arms would round otherwise.
+        torch.backends.mkldnn.enabled = enabled
+
+
+def _optimized(change: Callable[[Any, dict[str, Any]], None]) -> AbstractContextManager[Any]:
+    make = loop.make_optimizer
+
+    def made(trained: dict[str, Any], recipe: Any, plan: Any) -> Any:
+        optimizer = make(trained, recipe, plan)
+        change(optimizer, trained)
+        return optimizer
+
+    return patch.object(loop, "make_optimizer", made)
+
+
+@planted(SHARED, "weight_decay", "train.optim")
+def some_matrices_do_not_decay(_task: Any, _ranks: Any) -> Any:
+    """Weight decay is kept from an adapter's second matrix as if it were a bias."""
+
+    def change(optimizer: Any, trained: dict[str, Any]) -> None:
+        spared = [p for name, p in trained.items() if ".lora_B." in name]
+        (group,) = optimizer.param_groups
+        group["params"] = [p for p in group["params"] if all(p is not other for other in spared)]
+        optimizer.add_param_group({"params": spared, "weight_decay": 0.0})
+
+    return _optimized(change)
+
+
+@planted(SHARED, "update", "train.optim")
+def decay_added_to_the_gradient(_task: Any, _ranks: Any) -> Any:
+    """Weight decay is part of the gradient, as in Adam, instead of a step of its own, as in AdamW."""
+
+    def change(optimizer: Any, _trained: dict[str, Any]) -> None:
+        for group in optimizer.param_groups:
+            group["decoupled_weight_decay"] = False
+
+    return _optimized(change)
+
+
+@planted(UNEVEN, "learning rate", "train.loop")
+def schedule_stepped_per_micro_batch(task: Any, ranks: Any) -> Any:
+    """The learning rate goes on with every micro-batch."""
+    rate = loop.learning_rate
+
+    def counted(recipe: Any, step: int, total: int) -> float:
+        done = sum(len(task._step(earlier, None, ranks)[1][ranks.rank]) for earlier in range(step))
+        return rate(recipe, done, total)
+
+    return patch.object(loop, "learning_rate", counted)
+
+
+# What a kill and a resume leave
+
+
+def _resumed(change: Callable[..., Any]) -> AbstractContextManager[Any]:
+    """`change` gets the optimizer and what it trains, once they are restored, and may give other steps done."""
+    resume = loop._resume
+
+    def resumed(recipe: Any, task: Any, run: Any, optimizer: Any, trained: Any, watch: Any) -> tuple[int, Any]:
+        start, best = resume(recipe, task, run, optimizer, trained, watch)
+        return (change(start, optimizer, trained) or start if start else start), best
+
+    return patch.object(loop, "_resume", resumed)
+
+
+@planted(SHARED, "after the resume", "train.loop")
+def optimizer_state_lost(_task: Any, _ranks: Any) -> Any:
+    """A resumed run starts with empty moments."""
+    return _resumed(lambda _start, optimizer, _trained: optimizer.state.clear())
+
+
+@planted(SHARED, "after the resume", "train.optim")
+def optimizer_step_lost(_task: Any, _ranks: Any) -> Any:
+    """A resumed run has its moments, and corrects them as if they were new."""
+
+    def change(_start: int, optimizer: Any, _trained: Any) -> None:
+        for state in optimizer.state.values():
+            state["step"].zero_()
+
+    return _resumed(change)
+
+
+@planted(SHARED, "after the resume", "train.checkpoint")
+def saved_in_half_precision(_task: Any, _ranks: Any) -> Any:
+    """A checkpoint holds the trained weights in bf16."""
+
+    def change(_start: int, _optimizer: Any, trained: dict[str, Any]) -> None:
+        for parameter in trained.values():
+            parameter.data.copy_(parameter.data.bfloat16())
+
+    return _resumed(change)
+
+
+@planted(SHARED, "resume: the first step", "train.loop")
+def a_step_is_skipped(_task: Any, _ranks: Any) -> Any:
+    """A resumed run leaves out the step after its checkpoint."""
+    return _resumed(lambda start, _optimizer, _trained: start + 1)
+
+
+@planted(SHARED, "resume: the first step", "train.loop")
+def a_step_is_done_again(_task: Any, _ranks: Any) -> Any:
+    """A resumed run starts with the step that its checkpoint holds already."""
+    return _resumed(lambda start, _optimizer, _trained: start - 1)
+
+
+@planted(SHARED, "learning rate (after the resume)", "train.loop")
+@contextmanager
+def schedule_starts_again(_task: Any, _ranks: Any) -> Iterator[None]:
+    """A resumed run starts its schedule from the beginning."""
+    rate, before = loop.learning_rate, 0
+
+    def keep(start: int, *_others: Any) -> None:
+        nonlocal before
+        before = start
+
+    def again(recipe: Any, step: int, total: int) -> float:
+        return rate(recipe, step - before, total)
+
+    with _resumed(keep), patch.object(loop, "learning_rate", again):
+        yield
+
+
+# Validation
+
+
+@planted(SHARED, "modules in training mode", "tasks.vqa")
+def dropout_in_evaluation(task: Any, _ranks: Any) -> Any:
+    """The model is not put into evaluation mode."""
+    train = task.training
+    return patch.object(task, "training", lambda _on: train(True))
+
+
+@planted(SHARED, "train flags", "tasks.vqa")
+def evaluation_mode_is_left_on(task: Any, _ranks: Any) -> Any:
+    """After a validation the model is not put back into training mode, and dropout is over."""
+    evaluate = task.evaluate
+
+    def stays(*args: Any) -> Any:
+        scores = evaluate(*args)
+        task.training(False)
+        return scores
+
+    return patch.object(task, "evaluate", stays)
+
+
+@planted(SHARED, "questions", "tasks.vqa")
+def validation_on_a_part(task: Any, _ranks: Any) -> Any:
+    """The last questions of the validation set are left out."""
+    return patch.dict(task.splits, {"val": task.splits["val"][:-2]})
+
+
+@planted(UNEVEN, "validation", "tasks.vqa")
+def validation_averages_averages(task: Any, _ranks: Any) -> Any:
+    """Each micro-batch's mean loss weighs the same in the validation loss."""
+    score = task._score
+
+    def mean(batch: Batch) -> Tensor:
+        loss, weight, *others = score(batch)
+        return torch.stack([loss / weight, torch.ones_like(weight), *others])
+
+    return patch.object(task, "_score", mean)
+
+
+@planted(SHARED, "exact_match", "tasks.vqa")
+def every_answer_counts_as_right(task: Any, _ranks: Any) -> Any:
+    """Exact match is one whatever the answers are."""
+    score = task._score
+
+    def all_right(batch: Batch) -> Tensor:
+        loss, weight, _right, questions = score(batch)
+        return torch.stack([loss, weight, questions, questions])
+
+    return patch.object(task, "_score", all_right)
+
+
+# What is left in the end
+
+
+@planted(SHARED, "saved weights", "train.loop")
+def an_empty_adapter_is_saved(_task: Any, _ranks: Any) -> Any:
+    """The finished run's adapter is zero; its checkpoints are right."""
+    finish = loop._finish
+
+    def empty(plan: Any, run: Any, task: Any, *others: Any) -> None:
+        for parameter in task.trained().values():
+            parameter.data.zero_()
+        finish(plan, run, task, *others)
+
+    return patch.object(loop, "_finish", empty)
+
+
+@planted(SHARED, "dropout", "models.adapters")
+@contextmanager
+def another_dropout(task: Any, _ranks: Any) -> Iterator[None]:
+    """Half of an adapter's input is dropped where the recipe says a tenth."""
+    for layer in dropouts(task.module()):
+        layer.p = 0.5
+    yield
