@@ -33,8 +33,8 @@ from sameday.tasks import vqa
 from sameday.verify.arm import Job, run_here
 from sameday.verify.compare import Comparison, compare
 from sameday.verify.limits import LIMITS
-from sameday.verify.run import make_trial, reference_job
 from sameday.verify.trace import Trace
+from sameday.verify.trial import make_trial, reference_job
 from sameday.verify.trials import trial_plans
 
 WORDS = ["is", "there", "a", "red", "polyp", "near", "the", "left", "wall", "what", "size", "shape", "colour"]
@@ -139,8 +139,7 @@ class Stage:
         self.reference = Trace(reference.out)
 
     def job(self, name: str, plan: Plan) -> Job:
-        t = self.trial
-        return Job(t.recipe, t.plan(plan), self.folder, self.folder / name, t.steps, t.few, t.dies_in, rounded=True)
+        return self.trial.job(plan, self.folder, self.folder / name)
 
     def run(self, name: str, plan: Plan) -> Trace:
         torch.compiler.reset()

@@ -75,11 +75,11 @@ def verify(
     against: Annotated[
         Path | None, typer.Option(help="The plan it must equal. Default: plain, one question at a time.")
     ] = None,
-    steps: Annotated[int, typer.Option(help="Steps of each arm, at least 4.")] = 8,
+    steps: Annotated[int | None, typer.Option(help="Steps of each arm, at least 4. Default: 8.")] = None,
     precision: Annotated[
         Literal["float32"] | None, typer.Option(help="Compare strictly in float32, whatever the recipe's format.")
     ] = None,
-    ranks: Annotated[int, typer.Option(min=1, help="Processes that the plan's arm runs on.")] = 1,
+    ranks: Annotated[int | None, typer.Option(min=1, help="Processes that the plan's arm runs on. Default: 1.")] = None,
     sets: Sets = [],  # noqa: B006 (typer reads it, nothing changes it)
     recipes: Annotated[
         bool, typer.Option("--recipes", help="Finished runs of different recipes: compare metrics over seeds.")
@@ -89,7 +89,8 @@ def verify(
     """Whether a plan trains the same model. Exit 0: the same; 1: different; 2: could not be compared."""
     from sameday.verify.command import verify as run
 
-    sys.exit(run(what, plan, against, steps, precision, ranks, sets, recipes, json))
+    asked = {"plan": plan, "against": against, "steps": steps, "precision": precision, "ranks": ranks, "sets": sets}
+    sys.exit(run(what, asked, recipes, json))
 
 
 @app.command()

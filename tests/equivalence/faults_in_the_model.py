@@ -152,7 +152,7 @@ def features_of_another_image(task: Any, _ranks: Any) -> Any:
     return _looked(task, lambda batch, features, levels: (_next_image(task, batch, features), levels))
 
 
-@planted(SHARED, "images", "data.encode")
+@planted(SHARED, "validation", "data.encode")
 def images_of_one_size_taken_for_one(task: Any, _ranks: Any) -> Any:
     """Questions share a prefix when its tokens are equal, whatever the pixels are."""
     encode = task._encode

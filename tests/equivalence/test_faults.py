@@ -25,7 +25,7 @@ from sameday.hardware.ranks import Ranks
 from sameday.spec.plan import Plan
 from sameday.tasks import vqa
 from sameday.verify.arm import Plant
-from sameday.verify.compare import Comparison, compare
+from sameday.verify.compare import Comparison
 
 RECIPE: dict[str, Any] = {
     "order": "by_image",
@@ -55,7 +55,7 @@ def compared(stage: Stage, fault: Fault, plant: Plant | None) -> Comparison:
     plain, reference = stage.plain, stage.reference  # before the other arm, whose plant must not reach them
     job = stage.job("plan", Plan(**fault.plan))
     trace = arms.run(job, plant) if fault.ranks == 1 else planted.run(job, plant, fault.ranks)
-    return compare(trace, plain, reference)
+    return stage.judged(trace, plain, reference)
 
 
 def keeping(stage: Stage) -> Callable[[Fault], Comparison]:

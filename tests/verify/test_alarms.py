@@ -4,15 +4,17 @@
 from __future__ import annotations
 
 import random
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import worlds
-from arms import Stage
+from arms import Stage, run
+from peft.tuners.lora import LoraLayer
 
 from sameday.spec.plan import Plan
-from sameday.verify.compare import Comparison
+from sameday.verify.compare import Comparison, compare, doubtful
 from sameday.verify.limits import LIMITS
 from sameday.verify.trials import trial_plans
 
@@ -61,3 +63,25 @@ def test_equivalent_plans_raise_no_alarm(tmp_path: Path, precision: str) -> None
         print(f"  {measure:20s} {value:9.2e}  {largest.names[measure]}")
     print(f"limits: {LIMITS}")
     assert count == SEEDS * PLANS_EACH and not alarms, "\n".join(alarms)
+
+
+def test_a_deep_model_raises_no_alarm(tmp_path: Path) -> None:
+    """Its float32 gradients are further apart than a shallow one's: float64 tells rounding from a fault."""
+    home = worlds.write_world(tmp_path / "world", 0, (4, 3), hard=False, sizes=((48, 32),))
+    model = worlds.write_tiny(tmp_path / "model", text={"num_hidden_layers": 24})
+    here = Stage(tmp_path, home, worlds.tiny_recipe(model, order="by_image", effective_batch=4), steps=4)
+    plan = Plan(share_images=True, packing=True, max_questions=None, attention="split")
+    direct = compare(run(here.job("plan", plan)), here.plain)
+    assert doubtful(direct) and not direct.same, direct.worst
+    found = here.compare(plan)
+    assert found.same, "\n".join(map(str, found.differences))
+    assert found.groups["all"]["error"] > LIMITS.gradient
+
+    def scaled(task: Any, _ranks: Any) -> AbstractContextManager[Any]:
+        for layer in task.module().modules():
+            if isinstance(layer, LoraLayer):
+                layer.scaling["default"] *= 1.0002
+        return nullcontext()
+
+    wrong = here.compare(plan, scaled)
+    assert not wrong.same and wrong.worst["ratio_all"] > 2, wrong.worst

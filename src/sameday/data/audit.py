@@ -60,7 +60,7 @@ def audit(
     root = _resolved_root(image_root)
     raws: dict[int, Raw] = {}
     found: dict[int, list[str]] = {}
-    chosen = None if few is None else _image_by_image(path, limit, few)
+    chosen = None if few is None else _image_by_image(path, root, limit, few)
     for number, line in _lines(path, limit):
         if chosen is not None and number not in chosen:
             continue
@@ -148,17 +148,22 @@ def _lines(path: Path, limit: int | None) -> Iterator[tuple[int, bytes]]:
         raise BadInput(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def _image_by_image(path: Path, limit: int | None, count: int) -> set[int]:
+def _image_by_image(path: Path, root: Path, limit: int | None, count: int) -> set[int]:
     """The lines of so many questions: all about the first image of the file, then all about the next. Lines that
-    cannot be read count as questions without an image."""
+    cannot be read and images that are not there come last: a trial is about the others."""
     images: dict[tuple[str, ...], list[int]] = {}
+    bad: list[int] = []
     for number, line in _lines(path, limit):
         try:
             named = tuple(parse_line(_json(line)).images)
         except ValueError:
-            named = ()
-        images.setdefault(named, []).append(number)
-    return set([number for lines in images.values() for number in lines][:count])
+            bad.append(number)
+            continue
+        if all(isinstance(_locate(name, root), Path) for name in named):
+            images.setdefault(named, []).append(number)
+        else:
+            bad.append(number)
+    return set([number for lines in (*images.values(), bad) for number in lines][:count])
 
 
 def _json(line: bytes) -> Any:

@@ -82,7 +82,7 @@ class QwenVL:
     def trained(self) -> dict[str, nn.Parameter]:
         """What the optimizer updates, by name; float32 in every plan."""
         found = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
-        assert all(p.dtype == torch.float32 for p in found.values()), "masters are float32"
+        assert all(p.dtype in (torch.float32, torch.float64) for p in found.values()), "masters are float32"
         return found
 
     @contextlib.contextmanager
@@ -147,6 +147,7 @@ class QwenVL:
         ):
             grid = torch.tensor([(1, high, wide) for high, wide in batch.grids])
             dtype = torch.bfloat16 if self.recipe.precision == "bf16" and not self.tower_trained else torch.float32
+            dtype = torch.promote_types(dtype, next(self.tower.parameters()).dtype)
             seen = self.tower(batch.pixels.to(dtype), grid_thw=grid, **self._tower_indices(grid))
             deep = getattr(seen, "deepstack_features", None) or []
             source = batch.image_source

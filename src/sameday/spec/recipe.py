@@ -153,6 +153,11 @@ class Recipe(Strict):
         return fields
 
     @property
+    def dropout(self) -> float:
+        """The dropout that training really has."""
+        return self.lora.dropout if self.train == "lora" else 0.0
+
+    @property
     def fingerprint(self) -> str:
         """Equal exactly when two recipes ask for the same model."""
         text = json.dumps(self.identity(), sort_keys=True, separators=(",", ":"))

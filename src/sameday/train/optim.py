@@ -66,8 +66,8 @@ def restore_optimizer(
 
 
 class Gradients:
-    """All gradients as views of one float32 buffer, with a few numbers at its end that ranks must agree on: the
-    step's loss, and whether any rank ran out of memory or was asked to stop."""
+    """All gradients as views of one buffer, with a few numbers at its end that ranks must agree on: the step's loss,
+    and whether any rank ran out of memory or was asked to stop. Its format is that of what is trained."""
 
     TAIL = ("loss", "out_of_memory", "stop")
 
@@ -76,7 +76,8 @@ class Gradients:
             raise BadInput("nothing is trained: no parameter requires a gradient")
         parameters = list(trained.values())
         self.count = sum(p.numel() for p in parameters)
-        self.buffer = torch.zeros(self.count + len(self.TAIL), device=parameters[0].device)
+        first = parameters[0]
+        self.buffer = torch.zeros(self.count + len(self.TAIL), device=first.device, dtype=first.dtype)
         at = 0
         for parameter in parameters:
             parameter.grad = self.buffer[at : at + parameter.numel()].view_as(parameter)

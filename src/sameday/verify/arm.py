@@ -3,6 +3,7 @@ training loop, killed on the way and resumed."""
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
@@ -25,6 +26,8 @@ STIR = 0.05
 DIED = "died"
 """A file that an arm leaves when it is killed as planned."""
 
+PR_SET_PDEATHSIG = 1
+
 Plant = Callable[[Any, Any], AbstractContextManager[Any]]
 """Called with the task and the ranks before anything is computed; what it returns is held to the end."""
 
@@ -32,7 +35,7 @@ Plant = Callable[[Any, Any], AbstractContextManager[Any]]
 @dataclass(frozen=True)
 class Job:
     """What an arm does. `rounded` takes every weight to the nearest bf16 number first: a reference in float32 then
-    starts from the weights that bf16 products see."""
+    starts from the weights that bf16 products see. `double` computes in float64 as far as the model's modules do."""
 
     recipe: Recipe
     plan: Plan
@@ -43,6 +46,7 @@ class Job:
     dies_in: int | None
     rounded: bool = False
     trajectory: bool = True
+    double: bool = False
 
     def write(self, path: Path) -> None:
         fields = {**self.__dict__, "recipe": self.recipe.model_dump(mode="json"), "home": str(self.home)}
@@ -80,6 +84,8 @@ def run_part(job: Job, part: int, die: Callable[[], None], plant: Plant | None =
         torch.use_deterministic_algorithms(job.plan.deterministic)
         task = load_task(job.recipe, job.plan, job.home, pick_device(job.plan, ranks), splits)
         start_weights(task, job.rounded)
+        if job.double:
+            task.module().double()
         with nullcontext() if plant is None else plant(task, ranks):
 
             def killed() -> None:
@@ -89,7 +95,9 @@ def run_part(job: Job, part: int, die: Callable[[], None], plant: Plant | None =
             witness = Witness(task, folder, ranks, job.dies_in if part == 1 else None, killed)
             if part == 1:
                 _check_disk(job, task)
+            if part == 1 and ranks.first:
                 save_tensors(folder / "start.safetensors", task.trained())
+            if part == 1:
                 _fixed_gradients(witness, job, ranks, folder)
             if not job.trajectory:
                 return
@@ -194,7 +202,9 @@ def _quiet(_text: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """`python -m sameday.verify.arm JOB PART`; a kill is a real one."""
+    """`python -m sameday.verify.arm JOB PART`; a kill is a real one. An arm whose parent is gone goes too."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     job, part = Job.read(Path(arguments[0])), int(arguments[1])
     try:
         run_part(job, part, partial(os.kill, os.getpid(), signal.SIGKILL))

@@ -3,48 +3,53 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sameday.spec.errors import BadInput
-from sameday.spec.record import write_text
+from sameday.spec.errors import BadInput, RunStopped
+from sameday.spec.record import plain, write_text
+
+DEFAULTS: dict[str, Any] = {"plan": None, "against": None, "sets": (), "steps": 8, "precision": None, "ranks": 1}
 
 
-def verify(
-    what: Sequence[Path],
-    plan: Path | None,
-    against: Path | None,
-    steps: int,
-    precision: str | None,
-    ranks: int,
-    sets: Sequence[str],
-    recipes: bool,
-    out: Path | None,
-) -> int:
-    """Print the verdict, write it where asked, and give the exit code."""
-    report: Any
+def verify(what: Sequence[Path], asked: dict[str, Any], recipes: bool, out: Path | None) -> int:
+    """Print the verdict, write it where asked, and give the exit code. Nothing but a verdict leaves with 1."""
+    if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
+        raise BadInput(f"--json {out}: must be a file in a folder that is there")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that arms and folders are cleared
+    try:
+        report = _report(what, asked, recipes)
+    except (BadInput, RunStopped):
+        raise
+    except Exception:
+        traceback.print_exc()
+        raise BadInput("verify could not compare: see above") from None
+    print("\n".join(report.lines()))
+    if out is not None:
+        write_text(out, json.dumps(plain(report.as_json()), indent=1) + "\n")
+    return int(report.exit_code)
+
+
+def _report(what: Sequence[Path], asked: dict[str, Any], recipes: bool) -> Any:
     if len(what) == 1 and not what[0].is_dir():
-        from sameday.verify.run import verify_plan
+        from sameday.verify.run import Asked, verify_plan
 
         if recipes:
             raise BadInput("--recipes compares finished runs: give their folders, not a recipe")
         # The verdict alone goes to standard output.
         say = partial(print, file=sys.stderr, flush=True)
-        report = verify_plan(what[0], plan, against, sets, steps, precision, ranks, say)
-    else:
-        from sameday.verify.runs import compare_recipes, compare_runs
+        return verify_plan(Asked(recipe=what[0], **(DEFAULTS | {k: v for k, v in asked.items() if v is not None})), say)
 
-        given = {"--plan": plan, "--against": against, "--set": sets or None, "--precision": precision}
-        odd = [name for name, value in given.items() if value is not None]
-        if odd:
-            raise BadInput(f"{', '.join(odd)}: belong to `verify RECIPE`; finished runs have their plans already")
-        if not recipes and len(what) != 2:
-            raise BadInput(f"{len(what)} folders: give one recipe, two finished runs, or more runs with --recipes")
-        report = compare_recipes(what) if recipes else compare_runs(what[0], what[1])
-    print("\n".join(report.lines()))
-    if out is not None:
-        write_text(out, json.dumps(report.as_json(), indent=1) + "\n")
-    return int(report.exit_code)
+    from sameday.verify.runs import compare_recipes, compare_runs
+
+    odd = [f"--{name.removesuffix('s') if name == 'sets' else name}" for name, value in asked.items() if value]
+    if odd:
+        raise BadInput(f"{', '.join(odd)}: belong to `verify RECIPE`; finished runs have their plans already")
+    if not recipes and len(what) != 2:
+        raise BadInput(f"{len(what)} folders: give one recipe, two finished runs, or more runs with --recipes")
+    return compare_recipes(what) if recipes else compare_runs(what[0], what[1])

@@ -34,7 +34,9 @@ class Comparison:
 
     def note(self, measure: str, value: float, name: str = "") -> None:
         """Keep the largest value of a measure, and whose it was."""
-        if not value <= self.worst.get(measure, -1.0):
+        # What is not a number is beyond everything, and stays.
+        before = self.worst.get(measure, -math.inf)
+        if not value <= before and not math.isnan(before):
             self.worst[measure], self.names[measure] = value, name
 
     @property
@@ -42,19 +44,34 @@ class Comparison:
         return not self.differences
 
 
-def compare(plan: Trace, plain: Trace, reference: Trace | None = None, limits: Limits = LIMITS) -> Comparison:
-    """With a reference the gradients are judged by their distance from it (bf16), without one by each other."""
-    found = Comparison("float32" if reference is None else "bf16")
+def compare(
+    plan: Trace, plain: Trace, reference: Trace | None = None, double: bool = False, limits: Limits = LIMITS
+) -> Comparison:
+    """Without a reference the gradients are judged by each other, with one by their distance from it: bf16 against
+    float32, or, where `double` says so, float32 against float64."""
+    found = Comparison("float32" if reference is None or double else "bf16")
     found.differences += structure(plan, plain)
     if reference is None:
         _fixed(found, plan, plain, limits)
     else:
         _against_reference(found, plan, plain, reference, limits)
+        if double:
+            limits = limits.looser(found.groups["all"]["error"])
     _trajectory(found, plan, plain, limits)
     _validation(found, plan, plain, limits)
     for arm, trace in (("the plan", plan), ("the other plan", plain)):
         _replayed(found, trace, arm, limits)
+    # As a run would meet them; gradients over all steps are those at its start.
+    found.differences.sort(key=lambda difference: 1 if difference.step is None else difference.step)
     return found
+
+
+def doubtful(found: Comparison) -> bool:
+    """Whether float32 arms are further apart than most equivalent ones, yet not so far that it cannot be rounding: a
+    deep model, or one that has learned its data, rounds more. A reference in float64 then tells."""
+    direct = found.precision == "float32" and not found.groups
+    rounding = not any(difference.exact for difference in found.differences)
+    return direct and not found.same and rounding and found.worst["gradient"] < LIMITS.doubtful
 
 
 # Gradients at the starting weights
@@ -68,11 +85,11 @@ def _fixed(found: Comparison, plan: Trace, plain: Trace, limits: Limits) -> None
         found.note("gradient", whole)
         worst = max(each, key=each.__getitem__)
         found.note("tensor", each[worst], worst)
-        if whole > limits.gradient or each[worst] > limits.tensor:
-            beyond = [name for name in each if each[name] > max(limits.gradient, 0.1 * each[worst])]
+        if not (whole <= limits.gradient and each[worst] <= limits.tensor):
+            beyond = [name for name in each if not each[name] < 0.1 * each[worst]]
             text = f"relative difference {each[beyond[0]]:.1e}, of all {whole:.1e} (limit {limits.gradient:.0e})"
             found.differences.append(Difference(step, "gradient", beyond[0], text))
-        loss = abs(plan.fixed_losses[step - 1] / plain.fixed_losses[step - 1] - 1)
+        loss = relative(plan.fixed_losses[step - 1], plain.fixed_losses[step - 1])
         found.note("starting loss", loss)
         found.bitwise = found.bitwise and loss == 0
 
@@ -80,46 +97,58 @@ def _fixed(found: Comparison, plan: Trace, plain: Trace, limits: Limits) -> None
 def _against_reference(found: Comparison, plan: Trace, plain: Trace, reference: Trace, limits: Limits) -> None:
     """R = √(Σ‖plan − ref‖² / Σ‖plain − ref‖²) and the slopes on the reference, per tensor, kind of tensor and all."""
     sums: dict[str, Tensor] = {}
-    for step in range(1, len(plain.fixed_losses) + 1):
+    steps = len(plain.fixed_losses)
+    for step in range(1, steps + 1):
         a, b, r = plan.fixed(step), plain.fixed(step), reference.fixed(step)
         found.bitwise = found.bitwise and equal(a, b)
-        for name in r:
+        for name in r.keys() & a.keys() & b.keys():  # what only one of them trains is told by the structure
             x, y, z = a[name].double(), b[name].double(), r[name].double()
             products = ((x - z).square(), (y - z).square(), x * z, y * z, z * z)
-            new = torch.stack([p.sum() for p in products])
-            sums[name] = sums.get(name, torch.zeros(5, dtype=torch.float64)) + new
+            sums.setdefault(name, torch.zeros(steps, 5, dtype=torch.float64))[step - 1] = torch.stack(
+                [p.sum() for p in products]
+            )
     kinds: dict[str, list[str]] = {}
-    for name in sums:
+    for name in sorted(sums, key=in_model_order):
         kinds.setdefault(kind_of(name), []).append(name)
     whole = _judge(torch.stack(list(sums.values())).sum(0))
     found.groups["all"] = whole
     found.note("ratio_all", whole["R"])
-    if whole["R"] > limits.ratio_all:
+    if not whole["R"] <= limits.ratio_all:
         text = f"R {whole['R']:.2f} (limit {limits.ratio_all})"
         worst = max(sums, key=lambda name: _judge(sums[name])["R"])
-        found.differences.append(Difference(None, "gradient", worst, "all tensors: " + text))
+        first = _first(torch.stack(list(sums.values())).sum(0), limits.ratio_all)
+        found.differences.append(Difference(first, "gradient", worst, "all tensors: " + text))
     for kind, members in kinds.items():
-        group = _judge(torch.stack([sums[name] for name in members]).sum(0))
+        together = torch.stack([sums[name] for name in members]).sum(0)
+        group = _judge(together)
         found.groups[kind] = group
         found.note("ratio_group", group["R"], kind)
         found.note("slope", group["off"], kind)
-        if group["R"] > limits.ratio_group:
+        if not group["R"] <= limits.ratio_group:
             text = f"R {group['R']:.2f} (limit {limits.ratio_group})"
-            found.differences.append(Difference(None, "gradient", members[0], f"{kind}: {text}"))
-        if group["off"] > limits.slope:
+            first = _first(together, limits.ratio_group)
+            found.differences.append(Difference(first, "gradient", members[0], f"{kind}: {text}"))
+        if not group["off"] <= limits.slope:
             text = f"slope {group['slope']:.4f}, the other plan's {group['plain slope']:.4f}"
             text += f": {group['off']:.2f} of its error (limit {limits.slope})"
             found.differences.append(Difference(None, "slope of the gradient", members[0], f"{kind}: {text}"))
         for name in members:
             one = _judge(sums[name])
             found.note("ratio_tensor", one["R"], name)
-            if one["R"] > limits.ratio_tensor:
+            if not one["R"] <= limits.ratio_tensor:
                 text = f"R {one['R']:.2f} (limit {limits.ratio_tensor})"
-                found.differences.append(Difference(None, "gradient", name, text))
+                first = _first(sums[name], limits.ratio_tensor)
+                found.differences.append(Difference(first, "gradient", name, text))
+
+
+def _first(sums: Tensor, limit: float) -> int | None:
+    """The first step that is beyond the limit by itself."""
+    return next((i for i, step in enumerate(sums, start=1) if not _judge(step[None])["R"] <= limit), None)
 
 
 def _judge(sums: Tensor) -> dict[str, float]:
-    off_plan, off_plain, on_plan, on_plain, size = sums.tolist()
+    """Over all steps, (steps, 5)."""
+    off_plan, off_plain, on_plan, on_plain, size = sums.sum(0).tolist()
     if not size:  # a tensor that takes no part
         return {"R": math.inf if off_plan else 1.0, "slope": 1.0, "plain slope": 1.0, "error": 0.0, "off": 0.0}
     error = math.sqrt(off_plain / size)
@@ -155,6 +184,11 @@ def _trajectory(found: Comparison, plan: Trace, plain: Trace, limits: Limits) ->
         if not loss <= allowed["loss"]:
             text = f"{record.loss:.6f}, not {other.loss:.6f} (limit {allowed['loss']:.0e} relative)"
             found.differences.append(Difference(record.step, "loss" + again, "training loss", text))
+        norm = relative(record.norm, other.norm)
+        found.note("norm", norm)
+        if not norm <= allowed["norm"]:
+            text = f"{record.norm:.6f}, not {other.norm:.6f} (limit {allowed['norm']:.0e} relative)"
+            found.differences.append(Difference(record.step, "gradient in training" + again, "its norm", text))
         for what in ("gradient", "update"):
             limit = allowed[f"trained {what}"]
             files = (record.gradient, other.gradient) if what == "gradient" else (record.weights, other.weights)
@@ -166,6 +200,10 @@ def _trajectory(found: Comparison, plan: Trace, plain: Trace, limits: Limits) ->
                 a, b = _less(a, plan.start), _less(b, plain.start)
             whole, each = apart(a, b)
             found.note(f"trained {what}", whole)
+            idle = [n for n in sorted(a.keys() & b.keys(), key=in_model_order) if a[n].any() != b[n].any()]
+            if idle:
+                text = "zero in only one of the arms"
+                found.differences.append(Difference(record.step, f"{what} in training{again}", idle[0], text))
             if not whole <= limit:
                 name = next(n for n in each if each[n] >= min(limit, max(each.values())))
                 text = f"relative difference {each[name]:.1e}, of all {whole:.1e} (limit {limit:.0e})"
@@ -219,6 +257,11 @@ def relative(a: float, b: float) -> float:
     return abs(a - b) / abs(b) if b else math.inf if a else 0.0
 
 
+def in_model_order(name: str) -> list[Any]:
+    """Layer 2 before layer 10."""
+    return [(int(word), "") if word.isdigit() else (-1, word) for word in name.split(".")]
+
+
 def equal(a: Tensors, b: Tensors) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
@@ -226,7 +269,7 @@ def equal(a: Tensors, b: Tensors) -> bool:
 def apart(a: Tensors, b: Tensors) -> tuple[float, dict[str, float]]:
     """Relative difference of all tensors together and of each. A tensor that is next to nothing beside the others is
     measured by what it would be if it were a thousandth of them."""
-    names = sorted(a.keys() | b.keys())
+    names = sorted(a.keys() | b.keys(), key=in_model_order)
     pairs = {n: (a.get(n), b.get(n)) for n in names}
     off, size, count = {}, {}, {}
     for name, (x, y) in pairs.items():
@@ -245,4 +288,4 @@ def apart(a: Tensors, b: Tensors) -> tuple[float, dict[str, float]]:
 
 
 def _less(a: Tensors, b: Tensors) -> Tensors:
-    return {name: a[name].double() - b[name].double() for name in a}
+    return {name: a[name].double() - b[name].double() for name in a if name in b}

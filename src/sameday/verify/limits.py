@@ -4,7 +4,7 @@ with a model of 2.0 B parameters on an H200 (`bench/verify.py alarms`), where fe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,25 @@ class Limits:
     ratio_tensor: float = 4.0
     """bf16: R of one tensor."""
     slope: float = 0.6
-    """bf16: how much further a tensor's slope on the reference is from 1 than the plain plan's, in units of the plain
-    plan's relative error."""
+    """bf16: how much further the slope of one kind of tensors on the reference is from 1 than the plain plan's, in
+    units of the plain plan's relative error."""
     bf16_loss: float = 3e-2
     bf16_trained_gradient: float = 0.8
     bf16_update: float = 0.7
+    bf16_norm: float = 0.4
+    """bf16: relative difference of a gradient's norm, which is never more than that of the gradient."""
     bf16_turned: float = 0.1
     """bf16: share of the validation questions whose answers rounding may turn."""
+
+    doubtful: float = 1e-2
+    """Relative difference of float32 gradients up to which a reference in float64 is asked."""
+
+    def looser(self, error: float) -> Limits:
+        """For a float32 plan that is itself so far from float64: what holds once the arms have trained grows with it.
+        Gradients at the start are judged by R then."""
+        factor = max(1.0, error / self.gradient)
+        names = ("loss", "trained_gradient", "update")
+        return replace(self, **{name: factor * getattr(self, name) for name in names})
 
     def trained(self, half: bool) -> dict[str, float]:
         """The limits that hold once the arms have trained, by measure."""
@@ -45,6 +57,7 @@ class Limits:
         return {
             "loss": loss,
             "validation": loss,
+            "norm": self.bf16_norm if half else self.trained_gradient,
             "trained gradient": self.bf16_trained_gradient if half else self.trained_gradient,
             "trained update": self.bf16_update if half else self.update,
             "replay": self.replay,

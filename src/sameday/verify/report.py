@@ -36,14 +36,10 @@ class Report:
     seconds: float
 
     @property
-    def dropout(self) -> float:
-        return self.recipe.lora.dropout if self.recipe.train == "lora" else 0.0
-
-    @property
     def verdict(self) -> str:
         if not self.found.same:
             return "different"
-        if self.dropout and any(claim == "statistical" for *_, claim in self.fields.values()):
+        if self.recipe.dropout and any(claim == "statistical" for *_, claim in self.fields.values()):
             return "statistical"
         return "bitwise" if self.found.bitwise else "rounding"
 
@@ -59,11 +55,12 @@ class Report:
             "against": self.names[1],
             "fields": {name: {"against": a, "plan": b, "claim": c} for name, (a, b, c) in self.fields.items()},
             "precision": self.precision,
-            "dropout": "off" if self.dropout else "none",
+            "dropout": "off" if self.recipe.dropout else "none",
             "steps": self.steps,
             "ranks": self.ranks,
             "differences": [{**d.__dict__} for d in self.found.differences],
             "largest": self.found.worst,
+            "whose": self.found.names,
             "groups": self.found.groups,
             "limits": dict(LIMITS.__dict__),
             "seconds": self.seconds,
@@ -72,7 +69,7 @@ class Report:
     def lines(self) -> list[str]:
         head = [
             f"{self.verdict}: {WORDS[self.verdict]}",
-            _row("recipe", f"{self.recipe.name} {self.recipe.fingerprint}, precision {self.precision}"),
+            _row("recipe", f"{self.recipe.fingerprint}, precision {self.precision}, {_short(self.recipe.name, 40)}"),
             _row("plan", _short(self.names[0], WIDTH - 12)),
             _row("against", _short(self.names[1], WIDTH - 12)),
             *self._fields(),
@@ -83,10 +80,10 @@ class Report:
                 f"{self.killed_in}, resumed from step {self.resumed_from}" + self._ranked(),
             ),
         ]
-        if self.dropout:
-            head += _wrapped("dropout", f"compared with it off; the recipe has {self.dropout:g}")
+        if self.recipe.dropout:
+            head += _wrapped("dropout", f"compared with it off; the recipe has {self.recipe.dropout:g}")
         tail = self._first_difference()
-        body = [*self._structure(), *self._gradients(HEIGHT - len(head) - len(tail) - 8), *self._training()]
+        body = [*self._structure(), *self._gradients(HEIGHT - len(head) - len(tail) - 10), *self._training()]
         return [line[:WIDTH] for line in [*head, *body, *tail]][:HEIGHT]
 
     def _ranked(self) -> str:
@@ -114,9 +111,12 @@ class Report:
                     f"one tensor {worst['tensor']:.1e} (limit {LIMITS.tensor:.0e})",
                 ),
                 _row("", f"{_short(self.found.names['tensor'], WIDTH - 30)} is the furthest"),
+                _row("", FALSE_ALARMS),
             ]
         lines = [
-            _row("gradients", f"at the starting weights, {self.steps} batches, against a float32 reference"),
+            _row(
+                "gradients", f"at the starting weights, {self.steps} batches, against a {self._reference()} reference"
+            ),
             f"  {'tensors':34s} {'R':>6s} {'limit':>6s} {'slope':>8s} {'other':>8s} {'error':>7s}",
         ]
         kinds = sorted(self.found.groups, key=lambda k: (k != "all", -self.found.groups[k]["R"]))
@@ -136,9 +136,13 @@ class Report:
         lines.append(f"  limits: {FALSE_ALARMS}")
         return lines
 
+    def _reference(self) -> str:
+        return "float64" if self.found.precision == "float32" else "float32"
+
     def _training(self) -> list[str]:
-        worst, half = self.found.worst, bool(self.found.groups)
-        limits = LIMITS.trained(half)
+        worst, half = self.found.worst, self.found.precision == "bf16"
+        loose = LIMITS.looser(self.found.groups["all"]["error"]) if self.found.groups and not half else LIMITS
+        limits = loose.trained(half)
         said = [f"{name} {worst[key]:.1e} ({limits[key]:.0e})" for key, name in TRAINED.items() if key in worst]
         return _wrapped("training", "largest relative differences (limits): " + ", ".join(said))
 
@@ -156,6 +160,7 @@ class Report:
 
 TRAINED = {
     "loss": "loss",
+    "norm": "norm of the gradient",
     "trained gradient": "gradient",
     "trained update": "update",
     "validation": "validation loss",

@@ -1,115 +1,93 @@
-"""`sameday verify RECIPE --plan PLAN`: the arms, each in fresh processes, then the verdict."""
+"""`sameday verify RECIPE --plan PLAN`: which arms are run, and what their traces say."""
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sameday.spec.errors import EXIT_OUT_OF_MEMORY, BadInput
 from sameday.spec.load import load_plan, load_recipe, split_sets
 from sameday.spec.plan import Plan, claims
 from sameday.spec.recipe import Recipe
 from sameday.train.launch import automatic_plan, model_config
-from sameday.verify.arm import DIED, Job
+from sameday.verify.processes import Arms, Say
 from sameday.verify.report import Report
-
-LEAST_STEPS = 4
-Say = Callable[[str], None]
+from sameday.verify.trial import Trial, make_trial, needs_reference, plain_beside, reference_job
 
 
 @dataclass(frozen=True)
-class Trial:
-    """A recipe cut short, so that a few steps cross an epoch's end, a partial batch, a kill and a resume."""
+class Asked:
+    """What the command line says."""
 
-    recipe: Recipe
+    recipe: Path
+    plan: Path | None
+    against: Path | None
+    sets: Sequence[str]
     steps: int
-    few: dict[str, int]
-    dies_in: int
-
-    def plan(self, plan: Plan) -> Plan:
-        """A plan that would save after the kill only saves at the epoch's end instead."""
-        late = isinstance(plan.save_steps, int) and plan.save_steps > self.dies_in
-        return plan.model_copy(update={"save_steps": "epoch"}) if late else plan
+    precision: str | None
+    ranks: int
 
 
-def make_trial(recipe: Recipe, steps: int, precision: str | None = None) -> Trial:
-    if steps < LEAST_STEPS:
-        raise BadInput(f"--steps {steps}: two epochs, a kill and a resume need at least {LEAST_STEPS}")
-    per_epoch, batch = steps // 2, recipe.effective_batch
-    warm = recipe.warmup_steps or recipe.warmup_ratio
-    changes: dict[str, Any] = {"max_steps": steps, "warmup_ratio": 0.0, "warmup_steps": 2 if warm else None}
-    if precision is not None:
-        changes["precision"] = precision
-    few = {"train": per_epoch * batch - batch // 2, "val": min(32, 2 * batch)}
-    return Trial(recipe.model_copy(update=changes), steps, few, per_epoch + 1)
-
-
-def verify_plan(
-    recipe_path: Path,
-    plan_path: Path | None,
-    against_path: Path | None,
-    sets: Sequence[str],
-    steps: int,
-    precision: str | None,
-    ranks: int,
-    say: Say,
-) -> Report:
-    recipe_sets, plan_sets = split_sets(sets)
-    recipe, home = load_recipe(recipe_path, recipe_sets), recipe_path.resolve().parent
-    trial = make_trial(recipe, steps, precision)
-    if plan_path is not None:
-        plan = load_plan(plan_path, plan_sets)
-    else:
-        plan, reasons = automatic_plan(recipe, model_config(recipe, home), plan_sets, ranks)
-        for name, why in reasons.items():
-            say(f"plan.{name}: {getattr(plan, name)}, because {why}")
-    against = load_plan(against_path, ()) if against_path is not None else plain_beside(plan)
-    names = (str(plan_path or "chosen for this machine"), str(against_path or "plain: one question at a time"))
-    folder = Path(tempfile.mkdtemp(prefix="sameday-verify-"))
+def verify_plan(asked: Asked, say: Say) -> Report:
+    recipe_sets, plan_sets = split_sets(asked.sets)
+    recipe, home = load_recipe(asked.recipe, recipe_sets), asked.recipe.resolve().parent
+    trial = make_trial(recipe, asked.steps, asked.precision)
+    plan = _plan(asked, recipe, home, plan_sets, say)
+    against = load_plan(asked.against, ()) if asked.against is not None else plain_beside(plan)
     began = time.perf_counter()
-    arms = {"plan": plan, "against": against}
-    jobs = {
-        n: Job(trial.recipe, trial.plan(p), home, folder / n, steps, trial.few, trial.dies_in) for n, p in arms.items()
-    }
-    judged = trial.recipe.precision != "float32"
-    if judged:
-        jobs = {name: replace(job, rounded=True) for name, job in jobs.items()}
-        jobs["reference"] = reference_job(jobs["against"], folder / "reference")
-    lanes = [[name for name in jobs if name != "against"], ["against"]]
-    if not room_for_two(recipe, home, plan):
-        lanes = [list(jobs)]
-    with ThreadPoolExecutor(len(lanes)) as pool:
-        done = [pool.submit(run_arms, {name: jobs[name] for name in lane}, say, ranks) for lane in lanes]
-    for lane_done in done:
-        lane_done.result()
-
-    from sameday.verify.compare import Trace, compare
-
-    traces = {name: Trace(job.out) for name, job in jobs.items()}
-    found = compare(traces["plan"], traces["against"], traces.get("reference"))
-    report = Report(
+    with tempfile.TemporaryDirectory(prefix="sameday-verify-") as folder:
+        found, plain, resumed_from = _compared(trial, plan, against, home, Path(folder), asked.ranks, say)
+    fields = changed_fields(plan, against, recipe.dropout > 0)
+    _keep_bits(found, fields, plan, against)
+    return Report(
         recipe=recipe,
-        names=names,
-        fields=changed_fields(plan, against, dropout_of(recipe) > 0),
+        names=(str(asked.plan or "chosen for this machine"), str(asked.against or "plain: one question at a time")),
+        fields=fields,
         precision=trial.recipe.precision,
-        steps=steps,
-        sizes=tuple(len(record.facts["order"]) for _, record in sorted(traces["against"].last.items())),
+        steps=asked.steps,
+        sizes=plain,
         killed_in=trial.dies_in + 1,
-        resumed_from=traces["plan"].resumed_from,
-        ranks=ranks,
+        resumed_from=resumed_from,
+        ranks=asked.ranks,
         found=found,
         seconds=time.perf_counter() - began,
     )
-    shutil.rmtree(folder)
-    return report
+
+
+def _plan(asked: Asked, recipe: Recipe, home: Path, sets: Sequence[str], say: Say) -> Plan:
+    """The plan that is judged: a file's, or the one that `train` would choose."""
+    if asked.plan is not None:
+        return load_plan(asked.plan, sets)
+    plan, reasons = automatic_plan(recipe, model_config(recipe, home), sets, asked.ranks)
+    for name, why in reasons.items():
+        say(f"plan.{name}: {getattr(plan, name)}, because {why}")
+    return plan
+
+
+def _compared(
+    trial: Trial, plan: Plan, against: Plan, home: Path, folder: Path, ranks: int, say: Say
+) -> tuple[Any, tuple[int, ...], int]:
+    from sameday.hardware.machine import device_kind
+    from sameday.verify.compare import compare, doubtful
+    from sameday.verify.trace import Trace
+
+    jobs = {name: trial.job(p, home, folder / name) for name, p in (("plan", plan), ("against", against))}
+    if needs_reference(trial.recipe, device_kind(plan)):
+        jobs["reference"] = reference_job(jobs["against"], folder / "reference")
+    lanes = [{name: job for name, job in jobs.items() if name != "against"}, {"against": jobs["against"]}]
+    Arms(say, ranks).run(lanes if room_for_two(trial.recipe, home, plan) else [jobs])
+    traces = {name: Trace(job.out) for name, job in jobs.items()}
+    found = compare(traces["plan"], traces["against"], traces.get("reference"))
+    if doubtful(found):
+        say("in float32 the arms are further apart than most: a reference in float64 will tell")
+        judge = reference_job(jobs["against"], folder / "reference", double=True)
+        Arms(say, ranks).run([{"reference": judge}])
+        found = compare(traces["plan"], traces["against"], Trace(judge.out), double=True)
+    sizes = tuple(len(record.facts["order"]) for _, record in sorted(traces["against"].last.items()))
+    return found, sizes, traces["plan"].resumed_from
 
 
 def room_for_two(recipe: Recipe, home: Path, plan: Plan) -> bool:
@@ -119,19 +97,9 @@ def room_for_two(recipe: Recipe, home: Path, plan: Plan) -> bool:
     from sameday.hardware.machine import device_kind, look
 
     kind = device_kind(plan)
-    return kind == "cuda" and look(kind).memory > 5 * 2 * language_weights(model_config(recipe, home).text_config)
-
-
-def plain_beside(plan: Plan) -> Plan:
-    """The plain plan where this one runs, and as strict about bits."""
-    return Plan(device=plan.device, environment=plan.environment, deterministic=plan.deterministic)
-
-
-def reference_job(plain: Job, out: Path) -> Job:
-    """The plain plan in float32, from weights that bf16 holds exactly."""
-    half = plain.recipe.precision == "bf16"
-    recipe = plain.recipe.model_copy(update={"precision": "float32"})
-    return replace(plain, recipe=recipe, plan=plain_beside(plain.plan), out=out, rounded=half, trajectory=False)
+    if kind != "cuda" or recipe.train == "all":
+        return False
+    return look(kind).memory > 5 * 2 * language_weights(model_config(recipe, home).text_config)
 
 
 def changed_fields(plan: Plan, against: Plan, dropout: bool) -> dict[str, tuple[Any, Any, str]]:
@@ -141,45 +109,13 @@ def changed_fields(plan: Plan, against: Plan, dropout: bool) -> dict[str, tuple[
     return {name: (*pair, known[name]) for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def dropout_of(recipe: Recipe) -> float:
-    return recipe.lora.dropout if recipe.train == "lora" else 0.0
+def _keep_bits(found: Any, fields: dict[str, tuple[Any, Any, str]], plan: Plan, against: Plan) -> None:
+    """Where only fields differ that claim the same bits, anything less is a broken claim. A GPU gives equal bits only
+    to deterministic plans."""
+    from sameday.hardware.machine import device_kind
+    from sameday.verify.structure import Difference
 
-
-def run_arms(jobs: dict[str, Job], say: Say, ranks: int) -> None:
-    for name, job in jobs.items():
-        run_arm(job, name, say, ranks if name == "plan" else 1)
-
-
-def run_arm(job: Job, name: str, say: Say, ranks: int = 1) -> None:
-    """Both parts of an arm. The kill is real; any other end before the last step is a failure."""
-    job.out.mkdir(parents=True)
-    for part in (1, 2) if job.trajectory else (1,):
-        began = time.perf_counter()
-        code, log = _process(job, part, ranks)
-        if name == "reference" and code == EXIT_OUT_OF_MEMORY:
-            # Slower and smaller; the same numbers.
-            job = replace(job, plan=job.plan.model_copy(update={"checkpointing": "full"}))
-            code, log = _process(job, part, ranks)
-        killed = part == 1 and job.trajectory
-        if (job.out / DIED).exists() != killed or (code != 0) != killed:
-            tail = "\n".join(log.read_text(errors="replace").splitlines()[-25:])
-            raise BadInput(f"verify: the arm '{name}' failed with exit code {code}; {log} ends with\n{tail}")
-        (job.out / DIED).unlink(missing_ok=True)
-        did = (
-            "gradients"
-            if not job.trajectory
-            else "gradients, trained until killed"
-            if part == 1
-            else "resumed to the end"
-        )
-        say(f"{name}: {did}, {time.perf_counter() - began:.0f} s")
-
-
-def _process(job: Job, part: int, ranks: int) -> tuple[int, Path]:
-    job.write(job.out / "job.json")
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)) if ranks > 1 else ()
-    command = [sys.executable, *torchrun, "-m", "sameday.verify.arm", str(job.out / "job.json"), str(part)]
-    log = job.out / f"part-{part}.log"
-    with log.open("w") as file:
-        done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=False)
-    return done.returncode, log
+    exact = device_kind(plan) == "cpu" or (plan.deterministic and against.deterministic)
+    if exact and not found.bitwise and all(claim == "bitwise" for *_, claim in fields.values()):
+        name = ", ".join(fields) or "two equal plans"
+        found.differences.append(Difference(None, "claim", name, "the same bits are claimed, and they are not", True))

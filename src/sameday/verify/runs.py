@@ -208,7 +208,7 @@ def _apart(x: Any, y: Any) -> float:
 
 
 def _plan_differences(one: RunFolder, two: RunFolder) -> list[dict[str, Any]]:
-    dropout = one.recipe.train == "lora" and one.recipe.lora.dropout > 0
+    dropout = one.recipe.dropout > 0
     a, b = (run.plan.model_dump(mode="json") for run in (one, two))
     return [{"field": f, "claim": c, "a": a[f], "b": b[f]} for f, c in claims(dropout=dropout).items() if a[f] != b[f]]
 

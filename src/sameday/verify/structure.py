@@ -41,30 +41,38 @@ def structure(plan: Trace, plain: Trace) -> Iterator[Difference]:
         if not torch.equal(plan.start[name], plain.start[name]):
             yield _exact(0, "starting weights", name, "not the same")
             break
-    for part in (1, 2):
-        here, there = plan.structure(part), plain.structure(part)
-        for name in sorted(here["parameters"].keys() | there["parameters"].keys()):
-            a, b = here["parameters"].get(name), there["parameters"].get(name)
-            if a != b:
-                words = ("dtype", "requires a gradient", "shape")
-                pairs = zip(words, a or ("none",) * 3, b or ("none",) * 3, strict=True)
-                said = ", ".join(f"{word}: {x}, not {y}" for word, x, y in pairs if x != y)
-                yield _exact(0, "parameters", name, said)
+    for part, step in ((1, 0), (2, plan.resumed_from)):
+        here, there = plan.structures(part), plain.structures(part)
+        for number in range(max(len(here), len(there))):
+            # Where one of them changed no more, it stayed as it was.
+            pair = here[min(number, len(here) - 1)], there[min(number, len(there) - 1)]
+            if pair[0] != pair[1]:
+                yield from _model(step, *pair)
                 break
-        odd = sorted(set(here["in training"]) ^ set(there["in training"]))
-        if odd:
-            yield _exact(0, "train flags", odd[0] or "the model", f"{len(odd)} modules differ")
-        names = here["dropout"].keys() | there["dropout"].keys()
-        odd = sorted(name for name in names if here["dropout"].get(name) != there["dropout"].get(name))
-        if odd:
-            pair = here["dropout"].get(odd[0]), there["dropout"].get(odd[0])
-            yield _exact(0, "dropout", odd[0], f"{pair[0]}, not {pair[1]}")
     for record in plan.records:
         yield from _step(record, plain)
     for step in sorted(plain.last.keys() ^ plan.last.keys()):
         yield _exact(step, "steps", f"step {step}", "only one of the arms did it")
     for trace in (plan, plain):
         yield from _itself(trace)
+
+
+def _model(step: int, here: dict[str, Any], there: dict[str, Any]) -> Iterator[Difference]:
+    for name in sorted(here["parameters"].keys() | there["parameters"].keys()):
+        a, b = here["parameters"].get(name), there["parameters"].get(name)
+        if a != b:
+            words = ("dtype", "requires a gradient", "shape")
+            pairs = zip(words, a or ("none",) * 3, b or ("none",) * 3, strict=True)
+            yield _exact(step, "parameters", name, ", ".join(f"{word}: {x}, not {y}" for word, x, y in pairs if x != y))
+            break
+    odd = sorted(set(here["in training"]) ^ set(there["in training"]))
+    if odd:
+        yield _exact(step, "train flags", odd[0] or "the model", f"{len(odd)} modules differ")
+    names = sorted(here["dropout"].keys() | there["dropout"].keys())
+    odd = [name for name in names if here["dropout"].get(name) != there["dropout"].get(name)]
+    if odd:
+        pair = here["dropout"].get(odd[0]), there["dropout"].get(odd[0])
+        yield _exact(step, "dropout", odd[0], f"{pair[0]}, not {pair[1]}")
 
 
 def _itself(trace: Trace) -> Iterator[Difference]:

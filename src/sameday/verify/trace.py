@@ -22,7 +22,7 @@ from sameday.kernels.dropout import dropouts
 from sameday.spec.errors import EXIT_OUT_OF_MEMORY, RunStopped
 
 Tensors = Mapping[str, Tensor]
-STEPS, STRUCTURE, VALIDATION = "steps.jsonl", "structure.json", "validation.jsonl"
+STEPS, STRUCTURE, VALIDATION = "steps.jsonl", "structure.jsonl", "validation.jsonl"
 DRIFT, RESUME, FINAL = "drift.jsonl", "resume.json", "final.safetensors"
 
 
@@ -41,6 +41,7 @@ class Witness:
         self._names = {id(p): name for name, p in task.trained().items()}
         self._samples: list[dict[str, Any]] = []
         self._step = -1
+        self._structure: dict[str, Any] = {}
         folder.mkdir(parents=True, exist_ok=True)
 
     def __getattr__(self, name: str) -> Any:
@@ -112,6 +113,8 @@ class Witness:
                 hook.remove()
 
     def _before(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        # A rank that had nothing to do in this step does not know its number.
+        self._step = max(self._ranks.gather(self._step))
         everyone = [seen for part in self._ranks.gather(self._samples) for seen in part]
         self._samples = []
         if not self._ranks.first:
@@ -149,10 +152,11 @@ class Witness:
         structure = {
             "parameters": {n: [str(p.dtype), p.requires_grad, list(p.shape)] for n, p in module.named_parameters()},
             "in training": sorted(name for name, m in module.named_modules() if m.training),
-            "dropout": {name: [type(m).__name__, m.p] for name, m in module.named_modules() if m in self._silent},
+            "dropout": {name: _how(m) for name, m in module.named_modules() if m in self._silent},
         }
-        if self._ranks.first:
-            (self._folder / STRUCTURE).write_text(json.dumps(structure))
+        if structure != self._structure:
+            self._append(STRUCTURE, structure)
+            self._structure = structure
 
     def _hush(self) -> None:
         for layer in self._silent:
@@ -168,6 +172,10 @@ class Witness:
 
     def _save(self, what: str, tensors: dict[str, Tensor]) -> None:
         save_tensors(self._folder / f"{what}-{self._step + 1:06d}.safetensors", tensors)
+
+
+def _how(dropout: torch.nn.Module) -> list[Any]:
+    return [type(dropout).__name__, dropout.p, getattr(dropout, "threshold", None)]
 
 
 def save_tensors(path: Path, tensors: dict[str, Any]) -> None:
@@ -227,8 +235,9 @@ class Trace:
     def validation(self) -> dict[int, dict[str, Any]]:
         return {r["step"]: r for part in (1, 2) for r in _lines(self.path / f"part-{part}" / VALIDATION)}
 
-    def structure(self, part: int) -> dict[str, Any]:
-        return dict(json.loads((self.path / f"part-{part}" / STRUCTURE).read_text()))
+    def structures(self, part: int) -> list[dict[str, Any]]:
+        """The model as it stood when training began, and as it stood later where that was not the same."""
+        return _lines(self.path / f"part-{part}" / STRUCTURE)
 
     @cached_property
     def resumed_from(self) -> int:

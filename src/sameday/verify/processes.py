@@ -1,0 +1,76 @@
+"""Arms in fresh processes. Whatever ends this process ends them too."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from sameday.spec.errors import EXIT_OUT_OF_MEMORY, BadInput
+from sameday.verify.arm import DIED, Job
+
+Say = Callable[[str], None]
+
+
+class Arms:
+    """Runs lanes of arms side by side, the arms of a lane one after another."""
+
+    def __init__(self, say: Say, ranks: int) -> None:
+        self.say, self.ranks = say, ranks
+        self._running: list[subprocess.Popen[bytes]] = []
+        self._stopped = False
+
+    def run(self, lanes: Sequence[dict[str, Job]]) -> None:
+        with ThreadPoolExecutor(len(lanes)) as pool:
+            done = [pool.submit(self._lane, lane) for lane in lanes]
+            try:
+                for lane in done:
+                    lane.result()
+            except BaseException:  # an arm that failed, or a signal: the others are not waited for
+                self._stopped = True
+                for process in self._running:
+                    process.kill()
+                raise
+
+    def _lane(self, jobs: dict[str, Job]) -> None:
+        for name, job in jobs.items():
+            self._arm(name, job)
+
+    def _arm(self, name: str, job: Job) -> None:
+        """Both parts of an arm. The kill is real; any other end before the last step is a failure."""
+        job.out.mkdir(parents=True)
+        for part in (1, 2) if job.trajectory else (1,):
+            began = time.perf_counter()
+            code, log = self._process(name, job, part)
+            if name == "reference" and code == EXIT_OUT_OF_MEMORY:
+                # Slower and smaller; the same numbers.
+                job = replace(job, plan=job.plan.model_copy(update={"checkpointing": "full"}))
+                code, log = self._process(name, job, part)
+            killed = part == 1 and job.trajectory
+            if (job.out / DIED).exists() != killed or (code != 0) != killed:
+                tail = "\n".join(log.read_text(errors="replace").splitlines()[-25:])
+                raise BadInput(f"verify: the arm '{name}' failed with exit code {code} in part {part}:\n{tail}")
+            (job.out / DIED).unlink(missing_ok=True)
+            did = {
+                (1, True): "gradients, trained until killed",
+                (2, True): "resumed to the end",
+                (1, False): "gradients",
+            }
+            self.say(f"{name}: {did[part, job.trajectory]}, {time.perf_counter() - began:.0f} s")
+
+    def _process(self, name: str, job: Job, part: int) -> tuple[int, Path]:
+        ranks = self.ranks if name == "plan" else 1
+        job.write(job.out / "job.json")
+        torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)) if ranks > 1 else ()
+        command = [sys.executable, *torchrun, "-m", "sameday.verify.arm", str(job.out / "job.json"), str(part)]
+        log = job.out / f"part-{part}.log"
+        with log.open("w") as file:
+            process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+            self._running.append(process)
+            if self._stopped:
+                process.kill()
+            return process.wait(), log

@@ -1,0 +1,60 @@
+"""A recipe cut short, so that a few steps cross an epoch's end, a partial batch, a kill and a resume; and the arms that
+are needed to judge a plan by it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sameday.spec.errors import BadInput
+from sameday.spec.plan import Plan
+from sameday.spec.recipe import Recipe
+from sameday.verify.arm import Job
+
+LEAST_STEPS = 4
+
+
+@dataclass(frozen=True)
+class Trial:
+    recipe: Recipe
+    steps: int
+    few: dict[str, int]
+    dies_in: int
+
+    def plan(self, plan: Plan) -> Plan:
+        """A plan that would save after the kill only saves at the epoch's end instead."""
+        late = isinstance(plan.save_steps, int) and plan.save_steps > self.dies_in
+        return plan.model_copy(update={"save_steps": "epoch"}) if late else plan
+
+    def job(self, plan: Plan, home: Path, out: Path) -> Job:
+        rounded = self.recipe.precision == "bf16"
+        return Job(self.recipe, self.plan(plan), home, out, self.steps, self.few, self.dies_in, rounded)
+
+
+def make_trial(recipe: Recipe, steps: int, precision: str | None = None) -> Trial:
+    if steps < LEAST_STEPS:
+        raise BadInput(f"--steps {steps}: two epochs, a kill and a resume need at least {LEAST_STEPS}")
+    per_epoch, batch = steps // 2, recipe.effective_batch
+    warm = recipe.warmup_ratio if recipe.warmup_steps is None else recipe.warmup_steps
+    changes: dict[str, Any] = {"max_steps": steps, "warmup_ratio": 0.0, "warmup_steps": 2 if warm else None}
+    if precision is not None:
+        changes["precision"] = precision
+    few = {"train": per_epoch * batch - batch // 2, "val": min(32, 2 * batch)}
+    return Trial(recipe.model_copy(update=changes), steps, few, per_epoch + 1)
+
+
+def plain_beside(plan: Plan) -> Plan:
+    """The plain plan where this one runs."""
+    return Plan(device=plan.device)
+
+
+def needs_reference(recipe: Recipe, device: str) -> bool:
+    """Whether a format is too coarse to compare two arms in it directly. A CPU computes tf32 as float32."""
+    return recipe.precision == "bf16" or (recipe.precision == "tf32" and device == "cuda")
+
+
+def reference_job(plain: Job, out: Path, double: bool = False) -> Job:
+    """The plain plan's gradients in float32, or in float64, from the weights that the arms start from."""
+    recipe = plain.recipe.model_copy(update={"precision": "float32"})
+    return replace(plain, recipe=recipe, plan=plain_beside(plain.plan), out=out, trajectory=False, double=double)
