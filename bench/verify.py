@@ -33,9 +33,9 @@ from sameday.tasks import vqa
 from sameday.verify.arm import Job, run_here
 from sameday.verify.compare import Comparison, compare
 from sameday.verify.limits import LIMITS
+from sameday.verify.registry import trial_plans
 from sameday.verify.trace import Trace
 from sameday.verify.trial import make_trial, reference_job
-from sameday.verify.trials import trial_plans
 
 WORDS = ["is", "there", "a", "red", "polyp", "near", "the", "left", "wall", "what", "size", "shape", "colour"]
 TOWER = {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16, "patch_size": 16}

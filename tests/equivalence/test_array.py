@@ -13,7 +13,7 @@ from arms import Stage
 from sameday.models import qwen_vl
 from sameday.spec.plan import Plan, claims
 from sameday.verify.covering import uncovered
-from sameday.verify.trials import trial_plans, trial_values
+from sameday.verify.registry import trial_plans, trial_values
 
 QUESTION = 30
 """About how many tokens a question of these worlds has."""

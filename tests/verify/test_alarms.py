@@ -16,7 +16,7 @@ from peft.tuners.lora import LoraLayer
 from sameday.spec.plan import Plan
 from sameday.verify.compare import Comparison, compare, doubtful
 from sameday.verify.limits import LIMITS
-from sameday.verify.trials import trial_plans
+from sameday.verify.registry import trial_plans
 
 SEEDS, PLANS_EACH = 10, 10
 RECIPES: list[dict[str, Any]] = [

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -110,3 +112,28 @@ def test_an_arm_that_fails(world: Path) -> None:
     """The reason comes with the exit code, not a traceback of the parent alone."""
     done = verify(world, "float32.yaml", "--plan", "shared.yaml", "--set", "plan.packing=false", code=2)
     assert "attention split is for packed rows" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_whatever_ends_it_ends_its_arms(world: Path, tmp_path: Path, number: int) -> None:
+    """No process goes on in the background, and no folder stays."""
+    command = [sys.executable, "-m", "sameday", "verify", "float32.yaml", "--plan", "shared.yaml"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, cwd=world, env=environment, stderr=subprocess.DEVNULL) as process:
+        end = time.monotonic() + 120
+        while not list(tmp_path.glob("sameday-verify-*/plan/part-1.log")):
+            assert time.monotonic() < end and process.poll() is None
+            time.sleep(0.05)
+        (arm,) = children(process.pid)
+        process.send_signal(number)
+        assert process.wait(60) in (128 + number, 130)
+    while Path(f"/proc/{arm}").exists():
+        assert time.monotonic() < end, "the arm goes on"
+        time.sleep(0.05)
+    assert not list(tmp_path.glob("sameday-verify-*"))
+
+
+def children(parent: int) -> list[str]:
+    """Of all of its threads: it is a thread that starts an arm."""
+    lists = Path(f"/proc/{parent}/task").glob("*/children")
+    return [child for one in lists for child in one.read_text().split()]
