@@ -299,6 +299,27 @@ def a_step_is_done_again(_task: Any, _ranks: Any) -> Any:
     return _resumed(lambda start, _optimizer, _trained: start - 1)
 
 
+@planted(SHARED, "after the resume", "train.loop")
+def a_tensor_is_frozen_by_a_resume(_task: Any, _ranks: Any) -> Any:
+    """After a resume one of the adapters gets no gradient any more."""
+
+    def change(_start: int, _optimizer: Any, trained: dict[str, Any]) -> None:
+        list(trained.values())[3].register_hook(torch.zeros_like)
+
+    return _resumed(change)
+
+
+@planted(SHARED, "after the resume", "train.loop")
+def gradients_are_scaled_by_a_resume(_task: Any, _ranks: Any) -> Any:
+    """After a resume gradients are less than half of what they should be. AdamW hides it, and clipping may."""
+
+    def change(_start: int, _optimizer: Any, trained: dict[str, Any]) -> None:
+        for parameter in trained.values():
+            parameter.register_hook(lambda gradient: 0.4 * gradient)
+
+    return _resumed(change)
+
+
 @planted(SHARED, "learning rate (after the resume)", "train.loop")
 @contextmanager
 def schedule_starts_again(_task: Any, _ranks: Any) -> Iterator[None]:
