@@ -163,7 +163,7 @@ def array(folder: Path) -> None:
     write_model(folder / "model", [" ".join(WORDS)], 0, sharpen=1.5, **SHAPES["small"])
     write_data(folder, images=3, each=5, size=(96, 64), words=12, seed=0)
     plans = trial_plans("cuda", 45, "bf16")
-    report(Stage(folder, recipe(folder, effective_batch=6), 6), enumerate(plans), f"array of {len(plans)} plans")
+    report(Stage(folder, recipe(folder, effective_batch=6), 4), enumerate(plans), f"array of {len(plans)} plans")
 
 
 def report(stage: Stage, plans: Iterator[tuple[int, Plan]], title: str) -> None:
