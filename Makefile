@@ -25,7 +25,7 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-# Long trials, run by hand: fifty kills of a training run, and whatever else takes minutes.
+# Long trials, run by hand: fifty kills of a training run, equivalent plans over seeds, planted faults in bf16. An hour.
 soak: $(STAMP)
 	$(BIN)/pytest -m soak -s
 
