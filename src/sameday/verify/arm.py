@@ -72,9 +72,8 @@ def run_part(job: Job, part: int, die: Callable[[], None], plant: Plant | None =
     from sameday.hardware.machine import device_kind, pick_device
     from sameday.hardware.ranks import Ranks
     from sameday.spec.record import RunFolder
-    from sameday.train import checkpoint
     from sameday.train.loop import train
-    from sameday.verify.trace import FINAL, RESUME, Witness, save_tensors
+    from sameday.verify.trace import FINAL, Witness, save_tensors
 
     ranks = Ranks.join(device_kind(job.plan))
     opened: list[RunFolder] = []
@@ -95,16 +94,11 @@ def run_part(job: Job, part: int, die: Callable[[], None], plant: Plant | None =
             witness = Witness(task, folder, ranks, job.dies_in if part == 1 else None, killed)
             if part == 1:
                 _check_disk(job, task)
-            if part == 1 and ranks.first:
-                save_tensors(folder / "start.safetensors", task.trained())
-            if part == 1:
                 _fixed_gradients(witness, job, ranks, folder)
+            elif ranks.first:
+                _note_resume(job, folder)
             if not job.trajectory:
                 return
-            if part == 2 and ranks.first:  # before the run folder takes back what it goes through again
-                shutil.copy(job.out / "run" / "metrics.jsonl", job.out / "part-1")
-                newest = max((step for step, _ in checkpoint.steps(job.out / "run" / "checkpoints")), default=0)
-                (folder / RESUME).write_text(json.dumps(newest))
             ranks.from_first(lambda: opened.append(RunFolder.open(job.out / "run", job.recipe, job.plan, job.home)))
             run = opened[0] if opened else RunFolder(job.out / "run", job.recipe, job.plan, job.home)
             with witness.watching():
@@ -167,6 +161,8 @@ def _fixed_gradients(task: Any, job: Job, ranks: Any, folder: Path) -> None:
     from sameday.verify.trace import save_tensors
 
     trained = task.trained()
+    if ranks.first:
+        save_tensors(folder / "start.safetensors", trained)
     gradients = Gradients(trained)
     task.training(True)
     losses = []
@@ -184,6 +180,16 @@ def _fixed_gradients(task: Any, job: Job, ranks: Any, folder: Path) -> None:
                 save_tensors(folder / f"fixed-{step + 1:06d}.safetensors", grads)
     if ranks.first:
         (folder / "fixed.json").write_text(json.dumps(losses))
+
+
+def _note_resume(job: Job, folder: Path) -> None:
+    """Before the run folder takes back what will be gone through again: what was logged, and where to go on from."""
+    from sameday.train import checkpoint
+    from sameday.verify.trace import RESUME
+
+    shutil.copy(job.out / "run" / "metrics.jsonl", job.out / "part-1")
+    newest = max((step for step, _ in checkpoint.steps(job.out / "run" / "checkpoints")), default=0)
+    (folder / RESUME).write_text(json.dumps(newest))
 
 
 def _check_disk(job: Job, task: Any) -> None:
