@@ -24,6 +24,7 @@ import numpy as np
 import torch
 import transformers
 from PIL import Image
+from vlm_step import SIZES
 
 from sameday.demo.tiny import write_model
 from sameday.spec.load import dump_yaml
@@ -43,13 +44,7 @@ TOWER |= {"num_position_embeddings": 2304, "deepstack_visual_indexes": [8, 16, 2
 SHAPES: dict[str, dict[str, Any]] = {
     "8b": {
         "text": {
-            "vocab_size": 151936,
-            "hidden_size": 4096,
-            "intermediate_size": 12288,
-            "num_hidden_layers": 36,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
+            k: v for k, v in SIZES["8b"]["text"].items() if k not in ("rope_parameters", "max_position_embeddings")
         },
         "vision": TOWER,
     },

@@ -3,11 +3,12 @@ same as the plain one. What `sameday verify` is worth is how many of them it fin
 
 from __future__ import annotations
 
+import faults_at_the_end
 import faults_in_the_model
 import faults_in_training
 from catalogue import FAULTS, SHARED, Fault
 
-assert faults_in_the_model and faults_in_training, "both are there for what they plant"
+assert faults_at_the_end and faults_in_the_model and faults_in_training, "they are there for what they plant"
 
 # Parts that are not there yet
 

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sameday.spec.plan import Plan
+from sameday.spec.plan import Plan, changed
 from sameday.spec.recipe import Recipe
 from sameday.verify.compare import Comparison
 from sameday.verify.limits import LIMITS
 from sameday.verify.report import HEIGHT, WIDTH, WORDS, Report
-from sameday.verify.run import changed_fields
 from sameday.verify.structure import Difference
 
 TENSOR = "base_model.model.model.language_model.layers.{}.self_attn.q_proj.lora_A.default.weight"
@@ -40,7 +39,7 @@ def report(comparison: Comparison, **changes: Any) -> Report:
     fields: dict[str, Any] = {
         "recipe": recipe,
         "names": ("fast.yaml", "plain.yaml"),
-        "fields": changed_fields(FAST, Plan(), dropout=True),
+        "fields": changed(Plan(), FAST, dropout=True),
         "precision": comparison.precision,
         "steps": 8,
         "sizes": (16, 16, 16, 8) * 2,

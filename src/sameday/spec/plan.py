@@ -106,6 +106,13 @@ class Plan(Strict):
         return value
 
 
+def changed(before: Plan, after: Plan, dropout: bool) -> dict[str, tuple[Any, Any, Claim]]:
+    """Every field in which two plans differ: both values and the claim."""
+    pairs = {name: (getattr(before, name), getattr(after, name)) for name in Plan.model_fields}
+    known = claims(dropout)
+    return {name: (*pair, known[name]) for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
 def claims(dropout: bool = False) -> dict[str, Claim]:
     """Every plan field with its claim, for a recipe without or with dropout."""
     result: dict[str, Claim] = {}

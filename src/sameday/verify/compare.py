@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -18,14 +18,13 @@ from sameday.verify.replay import replay
 from sameday.verify.structure import Difference, structure
 from sameday.verify.trace import Tensors, Trace
 
-Kind = Literal["bitwise", "rounding", "statistical", "different"]
-
 
 @dataclass
 class Comparison:
-    """What was found. `differences` are in the order in which a run would meet them."""
+    """What was found, and by which limits. `differences` are in the order in which a run would meet them."""
 
     precision: str
+    limits: Limits = LIMITS
     differences: list[Difference] = field(default_factory=list)
     bitwise: bool = True
     worst: dict[str, float] = field(default_factory=dict)
@@ -49,14 +48,14 @@ def compare(
 ) -> Comparison:
     """Without a reference the gradients are judged by each other, with one by their distance from it: bf16 against
     float32, or, where `double` says so, float32 against float64."""
-    found = Comparison("float32" if reference is None or double else "bf16")
+    found = Comparison("float32" if reference is None or double else "bf16", limits)
     found.differences += structure(plan, plain)
     if reference is None:
         _fixed(found, plan, plain, limits)
     else:
         _against_reference(found, plan, plain, reference, limits)
         if double:
-            limits = limits.looser(found.groups["all"]["error"])
+            found.limits = limits = limits.looser(found.groups["all"]["error"])
     _trajectory(found, plan, plain, limits)
     _validation(found, plan, plain, limits)
     for arm, trace in (("the plan", plan), ("the other plan", plain)):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sameday.spec.plan import Claim
 from sameday.spec.recipe import Recipe
 from sameday.verify.limits import FALSE_ALARMS, LIMITS
 
@@ -25,7 +27,7 @@ WORDS = {
 class Report:
     recipe: Recipe
     names: tuple[str, str]
-    fields: dict[str, tuple[Any, Any, str]]
+    fields: Mapping[str, tuple[Any, Any, Claim]]
     precision: str
     steps: int
     sizes: tuple[int, ...]
@@ -62,7 +64,7 @@ class Report:
             "largest": self.found.worst,
             "whose": self.found.names,
             "groups": self.found.groups,
-            "limits": dict(LIMITS.__dict__),
+            "limits": dict(self.found.limits.__dict__),
             "seconds": self.seconds,
         }
 
@@ -141,8 +143,7 @@ class Report:
 
     def _training(self) -> list[str]:
         worst, half = self.found.worst, self.found.precision == "bf16"
-        loose = LIMITS.looser(self.found.groups["all"]["error"]) if self.found.groups and not half else LIMITS
-        limits = loose.trained(half)
+        limits = self.found.limits.trained(half)
         said = [f"{name} {worst[key]:.1e} ({limits[key]:.0e})" for key, name in TRAINED.items() if key in worst]
         return _wrapped("training", "largest relative differences (limits): " + ", ".join(said))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sameday.spec.load import load_plan, load_recipe, split_sets
-from sameday.spec.plan import Plan, claims
+from sameday.spec.plan import Claim, Plan, changed
 from sameday.spec.recipe import Recipe
 from sameday.train.launch import automatic_plan, model_config
 from sameday.verify.processes import Arms, Say
@@ -40,7 +40,7 @@ def verify_plan(asked: Asked, say: Say) -> Report:
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="sameday-verify-") as folder:
         found, plain, resumed_from = _compared(trial, plan, against, home, Path(folder), asked.ranks, say)
-    fields = changed_fields(plan, against, recipe.dropout > 0)
+    fields = changed(against, plan, recipe.dropout > 0)
     _keep_bits(found, fields, plan, against)
     return Report(
         recipe=recipe,
@@ -102,14 +102,7 @@ def room_for_two(recipe: Recipe, home: Path, plan: Plan) -> bool:
     return look(kind).memory > 5 * 2 * language_weights(model_config(recipe, home).text_config)
 
 
-def changed_fields(plan: Plan, against: Plan, dropout: bool) -> dict[str, tuple[Any, Any, str]]:
-    """Every field in which the plans differ, with its claim."""
-    known = claims(dropout)
-    pairs = {name: (getattr(against, name), getattr(plan, name)) for name in Plan.model_fields}
-    return {name: (*pair, known[name]) for name, pair in pairs.items() if pair[0] != pair[1]}
-
-
-def _keep_bits(found: Any, fields: dict[str, tuple[Any, Any, str]], plan: Plan, against: Plan) -> None:
+def _keep_bits(found: Any, fields: dict[str, tuple[Any, Any, Claim]], plan: Plan, against: Plan) -> None:
     """Where only fields differ that claim the same bits, anything less is a broken claim. A GPU gives equal bits only
     to deterministic plans."""
     from sameday.hardware.machine import device_kind

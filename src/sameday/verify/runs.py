@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sameday.spec.errors import BadInput
-from sameday.spec.plan import claims
+from sameday.spec.plan import changed
 from sameday.spec.recipe import Recipe, differences
 from sameday.spec.record import RunFolder, plain
 from sameday.train import checkpoint
+from sameday.verify.report import HEIGHT, WIDTH
 
 LIMIT = 1e-5  # of a loss, relative; of a tensor, norm of the difference over norm: the check people do by hand
 Verdict = Literal["bitwise", "rounding", "different"]
@@ -45,9 +46,12 @@ class RunsReport:
 
     def lines(self) -> list[str]:
         """At most 40 lines of at most 100 columns, whatever paths and values there are."""
-        wrap = textwrap.TextWrapper(100, subsequent_indent="    ", break_on_hyphens=False).wrap
+        wrap = textwrap.TextWrapper(WIDTH, subsequent_indent="    ", break_on_hyphens=False).wrap
         cut = [part for line in self.text for part in wrap(line)]
-        return cut if len(cut) <= 40 else [*cut[:39], f"... and {len(cut) - 39} more lines; --json has all of it"]
+        shown = cut[: HEIGHT - 1]
+        return (
+            cut if len(cut) <= HEIGHT else [*shown, f"... and {len(cut) - len(shown)} more lines; --json has all of it"]
+        )
 
     def as_json(self) -> dict[str, Any]:
         return {"verdict": self.verdict, "exit_code": self.exit_code, **plain(self.data)}
@@ -208,9 +212,8 @@ def _apart(x: Any, y: Any) -> float:
 
 
 def _plan_differences(one: RunFolder, two: RunFolder) -> list[dict[str, Any]]:
-    dropout = one.recipe.dropout > 0
-    a, b = (run.plan.model_dump(mode="json") for run in (one, two))
-    return [{"field": f, "claim": c, "a": a[f], "b": b[f]} for f, c in claims(dropout=dropout).items() if a[f] != b[f]]
+    found = changed(one.plan, two.plan, one.recipe.dropout > 0)
+    return [{"field": field, "claim": claim, "a": a, "b": b} for field, (a, b, claim) in found.items()]
 
 
 def _plan_lines(plans: list[dict[str, Any]]) -> Iterator[str]:
