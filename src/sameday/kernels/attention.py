@@ -72,7 +72,9 @@ def attend(
     )  # float32 master weights leave the norms in float32
     if isinstance(attention_mask, BlockMask):
         flex = _compiled_flex() if query.is_cuda and not torch.compiler.is_compiling() else flex_attention
-        out = flex(query, key, value, block_mask=attention_mask, scale=scaling, enable_gqa=True)
+        # Rows below 128 tokens would get torch's decoding kernel, which has no configuration for them.
+        asked: Any = {"FORCE_USE_FLEX_ATTENTION": True} if query.is_cuda else None
+        out = flex(query, key, value, block_mask=attention_mask, scale=scaling, enable_gqa=True, kernel_options=asked)
     elif isinstance(attention_mask, Segments):
         assert query.shape[0] == 1 and scaling is not None
         q, k, v = (x.transpose(1, 2)[0].contiguous() for x in (query, key, value))
