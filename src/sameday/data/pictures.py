@@ -1,0 +1,258 @@
+"""Labelled image sets, small enough to be held whole as uint8: CIFAR's python batches, or a folder for each class."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from PIL import Image
+
+from sameday.data import cifar
+from sameday.data.images import BadImage, check_aspect, open_rgb
+from sameday.spec.errors import BadInput
+
+Split = Literal["train", "val", "test"]
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+
+
+@dataclass(frozen=True, eq=False)
+class Pictures:
+    """`pixels` (n, size, size, 3) uint8, `labels` (n,) int64 into `classes`; `names[i]` is where a user finds image i:
+    its file, or the batch and the row in it."""
+
+    pixels: np.ndarray
+    labels: np.ndarray
+    classes: tuple[str, ...]
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @cached_property
+    def digest(self) -> str:
+        """Equal exactly for equal pixels, labels and class names, wherever they were read from."""
+        content = hashlib.sha256(json.dumps([self.pixels.shape, self.classes]).encode())
+        content.update(np.ascontiguousarray(self.labels, "<i8").tobytes())
+        content.update(np.ascontiguousarray(self.pixels).data)
+        return content.hexdigest()
+
+
+def read_pictures(
+    path: Path,
+    split: Split,
+    image_size: int,
+    val: int = 0,
+    split_seed: int = 0,
+    limit: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Pictures:
+    """One split of the set at `path`.
+
+    `val` images of the training part are held out, as `held_out` says; a set with a `val` folder of its own needs none.
+    `limit` takes the first so many of the split, and only those are looked at. Of a tree of folders the images come
+    class by turns: the first of each class, then the second. Images are brought to image_size by `fitted`.
+    `progress` is called with the number of files decoded and of all, at each tenth of a tree."""
+    if not path.is_dir():
+        raise BadInput(f"{path} {'is not a folder' if path.exists() else 'does not exist'}; {_KNOWN}")
+    if image_size < 1 or val < 0 or (limit is not None and limit < 1):
+        raise BadInput(f"image_size {image_size}, val {val}, limit {limit}: from 1 on is allowed, for val from 0 on")
+    files = {entry.name for entry in path.iterdir() if entry.is_file()}
+    if (path / "train").is_dir():
+        if files & set(cifar.TRAIN_BATCHES):
+            raise BadInput(f"{path} holds both a train folder and CIFAR-10's batches; give a folder with one of them")
+        return _read_tree(path, split, image_size, val, split_seed, limit, progress)
+    if files & {*cifar.TRAIN_BATCHES, cifar.TEST_BATCH, cifar.META}:
+        form = _Form(cifar.TRAIN_BATCHES, cifar.TEST_BATCH, cifar.META, "labels", "label_names")
+    elif {"train", "test"} & files:
+        form = _Form(("train",), "test", "meta", "fine_labels", "fine_label_names")
+    else:
+        raise BadInput(f"{path} holds no images in a known layout: {_KNOWN}{_nearby(path)}")
+    return _read_batches(path, form, split, image_size, val, split_seed, limit)
+
+
+def held_out(count: int, val: int, seed: int) -> np.ndarray:
+    """True at `val` of `count` places. A pure function of its arguments: the places with the smallest hashes, so that
+    a larger `val` holds out the same images and more."""
+    chosen = np.zeros(count, bool)
+    chosen[np.argsort(_hash(np.arange(count, dtype=np.uint64), seed), kind="stable")[:val]] = True
+    return chosen
+
+
+def fitted(image: Image.Image, size: int) -> Image.Image:
+    """The shorter side scaled to `size` (bilinear), then the middle."""
+    width, height = image.size
+    short = min(width, height)
+    if short != size:
+        image = image.resize((width * size // short, height * size // short), Image.Resampling.BILINEAR)
+    left, top = (image.width - size) // 2, (image.height - size) // 2
+    return image if image.size == (size, size) else image.crop((left, top, left + size, top + size))
+
+
+_KNOWN = (
+    "a folder is needed with data_batch_1 to data_batch_5, test_batch and batches.meta (CIFAR-10), with files train, "
+    "test and meta (CIFAR-100), or with folders train/CLASS and test/CLASS of images"
+)
+
+
+def _nearby(path: Path) -> str:
+    for inside in ("cifar-10-batches-py", "cifar-100-python"):
+        if (path / inside).is_dir():
+            return f". Is {path / inside} meant?"
+    return ""
+
+
+def _hash(x: np.ndarray, seed: int) -> np.ndarray:
+    """splitmix64 of numbers and a seed: one to one for each seed, so that no two places tie."""
+    key = hashlib.blake2b(f"held out/{seed}".encode(), digest_size=8).digest()
+    x = (x ^ np.uint64(int.from_bytes(key, "little"))) + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _chosen(path: Path, split: Split, count: int, val: int, seed: int, limit: int | None) -> np.ndarray:
+    """Which of the `count` images of a part belong to the split, in their order. A test part is taken as it is."""
+    if split == "test":
+        return np.arange(count)[:limit]
+    if val >= count:
+        raise BadInput(f"val {val} leaves nothing to train on: the training part of {path} has {count} images")
+    if split == "val" and not val:
+        raise BadInput(f"{path} has no validation part: val says how many training images to hold out, and it is 0")
+    return np.flatnonzero(held_out(count, val, seed) == (split == "val"))[:limit]
+
+
+def _refuse(path: Path, problems: Sequence[str]) -> None:
+    if problems:
+        count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
+        raise BadInput("\n".join([f"{count} in {path}:", *problems]))
+
+
+# ---- CIFAR's batches
+
+
+@dataclass(frozen=True)
+class _Form:
+    train: tuple[str, ...]
+    test: str
+    meta: str
+    label_key: str
+    names_key: str
+
+
+def _read_batches(
+    path: Path, form: _Form, split: Split, image_size: int, val: int, seed: int, limit: int | None
+) -> Pictures:
+    problems: list[str] = []
+    classes: tuple[str, ...] = ()
+    try:
+        classes = cifar.class_names(cifar.load(path / form.meta), form.names_key)
+    except cifar.BadBatch as error:
+        problems.append(f"{form.meta}: {error}")
+    pixels, labels, names = [], [], []
+    for batch in (form.test,) if split == "test" else form.train:
+        try:
+            batch_pixels, batch_labels = cifar.rows(cifar.load(path / batch), form.label_key)
+        except cifar.BadBatch as error:
+            problems.append(f"{batch}: {error}")
+            continue
+        if classes:
+            problems += _label_problems(batch, batch_labels, len(classes))
+        pixels.append(batch_pixels)
+        labels.append(batch_labels)
+        names += [f"{batch}:{row}" for row in range(len(batch_labels))]
+    _refuse(path, problems)
+    if not names:
+        raise BadInput(f"the {'test' if split == 'test' else 'training'} part of {path} holds no image")
+    chosen = _chosen(path, split, len(names), val, seed, limit)
+    kept = np.concatenate(pixels)[chosen]
+    if image_size != cifar.SIDE:
+        kept = np.stack([np.asarray(fitted(Image.fromarray(image), image_size)) for image in kept])
+    return Pictures(kept, np.concatenate(labels)[chosen], classes, tuple(names[i] for i in chosen))
+
+
+def _label_problems(batch: str, labels: np.ndarray, classes: int) -> list[str]:
+    wrong = np.flatnonzero((labels < 0) | (labels >= classes))
+    return [f"{batch}:{row}: label {labels[row]} is out of range; 0 to {classes - 1} are named" for row in wrong]
+
+
+# ---- a folder for each class
+
+
+def _read_tree(
+    path: Path,
+    split: Split,
+    image_size: int,
+    val: int,
+    seed: int,
+    limit: int | None,
+    progress: Callable[[int, int], None] | None,
+) -> Pictures:
+    own_val = (path / "val").is_dir()
+    if own_val and val:
+        raise BadInput(f"{path} has a val folder of its own; val {val} would hold out others: set it to 0")
+    part = path / split if split == "test" or own_val else path / "train"
+    if not part.is_dir():
+        raise BadInput(f"{part} does not exist; {path} needs it for its {split} images")
+    classes = tuple(folder.name for folder in _folders(path / "train"))
+    if not classes:
+        raise BadInput(f"{path / 'train'} holds no folders; one for each class is needed, with its images")
+    problems = [
+        f"{file}: this image stands outside any class folder" for file in sorted(part.iterdir()) if _is_image(file)
+    ]
+    listed: list[tuple[int, int, Path]] = []
+    for folder in _folders(part):
+        files = sorted(file for file in folder.rglob("*") if _is_image(file))
+        if folder.name not in classes:
+            problems.append(f"{folder}: this class is not among the training classes {', '.join(classes)}")
+        elif not files:
+            problems.append(f"{folder}: this class has no image ({', '.join(SUFFIXES)})")
+        else:
+            listed += [(turn, classes.index(folder.name), file) for turn, file in enumerate(files)]
+    _refuse(path, problems)
+    if not listed:
+        raise BadInput(f"{part} holds no image")
+    listed.sort()
+    chosen = _chosen(path, "test" if own_val else split, len(listed), val, seed, limit)
+    taken = [listed[i] for i in chosen]
+    files = [file for _, _, file in taken]
+    labels = np.array([label for _, label, _ in taken], np.int64)
+    return Pictures(_decoded(path, files, image_size, progress), labels, classes, tuple(map(str, files)))
+
+
+def _folders(parent: Path) -> list[Path]:
+    return sorted(entry for entry in parent.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _is_image(file: Path) -> bool:
+    return file.suffix.lower() in SUFFIXES and not file.name.startswith(".") and file.is_file()
+
+
+def _decoded(path: Path, files: Sequence[Path], size: int, progress: Callable[[int, int], None] | None) -> np.ndarray:
+    pixels = np.empty((len(files), size, size, 3), np.uint8)
+
+    def decode(i: int) -> str | None:
+        try:
+            image = open_rgb(files[i])
+            check_aspect(*image.size)
+        except BadImage as error:
+            return f"{files[i]}: {error}"
+        pixels[i] = np.asarray(fitted(image, size))
+        return None
+
+    problems = []
+    # Threads: decoding lets go of the interpreter's lock.
+    with ThreadPoolExecutor() as pool:
+        for done, problem in enumerate(pool.map(decode, range(len(files))), start=1):
+            if problem is not None:
+                problems.append(problem)
+            if progress is not None and done * 10 // len(files) > (done - 1) * 10 // len(files):
+                progress(done, len(files))
+    _refuse(path, problems)
+    return pixels
