@@ -29,7 +29,7 @@ from vlm_step import SIZES
 from sameday.demo.tiny import write_model
 from sameday.spec.load import dump_yaml
 from sameday.spec.plan import Plan
-from sameday.spec.recipe import Recipe
+from sameday.spec.vqa import VqaRecipe
 from sameday.tasks import vqa
 from sameday.verify.arm import Job, run_here
 from sameday.verify.compare import Comparison, compare
@@ -94,7 +94,7 @@ def write_data(folder: Path, images: int, each: int, size: tuple[int, int], word
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
 
 
-def recipe(folder: Path, **more: Any) -> Recipe:
+def recipe(folder: Path, **more: Any) -> VqaRecipe:
     fields = {
         "model": str(folder / "model"),
         "data": {"train": "train.jsonl", "val": "val.jsonl"},
@@ -103,7 +103,7 @@ def recipe(folder: Path, **more: Any) -> Recipe:
         "max_pixels": 2**22,
         "lora": {"r": 4, "alpha": 8},
     }
-    return Recipe.model_validate(fields | more)
+    return VqaRecipe.model_validate(fields | more)
 
 
 def best(folder: Path) -> None:
@@ -126,7 +126,7 @@ def best(folder: Path) -> None:
 class Stage:
     """One model and its data, read from disk once; the plain arm and the reference are run once."""
 
-    def __init__(self, folder: Path, recipe: Recipe, steps: int) -> None:
+    def __init__(self, folder: Path, recipe: VqaRecipe, steps: int) -> None:
         self.folder, self.trial = folder, make_trial(recipe, steps)
         self.plain = self.run("plain", Plan())
         reference = reference_job(self.job("plain", Plan()), folder / "reference")
@@ -157,7 +157,7 @@ def show(count: int, name: str, found: Comparison, seconds: float, alarms: list[
 def array(folder: Path) -> None:
     write_model(folder / "model", [" ".join(WORDS)], 0, sharpen=1.5, **SHAPES["small"])
     write_data(folder, images=3, each=5, size=(96, 64), words=12, seed=0)
-    plans = trial_plans("cuda", 45, "bf16")
+    plans = trial_plans("vqa", "cuda", 45, "bf16")
     report(Stage(folder, recipe(folder, effective_batch=6), 4), enumerate(plans), f"array of {len(plans)} plans")
 
 
@@ -182,7 +182,7 @@ def alarms(folder: Path, first_seed: int) -> None:
     write_model(folder / "model", [" ".join(WORDS)], 0, device="cuda", dtype=torch.bfloat16, **SHAPES["1b"])
     kept: dict[str, Any] = {}
 
-    def load_once(name: str, asked: Recipe, device: torch.device) -> Any:
+    def load_once(name: str, asked: VqaRecipe, device: torch.device) -> Any:
         """Other noise in the weights for each seed would be another model; data, order and adapters differ."""
         import copy
 

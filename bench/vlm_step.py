@@ -28,7 +28,7 @@ from sameday.data.sample import ImageRef, Message, Sample
 from sameday.hardware.ranks import Ranks
 from sameday.models.qwen_vl import QwenVL
 from sameday.spec.plan import Plan
-from sameday.spec.recipe import Recipe
+from sameday.spec.vqa import VqaRecipe
 from sameday.tasks.vqa import VqaTask
 from sameday.train.loop import accumulate, update
 from sameday.train.optim import Gradients, make_optimizer
@@ -177,7 +177,7 @@ def build(size: str, device: torch.device, dtype: torch.dtype) -> Any:
 
 
 def measure(
-    name: str, plan: Plan, recipe: Recipe, data: MadeData, size: str, device: torch.device, steps: int
+    name: str, plan: Plan, recipe: VqaRecipe, data: MadeData, size: str, device: torch.device, steps: int
 ) -> dict[str, Any]:
     cuda = device.type == "cuda"
     dtype = torch.bfloat16 if recipe.precision == "bf16" else torch.float32
@@ -248,7 +248,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the figures here")
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    recipe = Recipe.model_validate(
+    recipe = VqaRecipe.model_validate(
         {"model": "made", "data": {"train": "made"}, "order": "listed", "lora": {"dropout": args.dropout}}
         | ({} if device.type == "cuda" else {"precision": "float32"})  # few CPUs multiply bf16 at speed
     )

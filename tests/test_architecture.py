@@ -90,6 +90,19 @@ def test_the_rule_sees_every_form_of_import() -> None:
     assert not wrong_way({"train.thing": "from sameday.train import watch\nfrom sameday.spec.plan import Plan"})
 
 
+def test_the_loop_and_the_verifier_know_no_task() -> None:
+    """What is one task's own is asked of the task: they import the faces and the registry."""
+    faces = {"sameday.tasks.base", "sameday.tasks.start", "sameday.tasks.registry"}
+    specs = {"sameday.spec.vqa", "sameday.spec.classify"}
+    for name, text in sources().items():
+        if name.split(".")[0] not in ("train", "verify", "cli"):
+            continue
+        found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom | ast.Import)]
+        modules = {n.module or "" if isinstance(n, ast.ImportFrom) else n.names[0].name for n in found}
+        known = {m for m in modules if m.startswith(("sameday.tasks", "sameday.models"))} - faces
+        assert not known | (modules & specs), name
+
+
 def test_specs_audit_and_help_do_without_torch() -> None:
     """What a user waits for before anything is computed. Deep imports count, so a fresh process is asked."""
     spec = sorted(name for name in sources() if name.startswith("spec."))
@@ -97,7 +110,7 @@ def test_specs_audit_and_help_do_without_torch() -> None:
 import importlib, sys
 def heavy():
     return sorted({{"torch", "transformers", "peft", "huggingface_hub"}} & set(sys.modules))
-for name in {spec} + ["data.audit", "cli"]:
+for name in {spec} + ["data.audit", "tasks.registry", "cli"]:
     importlib.import_module("sameday." + name)
     assert not heavy(), (name, heavy())
 sys.argv = ["sameday", "--help"]

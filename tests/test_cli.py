@@ -19,8 +19,8 @@ from worlds import write_world
 
 from sameday.spec.convert import convert
 from sameday.spec.load import load_plan, load_recipe
-from sameday.spec.recipe import Recipe
 from sameday.spec.record import read_metrics
+from sameday.spec.vqa import VqaRecipe
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
@@ -164,7 +164,7 @@ def test_a_plan_key_in_a_recipe_is_told_so(world: Path) -> None:
         ("recipe.seed=-1", "--set recipe.seed=-1: seed is -1; must be greater than or equal to 0"),
         (
             "plan.worker=2",
-            "--set plan.worker=2: worker is not a key here; nearest: workers",
+            "--set plan.worker=2: worker is not a key here; nearest: workers, keep_workers",
         ),
         ("recipe.lora.r=many", "--set recipe.lora.r=many: lora.r is 'many'; must be an integer"),
     ],
@@ -340,7 +340,7 @@ def test_eval_gives_what_the_run_gave(finished: Finished) -> None:
     scores = json.loads((finished.run / "eval.json").read_text())["val"]
     again = json.loads((finished.run / "eval-val.json").read_text())
     assert again == scores
-    line = f"loss {scores['loss']:.4g}  exact_match {scores['exact_match']:.4g}  questions 5\n"
+    line = f"loss {scores['loss']:.4g}  exact_match {scores['exact_match']:.4g}  samples 5\n"
     assert said.out.endswith(line)
 
 
@@ -377,7 +377,7 @@ def test_every_example_loads_as_what_it_is(path: Path) -> None:
     if path.name.endswith("_plan.yaml"):
         load_plan(path)
     elif path.name == "trainer_config.yaml":
-        assert isinstance(convert(path).recipe, Recipe)
+        assert isinstance(convert(path).recipe, VqaRecipe)
     else:
         assert load_recipe(path).fingerprint
 

@@ -164,7 +164,7 @@ def test_both_layouts_train_the_same_model(radiology: Path, model: Path) -> None
     for key in first:
         torch.testing.assert_close(second[key], first[key], atol=1e-4, rtol=1e-3, msg=key)
 
-    assert plain["questions"] == packed["questions"] > 4
+    assert plain["samples"] == packed["samples"] > 4
     assert 0 <= packed["exact_match"] <= 1 and packed["exact_match"] == plain["exact_match"]
     assert packed["loss"] == pytest.approx(plain["loss"], abs=1e-4)
     assert evaluate_run(other, "val") == pytest.approx(packed)

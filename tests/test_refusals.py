@@ -80,6 +80,20 @@ def test_special_tokens_in_the_system_prompt_are_refused(world: Path) -> None:
     assert said == "recipe.system_prompt holds <|image_pad|>, which would become a real token"
 
 
+def test_a_plan_for_another_task_is_refused_wherever_it_meets_the_recipe(world: Path) -> None:
+    (world / "plan.yaml").write_text("workers: 0\nmicro_batch: 4\n")
+    why = "micro_batch is 4; it is for task classify, and the recipe's task is vqa: leave it out"
+    for words in (("train", "recipe.yaml"), ("verify", "recipe.yaml")):
+        assert refused(world, *words, "--plan", "plan.yaml") == f"plan.yaml:2: {why}"
+        assert refused(world, *words, "--set", "plan.micro_batch=4") == f"--set plan.micro_batch=4: {why}"
+    (world / "good.yaml").write_text("workers: 0\n")
+    words = ("verify", "recipe.yaml", "--plan", "good.yaml", "--against", "plan.yaml")
+    assert refused(world, *words) == f"plan.yaml:2: {why}"
+    assert sameday(world, "train", "recipe.yaml", "--out", "run", "--max-steps", "1").code == 0
+    shutil.copy(world / "plan.yaml", world / "run" / "plan.yaml")
+    assert refused(world, "eval", "run", "--split", "val") == f"run/plan.yaml:2: {why}"
+
+
 def test_betas_have_limits(world: Path) -> None:
     assert "each must be at least 0 and less than 1" in refused(
         world, "train", "recipe.yaml", "--set", "recipe.betas=[0.9,1.5]"

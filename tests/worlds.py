@@ -14,7 +14,7 @@ from PIL import Image
 from sameday.data.audit import check
 from sameday.demo.tiny import write_model
 from sameday.spec.plan import Plan
-from sameday.spec.recipe import Recipe
+from sameday.spec.vqa import VqaRecipe
 from sameday.tasks.vqa import VqaTask
 
 WORDS = ["is", "there", "a", "red", "polyp", "near", "the", "left", "wall", "what", "size", "shape", "colour"]
@@ -97,7 +97,7 @@ def write_tiny(folder: Path, family: str = "qwen3_vl", sharpen: float = 2.0, see
     return folder
 
 
-def tiny_recipe(model: Path, **changes: Any) -> Recipe:
+def tiny_recipe(model: Path, **changes: Any) -> VqaRecipe:
     fields: dict[str, Any] = {
         "model": str(model),
         "precision": "float32",
@@ -106,10 +106,10 @@ def tiny_recipe(model: Path, **changes: Any) -> Recipe:
         "effective_batch": 16,
         "learning_rate": 1e-3,
     }
-    return Recipe.model_validate(fields | changes)
+    return VqaRecipe.model_validate(fields | changes)
 
 
-def make_task(folder: Path, recipe: Recipe, plan: Plan) -> VqaTask:
+def make_task(folder: Path, recipe: VqaRecipe, plan: Plan) -> VqaTask:
     splits = {
         name: check(folder / f"{name}.jsonl", folder / "images", limit=recipe.data.limit)[0]
         for name in ("train", "val")

@@ -59,9 +59,9 @@ def train(
 @app.command("eval")
 def evaluate(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
-    split: Annotated[Literal["train", "val", "test"], typer.Option(help="Which questions.")] = "test",
+    split: Annotated[Literal["train", "val", "test"], typer.Option(help="Which part of the data.")] = "test",
 ) -> None:
-    """Loss and exact match of a finished run."""
+    """Loss and other scores of a finished run."""
     from sameday.train.launch import evaluate_run
 
     scores = evaluate_run(run, split)
@@ -72,9 +72,7 @@ def evaluate(
 def verify(
     what: Annotated[list[Path], typer.Argument(help="A recipe (YAML), or two finished runs of one recipe.")],
     plan: Annotated[Path | None, typer.Option(help="The plan to judge (YAML). Default: as `train` chooses it.")] = None,
-    against: Annotated[
-        Path | None, typer.Option(help="The plan it must equal. Default: plain, one question at a time.")
-    ] = None,
+    against: Annotated[Path | None, typer.Option(help="The plan it must equal. Default: plain.")] = None,
     steps: Annotated[int | None, typer.Option(help="Steps of each arm, at least 4. Default: 8.")] = None,
     precision: Annotated[
         Literal["float32"] | None, typer.Option(help="Compare strictly in float32, whatever the recipe's format.")

@@ -130,7 +130,7 @@ def evaluation_mode_is_left_on(task: Any, _ranks: Any) -> Any:
     return patch.object(task, "evaluate", stays)
 
 
-@planted(SHARED, "questions", "tasks.vqa")
+@planted(SHARED, "samples", "tasks.vqa")
 def validation_on_a_part(task: Any, _ranks: Any) -> Any:
     """The last questions of the validation set are left out."""
     return patch.dict(task.splits, {"val": task.splits["val"][:-2]})

@@ -18,7 +18,7 @@ from worlds import make_task, tiny_recipe, write_world
 
 from sameday.data.images import open_rgb
 from sameday.spec.plan import Plan
-from sameday.spec.recipe import Recipe
+from sameday.spec.vqa import VqaRecipe
 from sameday.tasks.vqa import VqaTask
 from sameday.train.launch import train_from_files
 
@@ -35,7 +35,7 @@ PLAN = "share_images: true\npacking: true\nmax_questions: null\nsave_steps: 2\ne
 class Finished:
     folder: Path
     model: Path
-    recipe: Recipe
+    recipe: VqaRecipe
     run: Path
 
     def task(self) -> VqaTask:

@@ -3,24 +3,29 @@
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from sameday.spec.plan import Claim, Plan, claims
-from sameday.spec.recipe import Recipe
+from sameday.spec.load import RECIPES
+from sameday.spec.plan import Claim, Plan, claims, fields_of
+from sameday.verify.registry import trial_values
 
 
 def walk(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
     for name, field in model.model_fields.items():
         yield f"{prefix}{name}", field
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from walk(field.annotation, f"{prefix}{name}.")
+        for inner in (field.annotation, *get_args(field.annotation)):
+            if isinstance(inner, type) and issubclass(inner, BaseModel):
+                yield from walk(inner, f"{prefix}{name}.")
 
 
-FIELDS = [*walk(Recipe, "recipe."), *walk(Plan, "plan.")]
+RECIPE_FIELDS = [pair for task, recipe in RECIPES.items() for pair in walk(recipe, f"{task}.")]
+FIELDS = [*RECIPE_FIELDS, *walk(Plan, "plan.")]
+NEED_A_GPU = {"compile_mode", "level_kernel", "cuda_graphs"}
+"""On a CPU nothing but their plain values can be tried."""
 
 
 @pytest.mark.parametrize(("name", "field"), FIELDS, ids=[name for name, _ in FIELDS])
@@ -29,7 +34,8 @@ def test_every_field_has_a_description(name: str, field: FieldInfo) -> None:
 
 
 def test_the_walk_reaches_nested_fields() -> None:
-    assert {"recipe.lora.r", "recipe.data.train", "recipe.order.kind", "plan.token_budget"} <= dict(FIELDS).keys()
+    assert {"vqa.lora.r", "vqa.data.train", "vqa.order.kind", "plan.token_budget"} <= dict(FIELDS).keys()
+    assert {"classify.model.levels", "classify.model.depth", "classify.augment.flip"} <= dict(FIELDS).keys()
 
 
 @pytest.mark.parametrize("name", Plan.model_fields)
@@ -38,11 +44,34 @@ def test_every_plan_field_has_a_claim(name: str) -> None:
 
 
 def test_no_recipe_field_has_a_claim() -> None:
-    assert not [name for name, field in walk(Recipe, "") if field.json_schema_extra]
+    assert not [name for name, field in RECIPE_FIELDS if field.json_schema_extra]
 
 
 def test_recipe_and_plan_share_no_field() -> None:
-    assert not Recipe.model_fields.keys() & Plan.model_fields.keys()
+    assert not [r for r in RECIPES.values() if r.model_fields.keys() & Plan.model_fields.keys()]
+
+
+def test_each_field_is_for_all_tasks_or_for_one_of_them() -> None:
+    assert {name for task in RECIPES for name in fields_of(task)} == Plan.model_fields.keys()
+    own = {task: set(fields_of(task)) for task in RECIPES}
+    assert {"token_budget", "share_images", "attention"} <= own["vqa"] - own["classify"]
+    assert {"micro_batch", "level_kernel", "images_on"} <= own["classify"] - own["vqa"]
+    assert {"workers", "compile", "optimizer_impl", "save_steps"} <= own["vqa"] & own["classify"]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("task", RECIPES)
+def test_every_field_of_a_task_has_values_to_try(task: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    found: dict[str, tuple[Any, ...]] = trial_values(task, device, 7)
+    assert list(found) == fields_of(task)
+    single = {name for name, values in found.items() if len(values) == 1}
+    assert single == (NEED_A_GPU & found.keys() if device == "cpu" else set())
+    for name, values in found.items():
+        assert values[0] == Plan.model_fields[name].get_default(call_default_factory=True), name
+        assert all(value != values[0] for value in values[1:]), name
+        for value in values:
+            Plan.model_validate({name: value})
 
 
 def test_specs_are_read_without_torch() -> None:

@@ -15,7 +15,7 @@ from sameday.spec.convert import Conversion, convert, render, write
 from sameday.spec.errors import BadInput
 from sameday.spec.load import load_plan, load_recipe, resolve_path
 from sameday.spec.plan import Plan
-from sameday.spec.recipe import Recipe
+from sameday.spec.vqa import VqaRecipe
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "trainer_config.yaml"
 BASE = {"model_name_or_path": "tiny", "train_file": "train.jsonl"}
@@ -62,7 +62,7 @@ def assert_complete(conversion: Conversion, values: dict[str, Any]) -> None:
 def test_the_example() -> None:
     done = convert(EXAMPLE)
     assert_complete(done, yaml.safe_load(EXAMPLE.read_text()))
-    assert done.recipe == Recipe.model_validate(
+    assert done.recipe == VqaRecipe.model_validate(
         {
             "name": "kvasir-stage1",
             "model": "Qwen/Qwen3-VL-8B-Instruct",

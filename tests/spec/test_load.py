@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sameday.spec.errors import BadInput
 from sameday.spec.load import dump_yaml, load_plan, load_recipe, resolve_model, resolve_path, split_sets
 from sameday.spec.plan import Plan
-from sameday.spec.recipe import Recipe
+from sameday.spec.vqa import VqaRecipe
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MINIMAL = "model: tiny\ndata: {train: train.jsonl}\n"
@@ -23,7 +23,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def recipe(text: str, *sets: str) -> Recipe:
+def recipe(text: str, *sets: str) -> VqaRecipe:
     Path("recipe.yaml").write_text(text)
     return load_recipe(Path("recipe.yaml"), sets)
 
@@ -104,7 +104,7 @@ lora_dropout: 0.1
         "recipe.yaml:9: alpha is not a key here; it belongs to lora: lora.alpha",
         "recipe.yaml:10: max_pixels is 'lots'; must be an integer or null",
         "recipe.yaml:11: revision is 12; must be a string or null: put it in quotes",
-        f"recipe.yaml:12: zzz is not a key here; allowed: {', '.join(Recipe.model_fields)}",
+        f"recipe.yaml:12: zzz is not a key here; allowed: {', '.join(VqaRecipe.model_fields)}",
         "recipe.yaml:13: betas is [0.9]; must be a list of 2 numbers",
         "recipe.yaml:14: lora_dropout is not a key here; it belongs to lora: lora.dropout",
     }
@@ -200,7 +200,7 @@ def test_files_that_cannot_be_read(folder: Path) -> None:
 
 positive = st.floats(min_value=1e-12, max_value=1e12)
 recipes = st.builds(
-    lambda text, **values: Recipe.model_validate({"data": {"train": text}, "model": text, **values}),
+    lambda text, **values: VqaRecipe.model_validate({"data": {"train": text}, "model": text, **values}),
     text=st.text(min_size=1),
     system_prompt=st.none() | st.text(),
     revision=st.none() | st.sampled_from(["1e5", "12", "no", "null", "0x1f", "1_0", "2024-01-01", "~", "5e-05"]),
@@ -221,7 +221,7 @@ plans = st.builds(
 
 @settings(deadline=None, max_examples=60)
 @given(recipe=recipes, plan=plans)
-def test_dump_and_load_give_the_same(tmp_path_factory: Any, recipe: Recipe, plan: Plan) -> None:
+def test_dump_and_load_give_the_same(tmp_path_factory: Any, recipe: VqaRecipe, plan: Plan) -> None:
     folder = tmp_path_factory.getbasetemp()
     (folder / "r.yaml").write_text(dump_yaml(recipe), encoding="utf-8", newline="")
     (folder / "p.yaml").write_text(dump_yaml(plan), encoding="utf-8", newline="")
@@ -231,7 +231,7 @@ def test_dump_and_load_give_the_same(tmp_path_factory: Any, recipe: Recipe, plan
 
 
 def test_dumped_floats_are_floats_for_other_readers_too() -> None:
-    text = dump_yaml(Recipe.model_validate({"model": "m", "data": {"train": "t"}}))
+    text = dump_yaml(VqaRecipe.model_validate({"model": "m", "data": {"train": "t"}}))
     assert yaml.safe_load(text)["learning_rate"] == 5e-5
     assert "target_modules: [q_proj, k_proj, v_proj, o_proj]" in text
 

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from sameday.spec.errors import BadInput
 from sameday.spec.load import load_plan
 from sameday.spec.plan import Plan
-from sameday.spec.recipe import Recipe
 from sameday.spec.record import RunFolder, default_path, plain, read_metrics, write_text
+from sameday.spec.vqa import VqaRecipe
 
 
-def a_recipe(**values: Any) -> Recipe:
-    return Recipe.model_validate({"model": "tiny", "data": {"train": "train.jsonl"}, **values})
+def a_recipe(**values: Any) -> VqaRecipe:
+    return VqaRecipe.model_validate({"model": "tiny", "data": {"train": "train.jsonl"}, **values})
 
 
 def started(path: Path, plan: Plan | None = None, **values: Any) -> RunFolder:
@@ -41,7 +41,7 @@ def test_a_new_run_writes_what_was_asked_for(tmp_path: Path) -> None:
     again = RunFolder.read(run.path)
     assert (again.recipe, again.plan, again.recipe_dir) == (run.recipe, Plan(), tmp_path / "a")
     assert again.metrics == []
-    assert (run.checkpoints, run.adapter) == (run.path / "checkpoints", run.path / "adapter")
+    assert (run.checkpoints, run.result) == (run.path / "checkpoints", run.path / "adapter")
 
 
 def test_default_path_is_found_again() -> None:
@@ -87,10 +87,10 @@ HOLDER = """
 import sys, time
 from pathlib import Path
 from sameday.spec.plan import Plan
-from sameday.spec.recipe import Recipe
+from sameday.spec.vqa import VqaRecipe
 from sameday.spec.record import RunFolder
 import os
-recipe = Recipe.model_validate({"model": "tiny", "data": {"train": "train.jsonl"}})
+recipe = VqaRecipe.model_validate({"model": "tiny", "data": {"train": "train.jsonl"}})
 run = RunFolder.open(Path(sys.argv[1]), recipe, Plan(), Path("."))
 child = os.fork()
 print(child if child else "", flush=True)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from sameday.spec.errors import BadInput
-from sameday.spec.recipe import Recipe
+from sameday.spec.vqa import VqaRecipe
 from sameday.train import checkpoint
 
-RECIPE = Recipe.model_validate({"model": "tiny", "data": {"train": "train.jsonl"}})
+RECIPE = VqaRecipe.model_validate({"model": "tiny", "data": {"train": "train.jsonl"}})
 
 
 def fill(aside: Path) -> None:
@@ -20,12 +20,12 @@ def fill(aside: Path) -> None:
     (aside / "more" / "weights").write_bytes(b"inner")
 
 
-def write(folder: Path, step: int, recipe: Recipe = RECIPE) -> Path:
+def write(folder: Path, step: int, recipe: VqaRecipe = RECIPE) -> Path:
     state = {"step": step, "fingerprint": recipe.fingerprint, "recipe": recipe.model_dump(mode="json")}
     return checkpoint.write(folder, f"step-{step:06d}", fill, state)
 
 
-def newest(folder: Path, recipe: Recipe = RECIPE) -> tuple[int | None, list[str]]:
+def newest(folder: Path, recipe: VqaRecipe = RECIPE) -> tuple[int | None, list[str]]:
     said: list[str] = []
     found = checkpoint.newest(folder, recipe, said.append)
     return found and found.step, said

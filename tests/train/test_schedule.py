@@ -12,7 +12,7 @@ from transformers import TrainingArguments, get_scheduler
 
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
-from sameday.spec.recipe import Recipe
+from sameday.spec.vqa import VqaRecipe
 from sameday.train.optim import (
     Gradients,
     learning_rate,
@@ -24,9 +24,9 @@ from sameday.train.optim import (
 IMPLEMENTATIONS = ("loop", "foreach", "fused")
 
 
-def recipe(**changes: Any) -> Recipe:
+def recipe(**changes: Any) -> VqaRecipe:
     fields = {"model": "tiny", "data": {"train": "train.jsonl"}, "learning_rate": 3e-4}
-    return Recipe.model_validate(fields | changes)
+    return VqaRecipe.model_validate(fields | changes)
 
 
 def parameters(seed: int = 0) -> dict[str, nn.Parameter]:

@@ -78,14 +78,14 @@ def test_every_step_is_recorded_and_every_interval_charted(run: RunFolder) -> No
 def test_scores_are_a_line_a_record_and_a_chart(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     with Watch(run, 10, 5, CPU) as watch:
         watch.step(4, 1.0, 0.5, 8, {"lr": 1e-4})
-        watch.evaluation(4, "val", {"loss": 1.23456, "exact_match": 2 / 3, "questions": 9})
+        watch.evaluation(4, "val", {"loss": 1.23456, "exact_match": 2 / 3, "samples": 9})
     assert capsys.readouterr().out == "step 4/10  val loss 1.2346  exact_match 0.6667\n"
     assert run.metrics[-1] == {
         "step": 4,
         "split": "val",
         "loss": 1.23456,
         "exact_match": 2 / 3,
-        "questions": 9,
+        "samples": 9,
     }
     assert losses(run, "val/exact_match") == {4: pytest.approx(2 / 3)}
 

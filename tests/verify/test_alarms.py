@@ -49,8 +49,8 @@ def test_equivalent_plans_raise_no_alarm(tmp_path: Path, precision: str) -> None
     first = random.randrange(100_000)  # new ones each time: limits must hold for what they were not set by
     for seed in range(first, first + SEEDS):
         here = stage(tmp_path / str(seed), seed, precision)
-        plans = [p for p in trial_plans("cpu", 40, precision) if p.compile == "none"]
-        more = [p.model_copy(update={"compile": "none"}) for p in trial_plans("cpu", 40, precision)]
+        plans = [p for p in trial_plans("vqa", "cpu", 40, precision) if p.compile == "none"]
+        more = [p.model_copy(update={"compile": "none"}) for p in trial_plans("vqa", "cpu", 40, precision)]
         for plan in random.Random(seed).sample(plans + more, PLANS_EACH):
             found = here.compare(Plan.model_validate(plan.model_dump()))
             count += 1

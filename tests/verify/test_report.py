@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sameday.spec.plan import Plan, changed
-from sameday.spec.recipe import Recipe
+from sameday.spec.vqa import VqaRecipe
 from sameday.verify.compare import Comparison
 from sameday.verify.limits import LIMITS
 from sameday.verify.report import HEIGHT, WIDTH, WORDS, Report
@@ -35,7 +35,7 @@ def found(half: bool, kinds: int = 3, differences: int = 0) -> Comparison:
 
 
 def report(comparison: Comparison, **changes: Any) -> Report:
-    recipe = Recipe.model_validate({"name": "mine", "model": "m", "data": {"train": "t"}, "lora": {"dropout": 0.1}})
+    recipe = VqaRecipe.model_validate({"name": "mine", "model": "m", "data": {"train": "t"}, "lora": {"dropout": 0.1}})
     fields: dict[str, Any] = {
         "recipe": recipe,
         "names": ("fast.yaml", "plain.yaml"),

@@ -17,9 +17,11 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "train"))  # for comma
 
 from commands import finished, write_run
 
+from sameday.spec.classify import ClassifyRecipe
 from sameday.spec.errors import BadInput
 from sameday.spec.load import dump_yaml, load_plan, load_recipe
-from sameday.spec.record import read_metrics
+from sameday.spec.plan import Plan
+from sameday.spec.record import RunFolder, read_metrics
 from sameday.verify.runs import RunsReport, compare_recipes, compare_runs
 
 STEPS = 5
@@ -57,7 +59,7 @@ def copy(home: Path, tmp_path: Path) -> Callable[..., Path]:
         recipe = load_recipe(run / "recipe.yaml")
         (run / "recipe.yaml").write_text(dump_yaml(recipe.model_validate(recipe.model_dump() | fields)))
         if scores is not None:
-            (run / "eval.json").write_text(json.dumps({"val": {"questions": 9, **scores}}))
+            (run / "eval.json").write_text(json.dumps({"val": {"samples": 9, **scores}}))
         return run
 
     return make
@@ -116,7 +118,7 @@ def test_the_same_to_the_bit(home: Path) -> None:
     found = kinds(report)
     assert {k: v["count"] for k, v in found.items() if "weights" not in k} == {
         **dict.fromkeys(("training loss", "learning rate", "samples"), STEPS),
-        **dict.fromkeys(("val loss", "val exact_match", "val questions"), 3),  # steps 2, 4 and the last
+        **dict.fromkeys(("val loss", "val exact_match", "val samples"), 3),  # steps 2, 4 and the last
     }
     final = found["final weights"]["count"]
     assert final == len(load_file(home / "plain" / ADAPTER)) > 0
@@ -326,11 +328,11 @@ def test_recipes_over_seeds(copy: Callable[..., Path]) -> None:
 
 def test_scores_of_other_questions_or_weights_are_noted(copy: Callable[..., Path]) -> None:
     one = copy("plain", "one", {"loss": 1.0})
-    note = "note: the validation questions, or their weights in the loss, differ: scores are not of one kind"
+    note = "note: the validation samples, or their weights in the loss, differ: scores are not of one kind"
     others = {
         "rate": copy("plain", "rate", {"loss": 1.0}, learning_rate=0.5),
         "weight": copy("plain", "weight", {"loss": 1.0}, loss_weight="sample"),
-        "fewer": copy("plain", "fewer", {"loss": 1.0, "questions": 8}, learning_rate=0.5),
+        "fewer": copy("plain", "fewer", {"loss": 1.0, "samples": 8}, learning_rate=0.5),
     }
     assert [name for name, run in others.items() if note in joined(compare_recipes([one, run]))] == ["weight", "fewer"]
 
@@ -342,6 +344,12 @@ def test_recipes_that_cannot_be_compared(home: Path, copy: Callable[..., Path]) 
     )
     assert refused(lambda: compare_recipes([plain, home / "again", other])) == (
         f"{home / 'again'}: has the recipe and the seed of {plain}; give one run of each seed"
+    )
+    classified = ClassifyRecipe.model_validate({"model": {"kind": "vit"}, "data": {"path": "cifar"}})
+    pictures = RunFolder.open(other.parent / "pictures", classified, Plan(), other)
+    pictures.close()
+    assert refused(lambda: compare_recipes([plain, pictures.path])) == (
+        f"runs of several tasks have no scores to compare: vqa ({plain}), classify ({pictures.path})"
     )
     missing = f"{other / 'eval.json'}: has no validation scores; a run whose recipe has data.val ends with them"
     for content in ('{"val": {}}', '{"val": {"loss": null}}', "torn", None):

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-from sameday.spec.recipe import Order
+from sameday.spec.vqa import Order
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""A micro-batch read back: what each of its questions looks like to the model, whatever row it stands in. No plan may
-change any of it, so two plans are compared by it exactly."""
+"""A micro-batch read back: what each of its samples looks like to the model, wherever in the tensors it stands. No plan
+may change any of it, so two plans are compared by it exactly."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from sameday.data.layout import PREFIX
 
 @dataclass(frozen=True)
 class Seen:
-    """One question: how many tokens and targets it has, and a digest of each thing that must not change."""
+    """One sample: how many there are of the things it is made of, and a digest of each thing that must not change."""
 
     id: int
-    tokens: int
-    targets: int
+    counts: dict[str, int]
     digests: dict[str, str]
 
 
@@ -41,14 +40,13 @@ def read_back(batch: Batch, merge_size: int) -> Iterator[Seen]:
         own = np.flatnonzero((group[row] == group[last]) & reachable) + row.start
         yield Seen(
             sample,
-            len(own),
-            int(mine.sum()),
+            {"tokens": len(own), "targets": int(mine.sum())},
             {
-                "tokens": _digest(tokens[own]),
-                "positions": _digest(positions[:, own]),
+                "tokens": digest(tokens[own]),
+                "positions": digest(positions[:, own]),
                 "images": pictures.digest(own),
-                "targets": _digest(np.searchsorted(own, at[mine]), target[mine]),
-                "weights": _digest(weight[mine]),
+                "targets": digest(np.searchsorted(own, at[mine]), target[mine]),
+                "weights": digest(weight[mine]),
             },
         )
 
@@ -71,13 +69,14 @@ class _Pictures:
             grids = np.asarray([self.grids[i] for i in images.tolist()], np.int64)
             patches = (rows[:, None] * self.patches + np.arange(self.patches)).reshape(-1)
             # Relative: where an image stands among a micro-batch's images is no part of the question.
-            self.known[sources] = _digest(self.pixels[patches], grids) if sources else "none"
+            self.known[sources] = digest(self.pixels[patches], grids) if sources else "none"
         return self.known[sources]
 
 
-def _digest(*arrays: np.ndarray) -> str:
-    digest = hashlib.blake2b(digest_size=8)
+def digest(*arrays: np.ndarray) -> str:
+    """The same for equal numbers of equal type and shape."""
+    made = hashlib.blake2b(digest_size=8)
     for array in arrays:
-        digest.update(f"{array.dtype} {array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()
+        made.update(f"{array.dtype} {array.shape}".encode())
+        made.update(np.ascontiguousarray(array).data)
+    return made.hexdigest()

@@ -16,8 +16,8 @@ from typing import Any
 from sameday.spec.errors import EXIT_OK, EXIT_STOPPED
 from sameday.spec.load import dump_yaml
 from sameday.spec.plan import Plan
-from sameday.spec.recipe import Recipe
 from sameday.spec.record import RunFolder
+from sameday.spec.vqa import VqaRecipe
 
 COMPARED_STEPS = 12
 STEPS = 300
@@ -83,7 +83,7 @@ def _prepare(out: Path) -> float:
     rows, val = ([json.loads(line) for line in (out / f"{name}.jsonl").open()] for name in ("train", "val"))
     two_layers = {"num_hidden_layers": 2}
     write_model(out / "model", [f"{r['question']} {r['answer']}" for r in rows], seed=0, text=two_layers)
-    (out / "recipe.yaml").write_text(dump_yaml(Recipe.model_validate(RECIPE)))
+    (out / "recipe.yaml").write_text(dump_yaml(VqaRecipe.model_validate(RECIPE)))
     for name, fields in PLANS.items():
         (out / f"{name}_plan.yaml").write_text(dump_yaml(Plan(**fields)))
     print(f"{len(rows)} questions about {len({r['image'] for r in rows})} drawn scenes, for example:")
@@ -122,9 +122,7 @@ def _compare(out: Path, baseline: float) -> None:
     print(f"  shared is {speeds['shared'][1] / speeds['plain'][1]:.1f} times faster on this machine, order by_image")
     scores = json.loads((out / "shared_run" / "eval.json").read_text())["val"]
     gain = 100 * (scores["exact_match"] - baseline)
-    print(
-        f"\nexact match on {scores['questions']} new questions after {STEPS} steps: {100 * scores['exact_match']:.1f}%"
-    )
+    print(f"\nexact match on {scores['samples']} new questions after {STEPS} steps: {100 * scores['exact_match']:.1f}%")
     print(f"always giving each question's most frequent answer:  {100 * baseline:.1f}%  ({gain:+.1f} points)")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from sameday.hardware.machine import Machine
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
-from sameday.spec.recipe import Recipe
+from sameday.spec.vqa import VqaRecipe
 
 BYTES_PER_ACTIVATION = 30 * 2
 """Kept for the backward pass, per token, layer and unit of width: about 30 numbers of two bytes, uncompiled."""
@@ -38,7 +38,7 @@ def attention_kernel(plan: Plan, device: str, precision: str, triton: bool) -> t
     return "sdpa", "without Triton only the dense mask is there"
 
 
-def choose_plan(recipe: Recipe, machine: Machine, config: Any, ranks: int) -> tuple[Plan, dict[str, str]]:
+def choose_plan(recipe: VqaRecipe, machine: Machine, config: Any, ranks: int) -> tuple[Plan, dict[str, str]]:
     """A safe plan for this machine and model, field by field with its reason."""
     text = config.text_config
     why: dict[str, str] = {}
@@ -74,7 +74,7 @@ def choose_plan(recipe: Recipe, machine: Machine, config: Any, ranks: int) -> tu
     return Plan(**fields), why
 
 
-def _spare(recipe: Recipe, machine: Machine, text: Any) -> float:
+def _spare(recipe: VqaRecipe, machine: Machine, text: Any) -> float:
     """Bytes left for activations: nine tenths of the memory less the weights, gradients and optimizer state."""
     half = recipe.precision == "bf16" and recipe.train == "lora"
     each = (2 if half else 4) + (12 if recipe.train == "all" else 0)

@@ -22,7 +22,7 @@ from sameday.models.adapters import add_adapters, load_adapters, prepare_adapter
 from sameday.models.tower import make_compilable
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
-from sameday.spec.recipe import Recipe
+from sameday.spec.vqa import VqaRecipe
 
 FAMILIES = ("qwen3_vl", "qwen2_5_vl")
 COMPILE_BACKEND = "inductor"
@@ -32,7 +32,7 @@ class QwenVL:
     """A model as recipe and plan ask for it: what is trained, in which format, computed how."""
 
     def __init__(
-        self, base: Any, recipe: Recipe, plan: Plan, device: torch.device, start_adapter: Path | None = None
+        self, base: Any, recipe: VqaRecipe, plan: Plan, device: torch.device, start_adapter: Path | None = None
     ) -> None:
         check_supported(base.config)
         self.recipe, self.plan, self.device = recipe, plan, device
@@ -229,7 +229,7 @@ def _digest(model: Any) -> str:
     return digest.hexdigest()
 
 
-def load_base(model: str, recipe: Recipe, device: torch.device) -> Any:
+def load_base(model: str, recipe: VqaRecipe, device: torch.device) -> Any:
     """The pretrained model, frozen parts in the recipe's format."""
     from transformers import AutoConfig, AutoModelForImageTextToText
 

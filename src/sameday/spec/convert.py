@@ -14,8 +14,8 @@ from sameday.spec import trainer_keys as keys
 from sameday.spec.errors import BadInput
 from sameday.spec.load import Document, dump_yaml, read_document, resolve_path, validate
 from sameday.spec.plan import Plan
-from sameday.spec.recipe import Lora, Recipe
 from sameday.spec.record import write_text
+from sameday.spec.vqa import Lora, VqaRecipe
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Note:
 class Conversion:
     """The recipe and the plan, with paths as the old file had them, relative to `config_dir`."""
 
-    recipe: Recipe
+    recipe: VqaRecipe
     plan: Plan
     notes: list[Note]
     config_dir: Path
@@ -335,7 +335,7 @@ class _Converter:
         for name in ("recipe", "plan"):
             try:
                 new = self.new[name]
-                specs[name] = validate(Recipe, new) if name == "recipe" else validate(Plan, new)
+                specs[name] = validate(VqaRecipe, new) if name == "recipe" else validate(Plan, new)
             except BadInput as error:
                 self.refused += str(error).splitlines()
         if self.refused:

@@ -14,12 +14,19 @@ from typing import Any, Literal, TypeVar, Union
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from sameday.spec.classify import ClassifyRecipe
 from sameday.spec.errors import BadInput
-from sameday.spec.plan import Plan
-from sameday.spec.recipe import Recipe
+from sameday.spec.plan import Plan, foreign
+from sameday.spec.recipe import Recipe, Strict
+from sameday.spec.vqa import VqaRecipe
 
-Spec = TypeVar("Spec", Recipe, Plan)
+RECIPES: dict[str, type[Recipe]] = {"vqa": VqaRecipe, "classify": ClassifyRecipe}
+"""What each task's recipe looks like. The first is meant where a file names no task."""
+
+Spec = TypeVar("Spec", bound=Strict)
 KeyPath = tuple[Any, ...]
+
+_UNIONS = (Union, types.UnionType)
 
 # No spec is nested deeper. Aliases can nest a small file without end, so nothing walks further than this.
 _MAX_DEPTH = 4
@@ -183,17 +190,32 @@ def _apply_sets(document: Document, sets: Sequence[str]) -> None:
 
 
 def load_recipe(path: Path, sets: Sequence[str] = ()) -> Recipe:
-    """The recipe in this file, with `recipe.KEY=VALUE` settings put over it."""
+    """The recipe in this file, with `recipe.KEY=VALUE` settings put over it. Its task decides which fields it has."""
     document = read_document(path)
     _apply_sets(document, split_sets(sets)[0])
-    return validate(Recipe, document)
+    task = document.values.get("task", next(iter(RECIPES)))
+    if not isinstance(task, str) or task not in RECIPES:
+        allowed = ", ".join(map(repr, RECIPES))
+        raise BadInput(f"{document.place(('task',))}: task is {_value(task)}; must be one of {allowed}")
+    return validate(RECIPES[task], document)
 
 
-def load_plan(path: Path | None, sets: Sequence[str] = ()) -> Plan:
-    """The plan in this file (the plain plan without one), with `plan.KEY=VALUE` settings put over it."""
+def recipe_from(values: dict[str, Any]) -> Recipe:
+    """A recipe that was written as plain data."""
+    return RECIPES[values["task"]].model_validate(values)
+
+
+def load_plan(path: Path | None, sets: Sequence[str] = (), task: str | None = None) -> Plan:
+    """The plan in this file (the plain plan without one), with `plan.KEY=VALUE` settings put over it. BadInput where it
+    sets what is for another task than the recipe's."""
     document = read_document(path) if path is not None else Document("plan")
     _apply_sets(document, split_sets(sets)[1])
-    return validate(Plan, document)
+    plan = validate(Plan, document)
+    problems = foreign(plan, task) if task is not None else {}
+    if problems:
+        lines = [f"{document.place((k,))}: {k} is {_value(getattr(plan, k))}; {why}" for k, why in problems.items()]
+        raise BadInput("\n".join(lines))
+    return plan
 
 
 def validate(kind: type[Spec], document: Document) -> Spec:
@@ -214,6 +236,8 @@ def _explain(kind: type[BaseModel], document: Document, problem: dict[str, Any])
         loc = loc[:-1]  # what is wrong is the length of the list
     path, owner, annotation = _locate(kind, loc)
     place, name, given = document.place(path), show(path), problem["input"]
+    if problem["type"].startswith("union_tag_"):
+        return _explain_tag(document, (*path, "kind"), annotation, given)
     if problem["type"] == "extra_forbidden":
         return f"{place}: {name} {_unknown_key(kind, owner, path)}"
     if problem["type"] == "missing" and loc == problem["loc"]:
@@ -232,44 +256,74 @@ def _explain(kind: type[BaseModel], document: Document, problem: dict[str, Any])
     return f"{place}: {name} is {_value(given)}; {must}"
 
 
+def _explain_tag(document: Document, path: KeyPath, annotation: Any, given: dict[str, Any]) -> str:
+    """One of several models was meant, and it is not known which."""
+    said = f"is {_value(given['kind'])}" if "kind" in given else "is missing"
+    allowed = ", ".join(map(repr, _models(annotation)))
+    return f"{document.place(path)}: {show(path)} {said}; must be one of {allowed}"
+
+
 def _explain_rule(kind: type[BaseModel], document: Document, path: KeyPath, given: Any, text: str) -> str:
     """A validator's own sentence. One about several keys stands at the first of them that was given."""
     if text.startswith("must"):
         return f"{document.place(path)}: {show(path)} is {_value(given)}; {text}"
-    named = [(*path, word) for word in re.findall(r"\w+", text)]
+    named = [(*path, *word.split(".")) for word in re.findall(r"\w+(?:\.\w+)*", text)]
     place = next((document.places[key] for key in named if key in document.places), document.place(path))
     return f"{place}: {show(path)}: {text}" if path else f"{place}: {text}"
 
 
+def _models(annotation: Any) -> dict[str, type[BaseModel]]:
+    """The models among a type's alternatives, by their kinds where there are several."""
+    given = typing.get_args(annotation) if typing.get_origin(annotation) in _UNIONS else (annotation,)
+    found = [each for each in given if isinstance(each, type) and issubclass(each, BaseModel)]
+    return {"": found[0]} if len(found) == 1 else {each.model_fields["kind"].default: each for each in found}
+
+
 def _locate(kind: type[BaseModel], loc: KeyPath) -> tuple[KeyPath, type[BaseModel], Any]:
     """The key path in an error's location, the model that holds its last key, and that key's type."""
-    owner, annotation = kind, None
-    for index, name in enumerate(loc):
-        if name not in owner.model_fields:
-            return loc[: index + 1], owner, None
-        annotation = owner.model_fields[name].annotation
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+    path: KeyPath = ()
+    owner: type[BaseModel] = kind
+    annotation: Any = None
+    while loc:
+        path, loc = (*path, loc[0]), loc[1:]
+        if path[-1] not in owner.model_fields:
+            return path, owner, None
+        annotation = owner.model_fields[path[-1]].annotation
+        models = _models(annotation)
+        if not models:
             # What follows is an index, a mapping's key, or the name of a union's branch, which is no key.
-            inner = loc[index + 1 : index + 2]
-            if inner and typing.get_origin(annotation) is dict:
-                return (*loc[: index + 1], *inner), owner, typing.get_args(annotation)[1]
-            if inner and isinstance(inner[0], int):
-                return (*loc[: index + 1], *inner), owner, typing.get_args(annotation)[0]
-            return loc[: index + 1], owner, annotation
-        if index + 1 < len(loc):
+            if loc and typing.get_origin(annotation) is dict:
+                return (*path, loc[0]), owner, typing.get_args(annotation)[1]
+            if loc and isinstance(loc[0], int):
+                return (*path, loc[0]), owner, typing.get_args(annotation)[0]
+            return path, owner, annotation
+        if len(models) > 1 and loc:  # the kind comes first, and is no key
+            annotation, loc = models[loc[0]], loc[1:]
+        elif loc:
+            (annotation,) = models.values()
+        if loc:
             owner = annotation
-    return loc, owner, annotation
+    return path, owner, annotation
 
 
 def _unknown_key(kind: type[BaseModel], owner: type[BaseModel], path: KeyPath) -> str:
     key = str(path[-1])
-    names = {Recipe: "recipe", Plan: "plan"}
-    for other in (Plan, Recipe):
-        if other is not kind and key in other.model_fields and key not in kind.model_fields:
-            return f"is a {names[other]} field, not a {names[kind]} field"
-    for name, outer in kind.model_fields.items():
+    inside = [(name, kinds) for name, field in kind.model_fields.items() if (kinds := _models(field.annotation))]
+    for _, kinds in inside:
+        here = next((tag for tag, model in kinds.items() if model is owner), "")
+        there = [tag for tag, model in kinds.items() if key in model.model_fields]
+        if here and there:
+            return f"is not a key of kind {here}, but of {', '.join(there)}"
+    if kind is not Plan and key in Plan.model_fields:
+        return "is a plan field, not a recipe field"
+    for task, other in RECIPES.items():
+        if kind is Plan and key in other.model_fields:
+            return "is a recipe field, not a plan field"
+        if owner is kind and kind is not other and key in other.model_fields:
+            return f"is not a key here, but in recipes of task {task}"
+    for name, kinds in inside:
         inner = key.removeprefix(f"{name}_")
-        if outer.annotation is not owner and inner in getattr(outer.annotation, "model_fields", {}):
+        if owner not in kinds.values() and any(inner in model.model_fields for model in kinds.values()):
             return f"is not a key here; it belongs to {name}: {name}.{inner}"
     if owner is not kind and key in kind.model_fields:
         return f"is not a key here; {key} belongs to the top level"
@@ -285,7 +339,7 @@ def _allowed(annotation: Any) -> str:
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal:
         return ("one of " if len(args) > 1 else "") + ", ".join(repr(arg) for arg in args)
-    if origin in (Union, types.UnionType):
+    if origin in _UNIONS:
         return " or ".join(_allowed(arg) for arg in args)
     if origin is tuple:
         count = "" if args[-1] is Ellipsis else f"{len(args)} "

@@ -136,7 +136,8 @@ class RunFolder:
         for name in ("recipe.yaml", "plan.yaml", "environment.json"):
             if not (path / name).is_file():
                 raise BadInput(f"{path}: is not a run folder: it has no {name}")
-        recipe, plan = load_recipe(path / "recipe.yaml"), load_plan(path / "plan.yaml")
+        recipe = load_recipe(path / "recipe.yaml")
+        plan = load_plan(path / "plan.yaml", task=recipe.task)
         return cls(path, recipe, plan, Path(_read_environment(path / "environment.json")["recipe_dir"]))
 
     @property
@@ -144,8 +145,9 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
-    def adapter(self) -> Path:
-        return self.path / "adapter"
+    def result(self) -> Path:
+        """The finished weights; there once the run is done."""
+        return self.path / self.recipe.result
 
     @property
     def metrics_path(self) -> Path:

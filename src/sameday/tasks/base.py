@@ -1,4 +1,4 @@
-"""The face every task shows to the training loop."""
+"""The face every task shows to the training loop, once it is loaded."""
 
 from __future__ import annotations
 
@@ -11,12 +11,19 @@ from torch import Tensor, nn
 
 from sameday.data.seen import Seen
 from sameday.hardware.ranks import Ranks
+from sameday.tasks.start import LeftOut
 
 
 class Task(Protocol):
     """Order comes from the recipe, partition from the plan, and sums are never averages: the loop divides once."""
 
     device: torch.device
+    left_out: Sequence[LeftOut]
+    """Samples that only loading showed to be unfit."""
+    budget_field: str
+    """The plan field that bounds a micro-batch: what is lowered when memory runs out."""
+    memory_advice: str
+    """What is left to try where one sample alone is too much."""
 
     def trained(self) -> dict[str, nn.Parameter]:
         """What the optimizer updates, by name."""
@@ -30,7 +37,11 @@ class Task(Protocol):
         """What the step's loss sum is divided by."""
 
     def batches(self, step: int, budget: int | None, ranks: Ranks) -> Iterable[Any]:
-        """This rank's micro-batches of a step, on the CPU. `budget` overrides the plan's micro-batch size."""
+        """This rank's micro-batches of a step, with `to(device, non_blocking)` and `pin_memory()`. `budget` overrides
+        the plan's `budget_field`; 1 puts each sample by itself."""
+
+    def budget(self, step: int, budget: int | None, ranks: Ranks) -> int:
+        """The bound that holds in this step: the given one, or what the plan comes to."""
 
     def smaller_budget(self, step: int, budget: int | None, ranks: Ranks) -> int | None:
         """Half of the step's largest micro-batch, or None where none can be cut any more."""
@@ -53,7 +64,7 @@ class Task(Protocol):
     def training(self, on: bool) -> None: ...
 
     def evaluate(self, split: str, ranks: Ranks, budget: int | None = None) -> dict[str, float]:
-        """Scores of a split, `loss` among them; empty where the recipe has no such split."""
+        """Scores of a split: `loss`, `samples` (how many), and shares of the samples; empty where there is none."""
 
     def digests(self) -> dict[str, str]:
         """What the outcome depends on besides the recipe's text, by name: changes when its content does."""

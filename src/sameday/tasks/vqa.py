@@ -27,23 +27,27 @@ from sameday.models.qwen_vl import QwenVL, load_base
 from sameday.spec.errors import BadInput
 from sameday.spec.load import resolve_model, resolve_path
 from sameday.spec.plan import Plan
-from sameday.spec.recipe import Recipe
+from sameday.spec.vqa import VqaRecipe
+from sameday.tasks.start import LeftOut
 
 
 class VqaTask:
     """`splits` holds audited samples by name; `train` is the one that is learned."""
 
+    budget_field = "token_budget"
+    memory_advice = "plan.checkpointing full, recipe.max_pixels, max_length"
+
     def __init__(
         self,
-        recipe: Recipe,
+        recipe: VqaRecipe,
         plan: Plan,
         model: QwenVL,
         encoder: Encoder,
         processor: ImageProcessor,
         splits: dict[str, list[Sample]],
-        skipped: Sequence[str] = (),
+        left_out: Sequence[LeftOut] = (),
     ) -> None:
-        self.recipe, self.plan, self.model, self.skipped = recipe, plan, model, skipped
+        self.recipe, self.plan, self.model, self.left_out = recipe, plan, model, left_out
         self.encoder, self.processor, self.splits = encoder, processor, splits
         self.device = model.device
         self.places = [Place(s.id, s.image_key, s.stage) for s in splits.get("train", [])]
@@ -53,7 +57,7 @@ class VqaTask:
     @classmethod
     def load(
         cls,
-        recipe: Recipe,
+        recipe: VqaRecipe,
         plan: Plan,
         recipe_dir: Path,
         device: torch.device,
@@ -69,10 +73,10 @@ class VqaTask:
         )
         encoder = Encoder(tokenizer, processor.grid, processor.merge_size, recipe.system_prompt, recipe.max_length)
         _check_stages(recipe, splits.get("train", []))
-        splits, skipped = _check_encoding(encoder, splits, recipe.data.on_bad == "skip")
+        splits, left_out = _check_encoding(encoder, splits, recipe.data.on_bad == "skip")
         start = None if recipe.start_adapter is None else resolve_path(recipe_dir, recipe.start_adapter)
         model = QwenVL(load_base(name, recipe, device), recipe, plan, device, start)
-        return cls(recipe, plan, model, encoder, processor, splits, skipped)
+        return cls(recipe, plan, model, encoder, processor, splits, left_out)
 
     # Order: recipe
 
@@ -113,6 +117,9 @@ class VqaTask:
     def batches(self, step: int, budget: int | None, ranks: Ranks) -> Iterable[Batch]:
         encoded, parts = self._step(step, budget, ranks)
         return (self._build(encoded, part) for part in parts[ranks.rank])
+
+    def budget(self, step: int, budget: int | None, ranks: Ranks) -> int:
+        return budget or self.plan.token_budget
 
     def smaller_budget(self, step: int, budget: int | None, ranks: Ranks) -> int | None:
         _, parts = self._step(step, budget, ranks)
@@ -212,7 +219,7 @@ class VqaTask:
                     sums += self._score(batch)
         self.training(True)
         loss, weight, right, questions = ranks.sum_(sums).tolist()
-        return {"loss": loss / weight, "exact_match": right / questions, "questions": int(questions)}
+        return {"loss": loss / weight, "exact_match": right / questions, "samples": int(questions)}
 
     def _score(self, batch: Batch) -> Tensor:
         with self.model.numeric_format():
@@ -227,7 +234,7 @@ class VqaTask:
         return torch.stack([v.to(device=self.device, dtype=torch.float64) for v in values])
 
 
-def _check_stages(recipe: Recipe, samples: Sequence[Sample]) -> None:
+def _check_stages(recipe: VqaRecipe, samples: Sequence[Sample]) -> None:
     if recipe.order.kind == "curriculum" or recipe.order.within_image == "stage":
         without = [s.where for s in samples if s.stage is None]
         if without:
@@ -238,7 +245,7 @@ def _check_stages(recipe: Recipe, samples: Sequence[Sample]) -> None:
 
 def _check_encoding(
     encoder: Encoder, splits: dict[str, list[Sample]], skip: bool
-) -> tuple[dict[str, list[Sample]], list[str]]:
+) -> tuple[dict[str, list[Sample]], list[LeftOut]]:
     """Every question once through the encoder, before the model is loaded: what max_length has no room for, all in
     one list, or left out."""
     good: dict[str, list[Sample]] = {}
@@ -253,4 +260,4 @@ def _check_encoding(
                 problems.append(str(error))
     if problems and (not skip or not all(good.values())):
         raise BadInput("\n".join(problems) + ("" if skip else "\n--on-bad skip leaves them out"))
-    return good, problems
+    return good, [LeftOut(*line.split(": ", 1)) for line in problems]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sameday.spec.errors import BadInput
+from sameday.spec.load import recipe_from
 from sameday.spec.recipe import Recipe, differences
 
 MANIFEST = "manifest.json"
@@ -86,7 +87,7 @@ def newest(folder: Path, recipe: Recipe, say: Callable[[str], None]) -> Checkpoi
             continue
         state = json.loads((path / STATE).read_text())
         if state["fingerprint"] != recipe.fingerprint:
-            there = Recipe.model_validate(state["recipe"])
+            there = recipe_from(state["recipe"])
             raise BadInput(f"{path} is a checkpoint of another recipe:\n  " + "\n  ".join(differences(there, recipe)))
         return Checkpoint(path, step, state)
     return None

@@ -60,10 +60,9 @@ def train(
             if out_of_memory:
                 smaller = task.smaller_budget(step, budget, ranks)
                 if smaller is None:
-                    raise RunStopped(_too_large(task, ids), EXIT_OUT_OF_MEMORY)
-                was = budget or plan.token_budget
-                assert smaller < was, f"token budget {was} -> {smaller} would run out of memory for ever"
-                watch.say(f"step {step + 1}: out of memory; token budget {was} -> {smaller}, the step is done again")
+                    raise RunStopped(_too_large(recipe, task, ids), EXIT_OUT_OF_MEMORY)
+                change = _lowered(task, task.budget(step, budget, ranks), smaller)
+                watch.say(f"step {step + 1}: out of memory; {change}, the step is done again")
                 budget = smaller
                 torch.cuda.empty_cache()
                 held.close()
@@ -194,13 +193,13 @@ def _finish(
     plan: Plan, run: RunFolder, task: Task, scores: dict[str, float], step: int, best: dict[str, Any] | None
 ) -> None:
     _tidy(plan, run, step, best)  # once more, for a run killed before it could
-    checkpoint.write(run.path, run.adapter.name, task.save, None)
+    checkpoint.write(run.path, run.result.name, task.save, None)
     run.write_json("eval.json", {"val": scores, "best": best})
 
 
 def _diverged(task: Task, gradients: Gradients, step: int, loss: float, norm: float, ranks: Ranks) -> str:
     mine: list[str] = []
-    # One question that is not finite spoils all that share its row: look at each by itself.
+    # One sample that is not finite may spoil others of its micro-batch: look at each by itself.
     for batch in task.batches(step, 1, ranks):
         batch = batch.to(task.device)
         gradients.zero()
@@ -210,16 +209,28 @@ def _diverged(task: Task, gradients: Gradients, step: int, loss: float, norm: fl
         mine += task.culprits(batch, each + 0 * gradients.norm())
     named = sorted({name for part in ranks.gather(mine) for name in part})
     what = f"loss {loss}" if not math.isfinite(loss) else f"gradient norm {norm} at loss {loss:.4f}"
-    whole = f"in the step of {', '.join(task.names(task.step_ids(step)))}"
-    who = f"not finite at {', '.join(named)}" if named else whole
+    whole = f"in the step of {_listed(task.names(task.step_ids(step)))}"
+    who = f"not finite at {_listed(named)}" if named else whole
     return f"step {step + 1}: {what}, {who}. The weights were not touched; earlier checkpoints are good."
 
 
-def _too_large(task: Task, ids: list[int]) -> str:
+def _lowered(task: Task, was: int, smaller: int) -> str:
+    change = f"{task.budget_field.replace('_', ' ')} {was} -> {smaller}"
+    assert smaller < was, f"{change} would run out of memory for ever"
+    return change
+
+
+def _too_large(recipe: Recipe, task: Task, ids: list[int]) -> str:
     return (
-        "out of memory with a single question in a micro-batch, in the step of "
-        f"{', '.join(task.names(ids))}. What is left to try: plan.checkpointing full, recipe.max_pixels, max_length."
+        f"out of memory with a single {recipe.sample} in a micro-batch, in the step of {_listed(task.names(ids))}. "
+        f"What is left to try: {task.memory_advice}."
     )
+
+
+def _listed(names: list[str], most: int = 32) -> str:
+    """A step may have thousands of samples; nobody reads that many."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 class _StopRequest:

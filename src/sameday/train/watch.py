@@ -64,7 +64,7 @@ class Watch:
             return
         self.say(
             f"step {step}/{self.total}  {split} loss {scores['loss']:.4f}  "
-            + "  ".join(f"{k} {v:.4g}" for k, v in scores.items() if k not in ("loss", "questions"))
+            + "  ".join(f"{k} {v:.4g}" for k, v in scores.items() if k not in ("loss", "samples"))
         )
         self.run.append({"step": step, "split": split, **scores})
         self._chart(split, scores, step)

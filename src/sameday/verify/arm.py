@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from sameday.spec.errors import EXIT_BAD_INPUT, BadInput, RunStopped
+from sameday.spec.load import recipe_from
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
+from sameday.tasks.registry import start_of
 
 STIR = 0.05
-"""Standard deviation given to parameters that start at zero: enough for an adapter to matter beside its layer."""
+"""Standard deviation given to parameters that start at zero: enough to matter beside its layer."""
 
 DIED = "died"
 """A file that an arm leaves when it is killed as planned."""
@@ -56,14 +58,14 @@ class Job:
     @classmethod
     def read(cls, path: Path) -> Job:
         fields = json.loads(path.read_text())
-        recipe, plan = Recipe.model_validate(fields.pop("recipe")), Plan.model_validate(fields.pop("plan"))
+        recipe, plan = recipe_from(fields.pop("recipe")), Plan.model_validate(fields.pop("plan"))
         home, out = Path(fields.pop("home")), Path(fields.pop("out"))
         return cls(recipe, plan, home, out, **fields)
 
 
 def run_part(job: Job, part: int, die: Callable[[], None], plant: Plant | None = None) -> None:
     """Part 1 computes the gradients and trains until `die` is called; part 2 resumes and trains to the end."""
-    from sameday.train.launch import audit_splits, load_task, prepare_environment
+    from sameday.train.launch import prepare_environment
 
     prepare_environment(job.plan)
 
@@ -79,9 +81,10 @@ def run_part(job: Job, part: int, die: Callable[[], None], plant: Plant | None =
     opened: list[RunFolder] = []
     folder = job.out / f"part-{part}"
     try:
-        splits, _ = ranks.from_first(lambda: audit_splits(job.recipe, job.home, _quiet, few=job.few))
+        start = start_of(job.recipe, job.home)
+        audited = ranks.from_first(lambda: start.audit(_quiet, few=job.few))
         torch.use_deterministic_algorithms(job.plan.deterministic)
-        task = load_task(job.recipe, job.plan, job.home, pick_device(job.plan, ranks), splits)
+        task = start.load(job.plan, pick_device(job.plan, ranks), audited.parts)
         start_weights(task, job.rounded)
         if job.double:
             task.module().double()
@@ -105,7 +108,7 @@ def run_part(job: Job, part: int, die: Callable[[], None], plant: Plant | None =
                 train(job.recipe, job.plan, witness, run, ranks)
             if ranks.first:
                 shutil.copy(run.metrics_path, folder)
-                task.restore(run.adapter)
+                task.restore(run.result)
                 save_tensors(folder / FINAL, task.trained())
     finally:
         for run in opened:

@@ -30,6 +30,8 @@ class Comparison:
     worst: dict[str, float] = field(default_factory=dict)
     groups: dict[str, dict[str, float]] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
+    seen: list[str] = field(default_factory=list)
+    """What was compared of each sample."""
 
     def note(self, measure: str, value: float, name: str = "") -> None:
         """Keep the largest value of a measure, and whose it was."""
@@ -49,6 +51,7 @@ def compare(
     """Without a reference the gradients are judged by each other, with one by their distance from it: bf16 against
     float32, or, where `double` says so, float32 against float64."""
     found = Comparison("float32" if reference is None or double else "bf16", limits)
+    found.seen = plain.seen
     found.differences += structure(plan, plain)
     if reference is None:
         _fixed(found, plan, plain, limits)
@@ -210,7 +213,7 @@ def _trajectory(found: Comparison, plan: Trace, plain: Trace, limits: Limits) ->
 
 
 def _validation(found: Comparison, plan: Trace, plain: Trace, limits: Limits) -> None:
-    """The loss by its limit, how many questions were asked exactly, and other scores but for a few questions, since
+    """The loss by its limit, how many samples were asked exactly, and other scores but for a few samples, since
     rounding may turn an answer that hangs in the balance."""
     limit = limits.trained(found.precision == "bf16")["validation"]
     for step in sorted(plan.validation.keys() & plain.validation.keys()):
@@ -221,21 +224,21 @@ def _validation(found: Comparison, plan: Trace, plain: Trace, limits: Limits) ->
                 found.differences.append(Difference(step, "validation", what, f"{a}, not {b}", exact=True))
         if here["scores"].keys() != there["scores"].keys() or not there["scores"]:
             continue
-        asked = there["scores"]["questions"]
+        asked = there["scores"]["samples"]
         turned = 1 if found.precision == "float32" else 1 + limits.bf16_turned * asked
         for name, b in there["scores"].items():
             a = here["scores"][name]
             if name == "loss":
                 found.note("validation", relative(a, b))
             beyond = not relative(a, b) <= limit if name == "loss" else not abs(a - b) * asked <= turned
-            if beyond and name != "questions":
-                allowed = f"{limit:.0e} relative" if name == "loss" else f"{turned:.0f} questions"
+            if beyond and name != "samples":
+                allowed = f"{limit:.0e} relative" if name == "loss" else f"{turned:.0f} samples"
                 text = f"{a:.6f}, not {b:.6f} (limit {allowed})"
                 found.differences.append(Difference(step, "validation", f"validation {name}", text))
 
 
 def _exact_parts(here: dict[str, Any], there: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    yield "questions", here["scores"].get("questions"), there["scores"].get("questions")
+    yield "samples", here["scores"].get("samples"), there["scores"].get("samples")
     yield "modules in training mode", here["in training"], there["in training"]
 
 

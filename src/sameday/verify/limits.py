@@ -39,7 +39,7 @@ class Limits:
     bf16_norm: float = 0.4
     """bf16: relative difference of a gradient's norm, which is never more than that of the gradient."""
     bf16_turned: float = 0.1
-    """bf16: share of the validation questions whose answers rounding may turn."""
+    """bf16: share of the validation samples whose answers rounding may turn."""
 
     doubtful: float = 1e-2
     """Relative difference of float32 gradients up to which a reference in float64 is asked."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 from sameday.spec.errors import EXIT_OUT_OF_MEMORY, BadInput
+from sameday.tasks.registry import start_of
+from sameday.tasks.start import Say
 from sameday.verify.arm import DIED, Job
-
-Say = Callable[[str], None]
 
 
 class Arms:
@@ -47,8 +47,7 @@ class Arms:
             began = time.perf_counter()
             code, log = self._process(name, job, part)
             if name == "reference" and code == EXIT_OUT_OF_MEMORY:
-                # Slower and smaller; the same numbers.
-                job = replace(job, plan=job.plan.model_copy(update={"checkpointing": "full"}))
+                job = replace(job, plan=start_of(job.recipe, job.home).thrifty(job.plan))
                 code, log = self._process(name, job, part)
             killed = part == 1 and job.trajectory
             if (job.out / DIED).exists() != killed or (code != 0) != killed:

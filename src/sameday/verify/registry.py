@@ -1,30 +1,35 @@
-"""The registry of claims: for every plan field the values under which its claim is put to the test, and the plans that
-try every pair of them. A field without a line here fails a test."""
+"""The registry of claims: for every plan field of a task the values under which its claim is put to the test, and the
+plans that try every pair of them. A field without a line here fails a test."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from typing import Any
 
 from sameday.hardware.choose import attention_kernel
 from sameday.spec.errors import BadInput
-from sameday.spec.plan import Plan
+from sameday.spec.plan import Plan, fields_of
 from sameday.verify.covering import pairwise
 
+Values = dict[str, tuple[Any, ...]]
 
-def trial_values(device: str, question: int) -> dict[str, tuple[Any, ...]]:
-    """The plain value first. `question` is about how many tokens a question has: budgets are meant to cut groups of
-    questions, and rows of groups."""
-    cuda = device == "cuda"
+CHECKS: dict[str, Callable[[Plan, str, str, bool], object]] = {"vqa": attention_kernel}
+"""For each task what refuses, by BadInput, a plan that cannot run: of plan, device, precision, and whether Triton is
+there."""
+
+
+def trial_values(task: str, device: str, size: int) -> Values:
+    """The plain value first. `size` is about how large a sample is, in what the task's budgets count: they are meant to
+    cut a step into several micro-batches. A field that needs a GPU has one value where there is none."""
+    own = {"vqa": _vqa, "classify": _classify}[task]
+    known = _everywhere(device) | own(device, size)
+    return {name: known[name] for name in fields_of(task)}
+
+
+def _everywhere(device: str) -> Values:
     return {
-        "share_images": (False, True),
-        "packing": (False, True),
-        "token_budget": (8192, 2 * question, 5 * question),
-        "max_questions": (1, 4, None),
-        "pad_to_multiple": (1, 16),
-        "checkpointing": ("none", "full"),
         "compile": ("none", "layers"),
-        "attention": ("auto", "sdpa", "split", *(("flex",) if cuda else ())),
-        "label_only_logits": (False, True),
         "optimizer_impl": ("loop", "foreach", "fused"),
         "device": ("auto", device),
         "workers": (0, 1),
@@ -34,20 +39,53 @@ def trial_values(device: str, question: int) -> dict[str, tuple[Any, ...]]:
         "deterministic": (False, True),
         "log_steps": (10, 1),
         "eval_steps": ("epoch", 2, None),
-        "eval_token_budget": (None, 3 * question),
         "save_steps": ("epoch", 2),
         "save_total_limit": (3, 1, None),
     }
 
 
-def trial_plans(device: str, question: int, precision: str) -> list[Plan]:
+def _vqa(device: str, size: int) -> Values:
+    return {
+        "share_images": (False, True),
+        "packing": (False, True),
+        "token_budget": (8192, 2 * size, 5 * size),
+        "max_questions": (1, 4, None),
+        "pad_to_multiple": (1, 16),
+        "checkpointing": ("none", "full"),
+        "attention": ("auto", "sdpa", "split", *(("flex",) if device == "cuda" else ())),
+        "label_only_logits": (False, True),
+        "eval_token_budget": (None, 3 * size),
+    }
+
+
+def _classify(device: str, size: int) -> Values:
+    cuda = device == "cuda"
+    triton = cuda or os.environ.get("TRITON_INTERPRET") == "1"
+    return {
+        "micro_batch": (None, 5 * size, size),
+        "compile": ("none", "layers", "auto"),
+        "compile_mode": ("default", *(("reduce-overhead", "max-autotune") if cuda else ())),
+        "compile_backend": ("inductor", "aot_eager"),
+        "level_kernel": ("plain", *(("fused", "auto") if triton else ())),
+        "rotary": ("computed", "cached"),
+        "channels_last": (False, True),
+        "cuda_graphs": (False, *((True,) if cuda else ())),
+        "cudnn_benchmark": (False, True),
+        "keep_workers": (False, True),
+        "images_on": ("host", "device", "auto"),
+        "eval_batch": (None, 3 * size),
+    }
+
+
+def trial_plans(task: str, device: str, size: int, precision: str) -> list[Plan]:
     """Every pair of values that can stand together, in as few plans as are found."""
+    check = CHECKS[task]
 
     def can_run(row: dict[str, Any]) -> bool:
         try:
-            attention_kernel(Plan(**row), device, precision, triton=device == "cuda")
+            check(Plan(**row), device, precision, device == "cuda")
         except BadInput:
             return False
         return True
 
-    return [Plan(**row) for row in pairwise(trial_values(device, question), can_run)]
+    return [Plan(**row) for row in pairwise(trial_values(task, device, size), can_run)]

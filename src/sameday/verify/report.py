@@ -77,7 +77,7 @@ class Report:
             *self._fields(),
             *_wrapped(
                 "steps",
-                f"{self.steps} of {', '.join(map(str, self.sizes))} questions, over an epoch's end"
+                f"{self.steps} of {', '.join(map(str, self.sizes))} {self.recipe.sample}s, over an epoch's end"
                 f"{' and a partial batch' if min(self.sizes) < self.recipe.effective_batch else ''}, killed in step "
                 f"{self.killed_in}, resumed from step {self.resumed_from}" + self._ranked(),
             ),
@@ -100,7 +100,7 @@ class Report:
 
     def _structure(self) -> list[str]:
         odd = sum(difference.exact for difference in self.found.differences)
-        words = "samples, tokens, positions, images, targets, rates, groups, dtypes, flags"
+        words = ", ".join(["samples", *self.found.seen, "rates", "groups", "dtypes", "flags"])
         return [_row("structure", f"NOT equal: {odd} differences" if odd else f"equal: {words}")]
 
     def _gradients(self, room: int) -> list[str]:

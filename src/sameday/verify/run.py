@@ -12,7 +12,9 @@ from typing import Any
 from sameday.spec.load import load_plan, load_recipe, split_sets
 from sameday.spec.plan import Claim, Plan, changed
 from sameday.spec.recipe import Recipe
-from sameday.train.launch import automatic_plan, model_config
+from sameday.tasks.registry import start_of
+from sameday.tasks.start import Start
+from sameday.train.launch import automatic_plan
 from sameday.verify.processes import Arms, Say
 from sameday.verify.report import Report
 from sameday.verify.trial import Trial, make_trial, needs_reference, plain_beside, reference_job
@@ -35,16 +37,18 @@ def verify_plan(asked: Asked, say: Say) -> Report:
     recipe_sets, plan_sets = split_sets(asked.sets)
     recipe, home = load_recipe(asked.recipe, recipe_sets), asked.recipe.resolve().parent
     trial = make_trial(recipe, asked.steps, asked.precision)
-    plan = _plan(asked, recipe, home, plan_sets, say)
-    against = load_plan(asked.against, ()) if asked.against is not None else plain_beside(plan)
+    start = start_of(recipe, home)
+    plan = _plan(asked, recipe, start, plan_sets, say)
+    against = load_plan(asked.against, (), recipe.task) if asked.against is not None else plain_beside(plan)
+    two = room_for_two(start, plan)
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="sameday-verify-") as folder:
-        found, plain, resumed_from = _compared(trial, plan, against, home, Path(folder), asked.ranks, say)
+        found, plain, resumed_from = _compared(trial, plan, against, home, Path(folder), asked.ranks, two, say)
     fields = changed(against, plan, recipe.dropout > 0)
     _keep_bits(found, fields, plan, against)
     return Report(
         recipe=recipe,
-        names=(str(asked.plan or "chosen for this machine"), str(asked.against or "plain: one question at a time")),
+        names=(str(asked.plan or "chosen for this machine"), str(asked.against or f"plain: {recipe.plain}")),
         fields=fields,
         precision=trial.recipe.precision,
         steps=asked.steps,
@@ -57,18 +61,18 @@ def verify_plan(asked: Asked, say: Say) -> Report:
     )
 
 
-def _plan(asked: Asked, recipe: Recipe, home: Path, sets: Sequence[str], say: Say) -> Plan:
+def _plan(asked: Asked, recipe: Recipe, start: Start, sets: Sequence[str], say: Say) -> Plan:
     """The plan that is judged: a file's, or the one that `train` would choose."""
     if asked.plan is not None:
-        return load_plan(asked.plan, sets)
-    plan, reasons = automatic_plan(recipe, model_config(recipe, home), sets, asked.ranks)
+        return load_plan(asked.plan, sets, recipe.task)
+    plan, reasons = automatic_plan(start, recipe, sets, asked.ranks)
     for name, why in reasons.items():
         say(f"plan.{name}: {getattr(plan, name)}, because {why}")
     return plan
 
 
 def _compared(
-    trial: Trial, plan: Plan, against: Plan, home: Path, folder: Path, ranks: int, say: Say
+    trial: Trial, plan: Plan, against: Plan, home: Path, folder: Path, ranks: int, two: bool, say: Say
 ) -> tuple[Any, tuple[int, ...], int]:
     from sameday.hardware.machine import device_kind
     from sameday.verify.compare import compare, doubtful
@@ -78,7 +82,7 @@ def _compared(
     if needs_reference(trial.recipe, device_kind(plan)):
         jobs["reference"] = reference_job(jobs["against"], folder / "reference")
     lanes = [{name: job for name, job in jobs.items() if name != "against"}, {"against": jobs["against"]}]
-    Arms(say, ranks).run(lanes if room_for_two(trial.recipe, home, plan) else [jobs])
+    Arms(say, ranks).run(lanes if two else [jobs])
     traces = {name: Trace(job.out) for name, job in jobs.items()}
     found = compare(traces["plan"], traces["against"], traces.get("reference"))
     if doubtful(found):
@@ -90,16 +94,12 @@ def _compared(
     return found, sizes, traces["plan"].resumed_from
 
 
-def room_for_two(recipe: Recipe, home: Path, plan: Plan) -> bool:
-    """Whether two arms fit on the GPU side by side: the reference takes twice the weights in float32 and about as
-    much for activations, another arm the weights and activations. On a CPU they would only wait for each other."""
-    from sameday.hardware.choose import language_weights
+def room_for_two(start: Start, plan: Plan) -> bool:
+    """Whether two arms fit on the GPU side by side. On a CPU they would only wait for each other."""
     from sameday.hardware.machine import device_kind, look
 
     kind = device_kind(plan)
-    if kind != "cuda" or recipe.train == "all":
-        return False
-    return look(kind).memory > 5 * 2 * language_weights(model_config(recipe, home).text_config)
+    return kind == "cuda" and start.two_fit(look(kind).memory)
 
 
 def _keep_bits(found: Any, fields: dict[str, tuple[Any, Any, Claim]], plan: Plan, against: Plan) -> None:

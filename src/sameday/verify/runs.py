@@ -94,8 +94,8 @@ def compare_runs(a: Path, b: Path) -> RunsReport:
     """Two finished runs of one recipe. BadInput where they are not, or began with different models or data."""
     runs = one, two = RunFolder.read(a), RunFolder.read(b)
     for run in runs:
-        if not run.adapter.is_dir():
-            raise BadInput(f"{run.path}: the run is not finished: it has no adapter/ yet")
+        if not run.result.is_dir():
+            raise BadInput(f"{run.path}: the run is not finished: it has no {run.result.name}/ yet")
     if a.resolve() == b.resolve():
         raise BadInput(f"{b}: is given twice; two runs are needed")
     if one.recipe.fingerprint != two.recipe.fingerprint:
@@ -122,7 +122,7 @@ def compare_runs(a: Path, b: Path) -> RunsReport:
     kept, final = Kind("weights at checkpoints"), Kind("final weights")
     for step in sorted(saved[0].keys() & saved[1].keys()):
         _compare_weights(kept, step, saved[0][step], saved[1][step])
-    _compare_weights(final, last, one.adapter, two.adapter)
+    _compare_weights(final, last, one.result, two.result)
     kinds = [*numbers.values(), *_compare_scores(one, two), kept, final]
 
     part = bool(gaps) or any(kind.beyond for kind in kinds)
@@ -160,9 +160,9 @@ def _compare_scores(one: RunFolder, two: RunFolder) -> list[Kind]:
     kinds: dict[str, Kind] = {}
     for step, split in sorted(at for at in found[0].keys() & found[1].keys() if at[1]):
         a, b = (records[step, split] for records in found)
-        # Rounding moves a share of right answers by whole questions or not at all: one may change sides.
-        limits = {"loss": LIMIT, "questions": 0.0}
-        share = (1 + 1e-9) / (a.get("questions") or math.inf)
+        # Rounding moves a share of right answers by whole samples or not at all: one may change sides.
+        limits = {"loss": LIMIT, "samples": 0.0}
+        share = (1 + 1e-9) / (a.get("samples") or math.inf)
         for name in sorted((a.keys() | b.keys()) - {"step", "split"}):
             kind = kinds.setdefault(f"{split} {name}", Kind(f"{split} {name}", limits.get(name, share)))
             kind.add_numbers(step, a.get(name), b.get(name), relative=name in limits)
@@ -259,6 +259,10 @@ def compare_recipes(runs: Sequence[Path]) -> RecipesReport:
     if len(found) < 2:
         named = ", ".join(map(str, runs))
         raise BadInput(f"{named}: one recipe, whatever the seed; --recipes compares two or more, without it two runs")
+    tasks = {recipe.task: group[0].path for recipe, group in found.values()}
+    if len(tasks) > 1:
+        named = ", ".join(f"{task} ({path})" for task, path in tasks.items())
+        raise BadInput(f"runs of several tasks have no scores to compare: {named}")
     groups = {f"{recipe.name} {recipe.fingerprint}": (recipe, group) for recipe, group in found.values()}
     (first, (before, _)), *others = groups.items()
     listed = {label: differences(before, recipe) for label, (recipe, _) in others}
@@ -269,10 +273,10 @@ def compare_recipes(runs: Sequence[Path]) -> RecipesReport:
         text += [f"  and {len(lines) - 8} more"] if len(lines) > 8 else []
     scores = {label: {run.recipe.seed: _scores(run) for run in group} for label, (_, group) in groups.items()}
     every = [each for seeds in scores.values() for each in seeds.values()]
-    if len({each.get("questions") for each in every}) > 1 or {"data.val", "loss_weight"} & fields.keys():
-        text.append("note: the validation questions, or their weights in the loss, differ: scores are not of one kind")
+    if len({each.get("samples") for each in every}) > 1 or set(before.scored_by) & fields.keys():
+        text.append("note: the validation samples, or their weights in the loss, differ: scores are not of one kind")
     for name in every[0]:
-        if name != "questions" and all(name in each for each in every):
+        if name != "samples" and all(name in each for each in every):
             text += _score_lines(name, {k: [each[name] for each in seeds.values()] for k, seeds in scores.items()})
     return RecipesReport(None, text, {"runs": runs, "differences": listed, "val": scores})
 

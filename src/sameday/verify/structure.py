@@ -106,9 +106,10 @@ def _step(record: Record, plain: Trace) -> Iterator[Difference]:
         yield _exact(record.step, "samples in the micro-batches" + again, *_odd(*ids))
         return
     for key in a:
-        for what in ("tokens", "targets"):
-            if a[key][what] != b[key][what]:
-                text = f"{a[key][what]}, not {b[key][what]}"
+        for what in a[key]["counts"]:
+            here_of, there_of = a[key]["counts"][what], b[key]["counts"][what]
+            if here_of != there_of:
+                text = f"{here_of}, not {there_of}"
                 yield _exact(record.step, f"number of {what}" + again, f"sample {key}", text)
                 return
         odd = [what for what in a[key]["digests"] if a[key]["digests"][what] != b[key]["digests"][what]]

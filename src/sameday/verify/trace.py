@@ -78,7 +78,7 @@ class Witness:
 
     def smaller_budget(self, _step: int, _budget: int | None, _ranks: Ranks) -> None:
         raise RunStopped(
-            "out of memory: a comparison does not lower plan.token_budget by itself; set a smaller one",
+            f"out of memory: a comparison does not lower plan.{self._task.budget_field} by itself; set a smaller one",
             EXIT_OUT_OF_MEMORY,
         )
 
@@ -230,6 +230,12 @@ class Trace:
     def last(self) -> dict[int, Record]:
         """What stands at the end: each step as it was done last."""
         return {record.step: record for record in self.records}
+
+    @property
+    def seen(self) -> list[str]:
+        """What is known of each sample, by name."""
+        samples = [seen for record in self.records for seen in record.facts["samples"]]
+        return list(samples[0]["digests"]) if samples else []
 
     @cached_property
     def validation(self) -> dict[int, dict[str, Any]]:

@@ -1,0 +1,124 @@
+"""The recipe of classification: a small vision model, trained from scratch on images with labels."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from sameday.spec.recipe import Recipe, Strict
+
+
+class VisionModel(Strict):
+    """What all of the models have: an image in patches, a width in heads."""
+
+    kind: str = Field(description="Which model.")
+    width: int = Field(192, ge=1, description="Numbers that stand for a patch; a multiple of heads.")
+    heads: int = Field(3, ge=1, description="Parts of the width that attend on their own.")
+    patch: int = Field(4, ge=1, description="Side of a square patch, in pixels.")
+    pool: Literal["class", "mean"] = Field(
+        "class", description="What is classified: a token of its own, or the mean of all patches."
+    )
+    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout of the hidden units.")
+
+    @model_validator(mode="after")
+    def _whole_heads(self) -> VisionModel:
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is no multiple of heads {self.heads}")
+        return self
+
+
+class BdhModel(VisionModel):
+    """Vision-BDH: one level with shared weights, gone through several times."""
+
+    kind: Literal["vision_bdh"] = Field("vision_bdh", description="Vision-BDH.")
+    levels: int = Field(6, ge=1, description="How often the level is gone through.")
+    heads: int = Field(6, ge=1, description="Parts of the width that attend on their own.")
+    latents: int = Field(32, ge=1, description="Sparse units: each head has latents * width / heads of them.")
+    attention: Literal["linear", "softmax"] = Field(
+        "linear", description="Scores as they are, as published, or through a softmax."
+    )
+    dropout: float = Field(0.1, ge=0, lt=1, description="Dropout of the sparse units.")
+
+
+class VitModel(VisionModel):
+    """A vision transformer."""
+
+    kind: Literal["vit"] = Field("vit", description="A vision transformer.")
+    depth: int = Field(12, ge=1, description="Layers.")
+    mlp: int = Field(4, ge=1, description="Hidden units of a layer's perceptron, as a multiple of the width.")
+
+
+class ImageData(Strict):
+    """Images with labels, a training and a test part."""
+
+    path: str = Field(description="Folder or file of the images. Relative to the recipe's folder.")
+    val: int = Field(0, ge=0, description="Images of the training part that are held out for validation.")
+    split_seed: int = Field(0, ge=0, description="Which images are held out.")
+    image_size: int = Field(32, ge=1, description="Side of the square that the model sees, a multiple of the patch.")
+    limit: int | None = Field(None, ge=1, description="Use only the first so many images of each part.")
+
+
+class Augment(Strict):
+    """Each image anew in each epoch: a part of it, resized, perhaps mirrored."""
+
+    crop_scale: tuple[float, float] = Field((0.8, 1.0), description="Least and most of the image's area that is kept.")
+    crop_ratio: tuple[float, float] = Field((0.75, 4 / 3), description="Least and most width over height of that part.")
+    flip: bool = Field(True, description="Mirror every other image, left to right.")
+
+    @field_validator("crop_scale")
+    @classmethod
+    def _area(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if not 0 < value[0] <= value[1] <= 1:
+            raise ValueError("must be the least and the most, above 0 and at most 1")
+        return value
+
+    @field_validator("crop_ratio")
+    @classmethod
+    def _form(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if not 0 < value[0] <= value[1]:
+            raise ValueError("must be the least and the most, above 0")
+        return value
+
+
+class ClassifyRecipe(Recipe):
+    """Labels of images."""
+
+    sample: ClassVar[str] = "image"
+    plain: ClassVar[str] = "a whole step at once, nothing fused"
+    result: ClassVar[str] = "model"
+    scored_by: ClassVar[tuple[str, ...]] = ("data.path", "data.val", "data.split_seed", "data.limit", "label_smoothing")
+
+    task: Literal["classify"] = Field("classify", description="What is learned: labels of images.")
+
+    model: BdhModel | VitModel = Field(discriminator="kind", description="The model, by its kind.")
+    data: ImageData = Field(description="Where the images are.")
+    augment: Augment | None = Field(default_factory=Augment, description="How images vary; null leaves them alone.")
+    normalize_mean: float | tuple[float, float, float] = Field(
+        0.5, description="Taken from pixels between 0 and 1: one number, or one each for red, green and blue."
+    )
+    normalize_std: float | tuple[float, float, float] = Field(
+        0.5, description="What pixels are divided by after that: one number, or one for each colour."
+    )
+    order: Literal["shuffle", "listed"] = Field("shuffle", description="Images at random, or as in the data.")
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=1, description="Share of a target that is spread evenly over all classes."
+    )
+
+    @field_validator("normalize_std")
+    @classmethod
+    def _divides(cls, value: float | tuple[float, float, float]) -> float | tuple[float, float, float]:
+        if not all(each > 0 for each in (value if isinstance(value, tuple) else (value,))):
+            raise ValueError("must be greater than 0")
+        return value
+
+    @model_validator(mode="after")
+    def _whole_patches(self) -> ClassifyRecipe:
+        size, patch = self.data.image_size, self.model.patch
+        if size % patch:
+            raise ValueError(f"data.image_size {size} is no multiple of model.patch {patch}")
+        return self
+
+    @property
+    def dropout(self) -> float:
+        return self.model.dropout

@@ -1,0 +1,127 @@
+"""Visual question answering before the loop: question files and images, the model's configuration, plan choices."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sameday.data.audit import DEFAULT_SPECIAL, check, report
+from sameday.data.sample import Sample
+from sameday.spec.errors import BadInput
+from sameday.spec.load import resolve_model, resolve_path
+from sameday.spec.plan import Plan
+from sameday.spec.vqa import VqaRecipe
+from sameday.tasks.start import Audited, LeftOut, Say
+
+if TYPE_CHECKING:
+    import torch
+
+    from sameday.hardware.machine import Machine
+    from sameday.tasks.vqa import VqaTask
+
+
+class VqaStart:
+    def __init__(self, recipe: VqaRecipe, home: Path) -> None:
+        self.recipe, self.home = recipe, home
+
+    def lacks(self, part: str) -> str | None:
+        return f"the recipe has no data.{part}" if getattr(self.recipe.data, part) is None else None
+
+    def audit(self, say: Say, parts: Sequence[str] = ("train", "val"), few: Mapping[str, int] | None = None) -> Audited:
+        for token in DEFAULT_SPECIAL:
+            if token in (self.recipe.system_prompt or ""):
+                raise BadInput(f"recipe.system_prompt holds {token}, which would become a real token")
+        data = self.recipe.data
+        splits: dict[str, list[Sample]] = {}
+        skipped: list[Any] = []
+        errors: list[str] = []
+        for name in parts:
+            file = getattr(data, name)
+            if file is None:
+                continue
+            try:
+                splits[name], problems = check(
+                    resolve_path(self.home, file),
+                    resolve_path(self.home, data.image_root),
+                    limit=data.limit,
+                    on_bad=data.on_bad,
+                    progress=_progress(name, say),
+                    label=file,
+                    few=None if few is None else few[name],
+                )
+                skipped += problems
+            except BadInput as error:
+                errors.append(str(error))
+        if errors:
+            raise BadInput("\n".join(errors))
+        if skipped:
+            say(f"left out, and recorded in skipped.json: {report(skipped)}")
+        sizes = {name: len(samples) for name, samples in splits.items()}
+        return Audited(splits, sizes, [LeftOut(problem.where, problem.what) for problem in skipped])
+
+    def check_model(self, say: Say) -> None:
+        from sameday.models.hub import announce_download
+
+        announce_download(resolve_model(self.home, self.recipe.model), self.recipe.revision, say)
+        _ = self.config
+
+    @cached_property
+    def config(self) -> Any:
+        """The model's configuration; what cannot be trained is refused here, before weights are loaded."""
+        from transformers import AutoConfig
+
+        from sameday.models.qwen_vl import check_supported
+
+        recipe = self.recipe
+        try:
+            config = AutoConfig.from_pretrained(resolve_model(self.home, recipe.model), revision=recipe.revision)
+        except (OSError, ValueError) as error:
+            raise BadInput(f"model {recipe.model!r}: its configuration cannot be read: {error}") from None
+        check_supported(config)
+        return config
+
+    def choose_plan(self, machine: Machine, ranks: int) -> tuple[Plan, dict[str, str]]:
+        from sameday.hardware.choose import choose_plan
+
+        return choose_plan(self.recipe, machine, self.config, ranks)
+
+    def settle(self, plan: Plan, machine: Machine) -> dict[str, tuple[str, str]]:
+        from sameday.hardware.choose import attention_kernel
+
+        found = attention_kernel(plan, machine.device, self.recipe.precision, machine.triton)
+        return {"attention": found} if plan.attention == "auto" else {}
+
+    def thrifty(self, plan: Plan) -> Plan:
+        return plan.model_copy(update={"checkpointing": "full"})
+
+    def two_fit(self, memory: int) -> bool:
+        """A reference takes twice the weights in float32 and about as much for activations, another arm the weights
+        and activations."""
+        from sameday.hardware.choose import language_weights
+
+        return self.recipe.train == "lora" and memory > 5 * 2 * language_weights(self.config.text_config)
+
+    def load(self, plan: Plan, device: torch.device, parts: Any) -> VqaTask:
+        import transformers
+
+        from sameday.tasks.vqa import VqaTask
+
+        if not sys.stderr.isatty():
+            transformers.utils.logging.disable_progress_bar()
+        return VqaTask.load(self.recipe, plan, self.home, device, parts)
+
+
+def _progress(name: str, say: Say) -> Callable[[int, int], None]:
+    """A line at each tenth of a long audit; nothing for a short one."""
+    shown = 0
+
+    def show(done: int, total: int) -> None:
+        nonlocal shown
+        if total >= 500 and done * 10 // total > shown:
+            shown = done * 10 // total
+            say(f"checking {name}: {done} of {total} images decoded")
+
+    return show
