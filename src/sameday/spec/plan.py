@@ -11,6 +11,7 @@ from pydantic import Field, field_validator
 from sameday.spec.recipe import Strict
 
 VQA, CLASSIFY = "vqa", "classify"
+"""Tasks that have fields of their own here."""
 
 Claim = Literal["bitwise", "rounding", "statistical"]
 """bitwise: the same bits. rounding: the same mathematics in another order. statistical: another draw of the
