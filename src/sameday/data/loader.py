@@ -3,6 +3,7 @@ when a batch is made, never what is in it."""
 
 from __future__ import annotations
 
+import atexit
 import signal
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Generic, TypeVar
@@ -38,22 +39,58 @@ def stream(
             made = build(job)
             yield (batch.pin_memory() for batch in made) if pin_memory else made
         return
-    loader = DataLoader(
+    ahead = iter(_loader(jobs, build, workers, prefetch, pin_memory, keep=False))
+    try:
+        yield from ahead
+    finally:
+        # Workers ignore the signal that Python's own exit would send them, and it would wait for them for ever.
+        ahead._shutdown_workers()  # type: ignore[attr-defined]
+
+
+class KeptWorkers(Generic[Job]):
+    """The same jobs over and over, by processes that stay between the rounds and end with this one."""
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        build: Callable[[Job], Iterable[Any]],
+        *,
+        workers: int,
+        prefetch: int,
+        pin_memory: bool,
+    ) -> None:
+        self.jobs = jobs
+        self._loader = _loader(jobs, build, workers, prefetch, pin_memory, keep=True)
+        atexit.register(self.close)
+
+    def stream(self) -> Generator[Iterable[Any], None, None]:
+        yield from self._loader
+
+    def close(self) -> None:
+        if self._loader._iterator is not None:
+            self._loader._iterator._shutdown_workers()  # type: ignore[attr-defined]
+            self._loader._iterator = None
+
+
+def _loader(
+    jobs: Sequence[Job],
+    build: Callable[[Job], Iterable[Any]],
+    workers: int,
+    prefetch: int,
+    pin_memory: bool,
+    keep: bool,
+) -> DataLoader[Any]:
+    return DataLoader(
         _Jobs(jobs, build),
         batch_size=None,
         shuffle=False,
         num_workers=workers,
         prefetch_factor=prefetch,
         pin_memory=pin_memory,
+        persistent_workers=keep,
         multiprocessing_context="fork",
         worker_init_fn=_ignore_signals,
     )
-    ahead = iter(loader)
-    try:
-        yield from ahead
-    finally:
-        # Workers ignore the signal that Python's own exit would send them, and it would wait for them for ever.
-        ahead._shutdown_workers()  # type: ignore[attr-defined]
 
 
 def _ignore_signals(_worker: int) -> None:

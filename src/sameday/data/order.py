@@ -7,6 +7,8 @@ import hashlib
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from sameday.spec.vqa import Order
 
 
@@ -39,6 +41,16 @@ def epoch_steps(places: Sequence[Place], order: Order, batch: int, seed: int, ep
                 sequence += _shuffled(places, members, seed, epoch)
         return _cut(sequence, batch)
     return _cut(list(everything), batch)
+
+
+def permutation(count: int, *what: object) -> np.ndarray:
+    """The numbers below `count` in an order that `what` decides, and nothing else: no generator's stream, whose
+    versions differ. By splitmix64, which is one to one, so that no two numbers tie."""
+    x = np.arange(count, dtype=np.uint64) ^ np.uint64(int.from_bytes(_key(*what), "little"))
+    x += np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.argsort(x ^ (x >> np.uint64(31)), kind="stable")
 
 
 def _key(*what: object) -> bytes:

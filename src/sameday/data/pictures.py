@@ -16,6 +16,7 @@ from PIL import Image
 
 from sameday.data import cifar
 from sameday.data.images import BadImage, check_aspect, open_rgb
+from sameday.data.order import permutation
 from sameday.spec.errors import BadInput
 
 Split = Literal["train", "val", "test"]
@@ -81,7 +82,7 @@ def held_out(count: int, val: int, seed: int) -> np.ndarray:
     """True at `val` of `count` places. A pure function of its arguments: the places with the smallest hashes, so that
     a larger `val` holds out the same images and more."""
     chosen = np.zeros(count, bool)
-    chosen[np.argsort(_hash(np.arange(count, dtype=np.uint64), seed), kind="stable")[:val]] = True
+    chosen[permutation(count, "held out", seed)[:val]] = True
     return chosen
 
 
@@ -106,15 +107,6 @@ def _nearby(path: Path) -> str:
         if (path / inside).is_dir():
             return f". Is {path / inside} meant?"
     return ""
-
-
-def _hash(x: np.ndarray, seed: int) -> np.ndarray:
-    """splitmix64 of numbers and a seed: one to one for each seed, so that no two places tie."""
-    key = hashlib.blake2b(f"held out/{seed}".encode(), digest_size=8).digest()
-    x = (x ^ np.uint64(int.from_bytes(key, "little"))) + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 def _chosen(path: Path, split: Split, count: int, val: int, seed: int, limit: int | None) -> np.ndarray:

@@ -20,6 +20,8 @@ class Task(Protocol):
     device: torch.device
     left_out: Sequence[LeftOut]
     """Samples that only loading showed to be unfit."""
+    notes: Sequence[str]
+    """What a user should know about choices that were made while it was loaded."""
     budget_field: str
     """The plan field that bounds a micro-batch: what is lowered when memory runs out."""
     memory_advice: str

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from sameday.spec.recipe import Recipe
+from sameday.tasks.classify_start import ClassifyStart
 from sameday.tasks.start import Start
 from sameday.tasks.vqa_start import VqaStart
 
-STARTS: dict[str, Callable[[Any, Path], Start]] = {"vqa": VqaStart}
+STARTS: dict[str, Callable[[Any, Path], Start]] = {"vqa": VqaStart, "classify": ClassifyStart}
 
 
 def start_of(recipe: Recipe, home: Path) -> Start:

@@ -34,6 +34,7 @@ from sameday.tasks.start import LeftOut
 class VqaTask:
     """`splits` holds audited samples by name; `train` is the one that is learned."""
 
+    notes: Sequence[str] = ()
     budget_field = "token_budget"
     memory_advice = "plan.checkpointing full, recipe.max_pixels, max_length"
 

@@ -69,6 +69,8 @@ def train_from_files(
             listed = "\n".join(f"{each.where}: {each.what}" for each in task.left_out)
             say(f"left out, and recorded in skipped.json:\n{listed}")
             run.write_json("skipped.json", [asdict(each) for each in [*audited.left_out, *task.left_out]])
+        for note in task.notes:
+            say(note)
         return train(recipe, plan, task, run, ranks, stop_after)
     except RunStopped as stop:
         # All ranks stop together and with the same words: the first one says them.

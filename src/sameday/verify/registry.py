@@ -8,13 +8,17 @@ from collections.abc import Callable
 from typing import Any
 
 from sameday.hardware.choose import attention_kernel
+from sameday.hardware.choose_classify import check_plan
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan, fields_of
 from sameday.verify.covering import pairwise
 
 Values = dict[str, tuple[Any, ...]]
 
-CHECKS: dict[str, Callable[[Plan, str, str, bool], object]] = {"vqa": attention_kernel}
+CHECKS: dict[str, Callable[[Plan, str, str, bool], object]] = {
+    "vqa": attention_kernel,
+    "classify": check_plan,
+}
 """For each task what refuses, by BadInput, a plan that cannot run: of plan, device, precision, and whether Triton is
 there."""
 

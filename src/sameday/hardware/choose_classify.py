@@ -1,0 +1,90 @@
+"""Automatic choices for classification, each with the sentence that explains it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from sameday.hardware.machine import Machine
+from sameday.spec.classify import BdhModel, ClassifyRecipe
+from sameday.spec.errors import BadInput
+from sameday.spec.plan import Plan
+
+SHARE_FOR_IMAGES = 0.2
+"""Of a GPU's memory: a set that takes more is prepared on the host."""
+
+
+def interpreted() -> bool:
+    """Whether Triton's kernels run in its interpreter, on any device."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def check_plan(plan: Plan, device: str, _precision: str, triton: bool) -> None:
+    """Refuses what cannot run on this machine whatever the model is."""
+    if plan.level_kernel == "fused" and not (triton or interpreted()):
+        where = "on a CPU" if device == "cpu" else "here, since it is not installed"
+        raise BadInput(f"plan.level_kernel fused needs Triton, which there is not {where}; allowed: auto, plain")
+    if plan.cuda_graphs and device == "cpu":
+        raise BadInput("plan.cuda_graphs true needs a GPU; allowed here: false")
+    if plan.cuda_graphs and plan.compile != "none" and plan.compile_mode == "reduce-overhead":
+        raise BadInput(
+            "plan.compile_mode reduce-overhead records graphs as plan.cuda_graphs does; allowed: one of them"
+        )
+
+
+def level_kernel(plan: Plan, recipe: ClassifyRecipe, device: str, triton: bool) -> tuple[str, str]:
+    """How Vision-BDH's levels are computed, and why."""
+    check_plan(plan, device, recipe.precision, triton)
+    refused = _no_fused_kernel(recipe)
+    if plan.level_kernel == "fused" and refused:
+        raise BadInput(f"plan.level_kernel fused: {refused}; allowed: auto, plain")
+    if plan.level_kernel != "auto":
+        return plan.level_kernel, "asked for"
+    if refused:
+        return "plain", refused
+    if device == "cpu" or not triton:
+        return "plain", "there is no GPU with Triton"
+    return "fused", "there is a GPU with Triton, and latents pass through memory a few times instead of dozens"
+
+
+def _no_fused_kernel(recipe: ClassifyRecipe) -> str | None:
+    from sameday.kernels.bdh import refusal
+
+    shape = recipe.model
+    if not isinstance(shape, BdhModel):
+        return f"a {shape.kind} has no levels"
+    if shape.attention == "softmax":
+        return "the kernels have no softmax"
+    return refusal(shape.width, shape.latents * shape.width // shape.heads)
+
+
+def images_place(plan: Plan, device: str, memory: int, images: int) -> tuple[str, str]:
+    """Where images are prepared, and why. `images` is how many bytes all of them take."""
+    if plan.images_on != "auto":
+        return plan.images_on, "asked for"
+    if device == "cpu":
+        return "host", "the device is the host"
+    if images > SHARE_FOR_IMAGES * memory:
+        return "host", f"{images / 2**30:.1f} GiB of images are more than a fifth of the device's memory"
+    return "device", f"{images / 2**20:.0f} MiB of images fit there, and nothing has to be sent"
+
+
+def choose_plan(recipe: ClassifyRecipe, machine: Machine) -> tuple[Plan, dict[str, str]]:
+    """A safe plan for this machine, field by field with its reason."""
+    why: dict[str, str] = {}
+    fields: dict[str, Any] = {}
+
+    def pick(name: str, value: Any, reason: str) -> None:
+        fields[name], why[name] = value, reason
+
+    pick("level_kernel", "auto", "the kernels are taken where they can run")
+    pick("rotary", "cached", "angles are the same at every use")
+    pick("images_on", "auto", "the device prepares images where they fit")
+    if machine.device == "cpu":
+        pick("optimizer_impl", "foreach", "fewer calls than one tensor at a time")
+        return Plan(**fields), why
+    pick("optimizer_impl", "fused", f"one kernel on {machine.name}")
+    pick("cuda_graphs", True, "small steps are bound by the launches of their kernels")
+    pick("pin_memory", True, "copies to the GPU do not block")
+    pick("eval_batch", 1000, "without gradients more images fit")
+    return Plan(**fields), why

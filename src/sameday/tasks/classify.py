@@ -1,0 +1,287 @@
+"""Classification of images: labels are learned by models that are trained from scratch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sameday.data import augment
+from sameday.data.image_batch import ImageBatch, read_back
+from sameday.data.loader import KeptWorkers, stream
+from sameday.data.order import permutation
+from sameday.data.pictures import Pictures
+from sameday.data.seen import Seen
+from sameday.hardware.choose_classify import images_place, level_kernel
+from sameday.hardware.machine import look
+from sameday.hardware.ranks import Ranks
+from sameday.kernels.dropout import dropouts, mix, name_key
+from sameday.models.build import VisionModel, build_model, restore_model, save_model
+from sameday.models.compiled import compiled
+from sameday.models.vision_bdh import VisionBDH
+from sameday.spec.classify import ClassifyRecipe
+from sameday.spec.plan import Plan
+from sameday.tasks.start import LeftOut
+
+
+class ClassifyTask:
+    """`parts` holds the images by name; `train` is the one that is learned."""
+
+    budget_field = "micro_batch"
+    memory_advice = "plan.level_kernel fused, plan.images_on host, a smaller recipe.model or data.image_size"
+    left_out: Sequence[LeftOut] = ()
+
+    def __init__(
+        self, recipe: ClassifyRecipe, plan: Plan, model: VisionModel, parts: dict[str, Pictures], device: torch.device
+    ) -> None:
+        self.recipe, self.plan, self.model, self.parts, self.device = recipe, plan, model, parts, device
+        self.notes: Sequence[str] = ()
+        size = sum(part.pixels.nbytes for part in parts.values())
+        self.place, _ = images_place(plan, device.type, look(device.type).memory, size)
+        self._epoch = lru_cache(maxsize=2)(self._epoch_order)
+        self._losses = {name: Losses(recipe, model, self._held(name)) for name in parts}
+        self._recorded: dict[tuple[int, bool], Any] = {}
+        self._kept: dict[str, KeptWorkers] = {}
+
+    @classmethod
+    def load(cls, recipe: ClassifyRecipe, plan: Plan, device: torch.device, parts: dict[str, Pictures]) -> ClassifyTask:
+        torch.backends.cudnn.benchmark = plan.cudnn_benchmark
+        classes = len(next(iter(parts.values())).classes)
+        model = build_model(recipe.model, recipe.data.image_size, classes, recipe.seed)
+        model.to(device=device)
+        if isinstance(model, VisionBDH):
+            model.kernel, _ = level_kernel(plan, recipe, device.type, look(device.type).triton)
+            model.cached_rotary = plan.rotary == "cached"
+        if plan.channels_last:
+            # Only the patches' weight has four axes.
+            weight = model.patches.weight
+            weight.data = weight.data.contiguous(memory_format=torch.channels_last)
+        task = cls(recipe, plan, model, parts, device)
+        if plan.compile != "none" and "train" in parts:
+            task.compile()
+        return task
+
+    def compile(self) -> None:
+        """Kept only where the first step's losses and gradients are eager's."""
+        train = self._losses["train"]
+        batch = next(iter(self.batches(0, None, Ranks()))).to(self.device)
+        self.model.train()
+
+        def losses(run: Any) -> Tensor:
+            train.run = run
+            return train(*batch.tensors())
+
+        made, why = compiled(self.model, self.plan, self.recipe.precision, losses)
+        for each in self._losses.values():
+            each.run = made or self.model
+        if why is not None:
+            self.notes = (f"compile: none, because {why}",)
+
+    def _held(self, part: str) -> tuple[Tensor, Tensor] | None:
+        """A part's images and labels in the device's memory, where the plan has them there."""
+        if self.place == "host":
+            return None
+        pictures = self.parts[part]
+        return torch.from_numpy(pictures.pixels).to(self.device), torch.from_numpy(pictures.labels).to(self.device)
+
+    # Order: recipe
+
+    def _epoch_order(self, epoch: int) -> np.ndarray:
+        count, seed = len(self.parts["train"]), self.recipe.seed
+        return np.arange(count) if self.recipe.order == "listed" else permutation(count, "epoch", seed, epoch)
+
+    def steps_per_epoch(self) -> int:
+        return -(-len(self.parts["train"]) // self.recipe.effective_batch)
+
+    def step_ids(self, step: int) -> list[int]:
+        epoch, number = divmod(step, self.steps_per_epoch())
+        batch = self.recipe.effective_batch
+        ids: list[int] = self._epoch(epoch)[number * batch : (number + 1) * batch].tolist()
+        return ids
+
+    def names(self, ids: Sequence[int]) -> list[str]:
+        return [self.parts["train"].names[i] for i in ids]
+
+    def count(self, ids: Sequence[int]) -> float:
+        return float(len(ids))
+
+    # Partition: plan
+
+    def budget(self, step: int, budget: int | None, ranks: Ranks) -> int:
+        return budget or self.plan.micro_batch or self._largest(step, ranks)
+
+    def _largest(self, step: int, ranks: Ranks) -> int:
+        """Images of the step that one rank has."""
+        return -(-len(self.step_ids(step)) // ranks.size)
+
+    def smaller_budget(self, step: int, budget: int | None, ranks: Ranks) -> int | None:
+        largest = min(self.budget(step, budget, ranks), self._largest(step, ranks))
+        self._recorded.clear()  # graphs hold the memory of their micro-batches
+        return largest // 2 if largest > 1 else None
+
+    def batches(self, step: int, budget: int | None, ranks: Ranks) -> Iterable[ImageBatch]:
+        epoch = step // self.steps_per_epoch()
+        turn = (epoch, name_key("dropout", self.recipe.seed, step))
+        mine = self.step_ids(step)[ranks.rank :: ranks.size]
+        most = self.budget(step, budget, ranks)
+        return (self._build("train", mine[i : i + most], turn) for i in range(0, len(mine), most))
+
+    def _build(self, part: str, ids: Sequence[int], turn: tuple[int, int]) -> ImageBatch:
+        chosen, at = torch.tensor(ids), torch.tensor(turn)
+        if self.place == "device":
+            return ImageBatch(chosen, at)
+        pictures = self.parts[part]
+        pixels = _prepared(self.recipe, torch.from_numpy(pictures.pixels[chosen.numpy()]), chosen, at, part == "train")
+        return ImageBatch(chosen, at, pixels, torch.from_numpy(pictures.labels[chosen.numpy()]))
+
+    # Forward and loss
+
+    def loss_sum(self, batch: ImageBatch, step: int) -> tuple[Tensor, Tensor]:
+        losses = self._recording(batch)(*batch.tensors())
+        return losses.sum(), losses.detach()
+
+    def _recording(self, batch: ImageBatch) -> Callable[..., Tensor]:
+        """The losses of a training micro-batch as recorded graphs, forward and backward, where the plan asks for them:
+        from the second of a size on, since a first use makes what must not be made while recording."""
+        eager = self._losses["train"]
+        if not self.plan.cuda_graphs:
+            return eager
+        # Whether dropout drops is written into a graph.
+        key = (len(batch), any(layer.training for layer in dropouts(self.model)))
+        if key not in self._recorded:
+            self._recorded[key] = None
+            return eager
+        found = self._recorded[key]
+        if found is None:
+            copy = Losses(self.recipe, self.model, eager.held)
+            copy.run = eager.run
+            found = torch.cuda.make_graphed_callables(copy, batch.tensors())
+            self._recorded[key] = found
+        return found
+
+    def seen(self, batch: ImageBatch) -> Iterator[Seen]:
+        images = self._losses["train"].images(*batch.tensors(), augmented=True)
+        return read_back(batch.ids, batch.turn, *images)
+
+    def module(self) -> nn.Module:
+        return self.model
+
+    def culprits(self, batch: ImageBatch, losses: Tensor) -> list[str]:
+        return self.names(batch.ids[~losses.isfinite()].tolist())
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        return dict(self.model.named_parameters())
+
+    def training(self, on: bool) -> None:
+        self.model.train(on)
+
+    def digests(self) -> dict[str, str]:
+        return {"training data": self.parts["train"].digest}
+
+    def save(self, folder: Path) -> None:
+        recipe, part = self.recipe, next(iter(self.parts.values()))
+        about = {
+            "image_size": recipe.data.image_size,
+            "classes": list(part.classes),
+            "normalize_mean": recipe.normalize_mean,
+            "normalize_std": recipe.normalize_std,
+        }
+        save_model(folder, self.model, about)
+
+    def restore(self, folder: Path) -> None:
+        restore_model(folder, self.model)
+
+    # Evaluation
+
+    @torch.no_grad()
+    def evaluate(self, split: str, ranks: Ranks, budget: int | None = None) -> dict[str, float]:
+        """Loss as it is trained, and the share of images whose likeliest class is the right one."""
+        if split not in self.parts:
+            return {}
+        mine = list(range(ranks.rank, len(self.parts[split]), ranks.size))
+        most = self.plan.eval_batch or budget or self.plan.micro_batch or self.recipe.effective_batch
+        jobs = [mine[i : i + most] for i in range(0, len(mine), most)]
+        score = self._losses[split]
+        self.training(False)
+        sums = torch.zeros(3, dtype=torch.float64, device=self.device)
+        with closing(self._evaluated(split, jobs)) as made:
+            for batches in made:
+                for batch in batches:
+                    batch = batch.to(self.device, non_blocking=self.plan.pin_memory)
+                    logits, labels = score.logits(*batch.tensors(), augmented=False)
+                    right = (logits.argmax(-1) == labels).double()
+                    each = score.cross_entropy(logits, labels).double()
+                    sums += torch.stack([each, right, torch.ones_like(each)]).sum(1)
+        self.training(True)
+        loss, right, samples = ranks.sum_(sums).tolist()
+        return {"loss": loss / samples, "accuracy": right / samples, "samples": int(samples)}
+
+    def _evaluated(self, split: str, jobs: list[list[int]]) -> Any:
+        plan = self.plan
+        options: dict[str, Any] = {
+            "workers": plan.workers,
+            "prefetch": plan.prefetch,
+            "pin_memory": plan.pin_memory and self.device.type == "cuda",
+        }
+        if not plan.keep_workers or plan.workers == 0:
+            return stream(jobs, lambda ids: [self._build(split, ids, (0, 0))], **options)
+        if split not in self._kept or self._kept[split].jobs != jobs:
+            self._kept[split] = KeptWorkers(jobs, lambda ids: [self._build(split, ids, (0, 0))], **options)
+        return self._kept[split].stream()
+
+
+class Losses(nn.Module):
+    """From a micro-batch's tensors to each image's loss, in the recipe's numeric format. What is recorded as a graph is
+    this, so it asks the host for nothing."""
+
+    def __init__(self, recipe: ClassifyRecipe, model: VisionModel, held: tuple[Tensor, Tensor] | None) -> None:
+        super().__init__()
+        self.recipe, self.model, self.held = recipe, model, held
+        self.run: Callable[[Tensor, Tensor], Tensor] = model
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        return self.cross_entropy(*self.logits(*tensors, augmented=True))
+
+    def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(logits, labels, reduction="none", label_smoothing=self.recipe.label_smoothing)
+
+    def logits(self, ids: Tensor, turn: Tensor, *ready: Tensor, augmented: bool) -> tuple[Tensor, Tensor]:
+        recipe, precision = self.recipe, self.recipe.precision
+        pixels, labels = self.images(ids, turn, *ready, augmented=augmented)
+        weight = self.model.patches.weight
+        x = augment.normalise(pixels, _each(recipe.normalize_mean), _each(recipe.normalize_std)).to(weight.dtype)
+        if weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous():
+            x = x.contiguous(memory_format=torch.channels_last)
+        keys = mix(ids.to(torch.int32) ^ turn[1].to(torch.int32))
+        torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+        torch.backends.cudnn.allow_tf32 = precision == "tf32"
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=precision == "bf16"):
+            return self.run(x, keys), labels
+
+    def images(self, ids: Tensor, turn: Tensor, *ready: Tensor, augmented: bool) -> tuple[Tensor, Tensor]:
+        """Pixels as bytes, (n, 3, size, size), and labels."""
+        if ready:
+            return ready[0], ready[1]
+        assert self.held is not None
+        pixels, labels = (tensor.index_select(0, ids) for tensor in self.held)
+        return _prepared(self.recipe, pixels, ids, turn, augmented), labels
+
+
+def _prepared(recipe: ClassifyRecipe, pixels: Tensor, ids: Tensor, turn: Tensor, augmented: bool) -> Tensor:
+    """(n, size, size, 3) as the recipe has them in this epoch, (n, 3, size, size): the same bits on every device."""
+    how = recipe.augment
+    if how is None or not augmented:
+        return pixels.permute(0, 3, 1, 2).contiguous()
+    boxes = augment.draw(recipe.seed, turn[0], ids, pixels.shape[1], how.crop_scale, how.crop_ratio, how.flip)
+    return augment.apply(pixels, boxes)
+
+
+def _each(value: float | tuple[float, float, float]) -> tuple[float, float, float]:
+    return value if isinstance(value, tuple) else (value, value, value)
