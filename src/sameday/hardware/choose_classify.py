@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from sameday.hardware.machine import Machine
-from sameday.spec.classify import BdhModel, ClassifyRecipe
+from sameday.spec.classify import ClassifyRecipe
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
 
@@ -32,10 +32,9 @@ def check_plan(plan: Plan, device: str, _precision: str, triton: bool) -> None:
         )
 
 
-def level_kernel(plan: Plan, recipe: ClassifyRecipe, device: str, triton: bool) -> tuple[str, str]:
-    """How Vision-BDH's levels are computed, and why."""
+def level_kernel(plan: Plan, recipe: ClassifyRecipe, device: str, triton: bool, refused: str | None) -> tuple[str, str]:
+    """How Vision-BDH's levels are computed, and why. `refused` says why no fused kernel is there for the model."""
     check_plan(plan, device, recipe.precision, triton)
-    refused = _no_fused_kernel(recipe)
     if plan.level_kernel == "fused" and refused:
         raise BadInput(f"plan.level_kernel fused: {refused}; allowed: auto, plain")
     if plan.level_kernel != "auto":
@@ -45,17 +44,6 @@ def level_kernel(plan: Plan, recipe: ClassifyRecipe, device: str, triton: bool) 
     if device == "cpu" or not triton:
         return "plain", "there is no GPU with Triton"
     return "fused", "there is a GPU with Triton, and latents pass through memory a few times instead of dozens"
-
-
-def _no_fused_kernel(recipe: ClassifyRecipe) -> str | None:
-    from sameday.kernels.bdh import refusal
-
-    shape = recipe.model
-    if not isinstance(shape, BdhModel):
-        return f"a {shape.kind} has no levels"
-    if shape.attention == "softmax":
-        return "the kernels have no softmax"
-    return refusal(shape.width, shape.latents * shape.width // shape.heads)
 
 
 def images_place(plan: Plan, device: str, memory: int, images: int) -> tuple[str, str]:

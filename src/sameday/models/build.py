@@ -10,6 +10,7 @@ import torch
 from pydantic import TypeAdapter
 from safetensors.torch import load_file, save_file
 
+from sameday.kernels.bdh import refusal
 from sameday.models.vision_bdh import VisionBDH
 from sameday.models.vit import ViT
 from sameday.spec.classify import BdhModel, VitModel
@@ -22,6 +23,15 @@ def build_model(shape: BdhModel | VitModel, image_size: int, classes: int, seed:
     if isinstance(shape, BdhModel):
         return VisionBDH(shape, image_size, classes, seed)
     return ViT(shape, image_size, classes, seed)
+
+
+def no_fused_levels(shape: BdhModel | VitModel) -> str | None:
+    """Why the fused kernels cannot compute this model, or None."""
+    if not isinstance(shape, BdhModel):
+        return f"a {shape.kind} has no levels"
+    if shape.attention == "softmax":
+        return "the kernels have no softmax"
+    return refusal(shape.width, shape.latents * shape.width // shape.heads)
 
 
 def save_model(folder: Path, model: VisionModel, about: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ from sameday.hardware.choose_classify import images_place, level_kernel
 from sameday.hardware.machine import look
 from sameday.hardware.ranks import Ranks
 from sameday.kernels.dropout import dropouts, mix, name_key
-from sameday.models.build import VisionModel, build_model, restore_model, save_model
+from sameday.models.build import VisionModel, build_model, no_fused_levels, restore_model, save_model
 from sameday.models.compiled import compiled
 from sameday.models.vision_bdh import VisionBDH
 from sameday.spec.classify import ClassifyRecipe
@@ -57,7 +57,8 @@ class ClassifyTask:
         model = build_model(recipe.model, recipe.data.image_size, classes, recipe.seed)
         model.to(device=device)
         if isinstance(model, VisionBDH):
-            model.kernel, _ = level_kernel(plan, recipe, device.type, look(device.type).triton)
+            refused = no_fused_levels(recipe.model)
+            model.kernel, _ = level_kernel(plan, recipe, device.type, look(device.type).triton, refused)
             model.cached_rotary = plan.rotary == "cached"
         if plan.channels_last:
             # Only the patches' weight has four axes.

@@ -59,8 +59,10 @@ class ClassifyStart:
 
     def settle(self, plan: Plan, machine: Machine) -> dict[str, tuple[str, str]]:
         from sameday.hardware.choose_classify import level_kernel
+        from sameday.models.build import no_fused_levels
 
-        kernel = level_kernel(plan, self.recipe, machine.device, machine.triton)
+        refused = no_fused_levels(self.recipe.model)
+        kernel = level_kernel(plan, self.recipe, machine.device, machine.triton, refused)
         return {"level_kernel": kernel} if plan.level_kernel == "auto" else {}
 
     def thrifty(self, plan: Plan) -> Plan:
