@@ -102,6 +102,8 @@ def fused_levels(
     """All levels. `x` is (images, tokens, width), normalised; the result is what the last level gives. `rotary` holds
     cosines and sines, (tokens, units / 2). `row_keys` (levels, images, tokens) and `column_keys` (heads * units / 2)
     are the keys of dropout. Products are in `kind`."""
+    if kind == torch.bfloat16 and not x.is_cuda:
+        raise ValueError("Triton's interpreter has no bf16: it would multiply the bits as whole numbers")
     heads, width, units = encoder.shape
     sides = [even_then_odd(w).permute(1, 0, 2).reshape(width, heads * units) for w in (encoder, encoder_v)]
     down = even_then_odd(decoder.view(heads, units, width).transpose(1, 2)).transpose(1, 2).reshape(-1, width)

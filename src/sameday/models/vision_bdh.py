@@ -88,7 +88,7 @@ class VisionBDH(nn.Module):
         r = rotate(s, *self.rotary(x.device))
         scores = r @ r.transpose(-1, -2)
         if self.shape.attention == "softmax":
-            scores = F.softmax(scores.float() / math.sqrt(self.units), -1)
+            scores = F.softmax(scores.to(torch.promote_types(scores.dtype, torch.float32)) / math.sqrt(self.units), -1)
         y = norm(scores @ each)
         z = s * F.relu(y @ self.encoder_v)
         z = self.dropout(z.transpose(1, 2).flatten(2), row_keys)
@@ -96,10 +96,11 @@ class VisionBDH(nn.Module):
 
     def rotary(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Cosines and sines of each token and pair of units."""
+        kind = torch.promote_types(self.encoder.dtype, torch.float32)
         if not self.cached_rotary:
-            return rotary_tables(self.tokens, self.units, device)
-        if self._tables is None or self._tables[0].device != device:
-            self._tables = rotary_tables(self.tokens, self.units, device)
+            return rotary_tables(self.tokens, self.units, device, kind)
+        if self._tables is None or self._tables[0].device != device or self._tables[0].dtype != kind:
+            self._tables = rotary_tables(self.tokens, self.units, device, kind)
         return self._tables
 
     def row_keys(self, keys: Tensor) -> Tensor:
@@ -114,12 +115,12 @@ def norm(x: Tensor) -> Tensor:
     return F.layer_norm(x, x.shape[-1:], eps=EPS)
 
 
-def rotary_tables(tokens: int, units: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def rotary_tables(tokens: int, units: int, device: torch.device, kind: torch.dtype) -> tuple[Tensor, Tensor]:
     """Angles grow with the token and fall with the unit: token * 65536^(-2k / units) for pair k."""
     # In float64: at token 64 a float32 angle would be off by as much as the table's own rounding.
     pairs = torch.arange(units // 2, dtype=torch.float64, device=device)
     angles = torch.arange(tokens, dtype=torch.float64, device=device)[:, None] * THETA ** (-2 * pairs / units)
-    return angles.cos().float(), angles.sin().float()
+    return angles.cos().to(kind), angles.sin().to(kind)
 
 
 def rotate(s: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ class ClassifyTask:
         size = sum(part.pixels.nbytes for part in parts.values())
         self.place, _ = images_place(plan, device.type, look(device.type).memory, size)
         self._epoch = lru_cache(maxsize=2)(self._epoch_order)
-        self._losses = {name: Losses(recipe, model, self._held(name)) for name in parts}
+        self._losses = {name: Losses(recipe, model, self._held(name), plan.channels_last) for name in parts}
         self._recorded: dict[tuple[int, bool], Any] = {}
         self._kept: dict[str, KeptWorkers] = {}
 
@@ -60,10 +60,6 @@ class ClassifyTask:
             refused = no_fused_levels(recipe.model)
             model.kernel, _ = level_kernel(plan, recipe, device.type, look(device.type).triton, refused)
             model.cached_rotary = plan.rotary == "cached"
-        if plan.channels_last:
-            # Only the patches' weight has four axes.
-            weight = model.patches.weight
-            weight.data = weight.data.contiguous(memory_format=torch.channels_last)
         task = cls(recipe, plan, model, parts, device)
         if plan.compile != "none" and "train" in parts:
             task.compile()
@@ -161,7 +157,7 @@ class ClassifyTask:
             return eager
         found = self._recorded[key]
         if found is None:
-            copy = Losses(self.recipe, self.model, eager.held)
+            copy = Losses(self.recipe, self.model, eager.held, eager.channels_last)
             copy.run = eager.run
             found = torch.cuda.make_graphed_callables(copy, batch.tensors())
             self._recorded[key] = found
@@ -242,9 +238,11 @@ class Losses(nn.Module):
     """From a micro-batch's tensors to each image's loss, in the recipe's numeric format. What is recorded as a graph is
     this, so it asks the host for nothing."""
 
-    def __init__(self, recipe: ClassifyRecipe, model: VisionModel, held: tuple[Tensor, Tensor] | None) -> None:
+    def __init__(
+        self, recipe: ClassifyRecipe, model: VisionModel, held: tuple[Tensor, Tensor] | None, channels_last: bool
+    ) -> None:
         super().__init__()
-        self.recipe, self.model, self.held = recipe, model, held
+        self.recipe, self.model, self.held, self.channels_last = recipe, model, held, channels_last
         self.run: Callable[[Tensor, Tensor], Tensor] = model
 
     def forward(self, *tensors: Tensor) -> Tensor:
@@ -256,9 +254,10 @@ class Losses(nn.Module):
     def logits(self, ids: Tensor, turn: Tensor, *ready: Tensor, augmented: bool) -> tuple[Tensor, Tensor]:
         recipe, precision = self.recipe, self.recipe.precision
         pixels, labels = self.images(ids, turn, *ready, augmented=augmented)
-        weight = self.model.patches.weight
-        x = augment.normalise(pixels, _each(recipe.normalize_mean), _each(recipe.normalize_std)).to(weight.dtype)
-        if weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous():
+        x = augment.normalise(pixels, _each(recipe.normalize_mean), _each(recipe.normalize_std))
+        x = x.to(self.model.positions.dtype)
+        if self.channels_last:
+            # The images alone: a weight laid out otherwise would have its gradient and its moments so too.
             x = x.contiguous(memory_format=torch.channels_last)
         keys = mix(ids.to(torch.int32) ^ turn[1].to(torch.int32))
         torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
