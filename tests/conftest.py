@@ -15,7 +15,12 @@ os.environ |= {
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import settings
+
+# Triton reads it when a kernel's module is loaded, here and in every process that a test starts.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 FAMILIES = ("qwen3_vl", "qwen2_5_vl")
 
@@ -27,7 +32,6 @@ settings.load_profile("sameday")
 @pytest.fixture(scope="session")
 def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folder of a tiny model of each family. Not to be written to."""
-    import torch
     import worlds
 
     torch.set_num_threads(1)
