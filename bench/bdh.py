@@ -2,19 +2,23 @@
 
 python bench/bdh.py steps      # images/s, ms per step, share of the floor, peak memory
 python bench/bdh.py tiles      # each kernel under several tile sizes
+python bench/bdh.py check      # gradients of the fused kernels against the plain model's
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
+import logging
 import statistics
 import time
+import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from sameday.kernels import bdh
 from sameday.models.vision_bdh import VisionBDH, forward_flops
@@ -25,13 +29,38 @@ from sameday.spec.classify import BdhModel, VitModel
 CLASSES, SIZE = 10, 32
 
 
-def make_step(model: torch.nn.Module, batch: int) -> Callable[[], Tensor]:
+class StreamedDropout(nn.Module):
+    """torch's own, which knows no keys."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor, _rows: None) -> Tensor:
+        return F.dropout(x, self.p, self.training)
+
+
+class UsualBDH(VisionBDH):
+    """The plain model as people have it: it pays for no keys."""
+
+    def __init__(self, shape: BdhModel) -> None:
+        super().__init__(shape, SIZE, CLASSES, 0)
+        self.dropout = StreamedDropout(shape.dropout)
+
+    def row_keys(self, keys: Tensor) -> list[None]:
+        return [None] * self.shape.levels
+
+
+def make_step(model: nn.Module, batch: int) -> Callable[[], Tensor]:
     """Forward and backward of one batch of noise, in bf16 as the recipe means it."""
     pixels = torch.randn(batch, 3, SIZE, SIZE, device="cuda")
     labels = torch.randint(CLASSES, (batch,), device="cuda")
     keys = torch.arange(batch, dtype=torch.int32, device="cuda")
 
     def step() -> Tensor:
+        # torch.compile's own CUDA graphs write a step's gradients where the last step's are: nothing may hold those.
+        model.zero_grad(set_to_none=True)
+        torch.compiler.cudagraph_mark_step_begin()
         with torch.autocast("cuda", torch.bfloat16):
             logits = model(pixels, keys)
         loss = F.cross_entropy(logits, labels)
@@ -138,15 +167,14 @@ def tiles(batch: int) -> None:
     bdh.TILES = kept
 
 
-def graphed(step: Callable[[], Tensor], model: torch.nn.Module) -> Callable[[], Any]:
-    """The step as one CUDA graph."""
+def graphed(step: Callable[[], Tensor]) -> Callable[[], Any]:
+    """The step as one CUDA graph, which writes its gradients anew each time."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(3):
             step()
     torch.cuda.current_stream().wait_stream(side)
-    model.zero_grad(set_to_none=False)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
@@ -154,70 +182,137 @@ def graphed(step: Callable[[], Tensor], model: torch.nn.Module) -> Callable[[], 
 
 
 KINDS = {
-    "plain": "plain, eager",
+    "eager": "plain, eager",
     "compiled": "plain, torch.compile",
     "autotuned": "plain, torch.compile max-autotune",
+    "keyed": "plain, eager, keyed dropout",
     "fused": "fused",
     "graphed": "fused, CUDA graph",
     "vit": "ViT-Tiny, torch.compile",
 }
+COMPILED = {"compiled": None, "autotuned": "max-autotune", "vit": None}
+BATCHES = (64, 256, 1024)
+SLOW_TO_COMPILE = {"autotuned": (256,)}
 
 
-def measured(kind: str, batch: int) -> tuple[list[float], float, float]:
-    """Milliseconds of each step, peak GiB, and the seconds that the first step took."""
-    torch.compiler.reset()
-    torch.cuda.empty_cache()
-    model: Any = ViT(VitModel(), SIZE, CLASSES, 0) if kind == "vit" else VisionBDH(BdhModel(), SIZE, CLASSES, 0)
-    model = model.cuda()
+def make_model(kind: str) -> Any:
+    if kind == "vit":
+        return ViT(VitModel(), SIZE, CLASSES, 0).cuda()
+    usual = kind in ("eager", "compiled", "autotuned")
+    model = (UsualBDH(BdhModel()) if usual else VisionBDH(BdhModel(), SIZE, CLASSES, 0)).cuda()
+    model.kernel = "fused" if kind in ("fused", "graphed") else "plain"
     model.cached_rotary = True
-    run: Any = model
-    if kind in ("fused", "graphed"):
-        model.kernel = "fused"
-    elif kind != "plain":
-        run = torch.compile(model, mode="max-autotune" if kind == "autotuned" else None)
+    # Made here: tables that a compiled step made would lie in memory that its CUDA graphs use again.
+    model.rotary(torch.device("cuda", torch.cuda.current_device()))
+    return model
+
+
+class Row(NamedTuple):
+    times: list[float]
+    """Milliseconds of each step."""
+    peak: float
+    """GiB that a step takes from the device besides the model and its input. As the allocator reserves them: what lies
+    in a CUDA graph is in no other count."""
+    first: float
+    """Seconds of the first step."""
+    images: float
+    """Per second, by the median step."""
+
+
+def measured(kind: str, batch: int) -> Row:
+    torch.compiler.reset()
+    gc.collect()
+    model = make_model(kind)
+    run = torch.compile(model, mode=COMPILED[kind]) if kind in COMPILED else model
     step: Callable[[], Any] = make_step(run, batch)
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
     began = time.perf_counter()
     step()
     torch.cuda.synchronize()
     first = time.perf_counter() - began
     if kind == "graphed":
-        step = graphed(step, model)
+        step = graphed(step)
+    for _ in range(3):
+        step()
+    # What compiling and tuning took is not a step's.
+    torch.cuda.synchronize()
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
     times = milliseconds(step)
-    # max-autotune's own graphs live outside the allocator's count of tensors: what is reserved is what is taken.
-    peak = torch.cuda.max_memory_allocated() if kind != "autotuned" else torch.cuda.max_memory_reserved()
-    return times, (peak - before) / 2**30, first
+    peak = (torch.cuda.max_memory_reserved() - before) / 2**30
+    return Row(times, peak, first, 1000 * batch / statistics.median(times))
 
 
-def steps(batches: list[int], kinds: list[str]) -> None:
+def steps(batches: list[int] | None, kinds: list[str]) -> None:
     ceiling = matmul_ceiling()
     flops = {"vit": vit_flops(VitModel(), SIZE, CLASSES)}
     print(f"{torch.cuda.get_device_name()}: bf16 products at {ceiling / 1e12:.0f} TFLOP/s")
+    rows: dict[tuple[str, int], Row] = {}
     for kind in kinds:
-        for batch in batches:
+        for batch in batches or SLOW_TO_COMPILE.get(kind, BATCHES):
             floor = 3 * flops.get(kind, forward_flops(BdhModel(), SIZE, CLASSES)) / ceiling
             try:
-                times, peak, first = measured(kind, batch)
+                row = measured(kind, batch)
             except Exception as error:  # the others are still worth having
                 print(f"{KINDS[kind]:34s} batch {batch:5d}  {type(error).__name__}: {str(error)[:200]}", flush=True)
                 continue
-            middle = statistics.median(times)
+            rows[kind, batch] = row
             print(
-                f"{KINDS[kind]:34s} batch {batch:5d}  {1000 * batch / middle:8,.0f} images/s  {middle:7.2f} ms "
-                f"({min(times):.2f}-{max(times):.2f})  {100 * 1000 * floor * batch / middle:4.1f}% of the floor  "
-                f"{peak:5.2f} GiB  first step {first:.0f} s",
+                f"{KINDS[kind]:34s} batch {batch:5d}  {row.images:8,.0f} images/s  "
+                f"{statistics.median(row.times):7.2f} ms ({min(row.times):.2f}-{max(row.times):.2f})  "
+                f"{100 * floor * row.images:4.1f}% of the floor  {row.peak:5.2f} GiB  first step {row.first:.0f} s",
                 flush=True,
             )
+    summary(rows)
+
+
+def summary(rows: dict[tuple[str, int], Row]) -> None:
+    """The figures that are asked for most, of the rows that are there."""
+
+    def best(kinds: tuple[str, ...], batch: int | None = None) -> tuple[str, int] | None:
+        places = [place for place in rows if place[0] in kinds and batch in (None, place[1])]
+        return max(places, key=lambda place: rows[place].images, default=None)
+
+    fused = ("fused", "graphed")
+    here, tuned = best(fused, 256), ("autotuned", 256)
+    if here and tuned in rows:
+        faster, room = rows[here].images / rows[tuned].images, rows[here].peak / rows[tuned].peak
+        print(f"{KINDS[here[0]]}, over max-autotune at batch 256: {faster:.2f} times the images/s")
+        print(f"{KINDS[here[0]]}, over max-autotune at batch 256: {room:.2f} times the memory")
+    if small := best(fused, 64):
+        print(f"{KINDS[small[0]]}, at batch 64: {rows[small].images:,.0f} images/s")
+    if top := best(fused):
+        print(f"best fused: {KINDS[top[0]]}, at batch {top[1]}: {rows[top].images:,.0f} images/s")
+    if top and (vit := best(("vit",))):
+        faster = rows[top].images / rows[vit].images
+        print(f"best fused over best ViT-Tiny (batch {vit[1]}): {faster:.2f} times the images/s")
+
+
+def quiet() -> None:
+    """torch's own words about compiling and tuning do not belong into a table."""
+    from torch._inductor import select_algorithm
+
+    warnings.simplefilter("ignore")
+    torch._logging.set_logs(all=logging.ERROR)
+    select_algorithm.PRINT_AUTOTUNE = False
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("steps", "tiles", "check"))
-    parser.add_argument("--batch", type=int, nargs="+", default=[256])
+    parser.add_argument("--batch", type=int, nargs="+", help="one or more instead of the usual ones")
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
     args = parser.parse_args()
-    {"steps": lambda: steps(args.batch, args.kinds), "tiles": lambda: tiles(args.batch[0]), "check": check}[args.what]()
+    quiet()
+    if args.what == "steps":
+        steps(args.batch, args.kinds)
+    elif args.what == "tiles":
+        tiles(args.batch[0] if args.batch else 256)
+    else:
+        check()
 
 
 if __name__ == "__main__":
