@@ -25,7 +25,7 @@ NUMBERS = ("gradient", "update", "validation", "training", "after the resume")
 @dataclass(frozen=True)
 class Fault:
     """`place` has to be in the words by which the first difference names its place. A fault without a `plant` waits
-    for the module `waits_for`. `only_float32`: in bf16 it would be no fault."""
+    for the module `waits_for`. `only_float32`: in bf16 it would be no fault. `task` is the one it is planted in."""
 
     name: str
     sentence: str
@@ -36,6 +36,7 @@ class Fault:
     ranks: int = 1
     only_float32: bool = False
     waits_for: str | None = None
+    task: str = "vqa"
 
     @property
     def structural(self) -> bool:

@@ -6,9 +6,12 @@ from __future__ import annotations
 import faults_at_the_end
 import faults_in_the_model
 import faults_in_training
+import faults_in_vision_bdh
 from catalogue import FAULTS, SHARED, Fault
 
-assert faults_at_the_end and faults_in_the_model and faults_in_training, "they are there for what they plant"
+assert faults_at_the_end and faults_in_the_model and faults_in_training and faults_in_vision_bdh, (
+    "they are there for what they plant"
+)
 
 # Parts that are not there yet
 
@@ -20,22 +23,6 @@ for _fault in (
         "images",
         SHARED,
         waits_for="sameday.cache",
-    ),
-    Fault(
-        "residual before the LayerNorm",
-        "Vision-BDH adds its residual on the other side of a LayerNorm.",
-        "models.vision_bdh",
-        "gradient",
-        {},
-        waits_for="sameday.models.vision_bdh",
-    ),
-    Fault(
-        "softmax in linear attention",
-        "Vision-BDH's attention, which has none, gets a softmax.",
-        "models.vision_bdh",
-        "gradient",
-        {},
-        waits_for="sameday.models.vision_bdh",
     ),
 ):
     FAULTS[_fault.name] = _fault

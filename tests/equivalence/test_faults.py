@@ -14,6 +14,7 @@ from unittest.mock import patch
 import arms
 import planted
 import pytest
+import sets
 import torch
 import worlds
 from arms import Stage
@@ -51,37 +52,47 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         yield Stage(root, home, recipe)
 
 
-def compared(stage: Stage, fault: Fault, plant: Plant | None) -> Comparison:
+Stages = dict[str, Stage]
+
+
+@pytest.fixture(scope="module")
+def stages(stage: Stage, tmp_path_factory: pytest.TempPathFactory) -> Stages:
+    root = tmp_path_factory.mktemp("faults-images")
+    return {"vqa": stage, "classify": Stage(root, sets.write_set(root / "set"), sets.tiny_recipe())}
+
+
+def compared(stages: Stages, fault: Fault, plant: Plant | None) -> Comparison:
+    stage = stages[fault.task]
     plain, reference = stage.plain, stage.reference  # before the other arm, whose plant must not reach them
     job = stage.job("plan", Plan(**fault.plan))
     trace = arms.run(job, plant) if fault.ranks == 1 else planted.run(job, plant, fault.ranks)
     return stage.judged(trace, plain, reference)
 
 
-def keeping(stage: Stage) -> Callable[[Fault], Comparison]:
+def keeping(stages: Stages) -> Callable[[Fault], Comparison]:
     """The comparison of a fault's plan without the fault, made once for all faults of the plan."""
     known: dict[str, Comparison] = {}
 
     def without(fault: Fault) -> Comparison:
-        key = json.dumps([fault.ranks, fault.plan], sort_keys=True)
+        key = json.dumps([fault.task, fault.ranks, fault.plan], sort_keys=True)
         if key not in known:
-            known[key] = compared(stage, fault, None)
+            known[key] = compared(stages, fault, None)
         return known[key]
 
     return without
 
 
 @pytest.fixture(scope="module")
-def unplanted(stage: Stage) -> Callable[[Fault], Comparison]:
-    return keeping(stage)
+def unplanted(stages: Stages) -> Callable[[Fault], Comparison]:
+    return keeping(stages)
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 @pytest.mark.parametrize("name", RUNNABLE)
-def test_a_fault_is_found_where_it_is(stage: Stage, unplanted: Callable[[Fault], Comparison], name: str) -> None:
+def test_a_fault_is_found_where_it_is(stages: Stages, unplanted: Callable[[Fault], Comparison], name: str) -> None:
     fault = RUNNABLE[name]
     assert unplanted(fault).same, listed(unplanted(fault))
-    found = compared(stage, fault, fault.plant)
+    found = compared(stages, fault, fault.plant)
     assert not found.same, f"{fault.sentence} And nothing is different: {found.worst}"
     first = found.differences[0]
     assert first.step is not None and fault.place in f"{first.what}: {first.name}", listed(found)
@@ -142,12 +153,16 @@ TOO_SMALL = {
 """Faults that are seen in float32 and not in bf16, and why."""
 
 
-def half_stage(root: Path, seed: int) -> Stage:
+def half_stages(root: Path, seed: int) -> Stages:
     """Small enough for a CPU that has no bf16. All images are of one size, and all norms are clipped."""
     home = worlds.write_world(root / "world", seed, (4, 2, 3), hard=False, sizes=((48, 32),))
     model = worlds.write_tiny(root / "model", seed=seed, text=LAYERS)
     changes = RECIPE | {"precision": "bf16", "max_grad_norm": 1.0, "seed": seed}
-    return Stage(root, home, worlds.tiny_recipe(model, **changes), steps=4)
+    images = sets.tiny_recipe(precision="bf16", seed=seed)
+    return {
+        "vqa": Stage(root, home, worlds.tiny_recipe(model, **changes), steps=4),
+        "classify": Stage(root / "images", sets.write_set(root / "set"), images, steps=4),
+    }
 
 
 def catch_rates(root: Path, names: Iterable[str]) -> tuple[dict[str, list[bool]], list[str]]:
@@ -157,11 +172,11 @@ def catch_rates(root: Path, names: Iterable[str]) -> tuple[dict[str, list[bool]]
     ratios: dict[str, list[float]] = {name: [] for name in names}
     problems: list[str] = []
     for seed in SEEDS:
-        stage = half_stage(root / str(seed), seed)
-        without = keeping(stage)
+        stages = half_stages(root / str(seed), seed)
+        without = keeping(stages)
         for name in names:
             fault = RUNNABLE[name]
-            found = compared(stage, fault, fault.plant)
+            found = compared(stages, fault, fault.plant)
             caught[name].append(not found.same)
             ratios[name].append(max(found.worst[f"ratio_{what}"] for what in ("all", "group", "tensor")))
             if not without(fault).same:

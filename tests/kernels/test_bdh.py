@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sameday.kernels import bdh
-from sameday.kernels.bdh import Launch, even_then_odd, refusal, token_tile, two_parts
+from sameday.kernels.bdh import Launch, even_then_odd, refusal, token_tile, too_many, two_parts
 from sameday.kernels.dropout import PairDropout
 from sameday.models.vision_bdh import VisionBDH
 from sameday.spec.classify import BdhModel
@@ -304,14 +304,16 @@ def test_token_tile(tokens: int) -> None:
 
 @pytest.mark.parametrize("width", [32, 48, 96, 192, 384, 512])
 def test_widths_that_can_run(width: int) -> None:
-    assert refusal(width, 64) is None
+    assert refusal(width) is None
 
 
 @pytest.mark.parametrize("width", [8, 16, 24, 56, 100, 112, 193])
 def test_widths_that_cannot(width: int) -> None:
-    assert refusal(width, 64) == f"width {width} is not the sum of two powers of two of at least 16"
+    assert refusal(width) == f"width {width} is not the sum of two powers of two of at least 16"
 
 
-def test_odd_units_cannot() -> None:
-    assert refusal(192, 33) == "33 latents per head are an odd number"
-    assert refusal(192, 2) is None
+def test_an_image_has_to_fit_into_a_multiprocessor() -> None:
+    """Against what the compiler asks for: 147,456 bytes for 128 tokens of width 192 in half precision."""
+    assert too_many(192, 65, 2) is None and too_many(192, 129, 2) is None and too_many(192, 65, 4) is None
+    assert too_many(192, 257, 2) == "257 tokens of width 192 do not fit into one tile of a multiprocessor"
+    assert too_many(192, 129, 4) is not None

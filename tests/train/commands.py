@@ -131,7 +131,8 @@ def training_steps(run: Path) -> list[int]:
 
 def weights(run: Path) -> dict[str, bytes]:
     """The finished weights, file by file."""
-    found = {path.name: path.read_bytes() for path in sorted((run / "adapter").glob("*.safetensors"))}
+    files = [path for result in ("adapter", "model") for path in (run / result).glob("*.safetensors")]
+    found = {path.name: path.read_bytes() for path in sorted(files)}
     assert found, f"{run} has no weights"
     return found
 

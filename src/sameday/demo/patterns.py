@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 from pathlib import Path
 from typing import Literal
 
@@ -78,3 +79,10 @@ def picture(kind: str, size: int, key: str) -> np.ndarray:
     clean = np.where(shape[:, :, None] > 0, colour, ground)
     noise = np.frombuffer(rng.randbytes(clean.size), np.uint8).reshape(clean.shape).astype(np.int64)
     return np.clip(clean + noise * (2 * NOISE + 1) // 256 - NOISE, 0, 255).astype(np.uint8)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m sameday.demo.patterns FOLDER")
+    write_patterns(Path(sys.argv[1]))
+    print(f"{sys.argv[1]}: 512 images to train on and 128 to test, in CIFAR-10's format")

@@ -19,11 +19,13 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def check_plan(plan: Plan, device: str, _precision: str, triton: bool) -> None:
+def check_plan(plan: Plan, device: str, precision: str, triton: bool) -> None:
     """Refuses what cannot run on this machine whatever the model is."""
     if plan.level_kernel == "fused" and not (triton or interpreted()):
         where = "on a CPU" if device == "cpu" else "here, since it is not installed"
         raise BadInput(f"plan.level_kernel fused needs Triton, which there is not {where}; allowed: auto, plain")
+    if plan.level_kernel == "fused" and precision == "bf16" and device == "cpu":
+        raise BadInput("plan.level_kernel fused has no bf16 in Triton's interpreter; allowed there: float32, or plain")
     if plan.cuda_graphs and device == "cpu":
         raise BadInput("plan.cuda_graphs true needs a GPU; allowed here: false")
     if plan.cuda_graphs and plan.compile != "none" and plan.compile_mode == "reduce-overhead":

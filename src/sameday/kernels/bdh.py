@@ -25,6 +25,10 @@ class Launch(NamedTuple):
     stages: int
     registers: int | None = None
 
+    def over(self, tokens: int) -> Launch:
+        """The same for a tile of tokens: more than 64 take twice the warps, and all registers."""
+        return self if tokens <= 64 else self._replace(warps=2 * self.warps, registers=None)
+
     def options(self) -> dict[str, Any]:
         return {"num_warps": self.warps, "num_stages": self.stages, "maxnreg": self.registers}
 
@@ -55,8 +59,12 @@ WIDE = Tiles(
     gate=Launch(64, 32, 4, 1),
     ungate=Launch(64, 32, 4, 1),
     unattend=Launch(1, 32, 4, 1),
+    join=Launch(32, 0, 4, 1),
 )
 """For float32 and float64, whose tiles take two and four times the room."""
+
+SHARED_MEMORY = 227 * 1024
+"""Of one multiprocessor of a Hopper GPU."""
 
 ENOUGH = 128
 """Programs that keep a device busy: with fewer row tiles than this the heads are divided too."""
@@ -78,15 +86,23 @@ def token_tile(tokens: int) -> tuple[int, int]:
     return max(16, 1 << (tokens - 1).bit_length()), 0
 
 
-def refusal(width: int, units: int) -> str | None:
-    """Why the kernels cannot do a model of this shape, or None."""
+def refusal(width: int) -> str | None:
+    """Why the kernels cannot do a model of this width, or None."""
     if two_parts(width) is None:
         return f"width {width} is not the sum of two powers of two of at least 16"
-    if units % 2:
-        return f"{units} latents per head are an odd number"
     return None
 
 
+def too_many(width: int, tokens: int, itemsize: int) -> str | None:
+    """Why an image of so many tokens has no room in a GPU's multiprocessor, or None. An image's tokens are one tile;
+    beside them in shared memory lie the gradients of as many."""
+    tile, _ = token_tile(tokens)
+    if 3 * tile * width * itemsize > SHARED_MEMORY:
+        return f"{tokens} tokens of width {width} do not fit into one tile of a multiprocessor"
+    return None
+
+
+@torch.compiler.disable
 def fused_levels(
     x: Tensor,
     encoder: Tensor,
@@ -201,7 +217,7 @@ class _Run:
         self.threshold = round(drop * 2**16)
         self.scale = 1 / (1 - self.threshold / 2**16)
         widths = two_parts(self.width)
-        assert widths is not None, refusal(self.width, 2 * self.half)
+        assert widths is not None, refusal(self.width)
         self.sum = {"SUM": tl.float64 if self.kind == torch.float64 else tl.float32}
         self.part = {"D1": widths[0], "D2": widths[1]}
         self.tile, self.extra = token_tile(self.tokens)
@@ -239,7 +255,7 @@ class _Run:
         programs = self.images * self.heads
         inverse, own = self.empty(self.heads, M, dtype=self.sums), self.empty(programs, dtype=self.sums)
         scores = self.empty(programs, self.tile + self.extra, self.tile)
-        how = self.tiles.attend
+        how = self.tiles.attend.over(self.tile)
         kernels.attend[(programs,)](
             s, low, self.cos, self.sin, y, inverse, scores, own, M, tokens,
             **self.shape, **self.part, **self.by_image, BN=how.columns, EPS=EPS, **self.sum, **how.options(),
@@ -299,9 +315,9 @@ class _Run:
         d_value, d_scores, d_own = (torch.empty_like(tensor) for tensor in (y, scores, own))
         kernels.pull[(self.images * heads,)](
             low, y, inverse, scores, own, d_y, d_value, d_scores, d_own, M, self.tokens,
-            H=heads, **self.part, **self.by_image, **self.sum, **self.tiles.pull.options(),
+            H=heads, **self.part, **self.by_image, **self.sum, **self.tiles.pull.over(self.tile).options(),
         )  # fmt: skip
-        how = self.tiles.unattend
+        how = self.tiles.unattend.over(self.tile)
         shares = how.rows or 1
         kernels.unattend[(self.images * heads, shares)](
             s, self.cos, self.sin, d_scores, d_own, d_s, self.tokens,

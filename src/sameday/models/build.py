@@ -10,10 +10,11 @@ import torch
 from pydantic import TypeAdapter
 from safetensors.torch import load_file, save_file
 
-from sameday.kernels.bdh import refusal
+from sameday.hardware.choose_classify import interpreted
+from sameday.kernels.bdh import refusal, too_many
 from sameday.models.vision_bdh import VisionBDH
 from sameday.models.vit import ViT
-from sameday.spec.classify import BdhModel, VitModel
+from sameday.spec.classify import BdhModel, ClassifyRecipe, VitModel
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 VisionModel = VisionBDH | ViT
@@ -25,13 +26,16 @@ def build_model(shape: BdhModel | VitModel, image_size: int, classes: int, seed:
     return ViT(shape, image_size, classes, seed)
 
 
-def no_fused_levels(shape: BdhModel | VitModel) -> str | None:
+def no_fused_levels(recipe: ClassifyRecipe) -> str | None:
     """Why the fused kernels cannot compute this model, or None."""
+    shape = recipe.model
     if not isinstance(shape, BdhModel):
         return f"a {shape.kind} has no levels"
     if shape.attention == "softmax":
         return "the kernels have no softmax"
-    return refusal(shape.width, shape.latents * shape.width // shape.heads)
+    tokens = (recipe.data.image_size // shape.patch) ** 2 + (shape.pool == "class")
+    crowded = None if interpreted() else too_many(shape.width, tokens, 2 if recipe.precision == "bf16" else 4)
+    return refusal(shape.width) or crowded
 
 
 def save_model(folder: Path, model: VisionModel, about: dict[str, Any]) -> None:

@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
 
+BACKEND: str | None = None
+"""Taken instead of the plan's, where it is set: tests try the graphs without what turns them into kernels."""
+
 FARTHEST = {"bf16": 0.1, "tf32": 1e-2, "float32": 1e-3}
 """How far, relatively, a compiled first step may be from eager's: what a wrong graph exceeds, and another order of
 summation does not. `sameday verify` looks more closely."""
@@ -26,7 +29,7 @@ def compiled(
         mode = "max-autotune-no-cudagraphs"  # the run records its own
     where = f"torch.compile with backend {plan.compile_backend}, mode {plan.compile_mode},"
     try:
-        made = torch.compile(model, backend=plan.compile_backend, mode=mode)
+        made = torch.compile(model, backend=BACKEND or plan.compile_backend, mode=mode)
         problem = _disagreement(model, made, losses, FARTHEST[precision])
         why = f"{where} disagrees with eager: {problem}" if problem else None
     except torch.OutOfMemoryError:

@@ -19,7 +19,7 @@ class VisionModel(Strict):
     pool: Literal["class", "mean"] = Field(
         "class", description="What is classified: a token of its own, or the mean of all patches."
     )
-    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout of the hidden units.")
+    dropout: float = Field(0.0, ge=0, le=0.99, description="Dropout of the hidden units.")
 
     @model_validator(mode="after")
     def _whole_heads(self) -> VisionModel:
@@ -38,7 +38,14 @@ class BdhModel(VisionModel):
     attention: Literal["linear", "softmax"] = Field(
         "linear", description="Scores as they are, as published, or through a softmax."
     )
-    dropout: float = Field(0.1, ge=0, lt=1, description="Dropout of the sparse units.")
+    dropout: float = Field(0.1, ge=0, le=0.99, description="Dropout of the sparse units.")
+
+    @model_validator(mode="after")
+    def _pairs(self) -> BdhModel:
+        units = self.latents * self.width // self.heads
+        if units % 2:
+            raise ValueError(f"latents {self.latents} give each head {units} units, and they are rotated in pairs")
+        return self
 
 
 class VitModel(VisionModel):

@@ -57,7 +57,7 @@ class ClassifyTask:
         model = build_model(recipe.model, recipe.data.image_size, classes, recipe.seed)
         model.to(device=device)
         if isinstance(model, VisionBDH):
-            refused = no_fused_levels(recipe.model)
+            refused = no_fused_levels(recipe)
             model.kernel, _ = level_kernel(plan, recipe, device.type, look(device.type).triton, refused)
             model.cached_rotary = plan.rotary == "cached"
         task = cls(recipe, plan, model, parts, device)
@@ -77,7 +77,7 @@ class ClassifyTask:
 
         made, why = compiled(self.model, self.plan, self.recipe.precision, losses)
         for each in self._losses.values():
-            each.run = made or self.model
+            each.run = self.model if made is None else made
         if why is not None:
             self.notes = (f"compile: none, because {why}",)
 

@@ -61,7 +61,7 @@ class ClassifyStart:
         from sameday.hardware.choose_classify import level_kernel
         from sameday.models.build import no_fused_levels
 
-        refused = no_fused_levels(self.recipe.model)
+        refused = no_fused_levels(self.recipe)
         kernel = level_kernel(plan, self.recipe, machine.device, machine.triton, refused)
         return {"level_kernel": kernel} if plan.level_kernel == "auto" else {}
 

@@ -1,0 +1,52 @@
+"""Every claim of classification's plan fields is put to the test: each pair of values, against the plain plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import sets
+import torch
+from arms import Stage
+
+from sameday.models import compiled
+from sameday.spec.plan import Plan, claims
+from sameday.verify.covering import uncovered
+from sameday.verify.registry import trial_plans, trial_values
+
+VALUES = trial_values("classify", "cpu", 2)
+PLANS = trial_plans("classify", "cpu", 2, "float32")
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    root = tmp_path_factory.mktemp("array")
+    home = sets.write_set(root / "world")
+    # One level, one head and few images: what is fused runs in an interpreter here.
+    recipe = sets.tiny_recipe(model=sets.TINY | {"levels": 1, "heads": 1, "latents": 1}, effective_batch=3)
+    with pytest.MonkeyPatch.context() as patch:
+        # Compiling is tried with the graphs alone: which backend turns them into kernels depends on the machine.
+        patch.setattr(compiled, "BACKEND", "eager")
+        yield Stage(root, home, recipe, steps=4)
+    torch.use_deterministic_algorithms(False)
+
+
+def test_every_pair_is_there() -> None:
+    assert "fused" in VALUES["level_kernel"], "without Triton's interpreter the fused kernels are not tried"
+    assert uncovered([plan.model_dump() for plan in PLANS], VALUES) == []
+
+
+@pytest.mark.parametrize("number", range(len(PLANS)))
+def test_a_plan_of_the_array_trains_the_same_model(stage: Stage, number: int) -> None:
+    torch._dynamo.reset()
+    found = stage.compare(PLANS[number])
+    assert found.same, "\n".join(map(str, found.differences))
+
+
+@pytest.mark.parametrize("which", [1, -1])
+def test_fields_that_claim_the_same_bits_keep_them(stage: Stage, which: int) -> None:
+    """All of them changed at once, to their second values and to their last ones."""
+    bitwise = [name for name in VALUES if claims()[name] == "bitwise"]
+    assert {"images_on", "rotary", "keep_workers", "workers"} <= set(bitwise)
+    found = stage.compare(Plan(**{name: VALUES[name][which] for name in bitwise}))
+    assert found.same and found.bitwise, "\n".join(map(str, found.differences))

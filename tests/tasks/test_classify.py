@@ -1,0 +1,253 @@
+"""Classification as a task: what a micro-batch holds, whatever the plan; evaluation; files; compile that is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sets
+import torch
+from torch import Tensor
+
+from sameday.data.image_batch import ImageBatch
+from sameday.data.seen import Seen
+from sameday.hardware.ranks import Ranks
+from sameday.models.build import load_model
+from sameday.models.vision_bdh import VisionBDH
+from sameday.spec.errors import BadInput
+from sameday.spec.plan import Plan
+from sameday.tasks.classify import ClassifyTask
+from sameday.tasks.classify_start import ClassifyStart
+
+PLANS = {
+    "device": Plan(images_on="device"),
+    "pieces": Plan(micro_batch=3),
+    "pieces on the device": Plan(micro_batch=1, images_on="device", channels_last=True, rotary="cached"),
+}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return sets.write_set(tmp_path_factory.mktemp("set"))
+
+
+def seen(task: ClassifyTask, step: int, ranks: Ranks | None = None) -> dict[int, Seen]:
+    found = [each for batch in task.batches(step, None, ranks or Ranks()) for each in task.seen(batch)]
+    assert len({each.id for each in found}) == len(found)
+    return {each.id: each for each in found}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_an_image_looks_the_same_under_every_plan(home: Path, name: str) -> None:
+    plain, other = (sets.make_task(home, sets.tiny_recipe(), plan) for plan in (Plan(), PLANS[name]))
+    for step in (0, 3, plain.steps_per_epoch()):
+        assert seen(plain, step) == seen(other, step)
+        assert sorted(seen(plain, step)) == sorted(plain.step_ids(step))
+
+
+def test_an_epoch_holds_every_image_once_and_none_of_the_held_out(home: Path) -> None:
+    task = sets.make_task(home, sets.tiny_recipe())
+    assert len(task.parts["train"]) == 30 and len(task.parts["val"]) == 10 and task.steps_per_epoch() == 4
+    assert not set(task.parts["train"].names) & set(task.parts["val"].names)
+    orders = [[i for step in range(4 * epoch, 4 * epoch + 4) for i in task.step_ids(step)] for epoch in range(2)]
+    assert all(sorted(order) == list(range(30)) for order in orders)
+    assert orders[0] != orders[1] and orders[0] != list(range(30))
+    assert [len(task.step_ids(step)) for step in range(4)] == [8, 8, 8, 6]
+    listed = sets.make_task(home, sets.tiny_recipe(order="listed"))
+    assert listed.step_ids(0) == listed.step_ids(4) == list(range(8))
+    other = sets.make_task(home, sets.tiny_recipe(seed=4))
+    assert other.step_ids(0) != task.step_ids(0) and other.parts["val"].names == task.parts["val"].names
+
+
+def test_an_image_is_another_crop_in_each_epoch(home: Path) -> None:
+    task = sets.make_task(home, sets.tiny_recipe(order="listed"))
+    first, second = (seen(task, step)[0].digests["pixels"] for step in (0, 4))
+    assert first != second
+    still = sets.make_task(home, sets.tiny_recipe(order="listed", augment=None))
+    assert seen(still, 0)[0].digests["pixels"] == seen(still, 4)[0].digests["pixels"]
+
+
+class Rank(Ranks):
+    """One of several ranks, as far as a task asks."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__()
+        self.rank, self.size = rank, size
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_ranks_share_a_step(home: Path, size: int) -> None:
+    task = sets.make_task(home, sets.tiny_recipe(), Plan(micro_batch=2))
+    whole = seen(task, 3)
+    parts = [seen(task, 3, Rank(rank, size)) for rank in range(size)]
+    assert sum(len(part) for part in parts) == len(whole)
+    assert {key: value for part in parts for key, value in part.items()} == whole
+
+
+def test_budgets_are_halved_to_one(home: Path) -> None:
+    task = sets.make_task(home, sets.tiny_recipe())
+    ranks = Ranks()
+    assert task.budget(0, None, ranks) == 8 and task.budget(3, None, ranks) == 6
+    found: list[int | None] = [None]
+    while (smaller := task.smaller_budget(0, found[-1], ranks)) is not None:
+        found.append(smaller)
+    assert found == [None, 4, 2, 1]
+    assert sets.make_task(home, sets.tiny_recipe(), Plan(micro_batch=3)).smaller_budget(0, None, ranks) == 1
+    assert [len(batch) for batch in task.batches(0, 3, ranks)] == [3, 3, 2]
+
+
+@pytest.mark.parametrize("plan", [Plan(), Plan(eval_batch=3, images_on="device"), Plan(workers=1, keep_workers=True)])
+def test_evaluation_is_the_mean_over_images(home: Path, plan: Plan) -> None:
+    task = sets.make_task(home, sets.tiny_recipe(label_smoothing=0.1), plan)
+    task.training(True)
+    twice = [task.evaluate("val", Ranks()) for _ in range(2)]
+    assert twice[0] == twice[1] and task.model.training
+    pictures = task.parts["val"]
+    pixels = torch.from_numpy(pictures.pixels).permute(0, 3, 1, 2).double() / 255
+    with torch.no_grad():
+        logits = task.model.eval().double()((pixels - 0.5) / 0.5, torch.zeros(10, dtype=torch.int32))
+    logs = logits.log_softmax(-1)
+    right = torch.from_numpy(pictures.labels)
+    losses = -0.9 * logs[torch.arange(10), right] - 0.1 * logs.mean(-1)
+    assert twice[0]["loss"] == pytest.approx(float(losses.mean()), rel=1e-5)
+    assert twice[0]["accuracy"] == pytest.approx(float((logits.argmax(-1) == right).double().mean()))
+    assert twice[0]["samples"] == 10
+    assert task.evaluate("nothing", Ranks()) == {}
+
+
+def test_a_saved_model_is_loaded_without_its_recipe(home: Path, tmp_path: Path) -> None:
+    task = sets.make_task(home, sets.tiny_recipe(seed=5))
+    task.save(tmp_path)
+    model, about = load_model(tmp_path)
+    assert about["classes"] == list(task.parts["train"].classes) and about["normalize_mean"] == 0.5
+    assert not model.training
+    pixels, keys = torch.randn(2, 3, 32, 32), torch.zeros(2, dtype=torch.int32)
+    assert torch.equal(model(pixels, keys), task.model.eval()(pixels, keys))
+    other = sets.make_task(home, sets.tiny_recipe(seed=6))
+    other.restore(tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(other.trained().values(), task.trained().values(), strict=True))
+
+
+def test_a_loss_that_is_not_finite_is_named(home: Path) -> None:
+    task = sets.make_task(home, sets.tiny_recipe())
+    batch = next(iter(task.batches(0, None, Ranks())))
+    losses = torch.ones(8)
+    losses[2] = torch.nan
+    assert task.culprits(batch, losses) == [task.parts["train"].names[task.step_ids(0)[2]]]
+    assert task.culprits(batch, losses)[0].startswith("data_batch_")
+
+
+def test_ready_batches_travel(home: Path) -> None:
+    batch = next(iter(sets.make_task(home, sets.tiny_recipe()).batches(0, None, Ranks())))
+    moved = batch.to(torch.device("cpu"), non_blocking=True)
+    assert isinstance(moved, ImageBatch) and all(map(torch.equal, moved.tensors(), batch.tensors()))
+    assert len(batch.tensors()) == 4
+
+
+# Compile
+
+
+@pytest.fixture
+def backends() -> Iterator[dict[str, Callable[..., Any]]]:
+    """Backends that fail, or compute something else."""
+
+    def broken(_graph: Any, _inputs: Any) -> Any:
+        raise RuntimeError("this backend has no kernels")
+
+    def wrong(graph: Any, _inputs: Any) -> Any:
+        def run(*inputs: Tensor) -> Any:
+            return tuple(x * 1.5 if isinstance(x, Tensor) and x.is_floating_point() else x for x in graph(*inputs))
+
+        return run
+
+    found = {"broken": broken, "wrong": wrong}
+    torch.compiler.reset()
+    for name, backend in found.items():
+        torch._dynamo.register_backend(backend, name=name)
+    yield found
+    torch.compiler.reset()
+    for name in found:
+        torch._dynamo.backends.registry._COMPILER_FNS.pop(name)
+
+
+WHY = {"broken": "failed: BackendCompilerFailed", "wrong": "disagrees with eager: losses are"}
+
+
+@pytest.mark.parametrize("name", WHY)
+def test_a_compile_that_fails_falls_back_or_stops(home: Path, backends: Any, name: str) -> None:
+    recipe = sets.tiny_recipe()
+    task = sets.make_task(home, recipe, Plan(compile="auto", compile_backend=name))
+    assert len(task.notes) == 1 and task.notes[0].startswith("compile: none, because torch.compile with backend")
+    assert WHY[name] in task.notes[0]
+    plain = sets.make_task(home, recipe)
+    batch = next(iter(plain.batches(0, None, Ranks())))
+    for each in (task, plain):
+        each.training(True)
+    assert torch.equal(task.loss_sum(batch, 0)[1], plain.loss_sum(batch, 0)[1])
+    with pytest.raises(BadInput, match=f"plan.compile layers: torch.compile with backend {name}.*allowed: none"):
+        sets.make_task(home, recipe, Plan(compile="layers", compile_backend=name))
+
+
+def test_a_compile_that_works_is_used(home: Path) -> None:
+    torch.compiler.reset()
+    task = sets.make_task(home, sets.tiny_recipe(), Plan(compile="auto", compile_backend="aot_eager"))
+    assert not task.notes and task._losses["train"].run is not task.model
+    torch.compiler.reset()
+
+
+# Choices
+
+
+def test_what_cannot_run_here_is_refused_or_replaced(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sameday.hardware.machine import look
+
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    start, machine = ClassifyStart(sets.tiny_recipe(), home), look("cpu")
+    with pytest.raises(BadInput, match=r"plan.level_kernel fused needs Triton.*on a CPU; allowed: auto, plain"):
+        start.settle(Plan(level_kernel="fused"), machine)
+    with pytest.raises(BadInput, match=r"plan.cuda_graphs true needs a GPU; allowed here: false"):
+        start.settle(Plan(cuda_graphs=True), machine)
+    assert start.settle(Plan(level_kernel="auto"), machine) == {
+        "level_kernel": ("plain", "there is no GPU with Triton")
+    }
+    task = sets.make_task(home, sets.tiny_recipe(), Plan(level_kernel="auto"))
+    assert isinstance(task.model, VisionBDH) and task.model.kernel == "plain"
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (sets.TINY | {"attention": "softmax"}, "the kernels have no softmax"),
+        (sets.TINY | {"width": 56, "heads": 2}, "width 56 is not the sum of two powers of two"),
+        ({"kind": "vit", "width": 32, "heads": 2, "depth": 1, "patch": 8}, "a vit has no levels"),
+    ],
+)
+def test_a_model_without_fused_kernels(home: Path, model: dict[str, Any], why: str) -> None:
+    from sameday.hardware.machine import Machine
+
+    start = ClassifyStart(sets.tiny_recipe(model=model), home)
+    gpu = Machine("cuda", "a GPU", 2**36, 8, True)
+    kernel, reason = start.settle(Plan(level_kernel="auto"), gpu)["level_kernel"]
+    assert kernel == "plain" and why in reason
+    with pytest.raises(BadInput, match=r"plan.level_kernel fused: .*allowed: auto, plain"):
+        start.settle(Plan(level_kernel="fused"), gpu)
+
+
+def test_the_automatic_plan_says_why(home: Path) -> None:
+    from sameday.hardware.machine import Machine
+
+    start = ClassifyStart(sets.tiny_recipe(), home)
+    plan, reasons = start.choose_plan(Machine("cuda", "a GPU", 2**36, 8, True), 1)
+    assert plan.cuda_graphs and plan.images_on == "auto" and plan.optimizer_impl == "fused"
+    assert all(reasons[name] for name, value in plan.model_dump().items() if value != getattr(Plan(), name))
+    assert not start.choose_plan(Machine("cpu", "CPU", 2**34, 2, False), 1)[0].cuda_graphs
+
+
+def test_a_recipe_without_held_out_images_has_no_validation(home: Path) -> None:
+    recipe = sets.tiny_recipe(data={"path": "set"})
+    start = ClassifyStart(recipe, home)
+    assert "data.val is 0" in (start.lacks("val") or "")
+    assert set(start.audit(print).parts) == {"train"} and start.audit(print).sizes == {"train": 40}
+    assert sets.make_task(home, recipe).evaluate("val", Ranks()) == {}
