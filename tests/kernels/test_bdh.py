@@ -206,7 +206,7 @@ def test_the_mask_is_that_of_the_plain_model(dropout: float, states: list[list[T
     dropped, whole = (state[GATES] for state in states)
     shape = (2, model.tokens, model.shape.heads * model.units)
     ones = torch.ones(shape, dtype=torch.float64, device=DEVICE)
-    mask = PairDropout(dropout)(ones, model.row_keys(keys)[0])
+    mask = PairDropout(dropout, shape[-1]).to(DEVICE)(ones, model.row_keys(keys)[0])
     assert abs(float((mask == 0).double().mean()) - dropout) < 0.05
     # The kernels have each head's even units before its odd ones.
     mask = even_then_odd(mask.unflatten(-1, (model.shape.heads, -1))).reshape(whole.shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import Tensor
 from sameday.data.encode import Encoded
 from sameday.data.layout import lay_out
 from sameday.data.sample import ImageRef, Message, Sample
-from sameday.kernels.dropout import DropoutKeys, KeyedDropout, mix, name_key
+from sameday.kernels.dropout import DropoutKeys, KeyedDropout, PairDropout, mix, name_key
 
 WIDTH = 512
 LAYERS = ("layers.0.q_proj", "layers.0.k_proj", "layers.1.q_proj")
@@ -38,7 +39,7 @@ def kept(
     """1 where an element is kept."""
     holder = DropoutKeys()
     holder.set(keys, seed, step)
-    return (KeyedDropout(p, layer, holder)(torch.ones(*keys.shape, width)) != 0).float()
+    return (KeyedDropout(p, layer, width, holder)(torch.ones(*keys.shape, width)) != 0).float()
 
 
 def correlation(a: Tensor, b: Tensor) -> float:
@@ -69,7 +70,7 @@ def test_expectation_is_preserved() -> None:
     holder = DropoutKeys()
     x = torch.rand(4, 300, WIDTH) + 1
     holder.set(token_keys(*[300] * 4), 0, 0)
-    out = KeyedDropout(0.2, LAYERS[0], holder)(x)
+    out = KeyedDropout(0.2, LAYERS[0], WIDTH, holder)(x)
     alive = out != 0
     assert torch.allclose(out[alive], x[alive] / 0.8)
     # Each element varies by p / (1 - p) = 0.25, times E[x²] / E[x]², which is below 1.04 for x from 1 to 2.
@@ -77,14 +78,14 @@ def test_expectation_is_preserved() -> None:
 
 
 def test_evaluation_is_the_identity() -> None:
-    layer = KeyedDropout(0.5, LAYERS[0], DropoutKeys()).eval()
+    layer = KeyedDropout(0.5, LAYERS[0], 4, DropoutKeys()).eval()
     x = torch.randn(2, 3, 4)
     assert layer(x) is x
 
 
 def test_keys_of_another_batch_are_refused() -> None:
     holder = DropoutKeys()
-    layer = KeyedDropout(0.5, LAYERS[0], holder)
+    layer = KeyedDropout(0.5, LAYERS[0], 8, holder)
     with pytest.raises(AssertionError):
         layer(torch.ones(1, 5, 8))
     holder.set(token_keys(5), 0, 0)
@@ -174,3 +175,17 @@ def test_names_have_keys_of_their_own() -> None:
     assert len(keys) == len(names)
     assert all(-(2**31) <= key < 2**31 for key in keys)
     assert name_key("dropout", 1, 2) != name_key("dropout", 2, 1)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a compiler here")
+def test_compiled_dropout_drops_the_same() -> None:
+    """With the backend that writes kernels: it once counted columns in 64 bits, and hashed them to other numbers."""
+    torch._dynamo.reset()
+    holder = DropoutKeys()
+    holder.set(token_keys(40, 30), 0, 0)
+    keyed, pairs = KeyedDropout(0.3, LAYERS[0], WIDTH, holder), PairDropout(0.3, WIDTH)
+    x, rows = torch.rand(2, 40, WIDTH) + 1, torch.randint(-(2**31), 2**31 - 1, (2, 40), dtype=torch.int32)
+    for layer, arguments in ((keyed, (x,)), (pairs, (x, rows))):
+        compiled = torch.compile(layer, fullgraph=True)
+        assert torch.equal(compiled(*arguments) == 0, layer(*arguments) == 0), type(layer)
+    torch._dynamo.reset()

@@ -209,7 +209,7 @@ UNITS = 512
 def kept(model: VisionBDH, keys: Tensor, level: int = 0, p: float = 0.3) -> Tensor:
     """1 where a unit is kept, (images, tokens, units)."""
     row_keys = model.row_keys(keys)[level]
-    return (PairDropout(p)(torch.ones(*row_keys.shape, UNITS), row_keys) != 0).float()
+    return (PairDropout(p, UNITS)(torch.ones(*row_keys.shape, UNITS), row_keys) != 0).float()
 
 
 def correlation(a: Tensor, b: Tensor) -> float:
@@ -235,7 +235,7 @@ def test_the_share_that_is_dropped(p: float, wide: VisionBDH) -> None:
 
 def test_what_is_kept_is_scaled() -> None:
     """The expectation is exact: the scale is that of the threshold, which is p to 16 bits."""
-    dropout = PairDropout(0.3)
+    dropout = PairDropout(0.3, UNITS)
     out = dropout(torch.ones(1, 100, UNITS, dtype=torch.float64), torch.arange(100, dtype=torch.int32)[None])
     assert out.unique().tolist() == [0, 1 / (1 - round(0.3 * 2**16) / 2**16)]
     x = torch.ones(1, 2, 4)

@@ -24,6 +24,12 @@ def name_key(*what: object) -> int:
     return int.from_bytes(digest, "little", signed=True)
 
 
+def keys_of(count: int, *what: object) -> Tensor:
+    """A key for each of `count` places, made on the CPU and to be kept as a buffer: where torch.compile meets the
+    counting itself, it counts in 64 bits, and the hash of a number comes out as another one."""
+    return mix(torch.arange(count, dtype=torch.int32) ^ name_key(*what))
+
+
 class DropoutKeys:
     """Where the running micro-batch's token keys are kept for all dropout layers of a model."""
 
@@ -38,13 +44,12 @@ class DropoutKeys:
 class KeyedDropout(nn.Module):
     """Drops the same elements whenever the same tokens come by in the same step."""
 
-    layer: Tensor
+    columns: Tensor
 
-    def __init__(self, p: float, layer: str, keys: DropoutKeys) -> None:
+    def __init__(self, p: float, layer: str, width: int, keys: DropoutKeys) -> None:
         super().__init__()
         self.p, self.keys = p, keys
-        # A buffer, not a number: a compiled layer would be compiled again for each layer's own number.
-        self.register_buffer("layer", torch.tensor(name_key(layer), dtype=torch.int32), persistent=False)
+        self.register_buffer("columns", keys_of(width, layer), persistent=False)
         # Elements whose hash lies below this are dropped.
         self.threshold = int(p * 2**32) - 2**31
 
@@ -53,32 +58,27 @@ class KeyedDropout(nn.Module):
             return x
         tokens = self.keys.tokens
         assert tokens is not None and tokens.shape == x.shape[:-1], "dropout keys are of another micro-batch"
-        columns = mix(torch.arange(x.shape[-1], device=x.device, dtype=torch.int32) ^ self.layer)
-        kept = mix(tokens[..., None] ^ columns) >= self.threshold
+        kept = mix(tokens[..., None] ^ self.columns) >= self.threshold
         return x * kept * (1 / (1 - self.p))
-
-
-# Made once: a compiled model must not meet the hash of a name.
-_PAIR = name_key("pair")
 
 
 class PairDropout(nn.Module):
     """Dropout of units that come in pairs: one hash of a row's key and a pair's key decides for both, its low 16 bits
     for the even unit and its high 16 for the odd one. A fused kernel draws the same mask at half the price."""
 
-    def __init__(self, p: float) -> None:
+    columns: Tensor
+
+    def __init__(self, p: float, width: int) -> None:
         super().__init__()
         self.p = p
         self.threshold = round(p * 2**16)
-
-    def columns(self, pairs: int, device: torch.device) -> Tensor:
-        return mix(torch.arange(pairs, dtype=torch.int32, device=device) ^ _PAIR)
+        self.register_buffer("columns", keys_of(width // 2, "pair"), persistent=False)
 
     def forward(self, x: Tensor, rows: Tensor) -> Tensor:
         """`rows` has a key for each row of x."""
         if not self.training or not self.threshold:
             return x
-        hashed = mix(rows[..., None] ^ self.columns(x.shape[-1] // 2, x.device))
+        hashed = mix(rows[..., None] ^ self.columns)
         halves = torch.stack([hashed & 0xFFFF, (hashed >> 16) & 0xFFFF], -1).flatten(-2)
         return x * (halves >= self.threshold) * (1 / (1 - self.threshold / 2**16))
 

@@ -130,8 +130,9 @@ def prepare_adapters(model: nn.Module, dropout: float, keys: DropoutKeys) -> Non
     for name, module in model.named_modules():
         if isinstance(module, LoraLayer):
             module.cast_input_dtype_enabled = False
-            for adapter in module.lora_dropout:
-                module.lora_dropout[adapter] = KeyedDropout(dropout, name, keys) if dropout else nn.Identity()
+            for adapter, down in module.lora_A.items():
+                layer = KeyedDropout(dropout, name, down.in_features, keys) if dropout else nn.Identity()
+                module.lora_dropout[adapter] = layer.to(down.weight.device)
     for _, parameter in adapter_parameters(model):
         parameter.data = parameter.data.float()
 

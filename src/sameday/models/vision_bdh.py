@@ -11,16 +11,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sameday.kernels.bdh import EPS, fused_levels
-from sameday.kernels.dropout import PairDropout, mix, name_key
+from sameday.kernels.dropout import PairDropout, keys_of, mix, name_key
 from sameday.spec.classify import BdhModel
 
 THETA = 2.0**16
-TOKEN, LEVEL = name_key("token"), name_key("level")
 
 
 class VisionBDH(nn.Module):
     """`shape` is recipe; `kernel` (plain or fused) and `cached_rotary` are plan and change rounding at most."""
 
+    token_keys: Tensor
+    level_keys: Tensor
     encoder: nn.Parameter
     encoder_v: nn.Parameter
     decoder: nn.Parameter
@@ -39,7 +40,9 @@ class VisionBDH(nn.Module):
         self.encoder = nn.Parameter(torch.empty(heads, width, self.units))
         self.encoder_v = nn.Parameter(torch.empty(heads, width, self.units))
         self.decoder = nn.Parameter(torch.empty(heads * self.units, width))
-        self.dropout = PairDropout(shape.dropout)
+        self.dropout = PairDropout(shape.dropout, heads * self.units)
+        self.register_buffer("token_keys", keys_of(self.tokens, "token"), persistent=False)
+        self.register_buffer("level_keys", keys_of(shape.levels, "level"), persistent=False)
         self.head = nn.Linear(width, classes)
         self._tables: tuple[Tensor, Tensor] | None = None
         self._start(seed)
@@ -73,9 +76,8 @@ class VisionBDH(nn.Module):
             drop = self.dropout.p if self.dropout.training else 0.0
             kind = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
             weights = (self.encoder, self.encoder_v, self.decoder)
-            column_keys = self.dropout.columns(self.shape.heads * self.units // 2, x.device)
             return fused_levels(
-                x, *weights, self.rotary(x.device), row_keys, column_keys, drop, self.shape.levels, kind
+                x, *weights, self.rotary(x.device), row_keys, self.dropout.columns, drop, self.shape.levels, kind
             )
         for level in range(self.shape.levels):
             x = self.level(x if level == 0 else norm(x), row_keys[level])
@@ -105,10 +107,7 @@ class VisionBDH(nn.Module):
 
     def row_keys(self, keys: Tensor) -> Tensor:
         """A key for each level, image and token, (levels, images, tokens)."""
-        device = keys.device
-        tokens = mix(torch.arange(self.tokens, dtype=torch.int32, device=device) ^ TOKEN)
-        levels = mix(torch.arange(self.shape.levels, dtype=torch.int32, device=device) ^ LEVEL)
-        return mix(mix(keys[:, None] ^ tokens)[None] ^ levels[:, None, None])
+        return mix(mix(keys[:, None] ^ self.token_keys)[None] ^ self.level_keys[:, None, None])
 
 
 def norm(x: Tensor) -> Tensor:

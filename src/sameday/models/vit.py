@@ -6,11 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sameday.kernels.dropout import PairDropout, mix, name_key
+from sameday.kernels.dropout import PairDropout, keys_of, mix, name_key
 from sameday.spec.classify import VitModel
 
 EPS = 1e-6
-TOKEN = name_key("token")
 
 
 class Layer(nn.Module):
@@ -21,7 +20,7 @@ class Layer(nn.Module):
         self.before, self.between = nn.LayerNorm(width, EPS), nn.LayerNorm(width, EPS)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, shape.mlp * width), nn.Linear(shape.mlp * width, width)
-        self.dropout = PairDropout(shape.dropout)
+        self.dropout = PairDropout(shape.dropout, shape.mlp * width)
 
     def forward(self, x: Tensor, row_keys: Tensor) -> Tensor:
         q, k, v = self.qkv(self.before(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
@@ -31,6 +30,9 @@ class Layer(nn.Module):
 
 
 class ViT(nn.Module):
+    token_keys: Tensor
+    layer_keys: Tensor
+
     def __init__(self, shape: VitModel, image_size: int, classes: int, seed: int) -> None:
         super().__init__()
         self.shape, width = shape, shape.width
@@ -41,7 +43,8 @@ class ViT(nn.Module):
             self.class_token = nn.Parameter(torch.zeros(1, 1, width))
         self.positions = nn.Parameter(torch.zeros(1, self.tokens, width))
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.depth))
-        self.layer_keys = [name_key("layer", number) for number in range(shape.depth)]
+        self.register_buffer("token_keys", keys_of(self.tokens, "token"), persistent=False)
+        self.register_buffer("layer_keys", keys_of(shape.depth, "layer"), persistent=False)
         self.after = nn.LayerNorm(width, EPS)
         self.head = nn.Linear(width, classes)
         self._start(seed)
@@ -62,8 +65,7 @@ class ViT(nn.Module):
         if self.shape.pool == "class":
             x = torch.cat([self.class_token.expand(len(x), -1, -1), x], 1)
         x = x + self.positions
-        tokens = mix(torch.arange(self.tokens, dtype=torch.int32, device=x.device) ^ TOKEN)
-        row_keys = mix(keys[:, None] ^ tokens)
+        row_keys = mix(keys[:, None] ^ self.token_keys)
         for layer, key in zip(self.layers, self.layer_keys, strict=True):
             x = layer(x, mix(row_keys ^ key))
         x = self.after(x)
