@@ -193,7 +193,7 @@ def states(monkeypatch: pytest.MonkeyPatch) -> list[list[Tensor]]:
     return found
 
 
-GATES = 7
+GATED = 7
 
 
 @pytest.mark.parametrize("dropout", [0.1, 0.9])
@@ -203,7 +203,7 @@ def test_the_mask_is_that_of_the_plain_model(dropout: float, states: list[list[T
     pixels, keys = images(model, 2)
     model(pixels, keys)
     model.eval()(pixels, keys)
-    dropped, whole = (state[GATES] for state in states)
+    dropped, whole = (state[GATED] for state in states)
     shape = (2, model.tokens, model.shape.heads * model.units)
     ones = torch.ones(shape, dtype=torch.float64, device=DEVICE)
     mask = PairDropout(dropout, shape[-1]).to(DEVICE)(ones, model.row_keys(keys)[0])
@@ -256,10 +256,10 @@ def test_without_gradients_nothing_is_kept(states: list[list[Tensor]]) -> None:
     with torch.no_grad():
         logits = model(*inputs)
     assert logits.grad_fn is None
-    assert states[0][GATES] is states[0][2], "without gradients the gates need no memory of their own"
+    assert states[0][GATED] is states[0][2], "without gradients the gated latents need no memory of their own"
     assert all(tensor() is None for tensor in given())
     logits = model(*inputs)
-    assert states[0][GATES] is not states[0][2]
+    assert states[0][GATED] is not states[0][2]
     kept = given()
     assert len(kept) >= 8 * model.shape.levels and all(tensor() is not None for tensor in kept)
     logits.sum().backward()

@@ -1,6 +1,6 @@
-"""Vision-BDH's levels with few trips of the latents through memory: the forward pass stores each level's latents and
-gates once, and everything else is computed where it is used. The plain version is `models.vision_bdh`; dropout draws
-the same mask in both.
+"""Vision-BDH's levels with few trips of the latents through memory: the forward pass stores each level's latents before
+and after the gate once, and everything else is computed where it is used. The plain version is `models.vision_bdh`;
+dropout draws the same mask in both.
 
 Per level the kernels do encode, attend, gate and join; backward unjoin, ungate, pull, unattend, and five products that
 the vendor's library does best."""
@@ -264,9 +264,9 @@ class _Run:
         row_tiles = -(-M // how.rows)
         parts = self.heads if row_tiles < ENOUGH else 1
         sums = self.empty(parts, M, self.width, dtype=self.sums)
-        gates = torch.empty_like(s) if keep else s
+        z = torch.empty_like(s) if keep else s
         kernels.gate[(row_tiles, parts)](
-            y, s, self.encoder_v, self.decoder, sums, gates, self.row_keys[level], self.column_keys,
+            y, s, self.encoder_v, self.decoder, sums, z, self.row_keys[level], self.column_keys,
             self.threshold, self.scale, M, **self.shape, HEADS=self.heads // parts, **self.part,
             BM=how.rows, BN=how.columns, DROP=self.threshold > 0, KEEP=keep, **self.sum, **how.options(),
         )  # fmt: skip
@@ -276,7 +276,7 @@ class _Run:
             x, sums, out, following, following_low, M,
             PARTS=parts, LAST=last, **self.part, BM=how.rows, EPS=EPS, **how.options(),
         )  # fmt: skip
-        return [x, low, s, y, inverse, scores, own, gates, out, (following, following_low)]
+        return [x, low, s, y, inverse, scores, own, z, out, (following, following_low)]
 
     def backward(
         self,
@@ -290,7 +290,7 @@ class _Run:
         """The gradient of the level's x in three parts that are still to be summed; the weights' are added up."""
         from sameday.kernels import bdh_triton as kernels
 
-        x, low, s, y, inverse, scores, own, gates, out = kept
+        x, low, s, y, inverse, scores, own, z, out = kept
         M, heads = self.rows, self.heads
         residual, d_out = torch.empty_like(x), torch.empty_like(low)
         parts = incoming if not last else (incoming[0], incoming[0], incoming[0])
@@ -299,10 +299,10 @@ class _Run:
             x, out, *parts, residual, d_out, M,
             HEADS=heads, LAST=last, **self.part, BM=how.rows, EPS=EPS, **how.options(),
         )  # fmt: skip
-        z, d_v, d_s = (torch.empty_like(s) for _ in range(3))
+        d_v, d_s = torch.empty_like(s), torch.empty_like(s)
         how = self.tiles.ungate
         kernels.ungate[(-(-M // how.rows), heads)](
-            s, gates, self.decoder, d_out, z, d_v, d_s, self.scale, M, self.columns,
+            s, z, self.decoder, d_out, d_v, d_s, self.scale, M, self.columns,
             SHARE=2 * self.half, **self.part, BM=how.rows, BN=how.columns, **self.sum, **how.options(),
         )  # fmt: skip
         _add_product(d_decoder, z.t(), d_out)

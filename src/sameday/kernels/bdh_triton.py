@@ -190,7 +190,7 @@ def gate(
     weight,
     decoder,
     out,
-    gates,
+    z,
     row_keys,
     column_keys,
     threshold,
@@ -207,8 +207,8 @@ def gate(
     KEEP: tl.constexpr,
     SUM: tl.constexpr,
 ):
-    """dropout(s * relu(y @ weight)) @ decoder, over some of the heads. The gate, relu and dropout in one, is kept for
-    the backward pass; its product with s never is in memory."""
+    """z @ decoder with z = dropout(s * relu(y @ weight)), over some of the heads. z is kept for the backward pass, and
+    the gate is not: where s is not zero, it is their quotient."""
     part = tl.program_id(1)
     kind = s.dtype.element_ty
     W: tl.constexpr = D1 + D2
@@ -237,11 +237,11 @@ def gate(
                 ck = tl.load(column_keys + head * HALF + units, mask=unit_ok, other=0).to(tl.uint32, bitcast=True)
                 keep_a, keep_b = _keep(rk, ck, threshold)
                 ga, gb = tl.where(keep_a, ga * scale, 0.0), tl.where(keep_b, gb * scale, 0.0)
-            if KEEP:
-                _store(gates, rows, even, columns, row_ok, unit_ok, ga)
-                _store(gates, rows, odd, columns, row_ok, unit_ok, gb)
             za = (_load(s, rows, even, columns, row_ok, unit_ok) * ga).to(kind)
             zb = (_load(s, rows, odd, columns, row_ok, unit_ok) * gb).to(kind)
+            if KEEP:
+                _store(z, rows, even, columns, row_ok, unit_ok, za)
+                _store(z, rows, odd, columns, row_ok, unit_ok, zb)
             out1 = _dot_onto(za, _load(decoder, even, d1, W, unit_ok, in1), out1, SUM)
             out2 = _dot_onto(za, _load(decoder, even, d2, W, unit_ok, in2), out2, SUM)
             out1 = _dot_onto(zb, _load(decoder, odd, d1, W, unit_ok, in1), out1, SUM)
@@ -336,10 +336,9 @@ def unjoin(
 @triton.jit
 def ungate(
     s,
-    gates,
+    z,
     decoder,
     d_out,
-    z,
     d_v,
     d_s,
     scale,
@@ -352,8 +351,8 @@ def ungate(
     BN: tl.constexpr,
     SUM: tl.constexpr,
 ):
-    """Backward of `gate`, over a share of the columns: z again for the decoder's gradient, and the gradients of
-    y @ weight and, by the gate, of s. A gate at zero was closed or dropped; either stops both."""
+    """Backward of `gate`, over a share of the columns: the gradients of y @ weight and, by the gate, of s. Where z is
+    zero, s was, or the gate was closed or dropped: nothing comes back through y, and through s nothing that counts."""
     W: tl.constexpr = D1 + D2
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     row_ok = rows < M
@@ -366,10 +365,18 @@ def ungate(
         d_z = _dot(o1, tl.trans(_load(decoder, at, d1, W, column_ok, in1)), SUM)
         d_z = _dot_onto(o2, tl.trans(_load(decoder, at, d2, W, column_ok, in2)), d_z, SUM)
         latent = _load(s, rows, at, columns, row_ok, column_ok).to(SUM)
-        opened = _load(gates, rows, at, columns, row_ok, column_ok).to(SUM)
-        _store(z, rows, at, columns, row_ok, column_ok, latent * opened)
-        _store(d_s, rows, at, columns, row_ok, column_ok, d_z * opened)
-        _store(d_v, rows, at, columns, row_ok, column_ok, tl.where(opened > 0, d_z * latent * scale, 0.0))
+        product = _load(z, rows, at, columns, row_ok, column_ok).to(SUM)
+        opened = product > 0
+        _store(
+            d_s,
+            rows,
+            at,
+            columns,
+            row_ok,
+            column_ok,
+            tl.where(opened, d_z * product / tl.where(opened, latent, 1.0), 0.0),
+        )
+        _store(d_v, rows, at, columns, row_ok, column_ok, tl.where(opened, d_z * latent * scale, 0.0))
 
 
 @triton.jit
