@@ -1,7 +1,7 @@
 """Random crops and flips as a function of (seed, epoch, sample), in whole numbers from the hash to the pixel: the same
 bits on every device, whatever the micro-batch.
 
-Nothing here asks the host for a value, and no shape depends on data: all of it can be compiled and captured. The two
+Nothing here asks the host for a value, and no shape depends on data: all of it can be captured. The two
 tables are made at the first call for a device, which must come before a capture."""
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _random(seed: int, epoch: int | Tensor, ids: Tensor, count: int) -> Tensor:
     return mix(key[:, None] ^ mix(columns ^ of_columns)).to(torch.int64) & 0xFFFFFFFF
 
 
-@torch.compiler.assume_constant_result
+@cache
 def _keys(seed: int) -> tuple[int, int, int]:
     return name_key("augment", seed), name_key("augment epoch"), name_key("augment column")
 
@@ -144,18 +144,8 @@ def _between(lines: Tensor, first: Tensor, second: Tensor, weight: Tensor, whole
     return (b - a).mul_(weight.view(-1, 1)).add_(a, alpha=whole)
 
 
-@torch.compiler.assume_constant_result
-def _ratios(ratio: tuple[float, float], device: torch.device) -> Tensor:
-    return _ratio_table(ratio, device)
-
-
-@torch.compiler.assume_constant_result
-def _levels(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> Tensor:
-    return _level_table(mean, std, device)
-
-
 @cache
-def _ratio_table(ratio: tuple[float, float], device: torch.device) -> Tensor:
+def _ratios(ratio: tuple[float, float], device: torch.device) -> Tensor:
     """Ratios of width to height, evenly spaced in their logarithm, and their inverses, in units of 2^-16."""
     # Decimal rounds correctly; the C library's exp() differs between machines.
     with localcontext(prec=30):
@@ -166,6 +156,6 @@ def _ratio_table(ratio: tuple[float, float], device: torch.device) -> Tensor:
 
 
 @cache
-def _level_table(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> Tensor:
+def _levels(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> Tensor:
     values = [(value / 255 - m) / s for m, s in zip(mean, std, strict=True) for value in range(256)]
     return torch.tensor(values, dtype=torch.float64).to(torch.float32).to(device)

@@ -44,3 +44,10 @@ def device_kind(plan: Plan) -> str:
 
 def pick_device(plan: Plan, ranks: Ranks) -> torch.device:
     return torch.device("cuda", ranks.local) if device_kind(plan) == "cuda" else torch.device("cpu")
+
+
+def set_deterministic(on: bool) -> None:
+    """Only kernels that give the same bits each time, or any."""
+    torch.use_deterministic_algorithms(on)
+    # New memory would be filled, for code that reads what nobody wrote.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -102,7 +102,6 @@ def too_many(width: int, tokens: int, itemsize: int) -> str | None:
     return None
 
 
-@torch.compiler.disable
 def fused_levels(
     x: Tensor,
     encoder: Tensor,

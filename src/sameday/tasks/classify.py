@@ -67,6 +67,9 @@ class ClassifyTask:
 
     def compile(self) -> None:
         """Kept only where the first step's losses and gradients are eager's."""
+        if isinstance(self.model, VisionBDH) and self.model.kernel == "fused":
+            # Kernels already. Marked here, since the mark alone takes longer to load than the rest of the model.
+            self.model.levels = torch.compiler.disable(self.model.levels)  # type: ignore[method-assign]
         train = self._losses["train"]
         batch = next(iter(self.batches(0, None, Ranks()))).to(self.device)
         self.model.train()

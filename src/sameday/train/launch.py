@@ -32,9 +32,7 @@ def train_from_files(
     plan = load_plan(plan_path, plan_sets, recipe.task)
     prepare_environment(plan)
 
-    import torch
-
-    from sameday.hardware.machine import device_kind, look, pick_device
+    from sameday.hardware.machine import device_kind, look, pick_device, set_deterministic
     from sameday.hardware.ranks import Ranks
     from sameday.train.loop import train
 
@@ -63,7 +61,7 @@ def train_from_files(
             run.write_json("skipped.json", [asdict(each) for each in audited.left_out])
             run.write_json("choices.json", reasons)
         ranks.wait()
-        torch.use_deterministic_algorithms(plan.deterministic)
+        set_deterministic(plan.deterministic)
         task = start.load(plan, pick_device(plan, ranks), audited.parts)
         if task.left_out and ranks.first:
             listed = "\n".join(f"{each.where}: {each.what}" for each in task.left_out)

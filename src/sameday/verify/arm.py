@@ -69,9 +69,7 @@ def run_part(job: Job, part: int, die: Callable[[], None], plant: Plant | None =
 
     prepare_environment(job.plan)
 
-    import torch
-
-    from sameday.hardware.machine import device_kind, pick_device
+    from sameday.hardware.machine import device_kind, pick_device, set_deterministic
     from sameday.hardware.ranks import Ranks
     from sameday.spec.record import RunFolder
     from sameday.train.loop import train
@@ -83,7 +81,7 @@ def run_part(job: Job, part: int, die: Callable[[], None], plant: Plant | None =
     try:
         start = start_of(job.recipe, job.home)
         audited = ranks.from_first(lambda: start.audit(_quiet, few=job.few))
-        torch.use_deterministic_algorithms(job.plan.deterministic)
+        set_deterministic(job.plan.deterministic)
         task = start.load(job.plan, pick_device(job.plan, ranks), audited.parts)
         start_weights(task, job.rounded)
         if job.double:
