@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sameday.data.image_batch import ImageBatch
 from sameday.data.seen import Seen
+from sameday.hardware.machine import Machine, look
 from sameday.hardware.ranks import Ranks
 from sameday.models.build import load_model
 from sameday.models.vision_bdh import VisionBDH
@@ -201,8 +202,6 @@ def test_a_compile_that_works_is_used(home: Path) -> None:
 
 
 def test_what_cannot_run_here_is_refused_or_replaced(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sameday.hardware.machine import look
-
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     start, machine = ClassifyStart(sets.tiny_recipe(), home), look("cpu")
     with pytest.raises(BadInput, match=r"plan.level_kernel fused needs Triton.*on a CPU; allowed: auto, plain"):
@@ -225,19 +224,33 @@ def test_what_cannot_run_here_is_refused_or_replaced(home: Path, monkeypatch: py
     ],
 )
 def test_a_model_without_fused_kernels(home: Path, model: dict[str, Any], why: str) -> None:
-    from sameday.hardware.machine import Machine
-
     start = ClassifyStart(sets.tiny_recipe(model=model), home)
-    gpu = Machine("cuda", "a GPU", 2**36, 8, True)
+    gpu = Machine("cuda", "a GPU", 2**36, 8, True, 227 * 1024)
     kernel, reason = start.settle(Plan(level_kernel="auto"), gpu)["level_kernel"]
     assert kernel == "plain" and why in reason
     with pytest.raises(BadInput, match=r"plan.level_kernel fused: .*allowed: auto, plain"):
         start.settle(Plan(level_kernel="fused"), gpu)
 
 
-def test_the_automatic_plan_says_why(home: Path) -> None:
-    from sameday.hardware.machine import Machine
+def test_a_gpu_with_less_shared_memory_than_the_tiles_take(home: Path) -> None:
+    start = ClassifyStart(sets.tiny_recipe(), home)
+    small, large = (Machine("cuda", "a GPU", 2**36, 8, True, kib * 1024) for kib in (163, 227))
+    kernel, reason = start.settle(Plan(level_kernel="auto"), small)["level_kernel"]
+    assert kernel == "plain" and "227 KiB" in reason and "a GPU has 163" in reason
+    assert start.settle(Plan(level_kernel="auto"), large)["level_kernel"][0] == "fused"
+    with pytest.raises(BadInput, match=r"plan.level_kernel fused: their tiles take 227 KiB.*allowed: auto, plain"):
+        start.settle(Plan(level_kernel="fused"), small)
 
+
+def test_graphs_are_not_recorded_beside_a_pinning_thread(home: Path) -> None:
+    start = ClassifyStart(sets.tiny_recipe(), home)
+    gpu = Machine("cuda", "a GPU", 2**36, 8, True, 227 * 1024)
+    start.settle(Plan(cuda_graphs=True, pin_memory=True), gpu)
+    with pytest.raises(BadInput, match="cannot record while a thread pins"):
+        start.settle(Plan(cuda_graphs=True, pin_memory=True, workers=2), gpu)
+
+
+def test_the_automatic_plan_says_why(home: Path) -> None:
     start = ClassifyStart(sets.tiny_recipe(), home)
     plan, reasons = start.choose_plan(Machine("cuda", "a GPU", 2**36, 8, True), 1)
     assert plan.cuda_graphs and plan.images_on == "auto" and plan.optimizer_impl == "fused"

@@ -28,22 +28,27 @@ def check_plan(plan: Plan, device: str, precision: str, triton: bool) -> None:
         raise BadInput("plan.level_kernel fused has no bf16 in Triton's interpreter; allowed there: float32, or plain")
     if plan.cuda_graphs and device == "cpu":
         raise BadInput("plan.cuda_graphs true needs a GPU; allowed here: false")
+    if plan.cuda_graphs and plan.workers and plan.pin_memory:
+        raise BadInput(
+            "plan.cuda_graphs cannot record while a thread pins what the workers send: set plan.workers 0 "
+            "(with images_on device they have nothing to do), or pin_memory false"
+        )
     if plan.cuda_graphs and plan.compile != "none" and plan.compile_mode == "reduce-overhead":
         raise BadInput(
             "plan.compile_mode reduce-overhead records graphs as plan.cuda_graphs does; allowed: one of them"
         )
 
 
-def level_kernel(plan: Plan, recipe: ClassifyRecipe, device: str, triton: bool, refused: str | None) -> tuple[str, str]:
-    """How Vision-BDH's levels are computed, and why. `refused` says why no fused kernel is there for the model."""
-    check_plan(plan, device, recipe.precision, triton)
+def level_kernel(plan: Plan, recipe: ClassifyRecipe, machine: Machine, refused: str | None) -> tuple[str, str]:
+    """How Vision-BDH's levels are computed, and why. `refused` says why no fused kernel is there for the model here."""
+    check_plan(plan, machine.device, recipe.precision, machine.triton)
     if plan.level_kernel == "fused" and refused:
         raise BadInput(f"plan.level_kernel fused: {refused}; allowed: auto, plain")
     if plan.level_kernel != "auto":
         return plan.level_kernel, "asked for"
     if refused:
         return "plain", refused
-    if device == "cpu" or not triton:
+    if machine.device == "cpu" or not machine.triton:
         return "plain", "there is no GPU with Triton"
     return "fused", "there is a GPU with Triton, and latents pass through memory a few times instead of dozens"
 

@@ -20,6 +20,8 @@ class Machine:
     memory: int
     cores: int
     triton: bool
+    shared_memory: int = 0
+    """What a GPU's multiprocessor can lend to one program, in bytes."""
 
 
 def look(device: str) -> Machine:
@@ -28,7 +30,8 @@ def look(device: str) -> Machine:
     if device == "cuda":
         properties = torch.cuda.get_device_properties(0)
         triton = importlib.util.find_spec("triton") is not None
-        return Machine("cuda", properties.name, properties.total_memory, cores, triton)
+        shared = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]
+        return Machine("cuda", properties.name, properties.total_memory, cores, triton, shared)
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return Machine("cpu", "CPU", pages, cores, False)
 

@@ -64,7 +64,7 @@ WIDE = Tiles(
 """For float32 and float64, whose tiles take two and four times the room."""
 
 SHARED_MEMORY = 227 * 1024
-"""Of one multiprocessor of a Hopper GPU."""
+"""Bytes that a multiprocessor must be able to lend to one program: Hopper's, for which the tiles are cut."""
 
 ENOUGH = 128
 """Programs that keep a device busy: with fewer row tiles than this the heads are divided too."""

@@ -57,8 +57,8 @@ class ClassifyTask:
         model = build_model(recipe.model, recipe.data.image_size, classes, recipe.seed)
         model.to(device=device)
         if isinstance(model, VisionBDH):
-            refused = no_fused_levels(recipe)
-            model.kernel, _ = level_kernel(plan, recipe, device.type, look(device.type).triton, refused)
+            machine = look(device.type)
+            model.kernel, _ = level_kernel(plan, recipe, machine, no_fused_levels(recipe, machine))
             model.cached_rotary = plan.rotary == "cached"
         task = cls(recipe, plan, model, parts, device)
         if plan.compile != "none" and "train" in parts:

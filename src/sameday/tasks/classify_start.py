@@ -61,8 +61,7 @@ class ClassifyStart:
         from sameday.hardware.choose_classify import level_kernel
         from sameday.models.build import no_fused_levels
 
-        refused = no_fused_levels(self.recipe)
-        kernel = level_kernel(plan, self.recipe, machine.device, machine.triton, refused)
+        kernel = level_kernel(plan, self.recipe, machine, no_fused_levels(self.recipe, machine))
         return {"level_kernel": kernel} if plan.level_kernel == "auto" else {}
 
     def thrifty(self, plan: Plan) -> Plan:
