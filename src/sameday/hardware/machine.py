@@ -30,7 +30,7 @@ def look(device: str) -> Machine:
     if device == "cuda":
         properties = torch.cuda.get_device_properties(0)
         triton = importlib.util.find_spec("triton") is not None
-        shared = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]
+        shared = getattr(properties, "shared_memory_per_block_optin", 0)
         return Machine("cuda", properties.name, properties.total_memory, cores, triton, shared)
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return Machine("cpu", "CPU", pages, cores, False)
