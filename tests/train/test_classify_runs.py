@@ -33,7 +33,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("sets_", [("plan.images_on=device", "plan.micro_batch=3"), ("plan.workers=1",)])
+@pytest.mark.parametrize(
+    "sets_",
+    [("plan.images_on=device", "plan.micro_batch=3"), pytest.param(("plan.workers=1",), marks=pytest.mark.soak)],
+)
 def test_a_killed_run_ends_as_if_nothing_had_happened(folder: Path, sets_: tuple[str, ...]) -> None:
     options = (*sets_, "plan.save_steps=3", "plan.log_steps=1")
     whole = finished(folder, *options, out="whole")
@@ -43,6 +46,7 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(folder: Path, sets_: tuple
     assert_same_run(finished(folder, *options, out="killed").run, whole.run)
 
 
+@pytest.mark.soak
 def test_ranks_train_the_same_model(folder: Path) -> None:
     one = finished(folder, out="one")
     two = finished(folder, "plan.micro_batch=2", out="two", ranks=2)

@@ -65,6 +65,7 @@ def test_equivalent_plans_raise_no_alarm(tmp_path: Path, precision: str) -> None
     assert count == SEEDS * PLANS_EACH and not alarms, "\n".join(alarms)
 
 
+@pytest.mark.soak
 def test_a_deep_model_raises_no_alarm(tmp_path: Path) -> None:
     """Its float32 gradients are further apart than a shallow one's: float64 tells rounding from a fault."""
     home = worlds.write_world(tmp_path / "world", 0, (4, 3), hard=False, sizes=((48, 32),))
