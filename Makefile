@@ -25,7 +25,8 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-# Long trials, run by hand: fifty kills of a training run, equivalent plans over seeds, planted faults in bf16. An hour.
+# Long trials, run by hand: fifty kills of a training run, equivalent plans over seeds, planted faults in bf16,
+# several ranks of classification. An hour.
 soak: $(STAMP)
 	$(BIN)/pytest -m soak -s
 

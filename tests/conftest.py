@@ -50,8 +50,8 @@ def tiny_qwen25(tiny_models: dict[str, Path]) -> Path:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What the array of plans took, which is the longest of the comparisons."""
+    """What the arrays of plans took, which are the longest of the comparisons."""
     reports = [r for kind in terminalreporter.stats.values() for r in kind if isinstance(r, pytest.TestReport)]
-    array = [r for r in reports if "test_array.py" in r.nodeid]
+    array = [r for r in reports if "equivalence/test_array" in r.nodeid]
     if array:
-        terminalreporter.write_line(f"pairwise array of plans: {sum(r.duration for r in array):.0f} s of one process")
+        terminalreporter.write_line(f"pairwise arrays of plans: {sum(r.duration for r in array):.0f} s of one process")

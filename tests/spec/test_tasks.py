@@ -147,6 +147,22 @@ def test_defaults_of_the_models() -> None:
             "recipe.yaml:5: data.image_size 32 is no multiple of model.patch 5",
         ),
         (
+            "task: classify\ndata:\n  path: c\n  image_size: 264\nmodel: {kind: vit}\n",
+            "recipe.yaml:4: data.image_size 264: crops can be made of at most 256; larger needs augment null",
+        ),
+        (
+            VIT + "augment:\n  crop_ratio: [0.001, 1000]\n",
+            "recipe.yaml:5: augment.crop_ratio is [0.001, 1000]; must lie between 1/256 and 256",
+        ),
+        (
+            "task: classify\ndata: {path: c}\nmodel: {kind: vit, width: 3, heads: 3, mlp: 1, dropout: 0.1, patch: 8}\n",
+            "recipe.yaml:3: model: width 3 times mlp 1 is odd, and units are dropped by pairs of keys",
+        ),
+        (
+            "task: classify\ndata: {path: c}\nmodel: {kind: vision_bdh, width: 6, heads: 6, latents: 5}\n",
+            "recipe.yaml:3: model: latents 5 give each head 5 units, and they are rotated in pairs",
+        ),
+        (
             VIT + "augment:\n  crop_scale: [0.9, 0.1]\n",
             "recipe.yaml:5: augment.crop_scale is [0.9, 0.1]; must be the least and the most, above 0 and at most 1",
         ),

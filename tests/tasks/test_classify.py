@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from sameday.data.image_batch import ImageBatch
 from sameday.data.seen import Seen
+from sameday.demo.patterns import write_patterns
 from sameday.hardware.machine import Machine, look
 from sameday.hardware.ranks import Ranks
 from sameday.models.build import load_model
@@ -264,3 +267,55 @@ def test_a_recipe_without_held_out_images_has_no_validation(home: Path) -> None:
     assert "data.val is 0" in (start.lacks("val") or "")
     assert set(start.audit(print).parts) == {"train"} and start.audit(print).sizes == {"train": 40}
     assert sets.make_task(home, recipe).evaluate("val", Ranks()) == {}
+
+
+def test_weights_for_other_classes_are_refused(home: Path, tmp_path: Path) -> None:
+    task = sets.make_task(home, sets.tiny_recipe())
+    task.save(tmp_path)
+    parts = {name: replace(part, classes=part.classes[::-1]) for name, part in task.parts.items()}
+    other = ClassifyTask(task.recipe, task.plan, task.model, parts, task.device)
+    with pytest.raises(BadInput, match="trained for the classes stripes, checks, rings, blobs; the data has blobs"):
+        other.restore(tmp_path)
+
+
+@pytest.mark.parametrize("plan", [Plan(), Plan(images_on="device", eval_batch=10)])
+def test_evaluation_without_room_goes_on_in_halves(home: Path, plan: Plan) -> None:
+    task = sets.make_task(home, sets.tiny_recipe(), plan)
+    expected = task.evaluate("val", Ranks())
+    run, sizes = task.model.forward, list[int]()
+
+    def short(pixels: Tensor, keys: Tensor) -> Tensor:
+        sizes.append(len(pixels))
+        if len(pixels) > 3:
+            raise torch.OutOfMemoryError("planted")
+        return run(pixels, keys)
+
+    task.model.forward = short  # type: ignore[method-assign]
+    found = task.evaluate("val", Ranks())
+    assert max(sizes) > 3 and found["loss"] == pytest.approx(expected["loss"], rel=1e-6)
+    assert found["accuracy"] == expected["accuracy"] and found["samples"] == 10
+
+
+def test_a_recorded_gpu_plan_is_evaluated_anywhere(home: Path) -> None:
+    start = ClassifyStart(sets.tiny_recipe(), home)
+    plan = Plan(
+        level_kernel="fused", cuda_graphs=True, images_on="device", compile="layers", device="cuda", micro_batch=5
+    )
+    found = start.for_evaluation(plan)
+    assert found.micro_batch == 5 and start.settle(found, look("cpu"))["level_kernel"][0] == "plain"
+    assert sets.make_task(home, sets.tiny_recipe(), found).evaluate("test", Ranks())["samples"] == 16
+
+
+def test_one_class_and_all_problems_at_once(tmp_path: Path) -> None:
+    write_patterns(tmp_path / "set", train=12, test=4, layout="folders")
+    (tmp_path / "set/train/rings/dead.png").symlink_to("/nonexistent.png")
+    (tmp_path / "set/test/blobs/broken.png").write_bytes(b"no image")
+    start = ClassifyStart(sets.tiny_recipe(data={"path": "set", "val": 2}), tmp_path)
+    with pytest.raises(BadInput) as error:
+        start.audit(print, ("train", "test"))
+    assert "dead.png" in str(error.value) and "broken.png" in str(error.value)
+    for split in ("train", "test"):
+        for name in ("checks", "rings", "blobs"):
+            shutil.rmtree(tmp_path / "set" / split / name)
+    with pytest.raises(BadInput, match="has one class, stripes: there is nothing to tell apart"):
+        start.audit(print)

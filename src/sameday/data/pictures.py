@@ -20,6 +20,8 @@ from sameday.data.order import permutation
 from sameday.spec.errors import BadInput
 
 Split = Literal["train", "val", "test"]
+SHOWN = 50
+"""Problems that are listed one by one; a wrong list of classes makes as many as there are images."""
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 
@@ -123,7 +125,8 @@ def _chosen(path: Path, split: Split, count: int, val: int, seed: int, limit: in
 def _refuse(path: Path, problems: Sequence[str]) -> None:
     if problems:
         count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
-        raise BadInput("\n".join([f"{count} in {path}:", *problems]))
+        more = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
+        raise BadInput("\n".join([f"{count} in {path}:", *problems[:SHOWN], *more]))
 
 
 # ---- CIFAR's batches
@@ -223,7 +226,8 @@ def _folders(parent: Path) -> list[Path]:
 
 
 def _is_image(file: Path) -> bool:
-    return file.suffix.lower() in SUFFIXES and not file.name.startswith(".") and file.is_file()
+    """By its name: what has an image's name and cannot be opened, a dead link say, is a problem to be told."""
+    return file.suffix.lower() in SUFFIXES and not file.name.startswith(".") and not file.is_dir()
 
 
 def _decoded(path: Path, files: Sequence[Path], size: int, progress: Callable[[int, int], None] | None) -> np.ndarray:

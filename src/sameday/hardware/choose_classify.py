@@ -46,10 +46,10 @@ def level_kernel(plan: Plan, recipe: ClassifyRecipe, machine: Machine, refused: 
         raise BadInput(f"plan.level_kernel fused: {refused}; allowed: auto, plain")
     if plan.level_kernel != "auto":
         return plan.level_kernel, "asked for"
-    if refused:
-        return "plain", refused
     if machine.device == "cpu" or not machine.triton:
         return "plain", "there is no GPU with Triton"
+    if refused:
+        return "plain", refused
     return "fused", "there is a GPU with Triton, and latents pass through memory a few times instead of dozens"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from sameday.kernels.bdh import SHARED_MEMORY, refusal, too_many
 from sameday.models.vision_bdh import VisionBDH
 from sameday.models.vit import ViT
 from sameday.spec.classify import BdhModel, ClassifyRecipe, VitModel
+from sameday.spec.errors import BadInput
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 VisionModel = VisionBDH | ViT
@@ -49,14 +51,20 @@ def save_model(folder: Path, model: VisionModel, about: dict[str, Any]) -> None:
     (folder / CONFIG).write_text(text + "\n")
 
 
-def restore_model(folder: Path, model: VisionModel) -> None:
+def restore_model(folder: Path, model: VisionModel, classes: Sequence[str]) -> None:
+    """Refuses weights that were trained for other classes, or for these in another order."""
+    there = json.loads((folder / CONFIG).read_text())["classes"]
+    if there != list(classes):
+        raise BadInput(f"{folder}: trained for the classes {', '.join(there)}; the data has {', '.join(classes)}")
     model.load_state_dict(load_file(folder / WEIGHTS))
 
 
-def load_model(folder: Path) -> tuple[VisionModel, dict[str, Any]]:
-    """A trained model from its folder, in evaluation mode, with what was saved about it."""
+def load_model(folder: Path | str) -> tuple[VisionModel, dict[str, Any]]:
+    """A trained model from its folder, in evaluation mode, with what was saved about it: the names of the classes, and
+    how pixels between 0 and 1 are normalised."""
+    folder = Path(folder)
     about = json.loads((folder / CONFIG).read_text())
     shape: BdhModel | VitModel = TypeAdapter(BdhModel | VitModel).validate_python(about.pop("model"))
     model = build_model(shape, about["image_size"], len(about["classes"]), seed=0)
-    restore_model(folder, model)
+    restore_model(folder, model, about["classes"])
     return model.eval().to(torch.float32), about

@@ -60,9 +60,11 @@ class VisionBDH(nn.Module):
                 inputs = 3 * self.shape.patch**2 if name.startswith("patches") else self.shape.width
                 parameter.uniform_(-(inputs**-0.5), inputs**-0.5, generator=generator)
 
-    def forward(self, pixels: Tensor, keys: Tensor) -> Tensor:
+    def forward(self, pixels: Tensor, keys: Tensor | None = None) -> Tensor:
         """Logits of normalised pixels, (images, 3, size, size). `keys` (images,) int32 name each image in this step,
-        for dropout."""
+        for dropout; evaluation needs none."""
+        if keys is None:
+            keys = torch.zeros(len(pixels), dtype=torch.int32, device=pixels.device)
         x = self.patches(pixels).flatten(2).transpose(1, 2)
         if self.shape.pool == "class":
             x = torch.cat([self.class_token.expand(len(x), -1, -1), x], 1)

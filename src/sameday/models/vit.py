@@ -59,8 +59,10 @@ class ViT(nn.Module):
             elif parameter.ndim > 1:
                 nn.init.trunc_normal_(parameter, std=0.02, a=-0.04, b=0.04, generator=generator)
 
-    def forward(self, pixels: Tensor, keys: Tensor) -> Tensor:
+    def forward(self, pixels: Tensor, keys: Tensor | None = None) -> Tensor:
         """Logits of normalised pixels, (images, 3, size, size); `keys` (images,) int32 are for dropout."""
+        if keys is None:
+            keys = torch.zeros(len(pixels), dtype=torch.int32, device=pixels.device)
         x = self.patches(pixels).flatten(2).transpose(1, 2)
         if self.shape.pool == "class":
             x = torch.cat([self.class_token.expand(len(x), -1, -1), x], 1)

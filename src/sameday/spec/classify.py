@@ -55,11 +55,17 @@ class VitModel(VisionModel):
     depth: int = Field(12, ge=1, description="Layers.")
     mlp: int = Field(4, ge=1, description="Hidden units of a layer's perceptron, as a multiple of the width.")
 
+    @model_validator(mode="after")
+    def _pairs(self) -> VitModel:
+        if self.dropout and self.mlp * self.width % 2:
+            raise ValueError(f"width {self.width} times mlp {self.mlp} is odd, and units are dropped by pairs of keys")
+        return self
+
 
 class ImageData(Strict):
     """Images with labels, a training and a test part."""
 
-    path: str = Field(description="Folder or file of the images. Relative to the recipe's folder.")
+    path: str = Field(description="Folder of the images. Relative to the recipe's folder.")
     val: int = Field(0, ge=0, description="Images of the training part that are held out for validation.")
     split_seed: int = Field(0, ge=0, description="Which images are held out.")
     image_size: int = Field(32, ge=1, description="Side of the square that the model sees, a multiple of the patch.")
@@ -85,6 +91,8 @@ class Augment(Strict):
     def _form(cls, value: tuple[float, float]) -> tuple[float, float]:
         if not 0 < value[0] <= value[1]:
             raise ValueError("must be the least and the most, above 0")
+        if not (value[0] >= 1 / 256 and value[1] <= 256):
+            raise ValueError("must lie between 1/256 and 256")
         return value
 
 
@@ -124,6 +132,8 @@ class ClassifyRecipe(Recipe):
         size, patch = self.data.image_size, self.model.patch
         if size % patch:
             raise ValueError(f"data.image_size {size} is no multiple of model.patch {patch}")
+        if self.augment is not None and size > 256:
+            raise ValueError(f"data.image_size {size}: crops can be made of at most 256; larger needs augment null")
         return self
 
     @property

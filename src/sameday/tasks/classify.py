@@ -183,7 +183,8 @@ class ClassifyTask:
         self.model.train(on)
 
     def digests(self) -> dict[str, str]:
-        return {"training data": self.parts["train"].digest}
+        known = {"train": "training data", "val": "validation data"}
+        return {what: self.parts[part].digest for part, what in known.items() if part in self.parts}
 
     def save(self, folder: Path) -> None:
         recipe, part = self.recipe, next(iter(self.parts.values()))
@@ -196,7 +197,7 @@ class ClassifyTask:
         save_model(folder, self.model, about)
 
     def restore(self, folder: Path) -> None:
-        restore_model(folder, self.model)
+        restore_model(folder, self.model, next(iter(self.parts.values())).classes)
 
     # Evaluation
 
@@ -215,10 +216,7 @@ class ClassifyTask:
             for batches in made:
                 for batch in batches:
                     batch = batch.to(self.device, non_blocking=self.plan.pin_memory)
-                    logits, labels = score.logits(*batch.tensors(), augmented=False)
-                    right = (logits.argmax(-1) == labels).double()
-                    each = score.cross_entropy(logits, labels).double()
-                    sums += torch.stack([each, right, torch.ones_like(each)]).sum(1)
+                    sums += _scored(score, batch.tensors())
         self.training(True)
         loss, right, samples = ranks.sum_(sums).tolist()
         return {"loss": loss / samples, "accuracy": right / samples, "samples": int(samples)}
@@ -232,9 +230,28 @@ class ClassifyTask:
         }
         if not plan.keep_workers or plan.workers == 0:
             return stream(jobs, lambda ids: [self._build(split, ids, (0, 0))], **options)
-        if split not in self._kept or self._kept[split].jobs != jobs:
+        if split in self._kept and self._kept[split].jobs != jobs:
+            self._kept.pop(split).close()
+        if split not in self._kept:
             self._kept[split] = KeptWorkers(jobs, lambda ids: [self._build(split, ids, (0, 0))], **options)
         return self._kept[split].stream()
+
+
+def _scored(score: Losses, tensors: tuple[Tensor, ...]) -> Tensor:
+    """Sums of the losses, of the right answers and of the images; in halves where memory runs out."""
+    ids, turn, *ready = tensors
+    try:
+        logits, labels = score.logits(*tensors, augmented=False)
+    except torch.OutOfMemoryError:
+        if len(ids) == 1:
+            raise
+        torch.cuda.empty_cache()
+        halves = zip(*(tensor.tensor_split(2) for tensor in (ids, *ready)), strict=True)
+        first, second = (_scored(score, (part[0], turn, *part[1:])) for part in halves)
+        return first + second
+    right = (logits.argmax(-1) == labels).double()
+    each = score.cross_entropy(logits, labels).double()
+    return torch.stack([each, right, torch.ones_like(each)]).sum(1)
 
 
 class Losses(nn.Module):

@@ -10,6 +10,7 @@ import numpy as np
 
 from sameday.data.pictures import Pictures, Split, read_pictures
 from sameday.spec.classify import ClassifyRecipe
+from sameday.spec.errors import BadInput
 from sameday.spec.load import resolve_path
 from sameday.spec.plan import Plan
 from sameday.tasks.start import Audited, Say
@@ -32,10 +33,20 @@ class ClassifyStart:
 
     def audit(self, say: Say, parts: Sequence[str] = ("train", "val"), few: Mapping[str, int] | None = None) -> Audited:
         found: dict[str, Pictures] = {}
+        problems: list[str] = []
         for part in parts:
-            if self.lacks(part) is None:
+            if self.lacks(part) is not None:
+                continue
+            try:
                 pictures = self._read(part, say)  # type: ignore[arg-type]
-                found[part] = pictures if few is None else _first(pictures, few[part])
+            except BadInput as error:
+                problems.append(str(error))
+                continue
+            if len(pictures.classes) < 2:
+                problems.append(f"{self.path} has one class, {pictures.classes[0]}: there is nothing to tell apart")
+            found[part] = pictures if few is None else _first(pictures, few[part])
+        if problems:
+            raise BadInput("\n".join(dict.fromkeys(problems)))
         return Audited(found, {part: len(pictures) for part, pictures in found.items()}, [])
 
     def _read(self, part: Split, say: Say) -> Pictures:
@@ -70,6 +81,10 @@ class ClassifyStart:
     def two_fit(self, memory: int) -> bool:
         """These models are small beside any GPU."""
         return True
+
+    def for_evaluation(self, plan: Plan) -> Plan:
+        anywhere = {"device": "auto", "level_kernel": "auto", "images_on": "auto", "cuda_graphs": False}
+        return plan.model_copy(update=anywhere | {"compile": "none"})
 
     def load(self, plan: Plan, device: torch.device, parts: Any) -> ClassifyTask:
         from sameday.tasks.classify import ClassifyTask

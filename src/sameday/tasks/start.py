@@ -61,5 +61,8 @@ class Start(Protocol):
     def two_fit(self, memory: int) -> bool:
         """Whether two arms of a comparison and a float32 reference's activations fit in so many bytes of a GPU."""
 
+    def for_evaluation(self, plan: Plan) -> Plan:
+        """A recorded plan without what only its training's machine may have."""
+
     def load(self, plan: Plan, device: torch.device, parts: Any) -> Task:
         """The task, its model ready on the device, for data that was audited."""

@@ -104,6 +104,9 @@ class VqaStart:
 
         return self.recipe.train == "lora" and memory > 5 * 2 * language_weights(self.config.text_config)
 
+    def for_evaluation(self, plan: Plan) -> Plan:
+        return plan
+
     def load(self, plan: Plan, device: torch.device, parts: Any) -> VqaTask:
         import transformers
 

@@ -90,6 +90,7 @@ def evaluate_run(path: Path, split: str) -> dict[str, float]:
     from sameday.hardware.ranks import Ranks
 
     start = start_of(run.recipe, run.recipe_dir)
+    plan = start.for_evaluation(run.plan)
     lacking = start.lacks(split)
     if lacking is not None:
         raise BadInput(f"{path}: {lacking}")
@@ -97,7 +98,7 @@ def evaluate_run(path: Path, split: str) -> dict[str, float]:
         raise BadInput(f"{path}: the run is not finished: it has no {run.result.name}/ yet")
     audited = start.audit(print, (split,))
     ranks = Ranks()
-    task = start.load(run.plan, pick_device(run.plan, ranks), audited.parts)
+    task = start.load(plan, pick_device(plan, ranks), audited.parts)
     task.restore(run.result)
     scores = task.evaluate(split, ranks)
     run.write_json(f"eval-{split}.json", scores)
