@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sameday.spec.plan import Plan, changed
 from sameday.spec.vqa import VqaRecipe
 from sameday.verify.compare import Comparison
-from sameday.verify.limits import LIMITS
+from sameday.verify.limits import LIMITS, false_alarms
 from sameday.verify.report import HEIGHT, WIDTH, WORDS, Report
 from sameday.verify.structure import Difference
 
@@ -94,3 +94,8 @@ def test_it_fits(half: bool, kinds: int, differences: int, name: str, ranks: int
     text = "\n".join(lines)
     assert ("no difference" in text) == (differences == 0)
     assert not differences or "first       step 3, gradient" in text, "the end is never what is cut"
+
+
+def test_the_rate_of_false_alarms_is_claimed_only_where_it_was_measured() -> None:
+    assert "fewer than 3 in 100" in false_alarms("vqa")
+    assert "no rate of false alarms was measured for classify" in false_alarms("classify")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sameday.spec.plan import Claim
 from sameday.spec.recipe import Recipe
-from sameday.verify.limits import FALSE_ALARMS, LIMITS
+from sameday.verify.limits import LIMITS, false_alarms
 
 if TYPE_CHECKING:
     from sameday.verify.compare import Comparison
@@ -113,7 +113,7 @@ class Report:
                     f"one tensor {worst['tensor']:.1e} (limit {LIMITS.tensor:.0e})",
                 ),
                 _row("", f"{_short(self.found.names['tensor'], WIDTH - 30)} is the furthest"),
-                _row("", FALSE_ALARMS),
+                _row("", false_alarms(self.recipe.task)),
             ]
         lines = [
             _row(
@@ -135,7 +135,7 @@ class Report:
             f" {_short(self.found.names['ratio_tensor'], WIDTH - 52)}"
         )
         lines.append(f"  slopes: at most {worst['slope']:.2f} of the error further from 1 (limit {LIMITS.slope})")
-        lines.append(f"  limits: {FALSE_ALARMS}")
+        lines.append(f"  limits: {false_alarms(self.recipe.task)}")
         return lines
 
     def _reference(self) -> str:
