@@ -63,10 +63,10 @@ def crops_by_place_in_the_batch(_task: Any, _ranks: Any) -> AbstractContextManag
 
 
 @planted(ON_DEVICE, "pixels", "data.augment", task="classify")
-def the_same_crops_in_every_epoch(_task: Any, _ranks: Any) -> AbstractContextManager[Any]:
-    """The epoch does not reach the augmentation, so that an image is cropped once for all."""
+def crops_of_the_next_epoch(_task: Any, _ranks: Any) -> AbstractContextManager[Any]:
+    """Epochs are counted from one where images are cropped, and from zero everywhere else."""
     draw = classify.augment.draw
-    return patch.object(classify.augment, "draw", lambda seed, _epoch, *more: draw(seed, 0, *more))
+    return patch.object(classify.augment, "draw", lambda seed, epoch, *more: draw(seed, epoch + 1, *more))
 
 
 @planted(ON_DEVICE, "gradient", "tasks.classify", task="classify")

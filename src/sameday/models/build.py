@@ -39,7 +39,7 @@ def no_fused_levels(recipe: ClassifyRecipe, machine: Machine) -> str | None:
     if machine.device == "cuda" and machine.shared_memory < SHARED_MEMORY:
         have, need = machine.shared_memory // 1024, SHARED_MEMORY // 1024
         return f"their tiles take {need} KiB of a multiprocessor's shared memory, and {machine.name} has {have}"
-    tokens = (recipe.data.image_size // shape.patch) ** 2 + (shape.pool == "class")
+    tokens = shape.tokens(recipe.data.image_size)
     crowded = None if interpreted() else too_many(shape.width, tokens, 2 if recipe.precision == "bf16" else 4)
     return refusal(shape.width) or crowded
 

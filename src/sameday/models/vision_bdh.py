@@ -31,8 +31,7 @@ class VisionBDH(nn.Module):
         self.shape, self.kernel, self.cached_rotary = shape, "plain", False
         width, heads = shape.width, shape.heads
         self.units = shape.latents * width // heads
-        patches = (image_size // shape.patch) ** 2
-        self.tokens = patches + (shape.pool == "class")
+        self.tokens = shape.tokens(image_size)
         self.patches = nn.Conv2d(3, width, shape.patch, stride=shape.patch)
         if shape.pool == "class":
             self.class_token = nn.Parameter(torch.zeros(1, 1, width))
@@ -133,7 +132,7 @@ def rotate(s: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def forward_flops(shape: BdhModel, image_size: int, classes: int) -> int:
     """Of the matrix products of one image; training takes three times as many."""
     patches = (image_size // shape.patch) ** 2
-    tokens, width = patches + (shape.pool == "class"), shape.width
+    tokens, width = shape.tokens(image_size), shape.width
     units = shape.latents * width
     level = 3 * tokens * width * units + tokens**2 * (units + shape.heads * width)
     return 2 * (patches * 3 * shape.patch**2 * width + shape.levels * level + width * classes)

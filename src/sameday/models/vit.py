@@ -36,8 +36,7 @@ class ViT(nn.Module):
     def __init__(self, shape: VitModel, image_size: int, classes: int, seed: int) -> None:
         super().__init__()
         self.shape, width = shape, shape.width
-        patches = (image_size // shape.patch) ** 2
-        self.tokens = patches + (shape.pool == "class")
+        self.tokens = shape.tokens(image_size)
         self.patches = nn.Conv2d(3, width, shape.patch, stride=shape.patch)
         if shape.pool == "class":
             self.class_token = nn.Parameter(torch.zeros(1, 1, width))
@@ -78,6 +77,6 @@ class ViT(nn.Module):
 def forward_flops(shape: VitModel, image_size: int, classes: int) -> int:
     """Of the matrix products of one image; training takes three times as many."""
     patches = (image_size // shape.patch) ** 2
-    tokens, width = patches + (shape.pool == "class"), shape.width
+    tokens, width = shape.tokens(image_size), shape.width
     layer = tokens * width**2 * (4 + 2 * shape.mlp) + 2 * tokens**2 * width
     return 2 * (patches * 3 * shape.patch**2 * width + shape.depth * layer + width * classes)

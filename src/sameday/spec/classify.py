@@ -21,6 +21,10 @@ class VisionModel(Strict):
     )
     dropout: float = Field(0.0, ge=0, le=0.99, description="Dropout of the hidden units.")
 
+    def tokens(self, image_size: int) -> int:
+        """Of one image: its patches, and the class token where there is one."""
+        return (image_size // self.patch) ** 2 + (self.pool == "class")
+
     @model_validator(mode="after")
     def _whole_heads(self) -> VisionModel:
         if self.width % self.heads:

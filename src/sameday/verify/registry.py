@@ -3,12 +3,11 @@ plans that try every pair of them. A field without a line here fails a test."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
 from sameday.hardware.choose import attention_kernel
-from sameday.hardware.choose_classify import check_plan
+from sameday.hardware.choose_classify import check_plan, interpreted
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan, fields_of
 from sameday.verify.covering import pairwise
@@ -64,7 +63,7 @@ def _vqa(device: str, size: int) -> Values:
 
 def _classify(device: str, size: int) -> Values:
     cuda = device == "cuda"
-    triton = cuda or os.environ.get("TRITON_INTERPRET") == "1"
+    triton = cuda or interpreted()
     return {
         "micro_batch": (None, 5 * size, size),
         "compile": ("none", "layers", "auto"),
