@@ -37,7 +37,7 @@ def tiny_recipe(**changes: Any) -> ClassifyRecipe:
     return ClassifyRecipe.model_validate(fields | changes)
 
 
-def make_task(home: Path, recipe: ClassifyRecipe, plan: Plan | None = None) -> ClassifyTask:
+def make_task(home: Path, recipe: ClassifyRecipe, plan: Plan | None = None, device: str = "cpu") -> ClassifyTask:
     start = ClassifyStart(recipe, home)
     audited = start.audit(lambda _: None, ("train", "val", "test"))
-    return start.load(plan or Plan(), torch.device("cpu"), audited.parts)
+    return start.load(plan or Plan(), torch.device(device), audited.parts)

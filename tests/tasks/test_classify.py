@@ -24,6 +24,8 @@ from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
 from sameday.tasks.classify import ClassifyTask
 from sameday.tasks.classify_start import ClassifyStart
+from sameday.train.loop import accumulate
+from sameday.train.optim import Gradients
 
 PLANS = {
     "device": Plan(images_on="device"),
@@ -199,6 +201,37 @@ def test_a_compile_that_works_is_used(home: Path) -> None:
     task = sets.make_task(home, sets.tiny_recipe(), Plan(compile="auto", compile_backend="aot_eager"))
     assert not task.notes and task._losses["train"].run is not task.model
     torch.compiler.reset()
+
+
+# Recorded graphs
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_recorded_micro_batches_learn_what_eager_ones_do(
+    home: Path, monkeypatch: pytest.MonkeyPatch, compiled: bool
+) -> None:
+    """Micro-batches of two sizes over three steps, each size first run, then recorded, then replayed. Without a GPU
+    nothing is recorded, but what would be is run with the weights it would be run with."""
+    gpu = torch.cuda.is_available()
+    if not gpu:
+        monkeypatch.setattr(torch.cuda, "make_graphed_callables", lambda run, _inputs: run)
+    torch.compiler.reset()
+    found: list[dict[str, Tensor]] = []
+    for graphs in (False, True):
+        compile_fields: dict[str, Any] = {"compile": "layers", "compile_backend": "aot_eager"} if compiled else {}
+        plan = Plan(micro_batch=3, images_on="device", **compile_fields)
+        task = sets.make_task(home, sets.tiny_recipe(), plan, "cuda" if gpu else "cpu")
+        task.plan = plan.model_copy(update={"cuda_graphs": graphs})  # here, since loading refuses it on a CPU
+        gradients = Gradients(task.trained())
+        gradients.zero()
+        for step in range(3):
+            accumulate(task, plan, task.batches(step, None, Ranks()), gradients, step, 1 / 8)
+        assert (None not in task._recorded.values() and len(task._recorded) == 2) if graphs else not task._recorded
+        found.append({name: p.grad.clone() for name, p in task.trained().items() if p.grad is not None})
+    assert found[0].keys() == found[1].keys() and len(found[0]) == len(task.trained())
+    for name, gradient in found[0].items():
+        assert gradient.abs().max() > 0
+        torch.testing.assert_close(found[1][name], gradient, rtol=1e-5, atol=1e-7)
 
 
 # Choices

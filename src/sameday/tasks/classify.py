@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from sameday.data import augment
 from sameday.data.image_batch import ImageBatch, read_back
@@ -145,11 +146,12 @@ class ClassifyTask:
 
     def loss_sum(self, batch: ImageBatch, step: int) -> tuple[Tensor, Tensor]:
         losses = self._recording(batch)(*batch.tensors())
-        return losses.sum(), losses.detach()
+        # Copied: a recorded graph writes the next micro-batch's losses to the same place.
+        return losses.sum(), losses.detach().clone()
 
     def _recording(self, batch: ImageBatch) -> Callable[..., Tensor]:
-        """The losses of a training micro-batch as recorded graphs, forward and backward, where the plan asks for them:
-        from the second of a size on, since a first use makes what must not be made while recording."""
+        """The losses of a training micro-batch, as recorded graphs where the plan asks for them: from the second of a
+        size on, since a first use makes what must not be made while recording."""
         eager = self._losses["train"]
         if not self.plan.cuda_graphs:
             return eager
@@ -158,13 +160,9 @@ class ClassifyTask:
         if key not in self._recorded:
             self._recorded[key] = None
             return eager
-        found = self._recorded[key]
-        if found is None:
-            copy = Losses(self.recipe, self.model, eager.held, eager.channels_last)
-            copy.run = eager.run
-            found = torch.cuda.make_graphed_callables(copy, batch.tensors())
-            self._recorded[key] = found
-        return found
+        if self._recorded[key] is None:
+            self._recorded[key] = _recorded(eager, batch.tensors())
+        return self._recorded[key]
 
     def seen(self, batch: ImageBatch) -> Iterator[Seen]:
         images = self._losses["train"].images(*batch.tensors(), augmented=True)
@@ -292,6 +290,22 @@ class Losses(nn.Module):
         assert self.held is not None
         pixels, labels = (tensor.index_select(0, ids) for tensor in self.held)
         return _prepared(self.recipe, pixels, ids, turn, augmented), labels
+
+
+def _recorded(losses: Losses, tensors: tuple[Tensor, ...]) -> Callable[..., Tensor]:
+    """Forward and backward as CUDA graphs, with `tensors` as the place of their input."""
+    names, weights = zip(*losses.named_parameters(), strict=True)
+    # Other leaves on the same memory: a leaf that an earlier step still holds would draw that step's stream into the
+    # recording, which ends it.
+    leaves = tuple(weight.detach().requires_grad_() for weight in weights)
+
+    def run(*inputs: Tensor) -> Tensor:
+        given, used = inputs[: len(tensors)], inputs[len(tensors) :]
+        found: Tensor = functional_call(losses, dict(zip(names, used, strict=True)), given)
+        return found
+
+    graphs = torch.cuda.make_graphed_callables(run, (*tensors, *leaves))
+    return lambda *inputs: graphs(*inputs, *weights)
 
 
 def _prepared(recipe: ClassifyRecipe, pixels: Tensor, ids: Tensor, turn: Tensor, augmented: bool) -> Tensor:
