@@ -304,7 +304,7 @@ def _recorded(losses: Losses, tensors: tuple[Tensor, ...]) -> Callable[..., Tens
         found: Tensor = functional_call(losses, dict(zip(names, used, strict=True)), given)
         return found
 
-    graphs = torch.cuda.make_graphed_callables(run, (*tensors, *leaves))
+    graphs: Any = torch.cuda.make_graphed_callables(run, (*tensors, *leaves))
     return lambda *inputs: graphs(*inputs, *weights)
 
 
