@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from sameday.data import cifar
-from sameday.data.pictures import read_pictures
+from sameday.data.labelled import cifar
+from sameday.data.labelled.pictures import read_pictures
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 PER_BATCH = 10_000

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from sameday.data.encode import Encoded
-from sameday.data.sample import ImageRef, Message, Sample
+from sameday.data.questions.encode import Encoded
+from sameday.data.questions.sample import ImageRef, Message, Sample
 from sameday.hardware.ranks import Ranks
 from sameday.models.qwen_vl import QwenVL
 from sameday.spec.plan import Plan

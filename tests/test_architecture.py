@@ -110,7 +110,7 @@ def test_specs_audit_and_help_do_without_torch() -> None:
 import importlib, sys
 def heavy():
     return sorted({{"torch", "transformers", "peft", "huggingface_hub"}} & set(sys.modules))
-for name in {spec} + ["data.audit", "tasks.registry", "cli"]:
+for name in {spec} + ["data.questions.audit", "tasks.registry", "cli"]:
     importlib.import_module("sameday." + name)
     assert not heavy(), (name, heavy())
 sys.argv = ["sameday", "--help"]

@@ -17,8 +17,8 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
-from sameday.data.audit import audit
-from sameday.data.sample import Sample
+from sameday.data.questions.audit import audit
+from sameday.data.questions.sample import Sample
 from sameday.spec.record import read_metrics
 from sameday.train.launch import evaluate_run, train_from_files
 

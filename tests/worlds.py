@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from sameday.data.audit import check
+from sameday.data.questions.audit import check
 from sameday.demo.tiny import write_model
 from sameday.spec.plan import Plan
 from sameday.spec.vqa import VqaRecipe

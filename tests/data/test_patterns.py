@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sameday.data import augment
-from sameday.data.pictures import Pictures, read_pictures
+from sameday.data.labelled import augment
+from sameday.data.labelled.pictures import Pictures, read_pictures
 from sameday.demo.patterns import KINDS, picture, write_patterns
 
 HALF = (0.5, 0.5, 0.5)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from sameday.data.audit import audit
+from sameday.data.questions.audit import audit
 from sameday.demo.scenes import COLOURS, GROUNDS, draw, majority_baseline
 
 

@@ -11,7 +11,7 @@ import torch
 from catalogue import SHARED, UNEVEN, planted
 from torch import Tensor
 
-from sameday.data.batch import Batch
+from sameday.data.questions.batch import Batch
 from sameday.kernels.dropout import dropouts
 from sameday.train import loop
 

@@ -13,8 +13,8 @@ import torch
 from catalogue import PADDED, SHARED, SPLIT, planted
 from torch import Tensor
 
-from sameday.data.batch import Batch
-from sameday.data.layout import PADDING, PREFIX
+from sameday.data.questions.batch import Batch
+from sameday.data.questions.layout import PADDING, PREFIX
 from sameday.kernels import attention, split
 
 # What a token sees

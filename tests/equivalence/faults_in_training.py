@@ -12,7 +12,7 @@ from catalogue import PADDED, SHARED, UNEVEN, WORKER, planted
 from peft.tuners.lora import LoraLayer
 from torch import Tensor
 
-from sameday.data.batch import Batch
+from sameday.data.questions.batch import Batch
 from sameday.models import adapters
 from sameday.train import loop
 

@@ -13,8 +13,8 @@ import torch
 import worlds
 from torch import Tensor
 
-from sameday.data.batch import Batch
-from sameday.data.encode import END_OF_TURN, IMAGE_TOKEN, Encoder
+from sameday.data.questions.batch import Batch
+from sameday.data.questions.encode import END_OF_TURN, IMAGE_TOKEN, Encoder
 from sameday.hardware.ranks import Ranks
 from sameday.kernels import attention
 from sameday.models.qwen_vl import QwenVL, load_base

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText
 from worlds import make_task, tiny_recipe, write_world
 
-from sameday.data.images import open_rgb
+from sameday.data.questions.images import open_rgb
 from sameday.spec.plan import Plan
 from sameday.spec.vqa import VqaRecipe
 from sameday.tasks.vqa import VqaTask

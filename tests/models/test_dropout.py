@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from sameday.data.encode import Encoded
-from sameday.data.layout import lay_out
-from sameday.data.sample import ImageRef, Message, Sample
+from sameday.data.questions.encode import Encoded
+from sameday.data.questions.layout import lay_out
+from sameday.data.questions.sample import ImageRef, Message, Sample
 from sameday.kernels.dropout import DropoutKeys, KeyedDropout, PairDropout, mix, name_key
 
 WIDTH = 512

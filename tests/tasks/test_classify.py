@@ -13,7 +13,7 @@ import sets
 import torch
 from torch import Tensor
 
-from sameday.data.image_batch import ImageBatch
+from sameday.data.labelled.batch import ImageBatch
 from sameday.data.seen import Seen
 from sameday.demo.patterns import write_patterns
 from sameday.hardware.machine import Machine, look

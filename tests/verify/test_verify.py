@@ -21,7 +21,7 @@ SHARED = Plan(share_images=True, packing=True, max_questions=None, attention="sp
 BUG = """
 import sys
 if "sameday.verify.arm" in sys.orig_argv:
-    import sameday.data.layout as layout
+    import sameday.data.questions.layout as layout
     whole = layout.rope_positions
     def faulty(encoded, merge_size):
         positions = whole(encoded, merge_size)

@@ -1,1 +1,1 @@
-"""From question files to tensors: readers and audit, order and partition (pure), layout of rows, loader."""
+"""From files to tensors: what all tasks share here, and a folder for each kind of data."""

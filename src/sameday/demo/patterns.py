@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
-from sameday.data import cifar
+from sameday.data.labelled import cifar
 
 KINDS = ("stripes", "checks", "rings", "blobs")
 NOISE = 24

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from sameday.data.batch import Batch
+from sameday.data.questions.batch import Batch
 from sameday.hardware.choose import attention_kernel
 from sameday.kernels import attention
 from sameday.kernels.dropout import DropoutKeys

@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from sameday.data import augment
-from sameday.data.image_batch import ImageBatch, read_back
+from sameday.data.labelled import augment
+from sameday.data.labelled.batch import ImageBatch, read_back
+from sameday.data.labelled.pictures import Pictures
 from sameday.data.loader import KeptWorkers, stream
 from sameday.data.order import permutation
-from sameday.data.pictures import Pictures
 from sameday.data.seen import Seen
 from sameday.hardware.choose_classify import images_place, level_kernel
 from sameday.hardware.machine import look

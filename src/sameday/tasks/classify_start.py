@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sameday.data.pictures import Pictures, Split, read_pictures
+from sameday.data.labelled.pictures import Pictures, Split, read_pictures
 from sameday.spec.classify import ClassifyRecipe
 from sameday.spec.errors import BadInput
 from sameday.spec.load import resolve_path

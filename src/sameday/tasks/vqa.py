@@ -13,15 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sameday.data.batch import Batch, make_batch
-from sameday.data.encode import Encoded, Encoder
-from sameday.data.images import BadImage, ImageProcessor, open_rgb
-from sameday.data.layout import lay_out
 from sameday.data.loader import stream
 from sameday.data.order import Place, epoch_steps
-from sameday.data.partition import Cut, Item, MicroBatch, micro_batches, size
-from sameday.data.sample import ImageRef, Sample
-from sameday.data.seen import Seen, read_back
+from sameday.data.questions.batch import Batch, make_batch
+from sameday.data.questions.encode import Encoded, Encoder
+from sameday.data.questions.images import BadImage, ImageProcessor, open_rgb
+from sameday.data.questions.layout import lay_out
+from sameday.data.questions.partition import Cut, Item, MicroBatch, micro_batches, size
+from sameday.data.questions.sample import ImageRef, Sample
+from sameday.data.questions.seen import read_back
+from sameday.data.seen import Seen
 from sameday.hardware.ranks import Ranks
 from sameday.models.qwen_vl import QwenVL, load_base
 from sameday.spec.errors import BadInput

@@ -8,8 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sameday.data.audit import DEFAULT_SPECIAL, check, report
-from sameday.data.sample import Sample
+from sameday.data.questions.audit import DEFAULT_SPECIAL, check, report
+from sameday.data.questions.sample import Sample
 from sameday.spec.errors import BadInput
 from sameday.spec.load import resolve_model, resolve_path
 from sameday.spec.plan import Plan

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sameday.data.augment import MAX_RATIO, MAX_SIZE, _ratios, _rounded_root, apply, draw, normalise
+from sameday.data.labelled.augment import MAX_RATIO, MAX_SIZE, _ratios, _rounded_root, apply, draw, normalise
 
 MANY = torch.arange(20_000)
 HALF = (0.5, 0.5, 0.5)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sameday.data.images import BadImage, check_aspect, digest, open_rgb
-from sameday.data.sample import ImageRef, Sample
-from sameday.data.vqa import Raw, parse_line
+from sameday.data.questions.images import BadImage, check_aspect, digest, open_rgb
+from sameday.data.questions.read import Raw, parse_line
+from sameday.data.questions.sample import ImageRef, Sample
 from sameday.spec.errors import BadInput
 
 DEFAULT_SPECIAL = (

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sameday.data.layout import Layout
-from sameday.data.sample import ImageRef
+from sameday.data.questions.layout import Layout
+from sameday.data.questions.sample import ImageRef
 from sameday.kernels.split import Segments
 
 

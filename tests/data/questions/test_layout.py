@@ -13,11 +13,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sameday.data.encode import Encoded, Encoder
-from sameday.data.images import ImageProcessor
-from sameday.data.layout import PADDING, Layout, lay_out, rope_positions
-from sameday.data.partition import Cut, Item, units
-from sameday.data.sample import ImageRef, Message, Sample
+from sameday.data.questions.encode import Encoded, Encoder
+from sameday.data.questions.images import ImageProcessor
+from sameday.data.questions.layout import PADDING, Layout, lay_out, rope_positions
+from sameday.data.questions.partition import Cut, Item, units
+from sameday.data.questions.sample import ImageRef, Message, Sample
 from sameday.kernels import attention
 
 FAMILIES = ("qwen3_vl", "qwen2_5_vl")

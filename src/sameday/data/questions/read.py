@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sameday.data.sample import Message
+from sameday.data.questions.sample import Message
 
 PLACEHOLDER = "<image>"
 FORMS = (

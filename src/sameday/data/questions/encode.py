@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sameday.data.sample import Message, Sample
+from sameday.data.questions.sample import Message, Sample
 from sameday.spec.errors import BadInput
 
 IMAGE_TOKEN = "<|image_pad|>"

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from sameday.data import cifar
-from sameday.data.pictures import Pictures, fitted, held_out, read_pictures
+from sameday.data.labelled import cifar
+from sameday.data.labelled.pictures import Pictures, fitted, held_out, read_pictures
 from sameday.spec.errors import BadInput
 
 CLASSES = ("cat", "dog", "frog")

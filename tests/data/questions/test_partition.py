@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sameday.data.partition import Cut, Item, MicroBatch, Unit, micro_batches, size, units
+from sameday.data.questions.partition import Cut, Item, MicroBatch, Unit, micro_batches, size, units
 
 KEYS: dict[Hashable, int] = {"a": 10, "b": 40, "c": 200}
 """Prefix lengths: equal keys mean equal prefixes."""

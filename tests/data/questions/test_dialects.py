@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from sameday.data.sample import Message
-from sameday.data.vqa import Raw, parse_line
+from sameday.data.questions.read import Raw, parse_line
+from sameday.data.questions.sample import Message
 
 EXPECTED = Raw(["a.png"], (Message("user", (0, "What is it?")), Message("assistant", ("a cat",))))
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sameday.data.encode import Encoded
-from sameday.data.sample import ImageRef
+from sameday.data.questions.encode import Encoded
+from sameday.data.questions.sample import ImageRef
 
 PADDING = -1
 PREFIX = 0

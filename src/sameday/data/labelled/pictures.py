@@ -14,9 +14,9 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
-from sameday.data import cifar
-from sameday.data.images import BadImage, check_aspect, open_rgb
+from sameday.data.labelled import cifar
 from sameday.data.order import permutation
+from sameday.data.questions.images import BadImage, check_aspect, open_rgb
 from sameday.spec.errors import BadInput
 
 Split = Literal["train", "val", "test"]

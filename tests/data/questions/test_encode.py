@@ -13,9 +13,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from sameday.data.encode import END_OF_TURN, IMAGE_TOKEN, Encoded, Encoder
-from sameday.data.images import ImageProcessor
-from sameday.data.sample import ImageRef, Message, Sample
+from sameday.data.questions.encode import END_OF_TURN, IMAGE_TOKEN, Encoded, Encoder
+from sameday.data.questions.images import ImageProcessor
+from sameday.data.questions.sample import ImageRef, Message, Sample
 from sameday.spec.errors import BadInput
 
 VISION_END = "<|vision_end|>"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sameday.data.audit import Audit, Problem, audit, check, report
+from sameday.data.questions.audit import Audit, Problem, audit, check, report
 from sameday.spec.errors import BadInput
 
 Write = Callable[..., Path]

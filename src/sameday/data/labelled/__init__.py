@@ -1,0 +1,1 @@
+"""Images with labels: sets from batches or folders, crops and flips, batches."""

@@ -1,0 +1,1 @@
+"""From question files to tensors: readers and audit, images, tokens, partition (pure), layout of rows, batches."""
