@@ -25,6 +25,8 @@ import torch
 
 from sameday.data.questions.encode import Encoded
 from sameday.data.questions.sample import ImageRef, Message, Sample
+from sameday.data.questions.source import Look, Picture
+from sameday.data.times import Times
 from sameday.hardware.ranks import Ranks
 from sameday.models.qwen_vl import QwenVL
 from sameday.spec.plan import Plan
@@ -130,7 +132,7 @@ class MadeData:
         images = 2 if order == "by_image" else 16
         rng = np.random.default_rng(0)
         patches = self.grid[0] * self.grid[1]
-        self.image_pixels = rng.standard_normal((images, patches, 1536)).astype(np.float32)
+        self.image_pixels = torch.from_numpy(rng.integers(0, 256, (images, patches * 16 * 16 * 3), dtype=np.uint8))
         self.encoded: dict[int, Encoded] = {}
         span = (4, 4 + patches // 4)  # three tokens of frame and <vision_start> before, <vision_end> after
         head = rng.integers(1, 400, 4)
@@ -148,13 +150,11 @@ class MadeData:
     def encode(self, sample: Sample) -> Encoded:
         return self.encoded[sample.id]
 
-    def pixels(self, image: ImageRef) -> np.ndarray:
-        return self.image_pixels[int(image.path.name)]
+    def look(self, image: ImageRef) -> Picture:
+        return Picture(image.digest, self.image_pixels[int(image.path.name)], False, Times())
 
-
-class MadeTask(VqaTask):
-    def _pixels(self, image: ImageRef) -> np.ndarray:
-        return self.processor.pixels(image)  # type: ignore[arg-type]
+    def once(self) -> Look:
+        return self.look
 
 
 def build(size: str, device: torch.device, dtype: torch.dtype) -> Any:
@@ -181,9 +181,10 @@ def measure(
 ) -> dict[str, Any]:
     cuda = device.type == "cuda"
     dtype = torch.bfloat16 if recipe.precision == "bf16" else torch.float32
-    model = QwenVL(build(size, device, dtype), recipe, plan, device)
+    levels = np.linspace(-1, 1, 256, dtype=np.float32)[None].repeat(3, 0)
+    model = QwenVL(build(size, device, dtype), recipe, plan, device, levels)
     samples = [e.sample for e in data.encoded.values()]
-    task = MadeTask(recipe, plan, model, data, data, {"train": samples})  # type: ignore[arg-type]
+    task = VqaTask(recipe, plan, model, data, data, {"train": samples}, source=data)  # type: ignore[arg-type]
     trained = task.trained()
     for i, (_, parameter) in enumerate(sorted(trained.items())):  # away from the start, where B is zero
         generator = torch.Generator().manual_seed(i)

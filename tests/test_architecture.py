@@ -17,6 +17,7 @@ PACKAGE = ROOT / "src" / "sameday"
 
 RANK = {
     "spec": 0,
+    "cache": 1,
     "hardware": 1,
     "kernels": 1,
     "data": 2,
@@ -122,7 +123,7 @@ assert not heavy(), heavy()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for command in ("demo", "train", "eval", "verify", "convert"):
+    for command in ("demo", "train", "eval", "cache", "verify", "convert"):
         assert re.search(rf"^\W*{command}\s", done.stdout, re.MULTILINE), done.stdout
 
 

@@ -5,6 +5,7 @@ The data is not part of this: SAMEDAY_TEST_DATA names a folder with vqa-rad and 
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import tarfile
@@ -18,9 +19,11 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from sameday.data.questions.audit import audit
+from sameday.data.questions.processor import ImageProcessor
 from sameday.data.questions.sample import Sample
 from sameday.spec.record import read_metrics
-from sameday.train.launch import evaluate_run, train_from_files
+from sameday.tasks.start import Caching
+from sameday.train.launch import cache_from_files, evaluate_run, train_from_files
 
 DATA = Path(os.environ.get("SAMEDAY_TEST_DATA") or "no folder")
 pytestmark = pytest.mark.skipif(
@@ -122,6 +125,37 @@ def test_images_are_told_apart_by_content(radiology: Path, audits: dict[str, lis
     assert result.problems == []
     assert [s.image_key for s in first] == [s.image_key for s in second]
     assert all(a.images[0].path != b.images[0].path for a, b in zip(first, second, strict=True))
+
+
+def test_a_cache_has_each_content_once(radiology: Path, model: Path, tmp_path: Path) -> None:
+    """As the source had it: a file for each question, one image under up to 13 names."""
+    (tmp_path / "images").mkdir()
+    names = set()
+    for split in SPLITS:
+        rows = [json.loads(line) for line in (radiology / f"{split}.jsonl").read_text().splitlines()]
+        for row in rows:
+            (tmp_path / "images" / row["source_file"]).hardlink_to(radiology / "images" / row["image"])
+            row["image"] = row["source_file"]
+            names.add(row["image"])
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert len(names) == 2_244
+    data = {split: f"{split}.jsonl" for split in SPLITS} | {"image_root": "images"}
+    recipe = {"model": str(model), "data": data, "effective_batch": 16, "learning_rate": 1e-4}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    assert cache_from_files(tmp_path / "recipe.yaml", None, [], Caching("pixels", "fill", False))
+    entries = list((tmp_path / "sameday-cache").rglob("*.safetensors"))
+    assert len(entries) == 314
+    processor = ImageProcessor.load(str(model))
+    found = audit(tmp_path / "train.jsonl", tmp_path / "images").samples
+    found += audit(tmp_path / "val.jsonl", tmp_path / "images").samples
+    found += audit(tmp_path / "test.jsonl", tmp_path / "images").samples
+    images = {sample.images[0].digest: sample.images[0] for sample in found}
+    patches = sum(math.prod(processor.grid(image.width, image.height)) for image in images.values())
+    values = patches * 3 * 2 * processor.patch_size**2 * 4
+    whole = sum(file.stat().st_size for file in (tmp_path / "sameday-cache").rglob("*") if file.is_file())
+    print(f"{whole / len(entries) / 1e6:.2f} MB per image, {whole / values:.4f} of float32 pixel_values")
+    assert whole <= 0.13 * values
+    assert cache_from_files(tmp_path / "recipe.yaml", None, [], Caching("pixels", "check", False))
 
 
 def train(radiology: Path, model: Path, name: str, plan: dict[str, Any]) -> tuple[dict[str, float], Path]:

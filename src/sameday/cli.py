@@ -69,6 +69,31 @@ def evaluate(
 
 
 @app.command()
+def cache(
+    recipe: Annotated[Path, typer.Argument(help="Whose images (YAML).")],
+    kind: Annotated[
+        Literal["pixels", "features"],
+        typer.Option(help="Decoded and resized images, or the frozen vision tower's output."),
+    ],
+    plan: Annotated[Path | None, typer.Option(help="Names the folder (cache_dir) and the workers (YAML).")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Read every entry instead, and say which are bad.")] = False,
+    prune: Annotated[bool, typer.Option("--prune", help="Remove entries that this recipe does not use.")] = False,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Time some steps too, and say what a cache gives. Features: always.")
+    ] = False,
+    sets: Sets = [],  # noqa: B006 (typer reads it, nothing changes it)
+) -> None:
+    """Prepare a recipe's images ahead of training, each content once."""
+    from sameday.tasks.start import Caching
+    from sameday.train.launch import cache_from_files
+
+    if check and prune:
+        raise BadInput("--check and --prune: one at a time")
+    asked = Caching(kind, "check" if check else "prune" if prune else "fill", measure)
+    sys.exit(0 if cache_from_files(recipe, plan, sets, asked) else 1)
+
+
+@app.command()
 def verify(
     what: Annotated[list[Path], typer.Argument(help="A recipe (YAML), or two finished runs of one recipe.")],
     plan: Annotated[Path | None, typer.Option(help="The plan to judge (YAML). Default: as `train` chooses it.")] = None,

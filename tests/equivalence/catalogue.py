@@ -24,18 +24,17 @@ NUMBERS = ("gradient", "update", "validation", "training", "after the resume")
 
 @dataclass(frozen=True)
 class Fault:
-    """`place` has to be in the words by which the first difference names its place. A fault without a `plant` waits
-    for the module `waits_for`. `only_float32`: in bf16 it would be no fault. `task` is the one it is planted in."""
+    """`place` has to be in the words by which the first difference names its place. `only_float32`: in bf16 it would be
+    no fault. `task` is the one it is planted in."""
 
     name: str
     sentence: str
     where: str
     place: str
     plan: dict[str, Any]
-    plant: Plant | None = None
+    plant: Plant
     ranks: int = 1
     only_float32: bool = False
-    waits_for: str | None = None
     task: str = "vqa"
 
     @property

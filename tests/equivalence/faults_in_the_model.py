@@ -79,7 +79,7 @@ def _built(task: Any, change: Callable[[Batch], Batch]) -> AbstractContextManage
     return patch.object(task, "_build", lambda encoded, part: change(build(encoded, part)))
 
 
-@planted(SHARED, "positions", "data.layout")
+@planted(SHARED, "positions", "data.questions.layout")
 def positions_run_on(task: Any, _ranks: Any) -> Any:
     """A branch counts on from the end of the one before it instead of from the prefix."""
 
@@ -152,7 +152,7 @@ def features_of_another_image(task: Any, _ranks: Any) -> Any:
     return _looked(task, lambda batch, features, levels: (_next_image(task, batch, features), levels))
 
 
-@planted(SHARED, "validation", "data.encode")
+@planted(SHARED, "validation", "data.questions.encode")
 def images_of_one_size_taken_for_one(task: Any, _ranks: Any) -> Any:
     """Questions share a prefix when its tokens are equal, whatever the pixels are."""
     encode = task._encode
@@ -165,28 +165,29 @@ def images_of_one_size_taken_for_one(task: Any, _ranks: Any) -> Any:
     return patch.object(task, "_encode", without_content)
 
 
-@planted(SHARED, "images", "data.images")
+@planted(SHARED, "patches", "kernels.patches")
 def another_mean(task: Any, _ranks: Any) -> Any:
     """Pixels are normalised with ImageNet's mean."""
-    return patch.object(task.processor._processor, "image_mean", [0.485, 0.456, 0.406])
+    shift = torch.tensor([0.485, 0.456, 0.406])[:, None] - 0.5
+    return patch.object(task.model, "levels", task.model.levels - 2 * shift.to(task.model.levels))
 
 
-@planted(SHARED, "images", "data.images")
+@planted(SHARED, "patches", "kernels.patches")
 def rows_and_columns_of_a_patch_swapped(task: Any, _ranks: Any) -> Any:
     """Each patch is flattened column by column."""
-    pixels, side = task.processor.pixels, task.processor.patch_size
+    made, side = task.model.patches, task.model.patching.side
 
-    def swapped(image: Any) -> Any:
-        made = pixels(image)
-        return made.reshape(-1, side, side).swapaxes(1, 2).reshape(made.shape)
+    def swapped(pixels: Tensor, grids: Any) -> Tensor:
+        right = made(pixels, grids)
+        return right.view(-1, side, side).transpose(1, 2).reshape(right.shape)
 
-    return patch.object(task.processor, "pixels", swapped)
+    return patch.object(task.model, "patches", swapped)
 
 
 # What is learned from it
 
 
-@planted(SHARED, "targets", "data.layout")
+@planted(SHARED, "targets", "data.questions.layout")
 def a_label_crosses_a_branch_boundary(task: Any, _ranks: Any) -> Any:
     """Labels are shifted along the row, so that the last place of a branch learns the first label of the next."""
 
@@ -206,7 +207,7 @@ def logits_one_place_late(task: Any, _ranks: Any) -> Any:
     return patch.object(task.model, "logits", lambda x, at: logits(x, (at + 1).clamp(max=len(x) - 1)))
 
 
-@planted(SHARED, "number of targets", "data.encode")
+@planted(SHARED, "number of targets", "data.questions.encode")
 def the_end_is_not_learned(task: Any, _ranks: Any) -> Any:
     """The token that ends an answer is no target, and the model learns to talk on."""
     encode = task._encode
@@ -218,7 +219,7 @@ def the_end_is_not_learned(task: Any, _ranks: Any) -> Any:
     return patch.object(task, "_encode", endless)
 
 
-@planted(PADDED, "number of", "data.layout")
+@planted(PADDED, "number of", "data.questions.layout")
 def padding_is_learned(task: Any, _ranks: Any) -> Any:
     """Padding has the end token's number, so it is learned as an end is."""
 

@@ -51,7 +51,7 @@ def rotation_by_another_base(task: Any, _ranks: Any) -> AbstractContextManager[A
     return patch("sameday.models.vision_bdh.THETA", 1e4)
 
 
-@planted(ON_DEVICE, "pixels", "data.augment", task="classify")
+@planted(ON_DEVICE, "pixels", "data.labelled.augment", task="classify")
 def crops_by_place_in_the_batch(_task: Any, _ranks: Any) -> AbstractContextManager[Any]:
     """An image's crop depends on where it stands in its micro-batch."""
     draw = classify.augment.draw
@@ -62,7 +62,7 @@ def crops_by_place_in_the_batch(_task: Any, _ranks: Any) -> AbstractContextManag
     return patch.object(classify.augment, "draw", by_place)
 
 
-@planted(ON_DEVICE, "pixels", "data.augment", task="classify")
+@planted(ON_DEVICE, "pixels", "data.labelled.augment", task="classify")
 def crops_of_the_next_epoch(_task: Any, _ranks: Any) -> AbstractContextManager[Any]:
     """Epochs are counted from one where images are cropped, and from zero everywhere else."""
     draw = classify.augment.draw

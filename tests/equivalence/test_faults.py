@@ -18,8 +18,8 @@ import sets
 import torch
 import worlds
 from arms import Stage
-from catalogue import FAULTS, SHARED, UNEVEN, Fault
-from faults import RUNNABLE, WAITING
+from catalogue import SHARED, UNEVEN, Fault
+from faults import FAULTS
 from torch import Tensor
 
 from sameday.hardware.ranks import Ranks
@@ -88,9 +88,9 @@ def unplanted(stages: Stages) -> Callable[[Fault], Comparison]:
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
-@pytest.mark.parametrize("name", RUNNABLE)
+@pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found_where_it_is(stages: Stages, unplanted: Callable[[Fault], Comparison], name: str) -> None:
-    fault = RUNNABLE[name]
+    fault = FAULTS[name]
     assert unplanted(fault).same, listed(unplanted(fault))
     found = compared(stages, fault, fault.plant)
     assert not found.same, f"{fault.sentence} And nothing is different: {found.worst}"
@@ -105,20 +105,13 @@ def listed(found: Comparison) -> str:
 
 def test_the_catalogue() -> None:
     """All that people are known to get wrong, each told apart, with what it does and where."""
-    assert len(RUNNABLE) >= 24 and len(RUNNABLE) + len(WAITING) == len(FAULTS)
+    assert len(FAULTS) >= 24
     assert all(name == fault.name for name, fault in FAULTS.items())
     assert len({fault.sentence for fault in FAULTS.values()}) == len(FAULTS)
-    assert all(not RUNNABLE[name].structural for name in TOO_SMALL), "what is compared exactly is always found"
-    for fault in RUNNABLE.values():
-        assert fault.sentence.endswith(".") and fault.waits_for is None
+    assert all(not FAULTS[name].structural for name in TOO_SMALL), "what is compared exactly is always found"
+    for fault in FAULTS.values():
+        assert fault.sentence.endswith(".")
         assert importlib.util.find_spec(f"sameday.{fault.where}"), fault
-
-
-@pytest.mark.parametrize("name", WAITING)
-def test_a_fault_waits_for_its_part(name: str) -> None:
-    """Once the part is there, its fault has to be planted."""
-    waits_for = WAITING[name].waits_for
-    assert waits_for is not None and importlib.util.find_spec(waits_for) is None, f"{waits_for} is there: plant {name}"
 
 
 def test_the_trial_holds_what_the_faults_are_about(stage: Stage) -> None:
@@ -167,7 +160,7 @@ def half_stages(root: Path, seed: int) -> Stages:
 
 def catch_rates(root: Path, names: Iterable[str]) -> tuple[dict[str, list[bool]], list[str]]:
     """For each fault whether it was found, seed by seed, and what went wrong besides. Prints a table."""
-    names = [name for name in names if not RUNNABLE[name].only_float32]
+    names = [name for name in names if not FAULTS[name].only_float32]
     caught: dict[str, list[bool]] = {name: [] for name in names}
     ratios: dict[str, list[float]] = {name: [] for name in names}
     problems: list[str] = []
@@ -175,7 +168,7 @@ def catch_rates(root: Path, names: Iterable[str]) -> tuple[dict[str, list[bool]]
         stages = half_stages(root / str(seed), seed)
         without = keeping(stages)
         for name in names:
-            fault = RUNNABLE[name]
+            fault = FAULTS[name]
             found = compared(stages, fault, fault.plant)
             caught[name].append(not found.same)
             ratios[name].append(max(found.worst[f"ratio_{what}"] for what in ("all", "group", "tensor")))
@@ -188,7 +181,7 @@ def catch_rates(root: Path, names: Iterable[str]) -> tuple[dict[str, list[bool]]
     print(f"\n{'bf16, fault':40}{'shows in':>12}{'caught':>10}{'largest R':>11}")
     for name in names:
         count = f"{sum(caught[name])} of {len(SEEDS)}"
-        kind = "structure" if RUNNABLE[name].structural else "numbers"
+        kind = "structure" if FAULTS[name].structural else "numbers"
         small = "" if any(caught[name]) else f"  too small for bf16: {TOO_SMALL.get(name, 'why?')}"
         print(f"{name:40}{kind:>12}{count:>10}{max(ratios[name]):11.2f}{small}")
     return caught, problems
@@ -197,7 +190,7 @@ def catch_rates(root: Path, names: Iterable[str]) -> tuple[dict[str, list[bool]]
 @pytest.mark.soak
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 def test_catch_rates_in_bf16(tmp_path: Path) -> None:
-    caught, problems = catch_rates(tmp_path, RUNNABLE)
+    caught, problems = catch_rates(tmp_path, FAULTS)
     assert not problems, "\n".join(problems)
     missed = {name for name, each in caught.items() if not any(each)}
     assert missed <= TOO_SMALL.keys(), sorted(missed - TOO_SMALL.keys())

@@ -128,7 +128,7 @@ class Bench:
         first = self._first(scene)
         if scene.family not in self._bases:
             self._bases[scene.family] = load_base(recipe.model, recipe, CPU)
-        model = QwenVL(deepcopy(self._bases[scene.family]), recipe, asked, CPU)
+        model = QwenVL(deepcopy(self._bases[scene.family]), recipe, asked, CPU, first.processor.levels)
         task = VqaTask(recipe, asked, model, first.encoder, first.processor, first.splits)
         worlds.stir(task)
         return task

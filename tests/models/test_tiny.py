@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 
-from sameday.data.questions.images import ImageProcessor
+from sameday.data.questions.processor import ImageProcessor
 from sameday.demo.tiny import SPECIAL, write_model
 
 TEXTS = ["What colour is the background?", "Is there a circle?", "yes", "no", "red"]

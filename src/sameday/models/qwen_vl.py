@@ -6,10 +6,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -18,6 +19,7 @@ from sameday.data.questions.batch import Batch
 from sameday.hardware.choose import attention_kernel
 from sameday.kernels import attention
 from sameday.kernels.dropout import DropoutKeys
+from sameday.kernels.patches import Patching, patches
 from sameday.models.adapters import add_adapters, load_adapters, prepare_adapters
 from sameday.models.tower import make_compilable
 from sameday.spec.errors import BadInput
@@ -27,13 +29,23 @@ from sameday.spec.vqa import VqaRecipe
 FAMILIES = ("qwen3_vl", "qwen2_5_vl")
 COMPILE_BACKEND = "inductor"
 
+Keep = Callable[[str, Tensor], None]
+"""Takes what the tower made of an image, with the name of its content."""
+
 
 class QwenVL:
     """A model as recipe and plan ask for it: what is trained, in which format, computed how."""
 
     def __init__(
-        self, base: Any, recipe: VqaRecipe, plan: Plan, device: torch.device, start_adapter: Path | None = None
+        self,
+        base: Any,
+        recipe: VqaRecipe,
+        plan: Plan,
+        device: torch.device,
+        levels: np.ndarray,
+        start_adapter: Path | None = None,
     ) -> None:
+        """`levels` (3, 256) is what the image processor makes of each byte."""
         check_supported(base.config)
         self.recipe, self.plan, self.device = recipe, plan, device
         self.keys = DropoutKeys()
@@ -45,6 +57,12 @@ class QwenVL:
         self.core, self.head = base.model, base.lm_head
         self.text, self.tower = base.model.language_model, base.model.visual
         self.tower_trained = any(p.requires_grad for p in self.tower.parameters())
+        config = self.tower.config
+        self.patching = Patching(config.patch_size, config.spatial_merge_size, config.temporal_patch_size)
+        dtype = torch.bfloat16 if recipe.precision == "bf16" and not self.tower_trained else torch.float32
+        dtype = torch.promote_types(dtype, next(self.tower.parameters()).dtype)
+        self.levels = torch.from_numpy(levels).to(device=device, dtype=dtype)
+        self.keep: Keep | None = None
         if plan.compile == "layers":
             self._compile()
         triton = importlib.util.find_spec("triton") is not None
@@ -139,19 +157,51 @@ class QwenVL:
         return cos.to(dtype), sin.to(dtype)
 
     def _look(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
-        """The tower's output and DeepStack's levels at each image token. Without gradient where it is frozen."""
+        """The tower's output and DeepStack's levels at each image token."""
+        merged, *deep = self._levels_of(batch)
+        source = batch.image_source
+        return merged[source], [level[source] for level in deep]
+
+    def _levels_of(self, batch: Batch) -> Sequence[Tensor]:
+        """Each level of the tower, (image tokens, width), over all images: computed, or as the batch brings it."""
+        if all(batch.ready):
+            return batch.features.unbind()
+        missing = [grid for grid, ready in zip(batch.grids, batch.ready, strict=True) if not ready]
+        if self.plan.cache != "features":
+            return self.see(self.patches(batch.pixels, missing), missing)
+        # One by one, so that an image's features do not depend on who was beside it when they were made.
+        fresh = self.features(batch.pixels, missing)
+        tokens = [high * wide // self.patching.merge**2 for high, wide in batch.grids]
+        stored = iter(batch.features.split([n for n, ready in zip(tokens, batch.ready, strict=True) if ready], 1))
+        parts: list[Tensor] = []
+        for content, ready in zip(batch.contents, batch.ready, strict=True):
+            parts.append(next(stored) if ready else next(fresh))
+            if not ready and self.keep is not None:
+                self.keep(content, parts[-1])
+        return torch.cat(parts, 1).unbind()
+
+    def features(self, pixels: Tensor, grids: Sequence[tuple[int, int]]) -> Iterator[Tensor]:
+        """All levels of the tower for each image by itself, (levels, tokens, width)."""
+        side = self.patching.side
+        for image, grid in zip(pixels.split([h * w * side * side * 3 for h, w in grids]), grids, strict=True):
+            yield torch.stack(self.see(self.patches(image, [grid]), [grid]))
+
+    def patches(self, pixels: Tensor, grids: Sequence[tuple[int, int]]) -> Tensor:
+        return patches(pixels, grids, self.patching, self.levels)
+
+    def see(self, taken: Tensor, grids: Sequence[tuple[int, int]]) -> list[Tensor]:
+        """The tower's output for these patches and DeepStack's levels. Without gradient where it is frozen."""
         # A frozen tower's weights are in the recipe's format already; autocast would only take its norms to float32.
         with (
             torch.set_grad_enabled(self.tower_trained and torch.is_grad_enabled()),
             torch.autocast(self.device.type, enabled=self.tower_trained and self.recipe.precision == "bf16"),
         ):
-            grid = torch.tensor([(1, high, wide) for high, wide in batch.grids])
-            dtype = torch.bfloat16 if self.recipe.precision == "bf16" and not self.tower_trained else torch.float32
-            dtype = torch.promote_types(dtype, next(self.tower.parameters()).dtype)
-            seen = self.tower(batch.pixels.to(dtype), grid_thw=grid, **self._tower_indices(grid))
-            deep = getattr(seen, "deepstack_features", None) or []
-            source = batch.image_source
-            return seen.pooler_output[source], [level[source] for level in deep]
+            grid = torch.tensor([(1, high, wide) for high, wide in grids])
+            seen = self.tower(taken, grid_thw=grid, **self._tower_indices(grid))
+            return [seen.pooler_output, *(getattr(seen, "deepstack_features", None) or [])]
+
+    def tower_digest(self) -> str:
+        return _digest(self.tower)
 
     def _tower_indices(self, grid: Tensor) -> dict[str, Tensor]:
         """What the tower derives from the grids, made on the CPU: derived on the device it would wait for the device

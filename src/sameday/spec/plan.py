@@ -3,7 +3,7 @@ tasks it is."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from pydantic import Field, field_validator
@@ -35,12 +35,13 @@ def _field(
     with_dropout: Claim | None = None,
     task: str | None = None,
     values_for: Mapping[str, str] | None = None,
+    same_bits: Sequence[str] = (),
     **limits: Any,
 ) -> Any:
     """`task` is the one that the field is for, where it is not for all; `values_for` names values that are for one
-    task only."""
+    task only; between the values in `same_bits` the claim is bitwise."""
     extra: dict[str, Any] = {"claim": claim, "claim_with_dropout": with_dropout or claim}
-    extra |= {"task": task, "values_for": dict(values_for or {})}
+    extra |= {"task": task, "values_for": dict(values_for or {}), "same_bits": list(same_bits)}
     return Field(default, description=description, json_schema_extra=extra, **limits)
 
 
@@ -127,6 +128,21 @@ class Plan(Strict):
         "and augmented there. auto: on the device where they fit.",
         task=CLASSIFY,
     )
+    cache: Literal["none", "pixels", "features", "auto"] = _field(
+        "none",
+        "rounding",
+        "Keep what images become on disk, each content once. pixels: decoded and resized. features: the frozen vision "
+        "tower's output. What is missing is made and kept on the way. auto: what `sameday cache` measured to be faster "
+        "here, where it is complete.",
+        task=VQA,
+        same_bits=("none", "pixels"),
+    )
+    cache_dir: str = _field(
+        "sameday-cache",
+        "bitwise",
+        "Folder of the cache, relative to the recipe's folder; several runs may share it.",
+        task=VQA,
+    )
     environment: dict[str, str] = _field(
         {},
         "rounding",
@@ -174,7 +190,10 @@ def changed(before: Plan, after: Plan, dropout: bool) -> dict[str, tuple[Any, An
     """Every field in which two plans differ: both values and the claim."""
     pairs = {name: (getattr(before, name), getattr(after, name)) for name in Plan.model_fields}
     known = claims(dropout)
-    return {name: (*pair, known[name]) for name, pair in pairs.items() if pair[0] != pair[1]}
+    exact = {name: all(value in _extra(name)["same_bits"] for value in pair) for name, pair in pairs.items()}
+    return {
+        name: (*pair, "bitwise" if exact[name] else known[name]) for name, pair in pairs.items() if pair[0] != pair[1]
+    }
 
 
 def claims(dropout: bool = False) -> dict[str, Claim]:

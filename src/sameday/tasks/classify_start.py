@@ -13,7 +13,7 @@ from sameday.spec.classify import ClassifyRecipe
 from sameday.spec.errors import BadInput
 from sameday.spec.load import resolve_path
 from sameday.spec.plan import Plan
-from sameday.tasks.start import Audited, Say
+from sameday.tasks.start import Audited, Caching, Say
 
 if TYPE_CHECKING:
     import torch
@@ -90,6 +90,12 @@ class ClassifyStart:
         from sameday.tasks.classify import ClassifyTask
 
         return ClassifyTask.load(self.recipe, plan, device, parts)
+
+    def fill_cache(self, asked: Caching, plan: Plan, device: torch.device, say: Say) -> bool:
+        raise BadInput(
+            "task classify keeps its images in memory, in bytes, and has no use for a cache: `sameday cache` is for "
+            "task vqa"
+        )
 
 
 def _first(pictures: Pictures, count: int) -> Pictures:

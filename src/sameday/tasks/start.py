@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from sameday.spec.plan import Plan
 
@@ -34,6 +34,16 @@ class Audited:
     parts: Any
     sizes: dict[str, int]
     left_out: list[LeftOut]
+
+
+@dataclass(frozen=True)
+class Caching:
+    """What `sameday cache` was asked for: to make entries, or to read all of them, or to remove those of no use; and
+    with `measure` to time some steps, so as to say what a cache gives."""
+
+    kind: Literal["pixels", "features"]
+    what: Literal["fill", "check", "prune"]
+    measure: bool
 
 
 class Start(Protocol):
@@ -66,3 +76,6 @@ class Start(Protocol):
 
     def load(self, plan: Plan, device: torch.device, parts: Any) -> Task:
         """The task, its model ready on the device, for data that was audited."""
+
+    def fill_cache(self, asked: Caching, plan: Plan, device: torch.device, say: Say) -> bool:
+        """What `sameday cache` was asked for; whether all is well."""

@@ -8,7 +8,6 @@ from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -17,11 +16,12 @@ from sameday.data.loader import stream
 from sameday.data.order import Place, epoch_steps
 from sameday.data.questions.batch import Batch, make_batch
 from sameday.data.questions.encode import Encoded, Encoder
-from sameday.data.questions.images import BadImage, ImageProcessor, open_rgb
 from sameday.data.questions.layout import lay_out
 from sameday.data.questions.partition import Cut, Item, MicroBatch, micro_batches, size
-from sameday.data.questions.sample import ImageRef, Sample
+from sameday.data.questions.processor import ImageProcessor
+from sameday.data.questions.sample import Sample
 from sameday.data.questions.seen import read_back
+from sameday.data.questions.source import Look, Source
 from sameday.data.seen import Seen
 from sameday.hardware.ranks import Ranks
 from sameday.models.qwen_vl import QwenVL, load_base
@@ -30,12 +30,12 @@ from sameday.spec.load import resolve_model, resolve_path
 from sameday.spec.plan import Plan
 from sameday.spec.vqa import VqaRecipe
 from sameday.tasks.start import LeftOut
+from sameday.tasks.vqa_cache import open_cache
 
 
 class VqaTask:
     """`splits` holds audited samples by name; `train` is the one that is learned."""
 
-    notes: Sequence[str] = ()
     budget_field = "token_budget"
     memory_advice = "plan.checkpointing full, recipe.max_pixels, max_length"
 
@@ -48,9 +48,12 @@ class VqaTask:
         processor: ImageProcessor,
         splits: dict[str, list[Sample]],
         left_out: Sequence[LeftOut] = (),
+        source: Source | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
-        self.recipe, self.plan, self.model, self.left_out = recipe, plan, model, left_out
+        self.recipe, self.plan, self.model, self.left_out, self.notes = recipe, plan, model, left_out, notes
         self.encoder, self.processor, self.splits = encoder, processor, splits
+        self.source = source or Source(processor)
         self.device = model.device
         self.places = [Place(s.id, s.image_key, s.stage) for s in splits.get("train", [])]
         self._epoch = lru_cache(maxsize=2)(self._epoch_steps)
@@ -70,15 +73,15 @@ class VqaTask:
 
         name = resolve_model(recipe_dir, recipe.model)
         tokenizer = AutoTokenizer.from_pretrained(name, revision=recipe.revision)
-        processor = ImageProcessor.load(
-            name, recipe.revision, recipe.image_backend, recipe.min_pixels, recipe.max_pixels
-        )
+        processor = load_processor(recipe, recipe_dir)
         encoder = Encoder(tokenizer, processor.grid, processor.merge_size, recipe.system_prompt, recipe.max_length)
         _check_stages(recipe, splits.get("train", []))
         splits, left_out = _check_encoding(encoder, splits, recipe.data.on_bad == "skip")
         start = None if recipe.start_adapter is None else resolve_path(recipe_dir, recipe.start_adapter)
-        model = QwenVL(load_base(name, recipe, device), recipe, plan, device, start)
-        return cls(recipe, plan, model, encoder, processor, splits, left_out)
+        model = QwenVL(load_base(name, recipe, device), recipe, plan, device, processor.levels, start)
+        contents = {image.digest for samples in splits.values() for sample in samples for image in sample.images}
+        source, notes = open_cache(recipe, plan, resolve_path(recipe_dir, plan.cache_dir), processor, model, contents)
+        return cls(recipe, plan, model, encoder, processor, splits, left_out, source, notes)
 
     # Order: recipe
 
@@ -118,7 +121,8 @@ class VqaTask:
 
     def batches(self, step: int, budget: int | None, ranks: Ranks) -> Iterable[Batch]:
         encoded, parts = self._step(step, budget, ranks)
-        return (self._build(encoded, part) for part in parts[ranks.rank])
+        look = self.source.once()
+        return (self._build(encoded, part, look) for part in parts[ranks.rank])
 
     def budget(self, step: int, budget: int | None, ranks: Ranks) -> int:
         return budget or self.plan.token_budget
@@ -129,7 +133,7 @@ class VqaTask:
         can_be_cut = [part for part in flat if sum(len(unit.members) for unit in part) > 1]
         return max(1, max(size(part, self.plan.packing) for part in can_be_cut) // 2) if can_be_cut else None
 
-    def _build(self, encoded: Sequence[Encoded], part: MicroBatch) -> Batch:
+    def _build(self, encoded: Sequence[Encoded], part: MicroBatch, look: Look | None = None) -> Batch:
         layout = lay_out(
             [[encoded[i] for i in unit.members] for unit in part],
             packing=self.plan.packing,
@@ -139,16 +143,7 @@ class VqaTask:
             pad_to_multiple=self.plan.pad_to_multiple,
             share_pixels=self.plan.share_images,
         )
-        return make_batch(layout, self._pixels)
-
-    def _pixels(self, image: ImageRef) -> np.ndarray:
-        try:
-            opened = open_rgb(image.path)
-        except BadImage as error:
-            raise BadInput(f"{image.path}: was good when the data was checked, and now {error}") from None
-        if opened.size != (image.width, image.height):
-            raise BadInput(f"{image.path}: has changed since the data was checked")
-        return self.processor.pixels(opened)
+        return make_batch(layout, look or self.source.look)
 
     # Forward and loss
 
@@ -160,7 +155,8 @@ class VqaTask:
         return (losses * batch.weight).sum(), losses.detach()
 
     def seen(self, batch: Batch) -> Iterable[Seen]:
-        return read_back(batch, self.encoder.merge_size)
+        missing = [grid for grid, ready in zip(batch.grids, batch.ready, strict=True) if not ready]
+        return read_back(batch, self.model.patches(batch.pixels, missing), self.encoder.merge_size)
 
     def module(self) -> nn.Module:
         module: nn.Module = self.model.module
@@ -234,6 +230,11 @@ class VqaTask:
         right = (wrong == 0) & (ends > 0)
         values = [(losses * batch.weight).sum(), batch.weight.sum(), right.sum(), torch.tensor(len(wrong))]
         return torch.stack([v.to(device=self.device, dtype=torch.float64) for v in values])
+
+
+def load_processor(recipe: VqaRecipe, recipe_dir: Path) -> ImageProcessor:
+    name = resolve_model(recipe_dir, recipe.model)
+    return ImageProcessor.load(name, recipe.revision, recipe.image_backend, recipe.min_pixels, recipe.max_pixels)
 
 
 def _check_stages(recipe: VqaRecipe, samples: Sequence[Sample]) -> None:

@@ -8,13 +8,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sameday.data.questions.audit import DEFAULT_SPECIAL, check, report
+from sameday.data.questions.audit import DEFAULT_SPECIAL, check, cores, report
 from sameday.data.questions.sample import Sample
 from sameday.spec.errors import BadInput
 from sameday.spec.load import resolve_model, resolve_path
 from sameday.spec.plan import Plan
 from sameday.spec.vqa import VqaRecipe
-from sameday.tasks.start import Audited, LeftOut, Say
+from sameday.tasks.start import Audited, Caching, LeftOut, Say
 
 if TYPE_CHECKING:
     import torch
@@ -91,6 +91,11 @@ class VqaStart:
     def settle(self, plan: Plan, machine: Machine) -> dict[str, tuple[str, str]]:
         from sameday.hardware.choose import attention_kernel
 
+        if plan.cache == "features" and self.recipe.train_vision:
+            raise BadInput(
+                "plan.cache features keeps what the vision tower makes of an image, and recipe.train_vision trains the "
+                "tower; allowed: none, pixels, auto"
+            )
         found = attention_kernel(plan, machine.device, self.recipe.precision, machine.triton)
         return {"attention": found} if plan.attention == "auto" else {}
 
@@ -106,6 +111,34 @@ class VqaStart:
 
     def for_evaluation(self, plan: Plan) -> Plan:
         return plan
+
+    def fill_cache(self, asked: Caching, plan: Plan, device: torch.device, say: Say) -> bool:
+        from sameday.tasks.vqa import load_processor
+        from sameday.tasks.vqa_fill import Filling, images_of
+
+        audited = self.audit(say, ("train", "val", "test"))
+        if asked.kind == "features" and self.recipe.train_vision:
+            raise BadInput("features are of no use where recipe.train_vision trains the tower that makes them")
+        task = None
+        if asked.kind == "features" or asked.measure:
+            task = self.load(plan.model_copy(update={"cache": "none"}), device, audited.parts)
+        filling = Filling(
+            asked.kind,
+            load_processor(self.recipe, self.home),
+            images_of(audited.parts),
+            resolve_path(self.home, plan.cache_dir),
+            say,
+            None if task is None else task.model,
+        )
+        if asked.what == "check":
+            return filling.check()
+        if asked.what == "prune":
+            filling.prune()
+            return True
+        if task is not None:
+            filling.measure(task)
+        filling.fill(workers=plan.workers or cores())
+        return True
 
     def load(self, plan: Plan, device: torch.device, parts: Any) -> VqaTask:
         import transformers

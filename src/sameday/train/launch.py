@@ -16,7 +16,7 @@ from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.spec.record import RunFolder, default_path
 from sameday.tasks.registry import start_of
-from sameday.tasks.start import Say, Start
+from sameday.tasks.start import Caching, Say, Start
 
 
 def train_from_files(
@@ -103,6 +103,25 @@ def evaluate_run(path: Path, split: str) -> dict[str, float]:
     scores = task.evaluate(split, ranks)
     run.write_json(f"eval-{split}.json", scores)
     return scores
+
+
+def cache_from_files(recipe_path: Path, plan_path: Path | None, sets: Sequence[str], asked: Caching) -> bool:
+    """`sameday cache`: what a run's images become, made ahead of it."""
+    recipe_sets, plan_sets = split_sets(sets)
+    recipe, home = load_recipe(recipe_path, recipe_sets), recipe_path.resolve().parent
+    plan = load_plan(plan_path, plan_sets, recipe.task)
+    prepare_environment(plan)
+
+    from sameday.hardware.machine import look, pick_device
+    from sameday.hardware.ranks import Ranks
+
+    start = start_of(recipe, home)
+    say: Say = partial(print, flush=True)
+    device = pick_device(plan, Ranks())
+    if plan_path is None and (asked.measure or asked.kind == "features"):
+        plan, _ = automatic_plan(start, recipe, plan_sets, 1)
+        start.settle(plan, look(device.type))
+    return start.fill_cache(asked, plan, device, say)
 
 
 def prepare_environment(plan: Plan) -> None:

@@ -57,6 +57,8 @@ def _vqa(device: str, size: int) -> Values:
         "checkpointing": ("none", "full"),
         "attention": ("auto", "sdpa", "split", *(("flex",) if device == "cuda" else ())),
         "label_only_logits": (False, True),
+        "cache": ("none", "pixels", "features", "auto"),
+        "cache_dir": ("sameday-cache", "sameday-cache/other"),
         "eval_token_budget": (None, 3 * size),
     }
 

@@ -14,7 +14,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from sameday.data.questions.encode import END_OF_TURN, IMAGE_TOKEN, Encoded, Encoder
-from sameday.data.questions.images import ImageProcessor
+from sameday.data.questions.processor import ImageProcessor
 from sameday.data.questions.sample import ImageRef, Message, Sample
 from sameday.spec.errors import BadInput
 

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from sameday.data.questions.images import BadImage, ImageProcessor, digest, open_rgb
+from sameday.data.questions.images import BadImage, digest, open_rgb
+from sameday.data.questions.processor import ImageProcessor
 from sameday.spec.errors import BadInput
 
 

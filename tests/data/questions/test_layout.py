@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sameday.data.questions.encode import Encoded, Encoder
-from sameday.data.questions.images import ImageProcessor
 from sameday.data.questions.layout import PADDING, Layout, lay_out, rope_positions
 from sameday.data.questions.partition import Cut, Item, units
+from sameday.data.questions.processor import ImageProcessor
 from sameday.data.questions.sample import ImageRef, Message, Sample
 from sameday.kernels import attention
 

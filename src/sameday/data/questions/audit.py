@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sameday.data.questions.images import BadImage, check_aspect, digest, open_rgb
+from sameday.data.questions.images import BadImage, check_aspect, digest, open_rgb, stamp
 from sameday.data.questions.read import Raw, parse_line
 from sameday.data.questions.sample import ImageRef, Sample
 from sameday.spec.errors import BadInput
@@ -236,11 +236,14 @@ def _locate(name: str, root: Path) -> Path | str:
 
 def _inspect(path: Path) -> ImageRef | str:
     try:
+        before = stamp(path)
         image = open_rgb(path)
         check_aspect(*image.size)
     except BadImage as error:
         return str(error)
-    return ImageRef(path, digest(image), image.width, image.height)
+    except OSError as error:
+        return f"cannot be read: {error.strerror or error}"
+    return ImageRef(path, digest(image), image.width, image.height, before)
 
 
 def _decode_all(
@@ -254,13 +257,13 @@ def _decode_all(
             if progress is not None:
                 progress(len(results), len(paths))
 
-    workers = _cores() if workers is None else workers
+    workers = cores() if workers is None else workers
     # Threads: decoding and hashing let go of the interpreter's lock, and nothing has to be started or sent.
     with ThreadPoolExecutor(max(1, workers)) as pool:
         collect(pool.map(_inspect, paths))
     return results
 
 
-def _cores() -> int:
+def cores() -> int:
     """The cores this process may use: a container or a batch job often has fewer than the machine."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -11,13 +11,16 @@ import torch
 from torch import Tensor
 
 from sameday.data.questions.layout import Layout
-from sameday.data.questions.sample import ImageRef
+from sameday.data.questions.source import Look
+from sameday.data.times import Times
 from sameday.kernels.split import Segments
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """The layout's arrays as tensors (see Layout), the pixels of its images, and whose questions they are."""
+    """The layout's arrays as tensors (see Layout), its images, and whose questions they are. `grids` and `contents`,
+    the digests of their pixels, are of all images. `ready` says of each whether the tower's output for it is in
+    `features`, (levels, tokens, width), or its bytes are in `pixels`, one image after the other."""
 
     tokens: Tensor
     positions: Tensor
@@ -31,10 +34,14 @@ class Batch:
     weight: Tensor
     owner: Tensor
     pixels: Tensor
+    features: Tensor
+    ready: tuple[bool, ...]
+    contents: tuple[str, ...]
     grids: tuple[tuple[int, int], ...]
     sample_ids: tuple[int, ...]
     one_per_row: bool
     segments: Segments | None
+    times: Times
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
         return self._mapped(lambda x: x.to(device, non_blocking=non_blocking))
@@ -59,8 +66,10 @@ def _segments(layout: Layout) -> Segments | None:
     return Segments(cu, branch, prefix, at)
 
 
-def make_batch(layout: Layout, pixels_of: Callable[[ImageRef], np.ndarray]) -> Batch:
-    pixels = [pixels_of(image) for image in layout.images]
+def make_batch(layout: Layout, look: Look) -> Batch:
+    pictures = [look(image) for image in layout.images]
+    pixels = [picture.tensor.flatten() for picture in pictures if not picture.ready]
+    features = [picture.tensor for picture in pictures if picture.ready]
     return Batch(
         tokens=torch.from_numpy(layout.tokens),
         positions=torch.from_numpy(layout.positions),
@@ -73,9 +82,13 @@ def make_batch(layout: Layout, pixels_of: Callable[[ImageRef], np.ndarray]) -> B
         target=torch.from_numpy(layout.target),
         weight=torch.from_numpy(layout.weight),
         owner=torch.from_numpy(layout.owner),
-        pixels=torch.from_numpy(np.concatenate(pixels) if pixels else np.zeros((0, 0), np.float32)),
+        pixels=torch.cat(pixels) if pixels else torch.zeros(0, dtype=torch.uint8),
+        features=torch.cat(features, 1) if features else torch.zeros(0, 0, 0),
+        ready=tuple(picture.ready for picture in pictures),
+        contents=tuple(picture.content for picture in pictures),
         grids=layout.grids,
         sample_ids=tuple(q.sample.id for q in layout.questions),
         one_per_row=layout.one_per_row,
         segments=_segments(layout),
+        times=Times(*map(sum, zip(*(picture.times for picture in pictures), strict=True))) if pictures else Times(),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -14,6 +14,8 @@ class ImageRef:
     digest: str
     width: int
     height: int
+    stamp: tuple[int, int] | None = field(default=None, compare=False)
+    """Of the file, as it was then."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,108 @@
+"""Where the images of a step come from: their files, decoded and resized, or a cache of what comes out of that."""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sameday.cache.store import BadEntry, CacheFull, CacheReadOnly, Store
+from sameday.data.questions.images import BadImage, digest, open_rgb, stamp
+from sameday.data.questions.processor import ImageProcessor
+from sameday.data.questions.sample import ImageRef
+from sameday.data.times import Times
+from sameday.spec.errors import BadInput
+
+PIXELS, FEATURES = "pixels", "features"
+"""Names of the tensors in an entry."""
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """An image on its way to the model. `tensor` holds its bytes, (height, width, 3), or where it is `ready` the frozen
+    tower's output, (levels, tokens, width)."""
+
+    content: str
+    tensor: Tensor
+    ready: bool
+    times: Times
+
+
+Look = Callable[[ImageRef], Picture]
+
+
+class Source:
+    """Images by name. What a cache lacks is made from the file and, where it can be written, kept there. Used by many
+    processes at once, each with a copy of its own."""
+
+    def __init__(self, processor: ImageProcessor, pixels: Store | None = None, features: Store | None = None) -> None:
+        self.processor, self.pixels, self.features = processor, pixels, features
+        self.told: set[str] = set()
+
+    def look(self, image: ImageRef) -> Picture:
+        began = time.perf_counter()
+        for store, ready in ((self.features, True), (self.pixels, False)):
+            found = None if store is None else self._kept(store, image.digest)
+            if found is not None:
+                return Picture(image.digest, found, ready, Times(read=time.perf_counter() - began))
+        picture = decode(image, self.processor, check=self.pixels is not None)
+        if self.pixels is not None:
+            self.keep(self.pixels, image.digest, {PIXELS: picture.tensor})
+        return picture
+
+    def once(self) -> Look:
+        """The same, each image once however often it is asked for: for one step."""
+        known: dict[str, Picture] = {}
+
+        def look(image: ImageRef) -> Picture:
+            if image.digest in known:
+                return replace(known[image.digest], times=Times())
+            return known.setdefault(image.digest, self.look(image))
+
+        return look
+
+    def _kept(self, store: Store, content: str) -> Tensor | None:
+        try:
+            found = store.read(content)
+        except BadEntry as error:
+            self._tell(f"cache: {error}; made again")
+            return None
+        return None if found is None else next(iter(found.values()))
+
+    def keep(self, store: Store, content: str, tensors: dict[str, Tensor]) -> None:
+        """Without room or rights the run goes on, and decodes."""
+        try:
+            store.write(content, tensors)
+        except (CacheFull, CacheReadOnly) as error:
+            self._tell(f"cache: {error}; the run goes on without keeping what is missing", once=type(error).__name__)
+
+    def _tell(self, text: str, once: str | None = None) -> None:
+        if (once or text) not in self.told:
+            self.told.add(once or text)
+            print(text, file=sys.stderr)
+
+
+def decode(image: ImageRef, processor: ImageProcessor, check: bool = False) -> Picture:
+    """From its file. An image that is not the one that was audited stops the run; its bytes are compared where its
+    file's stamp is another, or always with `check`."""
+    began = time.perf_counter()
+    try:
+        now = stamp(image.path)
+        file = io.BytesIO(image.path.read_bytes())
+        read = time.perf_counter()
+        opened = open_rgb(file)
+    except OSError as error:
+        raise BadInput(f"{image.path}: was there when the data was checked, and now {error.strerror}") from None
+    except BadImage as error:
+        raise BadInput(f"{image.path}: was good when the data was checked, and now {error}") from None
+    if opened.size != (image.width, image.height) or ((check or now != image.stamp) and digest(opened) != image.digest):
+        raise BadInput(f"{image.path}: has changed since the data was checked")
+    decoded = time.perf_counter()
+    tensor = torch.from_numpy(processor.resized(opened))
+    times = Times(read - began, decoded - read, time.perf_counter() - decoded)
+    return Picture(image.digest, tensor, False, times)

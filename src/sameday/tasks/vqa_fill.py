@@ -1,0 +1,183 @@
+"""`sameday cache` for questions about images: every content once, ahead of a run, and whether that pays."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sameday.cache.build import Job, build
+from sameday.cache.store import BadEntry, Store, in_bytes, prune
+from sameday.cache.worth import Measured, judge
+from sameday.data.questions.processor import ImageProcessor
+from sameday.data.questions.sample import ImageRef, Sample
+from sameday.data.questions.source import FEATURES, PIXELS, decode
+from sameday.hardware.disk import read_rate
+from sameday.hardware.ranks import Ranks
+from sameday.models.qwen_vl import QwenVL
+from sameday.spec.errors import BadInput
+from sameday.tasks.start import Say
+from sameday.tasks.vqa import VqaTask
+from sameday.tasks.vqa_cache import Kind, found, settings_of, write_measured
+
+STEPS = 4
+"""Measured, each after it was done once."""
+
+
+def images_of(splits: Mapping[str, Sequence[Sample]]) -> list[ImageRef]:
+    """Each content once, whatever its names."""
+    samples = (sample for split in splits.values() for sample in split)
+    return list({image.digest: image for sample in samples for image in sample.images}.values())
+
+
+class Filling:
+    """The cache of one kind for the images of one recipe. Pixels need no model."""
+
+    def __init__(
+        self,
+        kind: Kind,
+        processor: ImageProcessor,
+        images: Sequence[ImageRef],
+        folder: Path,
+        say: Say,
+        model: QwenVL | None = None,
+    ) -> None:
+        self.kind, self.processor, self.images, self.say, self.model = kind, processor, images, say, model
+        self.store = Store(folder, settings_of(kind, processor, model))
+
+    def fill(self, workers: int) -> None:
+        self.say(found(self.store, [image.digest for image in self.images]))
+        build(
+            self.store,
+            [Job(image.digest, self._size(image, self.kind), image) for image in self.images],
+            prepare=lambda job: (job, decode(job.item, self.processor, check=True).tensor),
+            finish=self._finish,
+            workers=workers,
+            say=self.say,
+        )
+
+    def _shape(self, image: ImageRef, kind: Kind) -> tuple[int, int, int]:
+        processor = self.processor
+        high, wide = processor.grid(image.width, image.height)
+        if kind == "pixels":
+            return high * processor.patch_size, wide * processor.patch_size, 3
+        assert self.model is not None, "features are a model's"
+        config = self.model.tower.config
+        levels = 1 + len(getattr(config, "deepstack_visual_indexes", None) or [])
+        return levels, processor.tokens(image.width, image.height), config.out_hidden_size
+
+    def _size(self, image: ImageRef, kind: Kind) -> int:
+        number = torch.uint8 if kind == "pixels" or self.model is None else self.model.levels.dtype
+        empty = torch.empty(self._shape(image, kind), dtype=number, device="meta")
+        return self.store.size_of(image.digest, {PIXELS if kind == "pixels" else FEATURES: empty})
+
+    @torch.no_grad()
+    def _finish(self, prepared: tuple[Job, Tensor]) -> dict[str, Tensor]:
+        job, pixels = prepared
+        if self.kind == "pixels":
+            return {PIXELS: pixels}
+        assert self.model is not None, "features are a model's"
+        grid = self.processor.grid(job.item.width, job.item.height)
+        with self.model.numeric_format():
+            (made,) = self.model.features(pixels.flatten().to(self.model.device), [grid])
+        expected = self._shape(job.item, "features")
+        assert made.shape == expected, f"the tower gave {tuple(made.shape)}, not {expected}"
+        return {FEATURES: made.cpu()}
+
+    def check(self) -> bool:
+        """Every entry read and compared with its own checksum; what is damaged is named and removed."""
+        good, missing, bad = 0, 0, []
+        for image in self.images:
+            try:
+                entry = self.store.read(image.digest)
+            except BadEntry as error:
+                bad.append(f"{error} (image {image.path})")
+                with contextlib.suppress(OSError):  # of no use to anyone; and the next build makes it again
+                    error.path.unlink()
+                continue
+            good, missing = good + (entry is not None), missing + (entry is None)
+        for line in bad:
+            self.say(line)
+        self.say(f"{self.kind}: {good} entries intact, {missing} missing, {len(bad)} damaged, in {self.store.folder}")
+        return not bad and not missing
+
+    def prune(self) -> None:
+        other = "features" if self.kind == "pixels" else "pixels"
+        keep = {folder.name: {file.stem for file in folder.iterdir()} for folder in self.store.root.glob(f"{other}-*")}
+        keep[self.store.settings.name] = {image.digest for image in self.images}
+        files, size = prune(self.store.root, keep)
+        self.say(f"{self.kind}: {files} files that this recipe does not use are gone, {in_bytes(size)}")
+
+    def measure(self, task: VqaTask) -> Measured:
+        """Some steps of the plan, timed; nothing is updated. Kept beside the entries, for `cache: auto`."""
+        disk = read_rate(self.store.root)
+        if disk is None:
+            raise BadInput(f"{self.store.root}: nothing can be written there, so its speed cannot be measured")
+        known = {image.digest: image for image in self.images}
+        count = min(STEPS, task.steps_per_epoch())
+        timed = [_timed(task, step) for step in range(count)]
+        looked = [known[content] for each in timed for content in each.contents]
+        measured = Measured(
+            step=statistics.median(each.step for each in timed),
+            tower=statistics.median(each.tower for each in timed),
+            images=len(looked) / count,
+            decode=sum(each.decode for each in timed) / max(1, len(looked)),
+            workers=task.plan.workers,
+            disk=disk,
+            pixel_bytes=sum(self._size(image, "pixels") for image in looked) / count,
+            feature_bytes=sum(self._size(image, "features") for image in looked) / count,
+        )
+        write_measured(self.store.root, task.recipe, task.model, measured)
+        for judgement in judge(measured).values():
+            self.say(judgement.sentence)
+        return measured
+
+
+class _Timed(NamedTuple):
+    """Seconds of a step and of its tower, of the processes that decoded its images, and which they were."""
+
+    step: float
+    tower: float
+    decode: float
+    contents: set[str]
+
+
+def _timed(task: VqaTask, step: int) -> _Timed:
+    host = list(task.batches(step, None, Ranks()))
+    batches = [batch.to(task.device) for batch in host]
+
+    def learn() -> None:
+        for batch in batches:
+            task.loss_sum(batch, step)[0].backward()
+
+    def look() -> None:
+        for batch in batches:
+            if batch.grids:
+                task.model.see(task.model.patches(batch.pixels, batch.grids), batch.grids)
+
+    task.training(True)
+    step_seconds, tower_seconds = _seconds(learn, task.device), _seconds(look, task.device)
+    for parameter in task.trained().values():
+        parameter.grad = None
+    contents = {content for batch in host for content in batch.contents}
+    return _Timed(step_seconds, tower_seconds, sum(sum(batch.times) for batch in host), contents)
+
+
+def _seconds(work: Callable[[], None], device: torch.device) -> float:
+    work()  # compiles, allocates
+    _finished(device)
+    began = time.perf_counter()
+    work()
+    _finished(device)
+    return time.perf_counter() - began
+
+
+def _finished(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,241 @@
+"""Training from the cache: the same bits from pixels, the same model from features, and nothing that is not ours."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import worlds
+from arms import Stage
+from torch import Tensor
+
+from sameday.cache.store import Store
+from sameday.cache.worth import Measured
+from sameday.hardware.machine import Machine
+from sameday.hardware.ranks import Ranks
+from sameday.spec.errors import BadInput
+from sameday.spec.load import dump_yaml
+from sameday.spec.plan import Plan
+from sameday.tasks.start import Caching
+from sameday.tasks.vqa import VqaTask
+from sameday.tasks.vqa_cache import settings_of, write_measured
+from sameday.tasks.vqa_fill import Filling, images_of
+from sameday.tasks.vqa_start import VqaStart
+from sameday.train.launch import cache_from_files
+from sameday.train.loop import accumulate
+from sameday.train.optim import Gradients
+
+SHARED: dict[str, Any] = {"share_images": True, "packing": True, "max_questions": None, "label_only_logits": True}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cached")
+    worlds.write_world(folder, 5, (5, 3, 2), sizes=((48, 32), (32, 64)))
+    worlds.write_tiny(folder / "model", text={"num_hidden_layers": 2})
+    return folder
+
+
+@pytest.fixture
+def home(world: Path, tmp_path: Path) -> Path:
+    """The same files, and a cache of its own."""
+    for part in world.iterdir():
+        (tmp_path / part.name).symlink_to(part)
+    return tmp_path
+
+
+def make(home: Path, **plan: Any) -> VqaTask:
+    task = worlds.make_task(home, worlds.tiny_recipe(home / "model", order="by_image"), Plan(**plan))
+    worlds.stir(task)
+    return task
+
+
+def learned(task: VqaTask) -> dict[str, Tensor]:
+    """Gradients of an epoch, and what evaluation says."""
+    gradients = Gradients(task.trained())
+    gradients.zero()
+    for step in range(task.steps_per_epoch()):
+        accumulate(task, task.plan, task.batches(step, None, Ranks()), gradients, step, 1.0)
+    found = {name: p.grad.clone() for name, p in task.trained().items() if p.grad is not None}
+    return found | {name: torch.tensor(float(value)) for name, value in task.evaluate("val", Ranks()).items()}
+
+
+def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def close(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    apart = max(float((a[name] - b[name]).norm() / b[name].norm().clamp(min=1e-9)) for name in b)
+    return a.keys() == b.keys() and apart < 1e-5
+
+
+def contents(task: VqaTask) -> set[str]:
+    return {image.digest for image in images_of(task.splits)}
+
+
+def settled(task: VqaTask) -> None:
+    """What is written behind the training's back has arrived."""
+    assert task.model.keep is not None
+    task.model.keep.__self__.pool.shutdown(wait=True)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("plan", [{}, SHARED], ids=["plain", "shared"])
+def test_pixels_give_the_same_bits(home: Path, plan: dict[str, Any]) -> None:
+    without = learned(make(home, **plan))
+    filling = make(home, cache="pixels", **plan)
+    assert filling.notes[0].startswith(f"cache: pixels of 0 of {len(contents(filling))} images in")
+    assert equal(learned(filling), without)
+    reading = make(home, cache="pixels", workers=1, **plan)
+    assert f"pixels of {len(contents(reading))} of {len(contents(reading))} images" in reading.notes[0]
+    shutil.move(home / "images", home / "elsewhere")
+    assert equal(learned(reading), without), "nothing is decoded any more"
+
+
+@pytest.mark.parametrize("plan", [{}, SHARED], ids=["plain", "shared"])
+def test_features_give_the_same_model(home: Path, plan: dict[str, Any]) -> None:
+    without = learned(make(home, **plan))
+    filling = make(home, cache="features", **plan)
+    found = learned(filling)
+    assert close(found, without)
+    settled(filling)
+    half = sorted(contents(filling))[::2]
+    store = Store(home / "sameday-cache", settings_of("features", filling.processor, filling.model))
+    assert store.contents() <= contents(filling)
+    for content in half:
+        store.path(content).unlink(missing_ok=True)
+    mixed = make(home, cache="features", **plan)
+    assert equal(learned(mixed), found), "some computed, some read"
+    settled(mixed)
+    # What could not be written soon is written in a later epoch.
+    for _ in range(20):
+        if store.contents() == contents(filling):
+            break
+        again = make(home, cache="features", **plan)
+        learned(again)
+        settled(again)
+    reading = make(home, cache="features", workers=1, **plan)
+    batches = list(reading.batches(0, None, Ranks()))
+    assert all(all(batch.ready) and not len(batch.pixels) for batch in batches)
+    assert equal(learned(reading), found)
+
+
+@pytest.mark.parametrize(("kind", "bitwise"), [("pixels", True), ("features", False)])
+def test_verify_agrees(world: Path, tmp_path: Path, kind: str, bitwise: bool) -> None:
+    recipe = worlds.tiny_recipe(world / "model", order="by_image", effective_batch=4)
+    stage = Stage(tmp_path, world, recipe, steps=4)
+    for _ in ("cold", "warm"):
+        found = stage.compare(Plan(cache=kind, cache_dir=str(tmp_path / "cache")))
+        assert not found.differences, found.differences
+        assert found.bitwise or not bitwise
+
+
+def test_another_tower_and_another_size_are_named(home: Path) -> None:
+    task = make(home, cache="features")
+    learned(task)
+    settled(task)
+    with torch.no_grad():
+        next(task.model.tower.parameters()).view(-1)[3] += 1
+    other = Store(home / "sameday-cache", settings_of("features", task.processor, task.model))
+    assert other.contents() == set()
+    recipe = worlds.tiny_recipe(home / "model", max_pixels=32 * 32)
+    small = worlds.make_task(home, recipe, Plan(cache="features"))
+    assert "max_pixels: 1024 here" in small.notes[0] and "tower:" not in small.notes[0]
+    assert contents(small) and all(not any(batch.ready) for batch in small.batches(0, None, Ranks()))
+
+
+def test_features_of_a_trained_tower_are_refused(home: Path) -> None:
+    recipe = worlds.tiny_recipe(home / "model", train_vision=True, train="all")
+    with pytest.raises(BadInput, match=r"plan.cache features .* recipe.train_vision trains the tower; allowed: none"):
+        VqaStart(recipe, home).settle(Plan(cache="features"), Machine("cpu", "CPU", 2**34, 2, False))
+    (home / "recipe.yaml").write_text(dump_yaml(recipe))
+    with pytest.raises(BadInput, match="train_vision"):
+        cache_from_files(home / "recipe.yaml", None, [], Caching("features", "fill", False))
+
+
+# The command
+
+
+@pytest.mark.parametrize("kind", ["pixels", "features"])
+def test_a_cache_is_filled_checked_and_pruned(home: Path, kind: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = worlds.tiny_recipe(home / "model", order="by_image")
+    (home / "recipe.yaml").write_text(dump_yaml(recipe))
+
+    def ask(what: Any, measure: bool = False) -> tuple[bool, str]:
+        well = cache_from_files(home / "recipe.yaml", None, [], Caching(kind, what, measure))
+        return well, capsys.readouterr().out
+
+    well, said = ask("check")
+    assert not well and "0 entries intact, 4 missing, 0 damaged" in said
+    well, said = ask("fill")
+    assert well and f"{kind}: 4 images made" in said and ("features:" in said) == (kind == "features"), said
+    well, said = ask("check")
+    assert well and "4 entries intact, 0 missing, 0 damaged" in said
+    task = make(home, cache=kind)
+    assert f"cache: {kind} of 4 of 4 images" in task.notes[0]
+    assert close(learned(task), learned(make(home)))
+    entry = next((home / "sameday-cache").glob(f"{kind}-*/*.safetensors"))
+    damaged = bytearray(entry.read_bytes())
+    damaged[-1] ^= 1
+    entry.write_bytes(damaged)
+    well, said = ask("check")
+    assert (
+        not well and f"{entry.name}: its data is damaged" in said and "3 entries intact, 0 missing, 1 damaged" in said
+    )
+    assert ask("fill")[0] and ask("check")[0], "a damaged entry is removed, and made again"
+    stale = entry.with_name("0123456789abcdef.safetensors")
+    shutil.copy(entry, stale)
+    well, said = ask("prune")
+    assert well and "1 files that this recipe does not use are gone" in said and not stale.exists()
+    assert ask("check")[0]
+
+
+def test_measured_steps_decide_what_auto_is(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "recipe.yaml").write_text(dump_yaml(worlds.tiny_recipe(home / "model", order="by_image")))
+    assert "cache: none, because nothing was measured" in make(home, cache="auto").notes[0]
+    cache_from_files(home / "recipe.yaml", None, [], Caching("pixels", "fill", True))
+    said = capsys.readouterr().out
+    assert "pixels: " in said and "features: " in said and "GB/s here" in said
+    (file,) = (home / "sameday-cache").glob("measured-*.json")
+    measured = json.loads(file.read_text())
+    assert 0 < measured["tower"] < measured["step"] and measured["images"] > 1 and measured["disk"] > 0
+    task = make(home, cache="auto")
+    slow = Measured(**(measured | {"decode": 10.0, "workers": 0, "feature_bytes": 1e15}))
+    write_measured(home / "sameday-cache", task.recipe, task.model, slow)
+    found = make(home, cache="auto")
+    assert found.notes[0].startswith("cache: pixels, because pixels: the training process decodes")
+    assert found.source.pixels is not None
+    fast = Measured(**(measured | {"step": 1.0, "tower": 0.5, "disk": 1e12, "decode": 1e-9}))
+    write_measured(home / "sameday-cache", task.recipe, task.model, fast)
+    found = make(home, cache="auto")
+    assert found.notes[0].startswith("cache: none, because features of 4 images are missing")
+    assert "frees 500 of 1000 ms: 2.00×" in found.notes[0]
+
+
+def test_classification_has_no_use_for_it(tmp_path: Path) -> None:
+    import sets
+
+    (sets.write_set(tmp_path) / "recipe.yaml").write_text(dump_yaml(sets.tiny_recipe()))
+    with pytest.raises(BadInput, match="`sameday cache` is for task vqa"):
+        cache_from_files(tmp_path / "recipe.yaml", None, [], Caching("pixels", "fill", False))
+
+
+def test_one_image_under_many_names_is_one_entry(home: Path) -> None:
+    rows = [json.loads(line) for line in (home / "train.jsonl").read_text().splitlines()]
+    images = home / "copies"
+    images.mkdir()
+    for i, row in enumerate(rows):
+        if isinstance(row.get("image"), str):
+            shutil.copy(home / "images" / row["image"], images / f"{i}.png")
+            row["image"] = f"{i}.png"
+    kept = [row for row in rows if isinstance(row.get("image"), str)]
+    (home / "many.jsonl").write_text("\n".join(map(json.dumps, kept)))
+    recipe = worlds.tiny_recipe(home / "model", data={"train": "many.jsonl", "image_root": "copies"})
+    start = VqaStart(recipe, home)
+    splits = start.audit(print).parts
+    filling = Filling("pixels", make(home).processor, images_of(splits), home / "cache", print)
+    filling.fill(workers=2)
+    assert len(list(images.iterdir())) == len(kept) > len(filling.store.contents()) == 4
