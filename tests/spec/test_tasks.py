@@ -223,6 +223,7 @@ def test_every_field_of_another_task_is_seen(task: str) -> None:
     other: dict[str, Any] = {
         **{"share_images": True, "packing": True, "token_budget": 1, "max_questions": 2, "pad_to_multiple": 2},
         **{"checkpointing": "full", "attention": "sdpa", "label_only_logits": True, "eval_token_budget": 1},
+        **{"cache": "pixels", "cache_dir": "elsewhere"},
         **{"micro_batch": 1, "compile_mode": "max-autotune", "compile_backend": "eager", "level_kernel": "fused"},
         **{"rotary": "cached", "channels_last": True, "cuda_graphs": True, "cudnn_benchmark": True},
         **{"keep_workers": True, "images_on": "device", "eval_batch": 1},

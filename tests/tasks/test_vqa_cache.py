@@ -213,6 +213,13 @@ def test_measured_steps_decide_what_auto_is(home: Path, capsys: pytest.CaptureFi
     found = make(home, cache="auto")
     assert found.notes[0].startswith("cache: none, because features of 4 images are missing")
     assert "frees 500 of 1000 ms: 2.00×" in found.notes[0]
+    cache_from_files(home / "recipe.yaml", None, [], Caching("features", "fill", False))
+    write_measured(home / "sameday-cache", task.recipe, task.model, fast)
+    found = make(home, cache="auto")
+    assert found.notes[0].startswith("cache: features, because features:")
+    right = learned(found)
+    next((home / "sameday-cache").glob("features-*/*.safetensors")).write_bytes(b"")
+    assert equal(learned(make(home, cache="auto")), right), "one is computed, the others are read"
 
 
 def test_classification_has_no_use_for_it(tmp_path: Path) -> None:

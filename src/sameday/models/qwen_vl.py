@@ -63,6 +63,7 @@ class QwenVL:
         dtype = torch.promote_types(dtype, next(self.tower.parameters()).dtype)
         self.levels = torch.from_numpy(levels).to(device=device, dtype=dtype)
         self.keep: Keep | None = None
+        """Set where features are cached: takes those that were missing."""
         if plan.compile == "layers":
             self._compile()
         triton = importlib.util.find_spec("triton") is not None
@@ -167,7 +168,7 @@ class QwenVL:
         if all(batch.ready):
             return batch.features.unbind()
         missing = [grid for grid, ready in zip(batch.grids, batch.ready, strict=True) if not ready]
-        if self.plan.cache != "features":
+        if self.keep is None:
             return self.see(self.patches(batch.pixels, missing), missing)
         # One by one, so that an image's features do not depend on who was beside it when they were made.
         fresh = self.features(batch.pixels, missing)
@@ -176,7 +177,7 @@ class QwenVL:
         parts: list[Tensor] = []
         for content, ready in zip(batch.contents, batch.ready, strict=True):
             parts.append(next(stored) if ready else next(fresh))
-            if not ready and self.keep is not None:
+            if not ready:
                 self.keep(content, parts[-1])
         return torch.cat(parts, 1).unbind()
 

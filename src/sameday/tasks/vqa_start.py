@@ -135,9 +135,10 @@ class VqaStart:
         if asked.what == "prune":
             filling.prune()
             return True
-        if task is not None:
-            filling.measure(task)
+        measured = None if task is None else filling.measure(task)
         filling.fill(workers=plan.workers or cores())
+        if task is not None and measured is not None:
+            filling.measure_again(task, measured)
         return True
 
     def load(self, plan: Plan, device: torch.device, parts: Any) -> VqaTask:

@@ -57,7 +57,7 @@ def _vqa(device: str, size: int) -> Values:
         "checkpointing": ("none", "full"),
         "attention": ("auto", "sdpa", "split", *(("flex",) if device == "cuda" else ())),
         "label_only_logits": (False, True),
-        "cache": ("none", "pixels", "features", "auto"),
+        "cache": ("none", "pixels", "features"),
         "cache_dir": ("sameday-cache", "sameday-cache/other"),
         "eval_token_budget": (None, 3 * size),
     }
