@@ -95,7 +95,7 @@ ALL_SETTINGS = st.builds(
 def test_settings_differ_in_name_exactly_where_a_field_differs(one: Settings, two: Settings) -> None:
     assert (one.name == two.name) == (one == two) == (not differences(one, two)) == (one.text == two.text)
     assert parse(one.text) == one and not differences(parse(one.text), one)
-    shuffled = Settings(one.kind, dict(reversed(one.fields.items())))
+    shuffled = Settings(one.kind, dict(reversed(list(one.fields.items()))))
     assert shuffled.name == one.name and hash(shuffled) == hash(one)
 
 
@@ -228,6 +228,19 @@ def test_nothing_there(tmp_path: Path) -> None:
     assert store.read(CONTENT) is None and not store.has(CONTENT) and store.contents() == set()
     assert others(store.root, SETTINGS) == [] and prune(store.root, {}) == (0, 0)
     assert free_bytes(store.folder) > 0 and names(tmp_path) == []
+
+
+def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
+    store = Store(tmp_path / "cache", SETTINGS)
+    store.root.write_text("mine")
+    assert store.read(CONTENT) is None and not store.has(CONTENT) and store.contents() == set()
+    with pytest.raises(CacheReadOnly, match="cannot be written: Not a directory"):
+        store.write(CONTENT, small())
+    store.root.unlink()
+    store.root.mkdir()
+    store.folder.write_text("mine")
+    with pytest.raises(CacheReadOnly, match="cannot be written: File exists"):
+        store.write(CONTENT, small())
 
 
 @pytest.mark.parametrize("content", ["", "abc", "../" + CONTENT, CONTENT.upper(), CONTENT + "\n", "g" * 32, "a" * 129])

@@ -97,7 +97,7 @@ def build(
 
     - A ValueError or OSError belongs to its entry: the others are made, then all errors are raised as one BadInput.
       Anything else is a fault of the program, and ends the build at once.
-    - CacheFull and CacheReadOnly end it; so does `stop`, which is asked about twice a second, and an interrupt. What is
+    - CacheFull and CacheReadOnly end it; so does an interrupt, and `stop`, which is asked before each entry. What is
       being written then arrives; the rest is dropped.
     """
     if workers < 1:

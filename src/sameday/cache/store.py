@@ -148,7 +148,7 @@ class Store:
             try:
                 with _opened(path) as file:
                     return self._checked(file, content)
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 return None
             except ValueError as error:
                 raise BadEntry(path, str(error)) from None
@@ -350,7 +350,7 @@ def _in_words(folder: Path, needed: int) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             quota = " on the disk, but the quota is used up" if error.errno == errno.EDQUOT else ""
             raise CacheFull(folder, needed, free_bytes(folder), quota) from None
-        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST):
             raise CacheReadOnly(folder, error.strerror or "no permission") from None
         raise
 
@@ -362,7 +362,7 @@ def _folders(root: Path) -> list[Path]:
 
 
 def _listed(folder: Path, pattern: re.Pattern[str]) -> list[tuple[re.Match[str], Path]]:
-    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as found:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as found:
         files = [file.name for file in found if not file.is_dir(follow_symlinks=False)]
         return [(match, folder / name) for name in files if (match := pattern.fullmatch(name))]
     return []

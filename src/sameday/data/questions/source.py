@@ -75,10 +75,10 @@ class Source:
         return None if found is None else next(iter(found.values()))
 
     def keep(self, store: Store, content: str, tensors: dict[str, Tensor]) -> None:
-        """Without room or rights the run goes on, and decodes."""
+        """Without room or rights, or on a bad disk, the run goes on, and decodes."""
         try:
             store.write(content, tensors)
-        except (CacheFull, CacheReadOnly) as error:
+        except (CacheFull, CacheReadOnly, OSError) as error:
             self._tell(f"cache: {error}; the run goes on without keeping what is missing", once=type(error).__name__)
 
     def _tell(self, text: str, once: str | None = None) -> None:
