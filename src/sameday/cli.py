@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -78,6 +78,7 @@ def cache(
     plan: Annotated[Path | None, typer.Option(help="Names the folder (cache_dir) and the workers (YAML).")] = None,
     check: Annotated[bool, typer.Option("--check", help="Read every entry instead, and say which are bad.")] = False,
     prune: Annotated[bool, typer.Option("--prune", help="Remove entries that this recipe does not use.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="With --prune: of all other settings too.")] = False,
     measure: Annotated[
         bool, typer.Option("--measure", help="Time some steps too, and say what a cache gives. Features: always.")
     ] = False,
@@ -87,9 +88,12 @@ def cache(
     from sameday.tasks.start import Caching
     from sameday.train.launch import cache_from_files
 
-    if check and prune:
-        raise BadInput("--check and --prune: one at a time")
-    asked = Caching(kind, "check" if check else "prune" if prune else "fill", measure)
+    if check + prune + measure > 1:
+        raise BadInput("--check, --prune and --measure: one at a time")
+    if everything and not prune:
+        raise BadInput("--all belongs to --prune")
+    what: Any = "check" if check else "prune all" if everything else "prune" if prune else "fill"
+    asked = Caching(kind, what, measure)
     sys.exit(0 if cache_from_files(recipe, plan, sets, asked) else 1)
 
 

@@ -509,6 +509,6 @@ def test_read_only(disk: Path) -> None:
     with pytest.raises(CacheReadOnly):
         Store(disk / "new", SETTINGS).write(jobs[0].content, entry(jobs[0].content))
     with pytest.raises(CacheReadOnly):
-        prune(store.root, {})
+        prune(store.root, {SETTINGS.name: ()})
     assert no_thread_is_left()
     assert_right(store, jobs[:10])

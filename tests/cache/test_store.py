@@ -471,13 +471,16 @@ def test_prune_keeps_what_is_asked_for_and_what_is_not_ours(tmp_path: Path) -> N
     outside = tmp_path / "elsewhere"
     written(outside, lower)
     (tmp_path / "features-0123456789ab").symlink_to(outside / lower.name)
-    assert prune(tmp_path, {SETTINGS.name: {CONTENT}}) == (3, size)
+    assert prune(tmp_path, {"pixels-0123456789ab": set()}) == prune(tmp_path, {}) == (0, 0), (
+        "folders that are not named"
+    )
+    assert prune(tmp_path, {SETTINGS.name: {CONTENT}, lower.name: set()}) == (3, size)
     assert store.contents() == {CONTENT} and same(store.read(CONTENT), small())
     assert all(path.read_text() == "mine" for path in theirs)
     assert not (tmp_path / lower.name).exists() and same(Store(outside, lower).read(CONTENT), small())
     assert prune(tmp_path, {SETTINGS.name: {CONTENT}}) == (0, 0)
     # A folder with something of a user's own is never empty.
-    assert prune(tmp_path, {})[0] == 1 and (store.folder / "notes.txt").exists()
+    assert prune(tmp_path, {SETTINGS.name: ()})[0] == 1 and (store.folder / "notes.txt").exists()
 
 
 def test_prune_takes_only_old_remains(tmp_path: Path) -> None:
@@ -492,7 +495,7 @@ def test_prune_takes_only_old_remains(tmp_path: Path) -> None:
     assert store.contents() == {CONTENT}
     assert prune(tmp_path, {SETTINGS.name: {CONTENT}}) == (2, 200)
     assert young.exists() and not old.exists() and not settings.exists()
-    assert prune(tmp_path, {})[0] == 1
+    assert prune(tmp_path, {SETTINGS.name: ()})[0] == 1
     assert names(store.folder) == [young.name, "settings.json"]  # its writer is at work
     store.write(CONTENT, small())
     assert same(store.read(CONTENT), small())
@@ -508,7 +511,7 @@ def test_writing_while_another_job_prunes(tmp_path: Path) -> None:
         store.path(content).unlink(missing_ok=True)
 
     with ThreadPoolExecutor(3) as pool:
-        pruning = [pool.submit(lambda: [prune(tmp_path, {}) for _ in range(150)]) for _ in range(2)]
+        pruning = [pool.submit(lambda: [prune(tmp_path, {SETTINGS.name: ()}) for _ in range(150)]) for _ in range(2)]
         for number in range(150):
             fill(number)
         for each in pruning:

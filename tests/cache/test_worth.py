@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sameday.cache.worth import WORTH_IT, Measured, choose, judge
+from sameday.cache.worth import Judgement, Measured, judge
 
 USUAL = Measured(
     step=0.230, tower=0.031, images=2.0, decode=0.015, workers=8, disk=2.9e9, pixel_bytes=7.8e6, feature_bytes=8.4e7
@@ -16,17 +19,23 @@ USUAL = Measured(
 
 
 def test_the_sentences() -> None:
-    assert judge(USUAL)["features"].sentence == ("features: 0.42 GB/s needed, 2.9 GB/s here, frees 31 of 230 ms: 1.16×")
-    keeps_up = "pixels: decoding keeps up (8 workers decode 533 images/s, 8.7 needed), no gain"
-    assert judge(USUAL)["pixels"].sentence == keeps_up
-    assert choose(USUAL)[0] == "features"
-    slow = replace(USUAL, disk=0.3e9)
-    assert judge(slow)["features"].sentence == "features: 0.42 GB/s needed, 0.3 GB/s here, too little: no gain"
-    assert choose(slow) == ("none", f"{keeps_up}; {judge(slow)['features'].sentence}")
-    alone = replace(USUAL, workers=0, tower=0.0)
-    assert judge(alone)["pixels"].sentence == (
-        "pixels: the training process decodes 67 images/s, 8.7 needed; 0.03 GB/s needed, 2.9 GB/s here: 1.13×"
+    said = {kind: judgement.sentence for kind, judgement in judge(USUAL).items()}
+    assert said["features"] == "features: 0.42 GB/s needed, 2.9 GB/s here, frees 31 of 230 ms: 1.16×"
+    assert said["pixels"] == "pixels: decoding keeps up (8 workers decode 533 images/s, 8.7 needed), no gain"
+    slow = judge(replace(USUAL, disk=0.3e9))["features"]
+    assert slow == Judgement(0.0, "features: 0.42 GB/s needed, 0.3 GB/s here, too little: no gain")
+    alone = judge(replace(USUAL, workers=0, tower=0.0))["pixels"]
+    assert alone.sentence == (
+        "pixels: the training process decodes 67 images/s, 8.7 needed; 0.03 GB/s needed, 2.9 GB/s here: 1.12×"
     )
+    assert {each.gain for each in judge(replace(USUAL, images=0)).values()} == {1.0}
+
+
+@pytest.mark.parametrize("field", Measured.__dataclass_fields__)
+@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf, "fast", None])
+def test_what_cannot_have_been_measured(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{field} {value!r} is no number that can have been measured"):
+        replace(USUAL, **{field: value})
 
 
 seconds = st.floats(1e-4, 10)
@@ -34,27 +43,27 @@ seconds = st.floats(1e-4, 10)
 
 @given(
     step=seconds,
-    share=st.floats(0, 0.9),
-    images=st.floats(0.1, 100),
-    decode=seconds,
+    share=st.floats(0, 1.2),
+    images=st.floats(0, 100),
+    decode=st.floats(0, 10),
     workers=st.integers(0, 64),
     disk=st.floats(1e6, 1e11),
-    pixel_bytes=st.floats(1e3, 1e9),
-    feature_bytes=st.floats(1e3, 1e10),
+    pixel_bytes=st.floats(0, 1e9),
+    feature_bytes=st.floats(0, 1e10),
 )
-def test_no_choice_makes_a_step_slower(share: float, step: float, **rest: float) -> None:
-    m = Measured(step=step, tower=share * step, **rest)  # type: ignore[arg-type]
-    kind, sentence = choose(m)
-    assert sentence
-    after = {
-        "none": m.without,
-        "pixels": max(m.step, m.pixel_bytes / m.disk),
-        "features": max(m.step - m.tower, m.feature_bytes / m.disk),
-    }
-    assert after[kind] <= m.without
-    if kind == "none":
-        assert m.without / after["pixels"] < WORTH_IT
+def test_a_gain_is_what_a_step_gains(share: float, step: float, **rest: Any) -> None:
+    """Workers prepare beside the step; without them preparing comes on top."""
+    m = Measured(step=step, tower=share * step, **rest)
+    found = judge(m)
+    assert found.keys() == {"pixels", "features"} and all(each.sentence for each in found.values())
+    if not m.images:
+        return
+    decoding, reading = m.images * m.decode, m.pixel_bytes / m.disk
+    if m.workers:
+        before, after = max(step, decoding / m.workers), max(step, reading)
     else:
-        assert m.without / after[kind] >= WORTH_IT
-    if kind == "features":
-        assert m.disk >= m.feature_bytes / (m.step - m.tower), "the disk delivers in the background"
+        before, after = step + decoding, step + reading
+    assert math.isclose(found["pixels"].gain, before / after)
+    if found["features"].gain and m.workers:
+        assert m.disk * m.rest >= m.feature_bytes, "the disk delivers in the background"
+        assert found["features"].gain * m.rest <= before * (1 + 1e-9)

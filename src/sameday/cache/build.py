@@ -83,6 +83,14 @@ def estimate(store: Store, jobs: Sequence[Job[Item]]) -> Estimate[Item]:
     return Estimate(len(unique), sum(job.size for job in unique), missing, free_bytes(store.folder))
 
 
+def check_room(store: Store, plan: Estimate[Item]) -> None:
+    if plan.free < plan.needed:
+        raise BadInput(
+            f"{store.folder}: {store.settings.kind} of {len(plan.missing)} images need {in_bytes(plan.needed)} of "
+            f"disk, and {in_bytes(plan.free)} are free; make room, or choose another folder"
+        )
+
+
 def build(
     store: Store,
     jobs: Sequence[Job[Item]],
@@ -107,11 +115,7 @@ def build(
     if not plan.missing:
         say(f"{kind}: {plan.entries} images, {in_bytes(plan.size)}, all of them there")
         return Built(0, plan.entries, 0, 0.0, False)
-    if plan.free < plan.needed:
-        raise BadInput(
-            f"{store.folder}: {kind} of {len(plan.missing)} images need {in_bytes(plan.needed)} of disk, and "
-            f"{in_bytes(plan.free)} are free; make room, or choose another folder"
-        )
+    check_room(store, plan)
     work = _Work(store, plan, prepare, finish, workers, say, stop)
     try:
         stopped = work.run()

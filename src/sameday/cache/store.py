@@ -29,6 +29,8 @@ MAX_HEADER = 1 << 20
 """Bytes. Ours have about a thousand; a damaged length must not make us ask for gigabytes."""
 PART_AGE = 3600
 """Seconds after which an unfinished file is taken for the remains of a killed job."""
+RESERVE, RESERVED_SHARE = 1 << 30, 0.02
+"""Bytes, and a share of the disk."""
 TRIES = 5
 """Of what another job can spoil by doing its own work at that moment."""
 
@@ -199,11 +201,13 @@ def others(root: Path, settings: Settings) -> list[tuple[Settings, int]]:
 
 
 def prune(root: Path, keep: Mapping[str, Container[str]]) -> tuple[int, int]:
-    """Delete entries that are not kept (by their settings' name and content) and what killed jobs left behind. How many
-    files and bytes that were. Files that have no name of ours are never touched."""
+    """In the folders that `keep` names by their settings: delete entries whose content is not kept, and what killed
+    jobs left behind. How many files and bytes that were. Files that have no name of ours are never touched."""
     files = size = 0
     for folder in _folders(root):
-        kept = keep.get(folder.name, ())
+        if folder.name not in keep:
+            continue
+        kept = keep[folder.name]
         with _in_words(folder, 0):
             unwanted = [file for match, file in _listed(folder, _ENTRY) if match[1] not in kept]
             # Younger ones may be under the pen of another job.
@@ -225,6 +229,13 @@ def free_bytes(folder: Path) -> int:
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     found = os.statvfs(existing)
     return found.f_bavail * found.f_frsize
+
+
+def reserved(folder: Path) -> int:
+    """What a run that fills a cache on its way leaves free: its checkpoints may need the same disk."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    found = os.statvfs(existing)
+    return max(RESERVE, int(RESERVED_SHARE * found.f_blocks * found.f_frsize))
 
 
 def in_bytes(size: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import errno
+import hashlib
 import os
 import tempfile
 import time
@@ -13,11 +13,15 @@ SAMPLE = 64 * 2**20
 PIECE = 4 * 2**20
 
 
-def read_rate(folder: Path, size: int = SAMPLE) -> float | None:
-    """Bytes per second of reading a file that is not in memory, or None where nothing can be written. Memory that the
-    system will not let go of makes it an upper bound."""
+def read_rate(folder: Path) -> float | None:
+    """Bytes per second of reading a file that is not in memory and of its checksum, or None where nothing can be
+    written. Memory that the system will not let go of makes it an upper bound."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        free = os.statvfs(folder)
+        size = min(SAMPLE, free.f_bavail * free.f_frsize // 4) // PIECE * PIECE
+        if not size:
+            return None
         with tempfile.TemporaryFile(dir=folder) as file:
             data = os.urandom(PIECE)  # what repeats, some file systems compress
             for _ in range(size // PIECE):
@@ -25,26 +29,27 @@ def read_rate(folder: Path, size: int = SAMPLE) -> float | None:
             file.flush()
             os.fsync(file.fileno())
             return size / _seconds(file.fileno(), size)
-    except OSError as error:
-        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT):
-            return None
-        raise
+    except OSError:
+        return None
 
 
-def rate_of(paths: Sequence[Path]) -> float:
-    """Bytes per second of reading these files, as far as the system lets go of what it remembers of them."""
+def rate_of(paths: Sequence[Path]) -> float | None:
+    """The same of these files; None where none of them can be read."""
     size, seconds = 0, 0.0
     for path in paths:
-        with path.open("rb") as file:
-            length = os.fstat(file.fileno()).st_size
-            size, seconds = size + length, seconds + _seconds(file.fileno(), length)
-    return size / max(seconds, 1e-9)
+        try:
+            with path.open("rb") as file:
+                length = os.fstat(file.fileno()).st_size
+                size, seconds = size + length, seconds + _seconds(file.fileno(), length)
+        except OSError:
+            continue
+    return size / seconds if size else None
 
 
 def _seconds(file: int, size: int) -> float:
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-    began = time.perf_counter()
+    began, checksum = time.perf_counter(), hashlib.sha256()
     for at in range(0, size, PIECE):
-        os.pread(file, PIECE, at)
+        checksum.update(os.pread(file, PIECE, at))
     return time.perf_counter() - began

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
+import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -202,7 +203,14 @@ class QwenVL:
             return [seen.pooler_output, *(getattr(seen, "deepstack_features", None) or [])]
 
     def tower_digest(self) -> str:
-        return _digest(self.tower)
+        """Of all that its output depends on: every bit of its weights, and a configuration that may be another with the
+        same weights."""
+        made = hashlib.sha256(json.dumps(self.tower.config.to_dict(), sort_keys=True, default=str).encode())
+        tensors = [*self.tower.named_parameters(), *self.tower.named_buffers()]
+        for name, tensor in sorted(tensors, key=lambda pair: pair[0]):
+            made.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            made.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return made.hexdigest()
 
     def _tower_indices(self, grid: Tensor) -> dict[str, Tensor]:
         """What the tower derives from the grids, made on the CPU: derived on the device it would wait for the device

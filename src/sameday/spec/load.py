@@ -373,7 +373,10 @@ def dump_yaml(spec: Recipe | Plan) -> str:
 
 def resolve_path(recipe_dir: Path, value: str) -> Path:
     """A path of a recipe. Relative ones start at the recipe's folder, wherever the command was typed."""
-    return recipe_dir / Path(value).expanduser()
+    try:
+        return recipe_dir / Path(value).expanduser()
+    except RuntimeError as error:
+        raise BadInput(f"path {value!r}: {error}") from None
 
 
 def resolve_model(recipe_dir: Path, value: str) -> str:

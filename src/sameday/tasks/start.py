@@ -38,12 +38,12 @@ class Audited:
 
 @dataclass(frozen=True)
 class Caching:
-    """What `sameday cache` was asked for: to make entries, or to read all of them, or to remove those of no use; and
-    with `measure` to time some steps, so as to say what a cache gives."""
+    """What `sameday cache` was asked for: to make entries, or to read all of them, or to remove those of no use to the
+    recipe; and with `measure` to time some steps, so as to say what a cache gives."""
 
     kind: Literal["pixels", "features"]
-    what: Literal["fill", "check", "prune"]
-    measure: bool
+    what: Literal["fill", "check", "prune", "prune all"] = "fill"
+    measure: bool = False
 
 
 class Start(Protocol):

@@ -6,98 +6,126 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Collection
+import sys
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from threading import Lock
+from threading import BoundedSemaphore, Lock
 from typing import Literal
 
 import torch
-import transformers
 from torch import Tensor
 
-from sameday.cache.key import Settings, differences
+from sameday.cache.key import Kind, Settings, differences
 from sameday.cache.store import Store, others
-from sameday.cache.worth import Measured, choose
+from sameday.cache.worth import WORTH_IT, Measured, judge
 from sameday.data.questions.processor import ImageProcessor
 from sameday.data.questions.source import FEATURES, Source
 from sameday.models.qwen_vl import QwenVL
+from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
 from sameday.spec.vqa import VqaRecipe
 
-Kind = Literal["pixels", "features"]
-
 
 def settings_of(kind: Kind, processor: ImageProcessor, model: QwenVL | None) -> Settings:
-    """Everything that entries depend on besides the image."""
+    """Everything that entries depend on besides the image. Pixels do not depend on the model."""
     fields = processor.settings()
     if kind == "features":
         assert model is not None, "features depend on the tower"
         fields |= {
             "levels": hashlib.sha256(processor.levels.tobytes()).hexdigest()[:16],
-            "precision": str(model.levels.dtype).removeprefix("torch."),
+            "precision": model.recipe.precision,
+            "number": str(model.levels.dtype).removeprefix("torch."),
             "tower": model.tower_digest(),
             "torch": torch.__version__,
-            "transformers": transformers.__version__,
         }
     return Settings(kind, fields)
 
 
+@dataclass(frozen=True)
+class Opened:
+    """Where a plan's images come from, which kind that is, and what a user should know about it."""
+
+    source: Source
+    kind: Literal["none", "pixels", "features"]
+    notes: list[str]
+
+
 def open_cache(
     recipe: VqaRecipe, plan: Plan, folder: Path, processor: ImageProcessor, model: QwenVL, contents: Collection[str]
-) -> tuple[Source, list[str]]:
-    """Where the plan's images come from, and what a user should know about it."""
+) -> Opened:
     kind, notes = plan.cache, []
-    if kind == "auto":
-        kind, why = automatic(recipe, folder, processor, model, contents)
-        notes.append(f"cache: {kind}, because {why}")
-    if kind == "none":
-        return Source(processor), notes
-    store = Store(folder, settings_of(kind, processor, model))
-    notes.append(found(store, contents))
+    with in_folder(folder):
+        if kind == "auto":
+            kind, why = automatic(recipe, plan, folder, processor, model, contents)
+            notes.append(f"cache: {kind}, because {why}")
+        if kind == "none":
+            return Opened(Source(processor), kind, notes)
+        store = Store(folder, settings_of(kind, processor, model))
+        notes.append(found(store, contents))
     if kind == "pixels":
-        return Source(processor, pixels=store), notes
+        return Opened(Source(processor, pixels=store), kind, notes)
     source = Source(processor, features=store)
     model.keep = Behind(source, store).keep
-    return source, notes
+    return Opened(source, kind, notes)
+
+
+@contextmanager
+def in_folder(folder: Path) -> Iterator[None]:
+    """What is wrong with a folder that cannot be used, said of the plan field that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise BadInput(
+            f"plan.cache_dir {folder}: {error.strerror or error}: {error.filename or ''}".rstrip(": ")
+        ) from None
 
 
 def automatic(
-    recipe: VqaRecipe, folder: Path, processor: ImageProcessor, model: QwenVL, contents: Collection[str]
+    recipe: VqaRecipe, plan: Plan, folder: Path, processor: ImageProcessor, model: QwenVL, contents: Collection[str]
 ) -> tuple[Literal["none", "pixels", "features"], str]:
-    """What was measured to be faster on this machine, where all of it is there already: a run that fills a cache on its
-    way, or does not, by its own choice, could not be repeated."""
-    measured = read_measured(folder, recipe, model)
+    """The fastest by what was measured here, of those that can be used and are there already: a run that fills a cache
+    on its way is faster only later."""
+    measured = read_measured(folder, recipe, plan, model)
     if measured is None:
-        return "none", f"nothing was measured for this recipe on this machine in {folder}: `sameday cache` does that"
-    kind, why = choose(measured)
-    if kind == "features" and model.tower_trained:
-        kind, why = "none", "the tower is trained"
-    if kind != "none":
-        store = Store(folder, settings_of(kind, processor, model))
-        missing = len(set(contents) - store.contents())
-        if missing:
-            return "none", f"{kind} of {missing} images are missing: `sameday cache --kind {kind}` makes them ({why})"
-    return kind, why
+        return "none", "no steps of this recipe and plan were timed on this machine: `sameday cache` does that"
+    why = []
+    for kind, judgement in sorted(judge(measured).items(), key=lambda pair: -pair[1].gain):
+        if judgement.gain < WORTH_IT:
+            why.append(judgement.sentence)
+        elif kind == "features" and model.tower_trained:
+            why.append("features: the tower is trained")
+        elif missing := len(set(contents) - Store(folder, settings_of(kind, processor, model)).contents()):
+            why.append(f"{judgement.sentence}, but {missing} images are missing: `sameday cache --kind {kind}`")
+        else:
+            return kind, judgement.sentence
+    return "none", "; ".join(why)
 
 
-def measured_path(folder: Path, recipe: VqaRecipe, model: QwenVL) -> Path:
+ASIDE = ("cache", "cache_dir", "log_steps", "eval_steps", "eval_token_budget", "save_steps", "save_total_limit")
+"""Plan fields that a step's time does not depend on."""
+
+
+def measured_path(folder: Path, recipe: VqaRecipe, plan: Plan, model: QwenVL) -> Path:
     machine = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else platform.processor() or "cpu"
-    key = f"{recipe.fingerprint} {platform.node()} {machine}"
+    timed = {name: value for name, value in plan.model_dump(mode="json").items() if name not in ASIDE}
+    key = json.dumps([recipe.fingerprint, platform.node(), machine, timed], sort_keys=True)
     return folder / f"measured-{hashlib.sha256(key.encode()).hexdigest()[:12]}.json"
 
 
-def write_measured(folder: Path, recipe: VqaRecipe, model: QwenVL, measured: Measured) -> None:
-    path = measured_path(folder, recipe, model)
+def write_measured(folder: Path, recipe: VqaRecipe, plan: Plan, model: QwenVL, measured: Measured) -> None:
+    path = measured_path(folder, recipe, plan, model)
     aside = path.with_suffix(f".{os.getpid()}.part")
-    aside.write_text(json.dumps(asdict(measured)))
-    aside.replace(path)
+    with suppress(OSError):  # a read-only cache: then it is only said
+        aside.write_text(json.dumps(asdict(measured)))
+        aside.replace(path)
 
 
-def read_measured(folder: Path, recipe: VqaRecipe, model: QwenVL) -> Measured | None:
+def read_measured(folder: Path, recipe: VqaRecipe, plan: Plan, model: QwenVL) -> Measured | None:
     try:
-        return Measured(**json.loads(measured_path(folder, recipe, model).read_text()))
+        return Measured(**json.loads(measured_path(folder, recipe, plan, model).read_text()))
     except (OSError, ValueError, TypeError):
         return None
 
@@ -114,26 +142,30 @@ def found(store: Store, contents: Collection[str]) -> str:
 
 
 class Behind:
-    """Features are written behind the training's back. What cannot be written soon is left for the next epoch."""
+    """Features are written behind the training's back, by threads that it waits for only where the disk is slower."""
 
-    MOST = 4
+    MOST = 8
 
     def __init__(self, source: Source, store: Store) -> None:
         self.source, self.store = source, store
         self.pool = ThreadPoolExecutor(2)
         self.waiting: set[str] = set()
-        self.lock = Lock()
+        self.lock, self.room = Lock(), BoundedSemaphore(self.MOST)
 
     def keep(self, content: str, features: Tensor) -> None:
         with self.lock:
-            if content in self.waiting or len(self.waiting) >= self.MOST:
+            if self.source.full or content in self.waiting:
                 return
             self.waiting.add(content)
+        self.room.acquire()
         self.pool.submit(self._write, content, features)
 
     def _write(self, content: str, features: Tensor) -> None:
         try:
             self.source.keep(self.store, content, {FEATURES: features.detach().cpu()})
+        except Exception as error:  # nobody asks this thread what became of it
+            print(f"cache: {content} was not kept: {error}", file=sys.stderr)
         finally:
             with self.lock:
                 self.waiting.discard(content)
+            self.room.release()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
+import signal
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +15,8 @@ import torch
 from torch import Tensor
 
 from sameday.cache.build import Job, build
-from sameday.cache.store import BadEntry, Store, in_bytes, prune
+from sameday.cache.key import Kind, differences
+from sameday.cache.store import BadEntry, Store, in_bytes, others, prune
 from sameday.cache.worth import Measured, judge
 from sameday.data.questions.processor import ImageProcessor
 from sameday.data.questions.sample import ImageRef, Sample
@@ -22,10 +24,10 @@ from sameday.data.questions.source import FEATURES, PIXELS, decode
 from sameday.hardware.disk import rate_of, read_rate
 from sameday.hardware.ranks import Ranks
 from sameday.models.qwen_vl import QwenVL
-from sameday.spec.errors import BadInput
+from sameday.spec.errors import EXIT_STOPPED, RunStopped
 from sameday.tasks.start import Say
 from sameday.tasks.vqa import VqaTask
-from sameday.tasks.vqa_cache import Kind, found, settings_of, write_measured
+from sameday.tasks.vqa_cache import settings_of, write_measured
 
 STEPS = 4
 """Measured, each after it was done once."""
@@ -52,16 +54,24 @@ class Filling:
         self.kind, self.processor, self.images, self.say, self.model = kind, processor, images, say, model
         self.store = Store(folder, settings_of(kind, processor, model))
 
+    @property
+    def jobs(self) -> list[Job[ImageRef]]:
+        return [Job(image.digest, self._size(image, self.kind), image) for image in self.images]
+
     def fill(self, workers: int) -> None:
-        self.say(found(self.store, [image.digest for image in self.images]))
-        build(
-            self.store,
-            [Job(image.digest, self._size(image, self.kind), image) for image in self.images],
-            prepare=lambda job: (job, decode(job.item, self.processor, check=True).tensor),
-            finish=self._finish,
-            workers=workers,
-            say=self.say,
-        )
+        with asked_to_stop() as stop:
+            built = build(
+                self.store,
+                self.jobs,
+                prepare=lambda job: (job, decode(job.item, self.processor, check=True).tensor),
+                finish=self._finish,
+                workers=workers,
+                say=self.say,
+                stop=stop,
+            )
+        if built.stopped:
+            there = f"{built.made + built.found} of {len(self.images)} images are there"
+            raise RunStopped(f"{self.kind}: {there}; the same command goes on", EXIT_STOPPED)
 
     def _shape(self, image: ImageRef, kind: Kind) -> tuple[int, int, int]:
         processor = self.processor
@@ -99,7 +109,7 @@ class Filling:
                 entry = self.store.read(image.digest)
             except BadEntry as error:
                 bad.append(f"{error} (image {image.path})")
-                with contextlib.suppress(OSError):  # of no use to anyone; and the next build makes it again
+                with suppress(OSError):  # of no use to anyone; and the next build makes it again
                     error.path.unlink()
                 continue
             good, missing = good + (entry is not None), missing + (entry is None)
@@ -108,18 +118,24 @@ class Filling:
         self.say(f"{self.kind}: {good} entries intact, {missing} missing, {len(bad)} damaged, in {self.store.folder}")
         return not bad and not missing
 
-    def prune(self) -> None:
-        other = "features" if self.kind == "pixels" else "pixels"
-        keep = {folder.name: {file.stem for file in folder.iterdir()} for folder in self.store.root.glob(f"{other}-*")}
-        keep[self.store.settings.name] = {image.digest for image in self.images}
+    def prune(self, everything: bool) -> None:
+        """What this recipe does not use of its own settings, or of all settings of its kind."""
+        theirs = others(self.store.root, self.store.settings)
+        keep: dict[str, set[str]] = {self.store.settings.name: {image.digest for image in self.images}}
+        if everything:
+            keep |= {other.name: set() for other, _ in theirs}
+        for other, count in theirs:
+            fate = "go" if everything else "stay; --prune --all removes them"
+            self.say(f"{count} entries with {'; '.join(differences(self.store.settings, other))} {fate}")
         files, size = prune(self.store.root, keep)
         self.say(f"{self.kind}: {files} files that this recipe does not use are gone, {in_bytes(size)}")
 
-    def measure(self, task: VqaTask) -> Measured:
+    def measure(self, task: VqaTask) -> Measured | None:
         """Some steps of the plan, timed; nothing is updated. Kept beside the entries, for `cache: auto`."""
-        disk = read_rate(self.store.root)
+        disk = read_rate(self.store.root) or rate_of(self._some())
         if disk is None:
-            raise BadInput(f"{self.store.root}: nothing can be written there, so its speed cannot be measured")
+            self.say(f"not measured, since nothing can be written or read in {self.store.root}")
+            return None
         known = {image.digest: image for image in self.images}
         count = min(STEPS, task.steps_per_epoch())
         timed = [_timed(task, step) for step in range(count)]
@@ -139,13 +155,47 @@ class Filling:
 
     def measure_again(self, task: VqaTask, before: Measured) -> None:
         """With the entries themselves, now that they are there."""
-        entries = [self.store.path(image.digest) for image in self.images[:: max(1, len(self.images) // 16)]]
-        self._judged(task, replace(before, disk=rate_of(entries)))
+        disk = rate_of(self._some())
+        if disk is not None:
+            self._judged(task, replace(before, disk=disk))
+
+    def _some(self) -> list[Path]:
+        return [self.store.path(image.digest) for image in self.images[:: max(1, len(self.images) // 16)]]
 
     def _judged(self, task: VqaTask, measured: Measured) -> None:
-        write_measured(self.store.root, task.recipe, task.model, measured)
-        for judgement in judge(measured).values():
-            self.say(judgement.sentence)
+        said = [judgement.sentence for judgement in judge(measured).values()]
+        write_measured(self.store.root, task.recipe, task.plan, task.model, measured)
+        for sentence in said:
+            self.say(sentence)
+
+    def compare_reading(self) -> None:
+        """What can be said without a step: an image from its file, and from the cache."""
+        some = self.images[:: max(1, len(self.images) // 8)]
+        if not some:
+            return
+        began = time.perf_counter()
+        for image in some:
+            decode(image, self.processor)
+        decoded = time.perf_counter()
+        for image in some:
+            self.store.read(image.digest)
+        read = time.perf_counter()
+        self.say(
+            f"{self.kind}: one process decodes {len(some) / (decoded - began):.0f} images/s, and reads "
+            f"{len(some) / (read - decoded):.0f} from the cache; --measure says whether a step needs that"
+        )
+
+
+@contextmanager
+def asked_to_stop() -> Iterator[Callable[[], bool]]:
+    """SIGTERM and Ctrl-C end a build between two images."""
+    signals, asked = (signal.SIGTERM, signal.SIGINT), []
+    before = {number: signal.signal(number, lambda *_: asked.append(True)) for number in signals}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class _Timed(NamedTuple):

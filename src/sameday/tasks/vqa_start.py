@@ -113,32 +113,35 @@ class VqaStart:
         return plan
 
     def fill_cache(self, asked: Caching, plan: Plan, device: torch.device, say: Say) -> bool:
+        from sameday.cache.build import check_room, estimate
         from sameday.tasks.vqa import load_processor
+        from sameday.tasks.vqa_cache import found, in_folder
         from sameday.tasks.vqa_fill import Filling, images_of
 
-        audited = self.audit(say, ("train", "val", "test"))
         if asked.kind == "features" and self.recipe.train_vision:
             raise BadInput("features are of no use where recipe.train_vision trains the tower that makes them")
+        audited = self.audit(say, ("train", "val", "test"))
+        folder = resolve_path(self.home, plan.cache_dir)
         task = None
         if asked.kind == "features" or asked.measure:
             task = self.load(plan.model_copy(update={"cache": "none"}), device, audited.parts)
-        filling = Filling(
-            asked.kind,
-            load_processor(self.recipe, self.home),
-            images_of(audited.parts),
-            resolve_path(self.home, plan.cache_dir),
-            say,
-            None if task is None else task.model,
-        )
-        if asked.what == "check":
-            return filling.check()
-        if asked.what == "prune":
-            filling.prune()
-            return True
-        measured = None if task is None else filling.measure(task)
-        filling.fill(workers=plan.workers or cores())
-        if task is not None and measured is not None:
-            filling.measure_again(task, measured)
+        processor = load_processor(self.recipe, self.home)
+        with in_folder(folder):
+            model = None if task is None else task.model
+            filling = Filling(asked.kind, processor, images_of(audited.parts), folder, say, model)
+            if asked.what == "check":
+                return filling.check()
+            if asked.what != "fill":
+                filling.prune(everything=asked.what == "prune all")
+                return True
+            say(found(filling.store, [image.digest for image in filling.images]))
+            check_room(filling.store, estimate(filling.store, filling.jobs))
+            measured = None if task is None else filling.measure(task)
+            filling.fill(workers=plan.workers or cores())
+            if task is None:
+                filling.compare_reading()
+            elif measured is not None:
+                filling.measure_again(task, measured)
         return True
 
     def load(self, plan: Plan, device: torch.device, parts: Any) -> VqaTask:

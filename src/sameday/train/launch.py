@@ -112,9 +112,10 @@ def cache_from_files(recipe_path: Path, plan_path: Path | None, sets: Sequence[s
     plan = load_plan(plan_path, plan_sets, recipe.task)
     prepare_environment(plan)
 
-    from sameday.hardware.machine import look, pick_device
+    from sameday.hardware.machine import look, pick_device, set_deterministic
     from sameday.hardware.ranks import Ranks
 
+    set_deterministic(plan.deterministic)
     start = start_of(recipe, home)
     say: Say = partial(print, flush=True)
     device = pick_device(plan, Ranks())

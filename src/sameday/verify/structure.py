@@ -112,9 +112,10 @@ def _step(record: Record, plain: Trace) -> Iterator[Difference]:
                 text = f"{here_of}, not {there_of}"
                 yield _exact(record.step, f"number of {what}" + again, f"sample {key}", text)
                 return
-        # Of an image that comes as features there are no pixels to compare; its features show in the gradient.
-        both = [what for what in a[key]["digests"] if what in b[key]["digests"]]
-        odd = [what for what in both if a[key]["digests"][what] != b[key]["digests"][what]]
+        mine, other = a[key]["digests"], b[key]["digests"]
+        # Of an image that comes as features there are no patches to compare; its features show in the gradient.
+        names = [what for what in mine.keys() | other.keys() if what != "patches" or what in mine.keys() & other.keys()]
+        odd = [what for what in sorted(names) if mine.get(what) != other.get(what)]
         if odd:
             yield _exact(record.step, " and ".join(odd) + again, f"sample {key}", "not the same")
             return

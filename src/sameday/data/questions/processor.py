@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import PIL
 import torch
+import transformers
 from PIL import Image
 
 from sameday.data.questions.images import check_aspect
@@ -124,6 +125,7 @@ class ImageProcessor:
             "max_pixels": self.max_pixels,
             "multiple": self.patch_size * self.merge_size,
             "pillow": PIL.__version__,
+            "transformers": transformers.__version__,
         }
         if self.backend == "torchvision":
             import torchvision

@@ -60,7 +60,8 @@ class _Pictures:
     def digests(self, places: np.ndarray) -> dict[str, str]:
         sources = tuple(self.source[place] for place in places.tolist() if place in self.source)
         if sources not in self.known:
-            self.known[sources] = self._made(np.asarray(sources, np.int64)) if sources else {}
+            none = {"images": "none", "patches": "none"}
+            self.known[sources] = self._made(np.asarray(sources, np.int64)) if sources else none
         return self.known[sources]
 
     def _made(self, rows: np.ndarray) -> dict[str, str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sameday.cache.store import BadEntry, CacheFull, CacheReadOnly, Store
+from sameday.cache.store import BadEntry, CacheFull, CacheReadOnly, Store, free_bytes, reserved
 from sameday.data.questions.images import BadImage, digest, open_rgb, stamp
 from sameday.data.questions.processor import ImageProcessor
 from sameday.data.questions.sample import ImageRef
@@ -43,6 +43,7 @@ class Source:
     def __init__(self, processor: ImageProcessor, pixels: Store | None = None, features: Store | None = None) -> None:
         self.processor, self.pixels, self.features = processor, pixels, features
         self.told: set[str] = set()
+        self.full = False
 
     def look(self, image: ImageRef) -> Picture:
         began = time.perf_counter()
@@ -50,7 +51,7 @@ class Source:
             found = None if store is None else self._kept(store, image.digest)
             if found is not None:
                 return Picture(image.digest, found, ready, Times(read=time.perf_counter() - began))
-        picture = decode(image, self.processor, check=self.pixels is not None)
+        picture = decode(image, self.processor, check=self.pixels is not None or self.features is not None)
         if self.pixels is not None:
             self.keep(self.pixels, image.digest, {PIXELS: picture.tensor})
         return picture
@@ -75,15 +76,21 @@ class Source:
         return None if found is None else next(iter(found.values()))
 
     def keep(self, store: Store, content: str, tensors: dict[str, Tensor]) -> None:
-        """Without room or rights, or on a bad disk, the run goes on, and decodes."""
+        """Without room or rights, or on a bad disk, the run goes on, decodes, and tries no more."""
+        if self.full:
+            return
         try:
+            free, reserve = free_bytes(store.folder), reserved(store.folder)
+            if free < reserve + store.size_of(content, tensors):
+                raise CacheFull(store.folder, reserve, free, " and are left for checkpoints")
             store.write(content, tensors)
         except (CacheFull, CacheReadOnly, OSError) as error:
-            self._tell(f"cache: {error}; the run goes on without keeping what is missing", once=type(error).__name__)
+            self.full = True
+            self._tell(f"cache: {error}; the run goes on, and keeps no more images")
 
-    def _tell(self, text: str, once: str | None = None) -> None:
-        if (once or text) not in self.told:
-            self.told.add(once or text)
+    def _tell(self, text: str) -> None:
+        if text not in self.told:
+            self.told.add(text)
             print(text, file=sys.stderr)
 
 
