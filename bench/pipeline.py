@@ -32,13 +32,15 @@ from sameday.data.questions.images import open_rgb
 from sameday.data.questions.source import PIXELS, decode
 from sameday.demo.tiny import write_model
 from sameday.hardware.ranks import Ranks
+from sameday.models.qwen_vl import QwenVL
 from sameday.spec.plan import Plan
 from sameday.spec.vqa import VqaRecipe
 from sameday.tasks.vqa import VqaTask
-from sameday.tasks.vqa_cache import settings_of
+from sameday.tasks.vqa_cache import open_cache, settings_of
 from sameday.tasks.vqa_fill import Filling, images_of
 from sameday.tasks.vqa_start import VqaStart
-from sameday.train.loop import batches_of_steps
+from sameday.train.loop import accumulate, batches_of_steps, update
+from sameday.train.optim import Gradients, make_optimizer
 
 SHARED: dict[str, Any] = {
     "share_images": True,
@@ -179,14 +181,53 @@ def loaders(folder: Path, recipe: VqaRecipe, questions: int, workers: int, secon
     print(f"{questions} questions per image, {workers} workers, median of 3 (least to most)")
 
 
+def wait(folder: Path, recipe: VqaRecipe, workers: int, steps: int) -> None:
+    """Steps of an 8B model (random weights) over the set, as the loop runs them; and how much of them was waited."""
+    from vlm_step import build
+
+    device = torch.device("cuda")
+    compiled = {"compile": "layers", "pad_to_multiple": 32, "optimizer_impl": "fused", "pin_memory": True}
+    host = load(folder, recipe)
+    recipe = recipe.model_copy(update={"precision": "bf16"})
+    model = None
+    for cache in ("none", "pixels"):
+        plan = Plan(**SHARED, **compiled, attention="split", workers=workers, cache=cache)
+        if model is None:
+            model = QwenVL(build("8b", device, torch.bfloat16), recipe, plan, device, host.processor.levels)
+        contents = {image.digest for image in images_of(host.splits)}
+        opened = open_cache(recipe, plan, folder / "sameday-cache", host.processor, model, contents)
+        task = VqaTask(recipe, plan, model, host.encoder, host.processor, host.splits, cache=opened)
+        gradients, optimizer = Gradients(task.trained()), make_optimizer(task.trained(), recipe, plan)
+        task.training(True)
+        seconds, waited = [], []
+        with closing(batches_of_steps(task, plan, 0, steps, None, Ranks())) as feed:
+            for step in range(steps):
+                began = time.perf_counter()
+                gradients.zero()
+                accumulate(task, next(feed), gradients, step, 1 / task.count(task.step_ids(step)))
+                norm = gradients.norm()
+                feed.look_ahead()
+                update(optimizer, gradients, norm.item(), 1e-4, 1.0)
+                seconds.append(time.perf_counter() - began)
+                waited.append(feed.taken()["wait"])
+        late = slice(steps // 2, None)  # until then row lengths are compiled
+        share = 100 * sum(waited[late]) / sum(seconds[late])
+        print(
+            f"cache {cache}: {1000 * statistics.median(seconds[late]):.0f} ms a step ({1000 * min(seconds[late]):.0f}-"
+            f"{1000 * max(seconds[late]):.0f}), {share:.2f}% of it waiting for data, {workers} workers",
+            flush=True,
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("stages", "loaders"))
+    parser.add_argument("what", choices=("stages", "loaders", "wait"))
     parser.add_argument("--images", type=int, default=48)
     parser.add_argument("--questions", type=int, default=9)
     parser.add_argument("--size", type=int, nargs=2, default=(1280, 1024), metavar=("WIDTH", "HEIGHT"))
     parser.add_argument("--workers", type=int, default=cores())
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement of a loader")
+    parser.add_argument("--steps", type=int, default=48, help="of the 8B model, the first half to warm up")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -194,6 +235,8 @@ def main() -> None:
         print(f"{args.images} JPEGs of {args.size[0]}×{args.size[1]}, {cores()} cores", flush=True)
         if args.what == "stages":
             stages(folder, recipe)
+        elif args.what == "wait":
+            wait(folder, recipe, args.workers, args.steps)
         else:
             loaders(folder, recipe, args.questions, args.workers, args.seconds)
 

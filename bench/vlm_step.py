@@ -32,6 +32,7 @@ from sameday.models.qwen_vl import QwenVL
 from sameday.spec.plan import Plan
 from sameday.spec.vqa import VqaRecipe
 from sameday.tasks.vqa import VqaTask
+from sameday.tasks.vqa_cache import Opened
 from sameday.train.loop import accumulate, update
 from sameday.train.optim import Gradients, make_optimizer
 
@@ -184,7 +185,8 @@ def measure(
     levels = np.linspace(-1, 1, 256, dtype=np.float32)[None].repeat(3, 0)
     model = QwenVL(build(size, device, dtype), recipe, plan, device, levels)
     samples = [e.sample for e in data.encoded.values()]
-    task = VqaTask(recipe, plan, model, data, data, {"train": samples}, source=data)  # type: ignore[arg-type]
+    made: Any = Opened(data, "none", [])  # type: ignore[arg-type]
+    task = VqaTask(recipe, plan, model, data, data, {"train": samples}, cache=made)  # type: ignore[arg-type]
     trained = task.trained()
     for i, (_, parameter) in enumerate(sorted(trained.items())):  # away from the start, where B is zero
         generator = torch.Generator().manual_seed(i)
@@ -199,7 +201,8 @@ def measure(
             torch.cuda.reset_peak_memory_stats()
         began = time.perf_counter()
         gradients.zero()
-        accumulate(task, plan, batches, gradients, step, 1 / task.count(ids))
+        moved = (batch.to(device, non_blocking=True) for batch in batches)
+        accumulate(task, moved, gradients, step, 1 / task.count(ids))
         loss, *_rest, norm = torch.cat([gradients.tail, gradients.norm()[None]]).tolist()
         if step == 0:
             first = {

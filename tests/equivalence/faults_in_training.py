@@ -23,12 +23,12 @@ def _accumulated(each: Callable[..., None]) -> AbstractContextManager[Any]:
     """`each` is called for a micro-batch with a function that adds its gradient, given what to scale it by."""
     whole = loop.accumulate
 
-    def accumulate(task: Any, plan: Any, batches: Iterable[Any], gradients: Any, step: int, scale: float) -> None:
+    def accumulate(task: Any, batches: Iterable[Any], gradients: Any, step: int, scale: float) -> None:
         made = list(batches)
         for number, batch in enumerate(made):
 
             def add(by: float, batch: Any = batch) -> None:
-                whole(task, plan, [batch], gradients, step, by)
+                whole(task, [batch], gradients, step, by)
 
             each(add, batch, number, len(made), gradients, scale)
 

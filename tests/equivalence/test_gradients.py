@@ -93,7 +93,7 @@ def work(task: VqaTask, step: int = 0, size: int = 1, change: Callable[[Batch], 
     if change is not None:
         batches = [change(batch) for batch in batches]
     scale = 1 / task.count(task.step_ids(step))
-    accumulate(task, task.plan, batches, gradients, step, scale)
+    accumulate(task, batches, gradients, step, scale)
     loss, out_of_memory, _ = gradients.tail.tolist()
     assert not out_of_memory
     tensors = {name: p.grad.clone() for name, p in task.trained().items() if p.grad is not None}

@@ -24,7 +24,7 @@ LAYERS, BLOCKS = 10, 5
 def gradient(task: VqaTask, step: int) -> torch.Tensor:
     gradients = Gradients(task.trained())
     task.training(True)
-    accumulate(task, task.plan, task.batches(step, None, Ranks()), gradients, step, 1.0)
+    accumulate(task, task.batches(step, None, Ranks()), gradients, step, 1.0)
     return gradients.all.clone()
 
 

@@ -226,7 +226,7 @@ def test_every_field_of_another_task_is_seen(task: str) -> None:
         **{"cache": "pixels", "cache_dir": "elsewhere"},
         **{"micro_batch": 1, "compile_mode": "max-autotune", "compile_backend": "eager", "level_kernel": "fused"},
         **{"rotary": "cached", "channels_last": True, "cuda_graphs": True, "cudnn_benchmark": True},
-        **{"keep_workers": True, "images_on": "device", "eval_batch": 1},
+        **{"images_on": "device", "eval_batch": 1},
     }
     assert foreign(Plan(**other), task).keys() == Plan.model_fields.keys() - fields_of(task)
 

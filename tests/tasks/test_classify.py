@@ -225,7 +225,8 @@ def test_recorded_micro_batches_learn_what_eager_ones_do(
         gradients = Gradients(task.trained())
         gradients.zero()
         for step in range(3):
-            accumulate(task, plan, task.batches(step, None, Ranks()), gradients, step, 1 / 8)
+            batches = [batch.to(task.device) for batch in task.batches(step, None, Ranks())]
+            accumulate(task, batches, gradients, step, 1 / 8)
         assert (None not in task._recorded.values() and len(task._recorded) == 2) if graphs else not task._recorded
         found.append({name: p.grad.clone() for name, p in task.trained().items() if p.grad is not None})
     assert found[0].keys() == found[1].keys() and len(found[0]) == len(task.trained())

@@ -4,28 +4,39 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import worlds
 from arms import Stage
+from PIL import Image
 from torch import Tensor
 
+from sameday.cache import store as store_module
+from sameday.cache.key import differences
 from sameday.cache.store import Store
 from sameday.cache.worth import Measured
+from sameday.data.questions.images import stamp
 from sameday.hardware.machine import Machine
 from sameday.hardware.ranks import Ranks
-from sameday.spec.errors import BadInput
+from sameday.spec.errors import EXIT_STOPPED, BadInput
 from sameday.spec.load import dump_yaml
 from sameday.spec.plan import Plan
+from sameday.tasks.registry import start_of
 from sameday.tasks.start import Caching
 from sameday.tasks.vqa import VqaTask
 from sameday.tasks.vqa_cache import settings_of, write_measured
 from sameday.tasks.vqa_fill import Filling, images_of
 from sameday.tasks.vqa_start import VqaStart
-from sameday.train.launch import cache_from_files
+from sameday.train.launch import automatic_plan, cache_from_files
 from sameday.train.loop import accumulate
 from sameday.train.optim import Gradients
 
@@ -59,7 +70,7 @@ def learned(task: VqaTask) -> dict[str, Tensor]:
     gradients = Gradients(task.trained())
     gradients.zero()
     for step in range(task.steps_per_epoch()):
-        accumulate(task, task.plan, task.batches(step, None, Ranks()), gradients, step, 1.0)
+        accumulate(task, task.batches(step, None, Ranks()), gradients, step, 1.0)
     found = {name: p.grad.clone() for name, p in task.trained().items() if p.grad is not None}
     return found | {name: torch.tensor(float(value)) for name, value in task.evaluate("val", Ranks()).items()}
 
@@ -102,21 +113,13 @@ def test_features_give_the_same_model(home: Path, plan: dict[str, Any]) -> None:
     found = learned(filling)
     assert close(found, without)
     settled(filling)
-    half = sorted(contents(filling))[::2]
     store = Store(home / "sameday-cache", settings_of("features", filling.processor, filling.model))
-    assert store.contents() <= contents(filling)
-    for content in half:
-        store.path(content).unlink(missing_ok=True)
+    assert store.contents() == contents(filling), "all of it in the first epoch"
+    for content in sorted(contents(filling))[::2]:
+        store.path(content).unlink()
     mixed = make(home, cache="features", **plan)
     assert equal(learned(mixed), found), "some computed, some read"
     settled(mixed)
-    # What could not be written soon is written in a later epoch.
-    for _ in range(20):
-        if store.contents() == contents(filling):
-            break
-        again = make(home, cache="features", **plan)
-        learned(again)
-        settled(again)
     reading = make(home, cache="features", workers=1, **plan)
     batches = list(reading.batches(0, None, Ranks()))
     assert all(all(batch.ready) and not len(batch.pixels) for batch in batches)
@@ -139,8 +142,18 @@ def test_another_tower_and_another_size_are_named(home: Path) -> None:
     settled(task)
     with torch.no_grad():
         next(task.model.tower.parameters()).view(-1)[3] += 1
-    other = Store(home / "sameday-cache", settings_of("features", task.processor, task.model))
-    assert other.contents() == set()
+    known = settings_of("features", task.processor, task.model)
+    assert Store(home / "sameday-cache", known).contents() == set()
+    # The same weights, computed with otherwise.
+    task.model.tower.config.num_heads *= 2
+    heads = settings_of("features", task.processor, task.model)
+    assert [text.split(":")[0] for text in differences(known, heads)] == ["tower"]
+    task.model.recipe = task.recipe.model_copy(update={"precision": "tf32"})
+    assert any("precision" in text for text in differences(heads, settings_of("features", task.processor, task.model)))
+    weight = task.model.tower.blocks[0].mlp.linear_fc1.weight
+    with torch.no_grad():
+        weight.copy_(weight.flip(0, 1))  # the same numbers in other places
+    assert len(differences(heads, settings_of("features", task.processor, task.model))) == 2
     recipe = worlds.tiny_recipe(home / "model", max_pixels=32 * 32)
     small = worlds.make_task(home, recipe, Plan(cache="features"))
     assert "max_pixels: 1024 here" in small.notes[0] and "tower:" not in small.notes[0]
@@ -171,7 +184,8 @@ def test_a_cache_is_filled_checked_and_pruned(home: Path, kind: Any, capsys: pyt
     well, said = ask("check")
     assert not well and "0 entries intact, 4 missing, 0 damaged" in said
     well, said = ask("fill")
-    assert well and f"{kind}: 4 images made" in said and ("features:" in said) == (kind == "features"), said
+    assert well and f"{kind}: 4 images made" in said, said
+    assert ("one process decodes" in said) == (kind == "pixels") and ("GB/s here" in said) == (kind == "features")
     well, said = ask("check")
     assert well and "4 entries intact, 0 missing, 0 damaged" in said
     task = make(home, cache=kind)
@@ -188,38 +202,105 @@ def test_a_cache_is_filled_checked_and_pruned(home: Path, kind: Any, capsys: pyt
     assert ask("fill")[0] and ask("check")[0], "a damaged entry is removed, and made again"
     stale = entry.with_name("0123456789abcdef.safetensors")
     shutil.copy(entry, stale)
+    (entry.parent.parent / "features-afile").write_text("not ours")
+    small = worlds.tiny_recipe(home / "model", max_pixels=32 * 32)
+    (home / "small.yaml").write_text(dump_yaml(small))
+    assert cache_from_files(home / "small.yaml", None, [], Caching(kind))
     well, said = ask("prune")
     assert well and "1 files that this recipe does not use are gone" in said and not stale.exists()
-    assert ask("check")[0]
+    assert "4 entries with max_pixels" in said and "stay; --prune --all removes them" in said
+    assert ask("check")[0] and cache_from_files(home / "small.yaml", None, [], Caching(kind, "check"))
+    capsys.readouterr()
+    well, said = ask("prune all")
+    assert well and "4 files that this recipe does not use are gone" in said, said
+    assert ask("check")[0] and not cache_from_files(home / "small.yaml", None, [], Caching(kind, "check"))
 
 
 def test_measured_steps_decide_what_auto_is(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (home / "recipe.yaml").write_text(dump_yaml(worlds.tiny_recipe(home / "model", order="by_image")))
-    assert "cache: none, because nothing was measured" in make(home, cache="auto").notes[0]
+    plan, _ = automatic_plan(
+        start_of(worlds.tiny_recipe(home / "model"), home), worlds.tiny_recipe(home / "model"), [], 1
+    )
+    auto = plan.model_dump() | {"cache": "auto"}
+    assert "cache: none, because no steps of this recipe and plan were timed" in make(home, **auto).notes[0]
     cache_from_files(home / "recipe.yaml", None, [], Caching("pixels", "fill", True))
     said = capsys.readouterr().out
     assert "pixels: " in said and "features: " in said and "GB/s here" in said
     (file,) = (home / "sameday-cache").glob("measured-*.json")
     measured = json.loads(file.read_text())
     assert 0 < measured["tower"] < measured["step"] and measured["images"] > 1 and measured["disk"] > 0
-    task = make(home, cache="auto")
-    slow = Measured(**(measured | {"decode": 10.0, "workers": 0, "feature_bytes": 1e15}))
-    write_measured(home / "sameday-cache", task.recipe, task.model, slow)
-    found = make(home, cache="auto")
+    task = make(home, **auto)
+
+    def now(**figures: Any) -> VqaTask:
+        made = Measured(**(measured | figures))
+        write_measured(home / "sameday-cache", task.recipe, task.plan, task.model, made)
+        return make(home, **auto)
+
+    found = now(decode=10.0, workers=0, feature_bytes=1e15)
     assert found.notes[0].startswith("cache: pixels, because pixels: the training process decodes")
-    assert found.source.pixels is not None
-    fast = Measured(**(measured | {"step": 1.0, "tower": 0.5, "disk": 1e12, "decode": 1e-9}))
-    write_measured(home / "sameday-cache", task.recipe, task.model, fast)
-    found = make(home, cache="auto")
-    assert found.notes[0].startswith("cache: none, because features of 4 images are missing")
-    assert "frees 500 of 1000 ms: 2.00×" in found.notes[0]
-    cache_from_files(home / "recipe.yaml", None, [], Caching("features", "fill", False))
-    write_measured(home / "sameday-cache", task.recipe, task.model, fast)
-    found = make(home, cache="auto")
+    assert found.source.pixels is not None and found.digests()["choice of plan.cache auto"] == "pixels"
+    fast = {"step": 1.0, "tower": 0.5, "disk": 1e12, "decode": 1e-9}
+    found = now(**fast)
+    assert found.notes[0].startswith("cache: none, because features: ") and found.source.features is None
+    assert "frees 500 of 1000 ms: 2.00×, but 4 images are missing: `sameday cache --kind features`" in found.notes[0]
+    cache_from_files(home / "recipe.yaml", None, [], Caching("features"))
+    found = now(**fast)
     assert found.notes[0].startswith("cache: features, because features:")
     right = learned(found)
     next((home / "sameday-cache").glob("features-*/*.safetensors")).write_bytes(b"")
-    assert equal(learned(make(home, cache="auto")), right), "one is computed, the others are read"
+    assert equal(learned(make(home, **auto)), right), "one is computed, the others are read"
+    # A file that nobody measured is none.
+    for text in ("{}", "[", json.dumps(measured | {"disk": 0}), json.dumps(measured | {"step": "fast"})):
+        file.write_text(text)
+        assert "no steps of this recipe" in make(home, **auto).notes[0]
+
+
+def test_questions_without_images(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = [[{"role": "user", "content": f"{i}?"}, {"role": "assistant", "content": "yes"}] for i in range(20)]
+    rows = [{"messages": each, "images": []} for each in said]
+    for name in ("train", "val"):
+        (home / f"{name}-blind.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    data = {"train": "train-blind.jsonl", "val": "val-blind.jsonl"}
+    (home / "recipe.yaml").write_text(dump_yaml(worlds.tiny_recipe(home / "model", data=data)))
+    for asked in (Caching("pixels"), Caching("pixels", measure=True), Caching("features")):
+        assert cache_from_files(home / "recipe.yaml", None, [], asked)
+    assert "features: no images, no gain" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["pixels", "features"])
+def test_folders_that_cannot_be_used(home: Path, kind: Any) -> None:
+    (home / "recipe.yaml").write_text(dump_yaml(worlds.tiny_recipe(home / "model")))
+    (home / "file").write_text("")
+    for folder in ("file", "file/below", "/proc/nowhere", "x" * 300, "~nobody-of-this-name/x"):
+        with pytest.raises(BadInput) as caught:
+            cache_from_files(home / "recipe.yaml", None, [f"plan.cache_dir={folder}"], Caching(kind))
+        assert folder in str(caught.value)
+
+
+def test_a_disk_is_not_filled_to_its_end(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A run's checkpoints may need it."""
+    monkeypatch.setattr(store_module, "RESERVE", 10**18)
+    assert equal(learned(make(home, cache="pixels")), learned(make(home)))
+    assert not list(home.glob("sameday-cache/*/*.safetensors"))
+    said = capfd.readouterr().err
+    assert said.count("are left for checkpoints; the run goes on, and keeps no more images") == 1
+
+
+def test_features_of_a_changed_image_are_not_kept(home: Path) -> None:
+    """Even where its file has the same size and time."""
+    task = make(home, cache="features")
+    images = {image.path: image for split in task.splits.values() for s in split for image in s.images}
+    path = next(iter(images))
+    own = home / "own.png"
+    own.write_bytes(path.read_bytes())
+    before = replace(images[path], path=own)
+    with Image.open(path) as opened:
+        Image.fromarray(255 - np.asarray(opened.convert("RGB"))).save(own)
+    same = replace(before, stamp=stamp(own))  # as if nothing could be told from the outside
+    with pytest.raises(BadInput, match="has changed since the data was checked"):
+        task.source.look(same)
 
 
 def test_classification_has_no_use_for_it(tmp_path: Path) -> None:
@@ -246,3 +327,27 @@ def test_one_image_under_many_names_is_one_entry(home: Path) -> None:
     filling = Filling("pixels", make(home).processor, images_of(splits), home / "cache", print)
     filling.fill(workers=2)
     assert len(list(images.iterdir())) == len(kept) > len(filling.store.contents()) == 4
+
+
+def test_a_build_that_is_asked_to_stop_goes_on_later(home: Path) -> None:
+    rng = np.random.default_rng(0)
+    (home / "large").mkdir()
+    for i in range(40):
+        Image.fromarray(rng.integers(0, 256, (700, 700, 3), dtype=np.uint8)).save(home / f"large/{i}.png")
+    rows = [{"image": f"{i}.png", "question": "what?", "answer": "noise"} for i in range(40)]
+    (home / "large.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    recipe = worlds.tiny_recipe(home / "model", data={"train": "large.jsonl", "image_root": "large"}, max_pixels=700**2)
+    (home / "recipe.yaml").write_text(dump_yaml(recipe))
+    words = [sys.executable, "-m", "sameday", "cache", "recipe.yaml", "--kind", "pixels", "--set", "plan.workers=1"]
+    process = subprocess.Popen(words, cwd=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and not list(home.glob("sameday-cache/pixels-*/*.safetensors")):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    out, error = process.communicate()
+    there = len(list(home.glob("sameday-cache/pixels-*/*.safetensors")))
+    assert process.returncode == EXIT_STOPPED, f"{out}\n{error}"
+    assert f"pixels: {there} of 40 images are there; the same command goes on" in error and 0 < there < 40
+    done = subprocess.run(words, cwd=home, capture_output=True, text=True, check=True)
+    assert f"pixels: {40 - there} images made" in done.stdout
+    checked = subprocess.run([*words, "--check"], cwd=home, capture_output=True, text=True, check=True)
+    assert "40 entries intact, 0 missing, 0 damaged" in checked.stdout

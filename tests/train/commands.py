@@ -14,6 +14,7 @@ from typing import Any
 
 import worlds
 
+from sameday.data.times import Times
 from sameday.spec.load import dump_yaml
 from sameday.spec.record import read_metrics
 
@@ -122,7 +123,8 @@ def last_step(run: Path) -> int:
 
 def records(run: Path) -> list[dict[str, Any]]:
     """The metrics without what a clock says."""
-    return [{k: v for k, v in r.items() if k != "seconds"} for r in read_metrics(run / "metrics.jsonl")]
+    clocked = ("seconds", "wait", *Times._fields)
+    return [{k: v for k, v in r.items() if k not in clocked} for r in read_metrics(run / "metrics.jsonl")]
 
 
 def training_steps(run: Path) -> list[int]:

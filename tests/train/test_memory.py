@@ -17,11 +17,13 @@ import torch
 import worlds
 from torch import Tensor
 
+from sameday.data.feed import Feed
 from sameday.hardware.ranks import Ranks
 from sameday.spec.errors import EXIT_OUT_OF_MEMORY, RunStopped
 from sameday.spec.plan import Plan
-from sameday.spec.record import RunFolder
+from sameday.spec.record import RunFolder, read_metrics
 from sameday.tasks.vqa import VqaTask
+from sameday.train import loop
 from sameday.train.loop import train
 
 PLANS = {
@@ -85,13 +87,31 @@ def run_with(
     return shortage, {name: p.detach().clone() for name, p in task.trained().items()}, task
 
 
-@pytest.mark.parametrize("name", PLANS)
+class LooksAhead(Feed):
+    """As on a GPU: a step's end finds the next step's first micro-batch fetched."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._looks_ahead = True
+
+
+@pytest.mark.parametrize(("name", "ahead"), [*((name, False) for name in PLANS), ("shared", True), ("padded", True)])
 def test_the_step_is_done_again_in_smaller_pieces(
-    tmp_path: Path, tiny_qwen3: Path, world: Path, name: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    tiny_qwen3: Path,
+    world: Path,
+    name: str,
+    ahead: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """What was fetched ahead in the larger pieces must not come again."""
     plan = PLANS[name]
+    monkeypatch.setattr(loop, "Feed", LooksAhead if ahead else Feed)
     roomy, expected, _ = run_with(world, tiny_qwen3, tmp_path / "roomy", plan, limit=float("inf"))
     assert not roomy.refused
+    for record in read_metrics(tmp_path / "roomy" / "metrics.jsonl"):
+        assert "split" in record or 0 < record["wait"] <= record["seconds"]
     largest = max(size for sizes in roomy.sizes.values() for size in sizes)
     at = next(step for step, sizes in sorted(roomy.sizes.items()) if largest in sizes)
     capsys.readouterr()

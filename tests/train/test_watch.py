@@ -21,7 +21,7 @@ from sameday.train.watch import Watch, clock
 
 LINE = re.compile(
     r"step (\d+)/(\d+)  loss (\d+\.\d{4})  lr (\d\.\d\de-\d\d)  (\d+\.\d{3}) s/step  (\d+\.\d) samples/s"
-    r"  left (\d+:\d\d(?::\d\d)?)"
+    r"(?:  wait (\d+)%)?  left (\d+:\d\d(?::\d\d)?)"
 )
 CPU = torch.device("cpu")
 
@@ -51,10 +51,21 @@ def test_each_interval_is_one_line(run: RunFolder, capsys: pytest.CaptureFixture
     found = [LINE.fullmatch(line) for line in capsys.readouterr().out.splitlines()]
     assert all(found)
     assert [match.groups() for match in found if match] == [
-        ("3", "7", "1.3333", "1.00e-04", "0.500", "16.0", "0:02"),
-        ("6", "7", "0.6667", "1.00e-04", "0.500", "16.0", "0:00"),
-        ("7", "7", "0.5714", "1.00e-04", "0.500", "16.0", "0:00"),
+        ("3", "7", "1.3333", "1.00e-04", "0.500", "16.0", None, "0:02"),
+        ("6", "7", "0.6667", "1.00e-04", "0.500", "16.0", None, "0:00"),
+        ("7", "7", "0.5714", "1.00e-04", "0.500", "16.0", None, "0:00"),
     ]
+
+
+def test_waiting_for_input_is_told_where_it_matters(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a share of the time of the steps that the line is about: 1%, then 2%, then 26%."""
+    with Watch(run, 10, 1, CPU) as watch:
+        for step, wait in enumerate((0.01, 0.03, 0.74), 1):
+            watch.step(step, 1.0, 1.0, 8, {"lr": 1e-4, "wait": wait, "decode": 2 * wait})
+    found = [LINE.fullmatch(line) for line in capsys.readouterr().out.splitlines()]
+    assert [match and match[7] for match in found] == [None, "2", "26"]
+    assert [(record["wait"], record["decode"]) for record in run.metrics] == [(0.01, 0.02), (0.03, 0.06), (0.74, 1.48)]
+    assert losses(run, "train/wait") == {1: pytest.approx(0.01), 2: pytest.approx(0.03), 3: pytest.approx(0.74)}
 
 
 def test_every_step_is_recorded_and_every_interval_charted(run: RunFolder) -> None:

@@ -6,11 +6,30 @@ from __future__ import annotations
 import atexit
 import signal
 from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypedDict, TypeVar
 
+import torch
 from torch.utils.data import DataLoader, Dataset
 
+from sameday.data.feed import Feed
+from sameday.spec.plan import Plan
+
 Job = TypeVar("Job")
+
+
+class Supply(TypedDict):
+    workers: int
+    prefetch: int
+    pin_memory: bool
+
+
+def supply(plan: Plan, device: torch.device) -> Supply:
+    """How the plan has batches made for a device. Only a GPU copies from pinned memory."""
+    return {
+        "workers": plan.workers,
+        "prefetch": plan.prefetch,
+        "pin_memory": plan.pin_memory and device.type == "cuda",
+    }
 
 
 class _Jobs(Dataset, Generic[Job]):
@@ -47,6 +66,31 @@ def stream(
         ahead._shutdown_workers()  # type: ignore[attr-defined]
 
 
+class Rounds:
+    """Jobs that are gone through again and again, as an evaluation's are, each list of them under its name. Where the
+    plan keeps workers, the same processes do them as long as the jobs stay the same."""
+
+    def __init__(self, plan: Plan, device: torch.device) -> None:
+        self._plan, self._device = plan, device
+        self._kept: dict[str, KeptWorkers[Any]] = {}
+
+    def feed(self, name: str, jobs: Sequence[Job], build: Callable[[Job], Iterable[Any]]) -> Feed:
+        """The batches of each job, on the device."""
+        how = supply(self._plan, self._device)
+        return Feed(self._stream(name, jobs, build, how), self._device, how["pin_memory"])
+
+    def _stream(
+        self, name: str, jobs: Sequence[Job], build: Callable[[Job], Iterable[Any]], how: Supply
+    ) -> Generator[Iterable[Any], None, None]:
+        if not self._plan.keep_workers or self._plan.workers == 0:
+            return stream(jobs, build, **how)
+        if name in self._kept and self._kept[name].jobs != jobs:
+            self._kept.pop(name).close()
+        if name not in self._kept:
+            self._kept[name] = KeptWorkers(jobs, build, **how)
+        return self._kept[name].stream()
+
+
 class KeptWorkers(Generic[Job]):
     """The same jobs over and over, by processes that stay between the rounds and end with this one."""
 
@@ -67,6 +111,7 @@ class KeptWorkers(Generic[Job]):
         yield from self._loader
 
     def close(self) -> None:
+        atexit.unregister(self.close)
         if self._loader._iterator is not None:
             self._loader._iterator._shutdown_workers()  # type: ignore[attr-defined]
             self._loader._iterator = None

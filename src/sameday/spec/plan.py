@@ -117,9 +117,7 @@ class Plan(Strict):
     device: Literal["auto", "cpu", "cuda"] = _field("auto", "rounding", "Where the model runs.")
     workers: int = _field(0, "bitwise", "Processes that decode images ahead; 0 decodes in the training process.", ge=0)
     prefetch: int = _field(2, "bitwise", "Steps each worker prepares ahead.", ge=1)
-    keep_workers: bool = _field(
-        False, "bitwise", "Keep the worker processes of an evaluation for the next one.", task=CLASSIFY
-    )
+    keep_workers: bool = _field(False, "bitwise", "Keep the worker processes of an evaluation for the next one.")
     pin_memory: bool = _field(False, "bitwise", "Page-locked host memory and copies that do not block, on a GPU.")
     images_on: Literal["auto", "host", "device"] = _field(
         "host",

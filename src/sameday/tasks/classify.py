@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch.func import functional_call
 from sameday.data.labelled import augment
 from sameday.data.labelled.batch import ImageBatch, read_back
 from sameday.data.labelled.pictures import Pictures
-from sameday.data.loader import KeptWorkers, stream
+from sameday.data.loader import Rounds
 from sameday.data.order import permutation
 from sameday.data.seen import Seen
 from sameday.hardware.choose_classify import images_place, level_kernel
@@ -49,7 +50,7 @@ class ClassifyTask:
         self._epoch = lru_cache(maxsize=2)(self._epoch_order)
         self._losses = {name: Losses(recipe, model, self._held(name), plan.channels_last) for name in parts}
         self._recorded: dict[tuple[int, bool], Any] = {}
-        self._kept: dict[str, KeptWorkers] = {}
+        self._rounds = Rounds(plan, device)
 
     @classmethod
     def load(cls, recipe: ClassifyRecipe, plan: Plan, device: torch.device, parts: dict[str, Pictures]) -> ClassifyTask:
@@ -210,29 +211,12 @@ class ClassifyTask:
         score = self._losses[split]
         self.training(False)
         sums = torch.zeros(3, dtype=torch.float64, device=self.device)
-        with closing(self._evaluated(split, jobs)) as made:
-            for batches in made:
-                for batch in batches:
-                    batch = batch.to(self.device, non_blocking=self.plan.pin_memory)
-                    sums += _scored(score, batch.tensors())
+        with closing(self._rounds.feed(split, jobs, lambda ids: [self._build(split, ids, (0, 0))])) as feed:
+            for batch in chain.from_iterable(feed):
+                sums += _scored(score, batch.tensors())
         self.training(True)
         loss, right, samples = ranks.sum_(sums).tolist()
         return {"loss": loss / samples, "accuracy": right / samples, "samples": int(samples)}
-
-    def _evaluated(self, split: str, jobs: list[list[int]]) -> Any:
-        plan = self.plan
-        options: dict[str, Any] = {
-            "workers": plan.workers,
-            "prefetch": plan.prefetch,
-            "pin_memory": plan.pin_memory and self.device.type == "cuda",
-        }
-        if not plan.keep_workers or plan.workers == 0:
-            return stream(jobs, lambda ids: [self._build(split, ids, (0, 0))], **options)
-        if split in self._kept and self._kept[split].jobs != jobs:
-            self._kept.pop(split).close()
-        if split not in self._kept:
-            self._kept[split] = KeptWorkers(jobs, lambda ids: [self._build(split, ids, (0, 0))], **options)
-        return self._kept[split].stream()
 
 
 def _scored(score: Losses, tensors: tuple[Tensor, ...]) -> Tensor:

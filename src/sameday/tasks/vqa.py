@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from contextlib import closing
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import chain
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sameday.data.loader import stream
+from sameday.data.loader import Rounds
 from sameday.data.order import Place, epoch_steps
 from sameday.data.questions.batch import Batch, make_batch
 from sameday.data.questions.encode import Encoded, Encoder
@@ -30,7 +31,7 @@ from sameday.spec.load import resolve_model, resolve_path
 from sameday.spec.plan import Plan
 from sameday.spec.vqa import VqaRecipe
 from sameday.tasks.start import LeftOut
-from sameday.tasks.vqa_cache import open_cache
+from sameday.tasks.vqa_cache import Opened, open_cache
 
 
 class VqaTask:
@@ -48,12 +49,13 @@ class VqaTask:
         processor: ImageProcessor,
         splits: dict[str, list[Sample]],
         left_out: Sequence[LeftOut] = (),
-        source: Source | None = None,
-        notes: Sequence[str] = (),
+        cache: Opened | None = None,
     ) -> None:
-        self.recipe, self.plan, self.model, self.left_out, self.notes = recipe, plan, model, left_out, notes
+        self.recipe, self.plan, self.model, self.left_out = recipe, plan, model, left_out
         self.encoder, self.processor, self.splits = encoder, processor, splits
-        self.source = source or Source(processor)
+        self.cache = cache or Opened(Source(processor), "none", [])
+        self.source = self.cache.source
+        self.notes: Sequence[str] = self.cache.notes
         self.device = model.device
         self.places = [Place(s.id, s.image_key, s.stage) for s in splits.get("train", [])]
         self._epoch = lru_cache(maxsize=2)(self._epoch_steps)
@@ -80,8 +82,8 @@ class VqaTask:
         start = None if recipe.start_adapter is None else resolve_path(recipe_dir, recipe.start_adapter)
         model = QwenVL(load_base(name, recipe, device), recipe, plan, device, processor.levels, start)
         contents = {image.digest for samples in splits.values() for sample in samples for image in sample.images}
-        source, notes = open_cache(recipe, plan, resolve_path(recipe_dir, plan.cache_dir), processor, model, contents)
-        return cls(recipe, plan, model, encoder, processor, splits, left_out, source, notes)
+        cache = open_cache(recipe, plan, resolve_path(recipe_dir, plan.cache_dir), processor, model, contents)
+        return cls(recipe, plan, model, encoder, processor, splits, left_out, cache)
 
     # Order: recipe
 
@@ -176,7 +178,9 @@ class VqaTask:
     def digests(self) -> dict[str, str]:
         samples = [(s.id, s.image_key, s.messages, s.stage) for s in self.splits["train"]]
         data = hashlib.sha256(repr(samples).encode()).hexdigest()
-        return {"training data": data, "base model": self.model.base_digest}
+        found = {"training data": data, "base model": self.model.base_digest}
+        # A run goes on with what it began with; whoever wants another says which.
+        return found | ({"choice of plan.cache auto": self.cache.kind} if self.plan.cache == "auto" else {})
 
     def save(self, folder: Path) -> None:
         self.model.save(folder)
@@ -189,32 +193,25 @@ class VqaTask:
 
     # Evaluation
 
+    @cached_property
+    def _rounds(self) -> Rounds:
+        return Rounds(self.plan, self.device)
+
     @torch.no_grad()
     def evaluate(self, split: str, ranks: Ranks, budget: int | None = None) -> dict[str, float]:
         """Loss in the recipe's own weighting, and exact match without decoding: greedy decoding gives the answer
         exactly when the argmax is right at every answer token, the end included."""
-        plan = self.plan
         if not self.splits.get(split):
             return {}
         encoded = [self._encode(sample) for sample in self.splits[split]]
         # A budget that training had to lower holds here too, unless the plan sets one for evaluation.
-        cut = self._cut(plan.eval_token_budget or budget)
+        cut = self._cut(self.plan.eval_token_budget or budget)
         mine = self._partition(encoded, cut, ranks.size)[ranks.rank]
         self.training(False)
         sums = torch.zeros(4, dtype=torch.float64, device=self.device)
-        with closing(
-            stream(
-                mine,
-                lambda part: [self._build(encoded, part)],
-                workers=plan.workers,
-                prefetch=plan.prefetch,
-                pin_memory=plan.pin_memory and self.device.type == "cuda",
-            )
-        ) as made:
-            for batches in made:
-                for batch in batches:
-                    batch = batch.to(self.device, non_blocking=plan.pin_memory)
-                    sums += self._score(batch)
+        with closing(self._rounds.feed(split, mine, lambda part: [self._build(encoded, part)])) as feed:
+            for batch in chain.from_iterable(feed):
+                sums += self._score(batch)
         self.training(True)
         loss, weight, right, questions = ranks.sum_(sums).tolist()
         return {"loss": loss / weight, "exact_match": right / questions, "samples": int(questions)}

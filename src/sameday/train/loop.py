@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Iterable
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from sameday.data.loader import stream
+from sameday.data.feed import Feed
+from sameday.data.loader import stream, supply
 from sameday.hardware.ranks import Ranks
 from sameday.spec.errors import EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, EXIT_STOPPED, BadInput, RunStopped
 from sameday.spec.plan import Plan
@@ -47,16 +48,18 @@ def train(
             raise RunStopped(f"step {start} of {total} is done already; run again without --stop-after", EXIT_STOPPED)
         task.training(True)
         step, scores, budget = start, {}, None
-        batches = held.enter_context(closing(batches_of_steps(task, plan, step, total, budget, ranks)))
+        feed = held.enter_context(closing(batches_of_steps(task, plan, step, total, budget, ranks)))
         while step < total:
             began = time.perf_counter()
             ids = task.step_ids(step)
             gradients.zero()
-            accumulate(task, plan, next(batches), gradients, step, 1 / task.count(ids))
+            accumulate(task, next(feed), gradients, step, 1 / task.count(ids))
             gradients.tail[2] = float(stop.asked or (stop_after is not None and step + 1 >= stop_after))
             # The one exchange of a step: gradients, loss, and what the ranks must decide together.
             ranks.sum_(gradients.buffer)
-            loss, out_of_memory, asked, norm = torch.cat([gradients.tail, gradients.norm()[None]]).tolist()
+            outcome = torch.cat([gradients.tail, gradients.norm()[None]])
+            feed.look_ahead()  # a GPU is still at work, and the next line waits for it
+            loss, out_of_memory, asked, norm = outcome.tolist()
             if out_of_memory:
                 smaller = task.smaller_budget(step, budget, ranks)
                 if smaller is None:
@@ -64,9 +67,9 @@ def train(
                 change = _lowered(task, task.budget(step, budget, ranks), smaller)
                 watch.say(f"step {step + 1}: out of memory; {change}, the step is done again")
                 budget = smaller
-                torch.cuda.empty_cache()
                 held.close()
-                batches = held.enter_context(closing(batches_of_steps(task, plan, step, total, budget, ranks)))
+                torch.cuda.empty_cache()
+                feed = held.enter_context(closing(batches_of_steps(task, plan, step, total, budget, ranks)))
                 continue
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 raise RunStopped(_diverged(task, gradients, step, loss, norm, ranks), EXIT_DIVERGED)
@@ -74,7 +77,8 @@ def train(
             rate = learning_rate(recipe, step, total)
             update(optimizer, gradients, norm, rate, recipe.max_grad_norm)
             step += 1
-            watch.step(step, loss, time.perf_counter() - began, len(ids), {"lr": rate, "grad_norm": norm})
+            more = {"lr": rate, "grad_norm": norm, **feed.taken()}
+            watch.step(step, loss, time.perf_counter() - began, len(ids), more)
 
             last, epoch_ends = step == total, step % per_epoch == 0
             save = last or bool(asked) or _due(plan.save_steps, step, epoch_ends)
@@ -120,24 +124,20 @@ def _resume(
     return found.step, found.state["best"]
 
 
-def batches_of_steps(
-    task: Task, plan: Plan, first: int, last: int, budget: int | None, ranks: Ranks
-) -> Generator[Iterable[Any], None, None]:
-    return stream(
-        range(first, last),
-        lambda step: task.batches(step, budget, ranks),
-        workers=plan.workers,
-        prefetch=plan.prefetch,
-        pin_memory=plan.pin_memory and task.device.type == "cuda",
+def batches_of_steps(task: Task, plan: Plan, first: int, last: int, budget: int | None, ranks: Ranks) -> Feed:
+    how = supply(plan, task.device)
+    return Feed(
+        stream(range(first, last), lambda step: task.batches(step, budget, ranks), **how),
+        task.device,
+        how["pin_memory"],
     )
 
 
-def accumulate(task: Task, plan: Plan, batches: Iterable[Any], gradients: Gradients, step: int, scale: float) -> None:
-    """Forward and backward of this rank's micro-batches. Memory running out is a result, not an end: the other ranks
-    wait for this one's part of the sum."""
+def accumulate(task: Task, batches: Iterable[Any], gradients: Gradients, step: int, scale: float) -> None:
+    """Forward and backward of this rank's micro-batches, on the device already. Memory running out is a result, not an
+    end: the other ranks wait for this one's part of the sum."""
     try:
         for batch in batches:
-            batch = batch.to(task.device, non_blocking=plan.pin_memory)
             loss, _ = task.loss_sum(batch, step)
             (loss * scale).backward()
             gradients.tail[0] += loss.detach() * scale

@@ -12,6 +12,9 @@ import torch
 
 from sameday.spec.record import RunFolder
 
+WORTH_SAYING = 0.02
+"""The share of the time spent waiting for input from which on the line tells it."""
+
 
 def clock(seconds: float) -> str:
     minutes, s = divmod(round(seconds), 60)
@@ -27,7 +30,7 @@ class Watch:
         self.live: Any = None
         self.board: Any = None
         self.gpu = _gpu_use(device)
-        self._recent: list[tuple[float, int]] = []  # (seconds, samples) of the latest steps
+        self._recent: list[tuple[float, int, float]] = []  # (seconds, samples, wait) of the latest steps
         if run is not None and sys.stdout.isatty():
             from rich.live import Live
 
@@ -35,15 +38,16 @@ class Watch:
             self.live.start()
 
     def step(self, step: int, loss: float, seconds: float, samples: int, more: dict[str, Any]) -> None:
-        """`step` is the number of steps done."""
+        """`step` is the number of steps done. `more` has `lr`, and `wait` where input was waited for."""
         if self.run is None:
             return
-        self._recent = [*self._recent, (seconds, samples)][-50:]
-        spent, seen = (sum(column) for column in zip(*self._recent, strict=True))
+        self._recent = [*self._recent, (seconds, samples, more.get("wait", 0.0))][-50:]
+        spent, seen, waited = (sum(column) for column in zip(*self._recent, strict=True))
         pace = spent / len(self._recent)
+        wait = f"  wait {waited / spent:.0%}" if waited >= WORTH_SAYING * spent else ""
         line = (
             f"step {step}/{self.total}  loss {loss:.4f}  lr {more['lr']:.2e}  {pace:.3f} s/step  "
-            f"{seen / spent:.1f} samples/s{self.gpu()}  left {clock(pace * (self.total - step))}"
+            f"{seen / spent:.1f} samples/s{self.gpu()}{wait}  left {clock(pace * (self.total - step))}"
         )
         if self.live is not None:
             self.live.update(line)

@@ -170,7 +170,7 @@ def _fixed_gradients(task: Any, job: Job, ranks: Any, folder: Path) -> None:
     with closing(batches_of_steps(task, job.plan, 0, job.steps, None, ranks)) as made:
         for step, batches in enumerate(made):
             gradients.zero()
-            accumulate(task.unwatched(), job.plan, batches, gradients, step, 1 / task.count(task.step_ids(step)))
+            accumulate(task.unwatched(), batches, gradients, step, 1 / task.count(task.step_ids(step)))
             ranks.sum_(gradients.buffer)
             loss, out_of_memory, _ = gradients.tail.tolist()
             if out_of_memory:

@@ -37,6 +37,7 @@ def _everywhere(device: str) -> Values:
         "device": ("auto", device),
         "workers": (0, 1),
         "prefetch": (2, 1),
+        "keep_workers": (False, True),
         "pin_memory": (False, True),
         "environment": ({}, {"OMP_NUM_THREADS": "1"}),
         "deterministic": (False, True),
@@ -76,7 +77,6 @@ def _classify(device: str, size: int) -> Values:
         "channels_last": (False, True),
         "cuda_graphs": (False, *((True,) if cuda else ())),
         "cudnn_benchmark": (False, True),
-        "keep_workers": (False, True),
         "images_on": ("host", "device", "auto"),
         "eval_batch": (None, 3 * size),
     }
