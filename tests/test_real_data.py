@@ -22,8 +22,10 @@ from sameday.data.questions.audit import audit
 from sameday.data.questions.processor import ImageProcessor
 from sameday.data.questions.sample import Sample
 from sameday.spec.record import read_metrics
-from sameday.tasks.start import Caching
-from sameday.train.launch import cache_from_files, evaluate_run, train_from_files
+from sameday.spec.vqa import VqaRecipe
+from sameday.tasks.vqa_fill import Filling, images_of
+from sameday.tasks.vqa_start import VqaStart
+from sameday.train.launch import evaluate_run, train_from_files
 
 DATA = Path(os.environ.get("SAMEDAY_TEST_DATA") or "no folder")
 pytestmark = pytest.mark.skipif(
@@ -140,22 +142,20 @@ def test_a_cache_has_each_content_once(radiology: Path, model: Path, tmp_path: P
         (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert len(names) == 2_244
     data = {split: f"{split}.jsonl" for split in SPLITS} | {"image_root": "images"}
-    recipe = {"model": str(model), "data": data, "effective_batch": 16, "learning_rate": 1e-4}
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    assert cache_from_files(tmp_path / "recipe.yaml", None, [], Caching("pixels", "fill", False))
-    entries = list((tmp_path / "sameday-cache").rglob("*.safetensors"))
-    assert len(entries) == 314
+    fields = {"model": str(model), "data": data, "effective_batch": 16, "learning_rate": 1e-4}
+    start = VqaStart(VqaRecipe.model_validate(fields), tmp_path)
+    images = images_of(start.audit(print, tuple(SPLITS)).parts)
     processor = ImageProcessor.load(str(model))
-    found = audit(tmp_path / "train.jsonl", tmp_path / "images").samples
-    found += audit(tmp_path / "val.jsonl", tmp_path / "images").samples
-    found += audit(tmp_path / "test.jsonl", tmp_path / "images").samples
-    images = {sample.images[0].digest: sample.images[0] for sample in found}
-    patches = sum(math.prod(processor.grid(image.width, image.height)) for image in images.values())
+    filling = Filling("pixels", processor, images, tmp_path / "cache", print)
+    filling.fill(workers=2)
+    entries = list((tmp_path / "cache").rglob("*.safetensors"))
+    assert len(entries) == len(images) == 314
+    patches = sum(math.prod(processor.grid(image.width, image.height)) for image in images)
     values = patches * 3 * 2 * processor.patch_size**2 * 4
-    whole = sum(file.stat().st_size for file in (tmp_path / "sameday-cache").rglob("*") if file.is_file())
+    whole = sum(file.stat().st_size for file in (tmp_path / "cache").rglob("*") if file.is_file())
     print(f"{whole / len(entries) / 1e6:.2f} MB per image, {whole / values:.4f} of float32 pixel_values")
     assert whole <= 0.13 * values
-    assert cache_from_files(tmp_path / "recipe.yaml", None, [], Caching("pixels", "check", False))
+    assert filling.check()
 
 
 def train(radiology: Path, model: Path, name: str, plan: dict[str, Any]) -> tuple[dict[str, float], Path]:

@@ -371,6 +371,7 @@ def build_until_told(store: Store, jobs: list[Job[int]], leave: bool) -> None:
         time.sleep(0.01)
         return finish(prepared)
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start without one
     if leave:
         signal.signal(signal.SIGTERM, asked)
     run(store, jobs, finish=slowly)

@@ -76,7 +76,7 @@ def log_sum_exp_in_base_two(_task: Any, _ranks: Any) -> Any:
 
 def _built(task: Any, change: Callable[[Batch], Batch]) -> AbstractContextManager[Any]:
     build = task._build
-    return patch.object(task, "_build", lambda encoded, part: change(build(encoded, part)))
+    return patch.object(task, "_build", lambda *how: change(build(*how)))
 
 
 @planted(SHARED, "positions", "data.questions.layout")
