@@ -225,7 +225,8 @@ class VqaTask:
         # An answer that was cut has no end, and is never counted as matched.
         ends.index_add_(0, batch.owner, (batch.target == self.encoder.end_token).float())
         right = (wrong == 0) & (ends > 0)
-        values = [(losses * batch.weight).sum(), batch.weight.sum(), right.sum(), torch.tensor(len(wrong))]
+        # Counted on the device: a number sent there would have to be waited for.
+        values = [(losses * batch.weight).sum(), batch.weight.sum(), right.sum(), torch.ones_like(wrong).sum()]
         return torch.stack([v.to(device=self.device, dtype=torch.float64) for v in values])
 
 
