@@ -25,7 +25,7 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-# Long trials, run by hand: fifty kills of a training run, equivalent plans over seeds, planted faults in bf16,
+# Long trials, run by hand: fifty kills of a training run and of a cache, equivalent plans over seeds, faults in bf16,
 # several ranks of classification. An hour.
 soak: $(STAMP)
 	$(BIN)/pytest -m soak -s
