@@ -57,7 +57,6 @@ def test_asked_to_stop(home: Path) -> None:
     assert records(run) == records(home / "reference")
 
 
-@pytest.mark.soak
 def test_asked_to_stop_together_with_its_workers(home: Path) -> None:
     """A batch system signals every process of a job, those that load images too."""
     sets = (*SETS, "plan.workers=1")
