@@ -226,16 +226,18 @@ def prune(root: Path, keep: Mapping[str, Container[str]]) -> tuple[int, int]:
 
 def free_bytes(folder: Path) -> int:
     """What a user may still write here, or in the nearest folder above that is there."""
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    found = os.statvfs(existing)
+    found = _disk(folder)
     return found.f_bavail * found.f_frsize
 
 
 def reserved(folder: Path) -> int:
     """What a run that fills a cache on its way leaves free: its checkpoints may need the same disk."""
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    found = os.statvfs(existing)
+    found = _disk(folder)
     return max(RESERVE, int(RESERVED_SHARE * found.f_blocks * found.f_frsize))
+
+
+def _disk(folder: Path) -> os.statvfs_result:
+    return os.statvfs(next(path for path in (folder, *folder.absolute().parents) if path.exists()))
 
 
 def in_bytes(size: int) -> str:

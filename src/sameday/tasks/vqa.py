@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from contextlib import closing
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 
@@ -57,6 +57,7 @@ class VqaTask:
         self.source = self.cache.source
         self.notes: Sequence[str] = self.cache.notes
         self.device = model.device
+        self._rounds = Rounds(plan, self.device)
         self.places = [Place(s.id, s.image_key, s.stage) for s in splits.get("train", [])]
         self._epoch = lru_cache(maxsize=2)(self._epoch_steps)
         self._encode = lru_cache(maxsize=4096)(self.encoder.encode)
@@ -192,10 +193,6 @@ class VqaTask:
         self.model.restore(folder)
 
     # Evaluation
-
-    @cached_property
-    def _rounds(self) -> Rounds:
-        return Rounds(self.plan, self.device)
 
     @torch.no_grad()
     def evaluate(self, split: str, ranks: Ranks, budget: int | None = None) -> dict[str, float]:
