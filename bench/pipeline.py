@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader, Dataset
 from sameday.cache.store import Store
 from sameday.data.questions.audit import cores
 from sameday.data.questions.images import open_rgb
+from sameday.data.questions.sample import images_of
 from sameday.data.questions.source import PIXELS, decode
 from sameday.demo.tiny import write_model
 from sameday.hardware.ranks import Ranks
@@ -37,7 +38,7 @@ from sameday.spec.plan import Plan
 from sameday.spec.vqa import VqaRecipe
 from sameday.tasks.vqa import VqaTask
 from sameday.tasks.vqa_cache import open_cache, settings_of
-from sameday.tasks.vqa_fill import Filling, images_of
+from sameday.tasks.vqa_fill import Filling
 from sameday.tasks.vqa_start import VqaStart
 from sameday.train.loop import accumulate, batches_of_steps, update
 from sameday.train.optim import Gradients, make_optimizer

@@ -20,10 +20,10 @@ from transformers import AutoTokenizer, Qwen3VLConfig, Qwen3VLForConditionalGene
 
 from sameday.data.questions.audit import audit
 from sameday.data.questions.processor import ImageProcessor
-from sameday.data.questions.sample import Sample
+from sameday.data.questions.sample import Sample, images_of
 from sameday.spec.record import read_metrics
 from sameday.spec.vqa import VqaRecipe
-from sameday.tasks.vqa_fill import Filling, images_of
+from sameday.tasks.vqa_fill import Filling
 from sameday.tasks.vqa_start import VqaStart
 from sameday.train.launch import evaluate_run, train_from_files
 

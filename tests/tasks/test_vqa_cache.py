@@ -25,6 +25,7 @@ from sameday.cache.key import differences
 from sameday.cache.store import Store
 from sameday.cache.worth import Measured
 from sameday.data.questions.images import stamp
+from sameday.data.questions.sample import images_of
 from sameday.hardware.machine import Machine
 from sameday.hardware.ranks import Ranks
 from sameday.spec.errors import EXIT_STOPPED, BadInput
@@ -34,7 +35,7 @@ from sameday.tasks.registry import start_of
 from sameday.tasks.start import Caching
 from sameday.tasks.vqa import VqaTask
 from sameday.tasks.vqa_cache import settings_of, write_measured
-from sameday.tasks.vqa_fill import Filling, images_of
+from sameday.tasks.vqa_fill import Filling
 from sameday.tasks.vqa_start import VqaStart
 from sameday.train.launch import automatic_plan, cache_from_files
 from sameday.train.loop import accumulate

@@ -20,7 +20,7 @@ from sameday.data.questions.encode import Encoded, Encoder
 from sameday.data.questions.layout import lay_out
 from sameday.data.questions.partition import Cut, Item, MicroBatch, micro_batches, size
 from sameday.data.questions.processor import ImageProcessor
-from sameday.data.questions.sample import Sample
+from sameday.data.questions.sample import Sample, images_of
 from sameday.data.questions.seen import read_back
 from sameday.data.questions.source import Look, Source
 from sameday.data.seen import Seen
@@ -82,7 +82,7 @@ class VqaTask:
         splits, left_out = _check_encoding(encoder, splits, recipe.data.on_bad == "skip")
         start = None if recipe.start_adapter is None else resolve_path(recipe_dir, recipe.start_adapter)
         model = QwenVL(load_base(name, recipe, device), recipe, plan, device, processor.levels, start)
-        contents = {image.digest for samples in splits.values() for sample in samples for image in sample.images}
+        contents = {image.digest for image in images_of(splits)}
         cache = open_cache(recipe, plan, resolve_path(recipe_dir, plan.cache_dir), processor, model, contents)
         return cls(recipe, plan, model, encoder, processor, splits, left_out, cache)
 

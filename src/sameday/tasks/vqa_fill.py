@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from sameday.cache.key import Kind, differences
 from sameday.cache.store import BadEntry, Store, in_bytes, others, prune
 from sameday.cache.worth import Measured, judge
 from sameday.data.questions.processor import ImageProcessor
-from sameday.data.questions.sample import ImageRef, Sample
+from sameday.data.questions.sample import ImageRef
 from sameday.data.questions.source import FEATURES, PIXELS, decode
 from sameday.hardware.disk import rate_of, read_rate
 from sameday.hardware.ranks import Ranks
@@ -31,12 +31,6 @@ from sameday.tasks.vqa_cache import settings_of, write_measured
 
 STEPS = 4
 """Measured, each after it was done once."""
-
-
-def images_of(splits: Mapping[str, Sequence[Sample]]) -> list[ImageRef]:
-    """Each content once, whatever its names."""
-    samples = (sample for split in splits.values() for sample in split)
-    return list({image.digest: image for sample in samples for image in sample.images}.values())
 
 
 class Filling:

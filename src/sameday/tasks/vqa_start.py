@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sameday.data.questions.audit import DEFAULT_SPECIAL, check, cores, report
-from sameday.data.questions.sample import Sample
+from sameday.data.questions.sample import Sample, images_of
 from sameday.spec.errors import BadInput
 from sameday.spec.load import resolve_model, resolve_path
 from sameday.spec.plan import Plan
@@ -116,7 +116,7 @@ class VqaStart:
         from sameday.cache.build import check_room, estimate
         from sameday.tasks.vqa import load_processor
         from sameday.tasks.vqa_cache import found, in_folder
-        from sameday.tasks.vqa_fill import Filling, images_of
+        from sameday.tasks.vqa_fill import Filling
 
         if asked.kind == "features" and self.recipe.train_vision:
             raise BadInput("features are of no use where recipe.train_vision trains the tower that makes them")

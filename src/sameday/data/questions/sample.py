@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -54,3 +55,9 @@ class Sample:
     def image_key(self) -> str:
         """Equal for questions about the same images; unique to the question where it has none."""
         return "+".join(i.digest for i in self.images) or f"line {self.id}"
+
+
+def images_of(splits: Mapping[str, Sequence[Sample]]) -> list[ImageRef]:
+    """Each content once, whatever its names."""
+    samples = (sample for split in splits.values() for sample in split)
+    return list({image.digest: image for sample in samples for image in sample.images}.values())
