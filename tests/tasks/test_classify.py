@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,6 +20,7 @@ from sameday.demo.patterns import write_patterns
 from sameday.hardware.machine import Machine, look
 from sameday.hardware.ranks import Ranks
 from sameday.models.build import load_model
+from sameday.models.compiled import Compiled
 from sameday.models.vision_bdh import VisionBDH
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
@@ -164,11 +166,20 @@ def backends() -> Iterator[dict[str, Callable[..., Any]]]:
 
     def wrong(graph: Any, _inputs: Any) -> Any:
         def run(*inputs: Tensor) -> Any:
-            return tuple(x * 1.5 if isinstance(x, Tensor) and x.is_floating_point() else x for x in graph(*inputs))
+            return tuple(
+                x.roll(1, -1) if isinstance(x, Tensor) and x.is_floating_point() else x for x in graph(*inputs)
+            )
 
         return run
 
-    found = {"broken": broken, "wrong": wrong}
+    graphs: list[Any] = []
+
+    def later(graph: Any, inputs: Any) -> Any:
+        """Right for what is compiled first."""
+        graphs.append(graph)
+        return graph if len(graphs) == 1 else wrong(graph, inputs)
+
+    found = {"broken": broken, "wrong": wrong, "later": later}
     torch.compiler.reset()
     for name, backend in found.items():
         torch._dynamo.register_backend(backend, name=name)
@@ -178,7 +189,7 @@ def backends() -> Iterator[dict[str, Callable[..., Any]]]:
         torch._dynamo.backends.registry._COMPILER_FNS.pop(name)
 
 
-WHY = {"broken": "failed: BackendCompilerFailed", "wrong": "disagrees with eager: losses are"}
+WHY = {"broken": "failed: BackendCompilerFailed", "wrong": "disagrees with eager for 8 images: logits are"}
 
 
 @pytest.mark.parametrize("name", WHY)
@@ -199,8 +210,38 @@ def test_a_compile_that_fails_falls_back_or_stops(home: Path, backends: Any, nam
 def test_a_compile_that_works_is_used(home: Path) -> None:
     torch.compiler.reset()
     task = sets.make_task(home, sets.tiny_recipe(), Plan(compile="auto", compile_backend="aot_eager"))
-    assert not task.notes and task._losses["train"].run is not task.model
+    run = task._losses["train"].run
+    assert not task.notes and isinstance(run, Compiled) and run.made is not None
     torch.compiler.reset()
+
+
+def test_each_size_of_batch_is_tried_before_it_is_trusted(home: Path, backends: Any) -> None:
+    recipe = sets.tiny_recipe()
+    plain = sets.make_task(home, recipe)
+    pair = plain._build("train", [0, 1], (0, 0))
+    plain.training(True)
+    wanted = plain.loss_sum(pair, 0)[1]
+    task = sets.make_task(home, recipe, Plan(compile="auto", compile_backend="later"))
+    assert not task.notes
+    with pytest.warns(UserWarning, match="compile: none from here on, because .*disagrees with eager for 2 images"):
+        found = task.loss_sum(pair, 0)[1]
+    assert torch.equal(found, wanted)
+    assert task.evaluate("val", Ranks()) == plain.evaluate("val", Ranks())
+
+
+def test_what_was_asked_for_stops_where_another_size_is_wrong(home: Path, backends: Any) -> None:
+    task = sets.make_task(home, sets.tiny_recipe(), Plan(compile="layers", compile_backend="later"))
+    with pytest.raises(BadInput, match=r"plan\.compile layers: .*disagrees with eager for 2 images: logits are"):
+        task.loss_sum(task._build("train", [0, 1], (0, 0)), 0)
+
+
+def test_fused_levels_are_not_compiled(home: Path) -> None:
+    task = sets.make_task(home, sets.tiny_recipe(), Plan(compile="auto", level_kernel="fused"))
+    assert task.notes == ("compile: none, because the levels are fused kernels already",)
+    with pytest.raises(BadInput, match=r"plan\.compile layers is for plain levels"):
+        sets.make_task(home, sets.tiny_recipe(), Plan(compile="layers", level_kernel="fused"))
+    either = sets.make_task(home, sets.tiny_recipe(), Plan(compile="layers", compile_backend="aot_eager"))
+    assert either.model.kernel == "plain"
 
 
 # Recorded graphs
@@ -214,7 +255,14 @@ def test_recorded_micro_batches_learn_what_eager_ones_do(
     nothing is recorded, but what would be is run with the weights it would be run with."""
     gpu = torch.cuda.is_available()
     if not gpu:
-        monkeypatch.setattr(torch.cuda, "make_graphed_callables", lambda run, _inputs: run)
+
+        def once(run: Any, inputs: Any) -> Any:
+            before = list(task.model.parameters())
+            run(*inputs)
+            assert all(map(operator.is_, task.model.parameters(), before)), "the recording's leaves stay in the model"
+            return run
+
+        monkeypatch.setattr(torch.cuda, "make_graphed_callables", once)
     torch.compiler.reset()
     found: list[dict[str, Tensor]] = []
     for graphs in (False, True):
@@ -333,7 +381,7 @@ def test_evaluation_without_room_goes_on_in_halves(home: Path, plan: Plan) -> No
 def test_a_recorded_gpu_plan_is_evaluated_anywhere(home: Path) -> None:
     start = ClassifyStart(sets.tiny_recipe(), home)
     plan = Plan(
-        level_kernel="fused", cuda_graphs=True, images_on="device", compile="layers", device="cuda", micro_batch=5
+        level_kernel="fused", cuda_graphs=True, images_on="device", compile="auto", device="cuda", micro_batch=5
     )
     found = start.for_evaluation(plan)
     assert found.micro_batch == 5 and start.settle(found, look("cpu"))["level_kernel"][0] == "plain"

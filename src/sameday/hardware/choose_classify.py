@@ -33,6 +33,8 @@ def check_plan(plan: Plan, device: str, precision: str, triton: bool) -> None:
             "plan.cuda_graphs cannot record while a thread pins what the workers send: set plan.workers 0 "
             "(with images_on device they have nothing to do), or pin_memory false"
         )
+    if plan.level_kernel == "fused" and plan.compile == "layers":
+        raise BadInput("plan.compile layers is for plain levels, plan.level_kernel fused replaces them; allowed: one")
     if plan.cuda_graphs and plan.compile != "none" and plan.compile_mode == "reduce-overhead":
         raise BadInput(
             "plan.compile_mode reduce-overhead records graphs as plan.cuda_graphs does; allowed: one of them"
@@ -46,6 +48,8 @@ def level_kernel(plan: Plan, recipe: ClassifyRecipe, machine: Machine, refused: 
         raise BadInput(f"plan.level_kernel fused: {refused}; allowed: auto, plain")
     if plan.level_kernel != "auto":
         return plan.level_kernel, "asked for"
+    if plan.compile == "layers":
+        return "plain", "plan.compile layers compiles the plain ones"
     if machine.device == "cpu" or not machine.triton:
         return "plain", "there is no GPU with Triton"
     if refused:

@@ -5,6 +5,7 @@ Written to be read; `kernels.bdh` computes the same levels fast, and is compared
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -44,6 +45,7 @@ class VisionBDH(nn.Module):
         self.register_buffer("level_keys", keys_of(shape.levels, "level"), persistent=False)
         self.head = nn.Linear(width, classes)
         self._tables: tuple[Tensor, Tensor] | None = None
+        self.run_layer: Callable[..., Tensor] = type(self).level  # what a plan may compile
         self._start(seed)
 
     @torch.no_grad()
@@ -81,14 +83,14 @@ class VisionBDH(nn.Module):
                 x, *weights, self.rotary(x.device), row_keys, self.dropout.columns, drop, self.shape.levels, kind
             )
         for level in range(self.shape.levels):
-            x = self.level(x if level == 0 else norm(x), row_keys[level])
+            x = self.run_layer(self, x if level == 0 else norm(x), row_keys[level], *self.rotary(x.device))
         return x
 
-    def level(self, x: Tensor, row_keys: Tensor) -> Tensor:
+    def level(self, x: Tensor, row_keys: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """One level of normalised x, (images, tokens, width)."""
         each = x[:, None]
         s = F.relu(each @ self.encoder)
-        r = rotate(s, *self.rotary(x.device))
+        r = rotate(s, cos, sin)
         scores = r @ r.transpose(-1, -2)
         if self.shape.attention == "softmax":
             scores = F.softmax(scores.to(torch.promote_types(scores.dtype, torch.float32)) / math.sqrt(self.units), -1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -29,6 +31,11 @@ class Layer(nn.Module):
         return x + self.down(hidden)
 
 
+def through(layer: Layer, x: Tensor, row_keys: Tensor) -> Tensor:
+    found: Tensor = layer(x, row_keys)
+    return found
+
+
 class ViT(nn.Module):
     token_keys: Tensor
     layer_keys: Tensor
@@ -46,6 +53,7 @@ class ViT(nn.Module):
         self.register_buffer("layer_keys", keys_of(shape.depth, "layer"), persistent=False)
         self.after = nn.LayerNorm(width, EPS)
         self.head = nn.Linear(width, classes)
+        self.run_layer: Callable[..., Tensor] = through  # what a plan may compile
         self._start(seed)
 
     @torch.no_grad()
@@ -68,7 +76,7 @@ class ViT(nn.Module):
         x = x + self.positions
         row_keys = mix(keys[:, None] ^ self.token_keys)
         for layer, key in zip(self.layers, self.layer_keys, strict=True):
-            x = layer(x, mix(row_keys ^ key))
+            x = self.run_layer(layer, x, mix(row_keys ^ key))
         x = self.after(x)
         logits: Tensor = self.head(x[:, 0] if self.shape.pool == "class" else x.mean(1))
         return logits.float() if logits.dtype == torch.bfloat16 else logits

@@ -79,8 +79,8 @@ class Plan(Strict):
     compile: Literal["none", "layers", "auto"] = _field(
         "none",
         "rounding",
-        "torch.compile for the layers of a language model, or the whole of a vision model. auto, for task classify: as "
-        "long as it works and its first step is eager's.",
+        "torch.compile for the model's layers. auto, for task classify: as long as it works and each size of batch "
+        "gives what eager gives when it is first met.",
         values_for={"auto": CLASSIFY},
     )
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = _field(

@@ -26,7 +26,7 @@ from sameday.hardware.machine import look
 from sameday.hardware.ranks import Ranks
 from sameday.kernels.dropout import dropouts, mix, name_key
 from sameday.models.build import VisionModel, build_model, no_fused_levels, restore_model, save_model
-from sameday.models.compiled import compiled
+from sameday.models.compiled import Compiled
 from sameday.models.vision_bdh import VisionBDH
 from sameday.spec.classify import ClassifyRecipe
 from sameday.spec.plan import Plan
@@ -68,23 +68,17 @@ class ClassifyTask:
         return task
 
     def compile(self) -> None:
-        """Kept only where the first step's losses and gradients are eager's."""
+        """Tried with the first step's images, so that what fails is said before the run begins."""
         if isinstance(self.model, VisionBDH) and self.model.kernel == "fused":
-            # Kernels already. Marked here, since the mark alone takes longer to load than the rest of the model.
-            self.model.levels = torch.compiler.disable(self.model.levels)  # type: ignore[method-assign]
-        train = self._losses["train"]
-        batch = next(iter(self.batches(0, None, Ranks()))).to(self.device)
-        self.model.train()
-
-        def losses(run: Any) -> Tensor:
-            train.run = run
-            return train(*batch.tensors())
-
-        made, why = compiled(self.model, self.plan, self.recipe.precision, losses)
+            self.notes = ("compile: none, because the levels are fused kernels already",)
+            return
+        made = Compiled(self.model, self.plan, self.recipe.precision)
         for each in self._losses.values():
-            each.run = self.model if made is None else made
-        if why is not None:
-            self.notes = (f"compile: none, because {why}",)
+            each.run = made
+        self.model.train()
+        self._losses["train"](*next(iter(self.batches(0, None, Ranks()))).to(self.device).tensors())
+        if made.why is not None:
+            self.notes = (f"compile: none, because {made.why}",)
 
     def _held(self, part: str) -> tuple[Tensor, Tensor] | None:
         """A part's images and labels in the device's memory, where the plan has them there."""
@@ -245,7 +239,8 @@ class Losses(nn.Module):
     ) -> None:
         super().__init__()
         self.recipe, self.model, self.held, self.channels_last = recipe, model, held, channels_last
-        self.run: Callable[[Tensor, Tensor], Tensor] = model
+        # Not a part besides `model`: a weight found twice is swapped twice for a recording, and not put back.
+        self.run: Callable[[Tensor, Tensor], Tensor] = model.__call__
 
     def forward(self, *tensors: Tensor) -> Tensor:
         return self.cross_entropy(*self.logits(*tensors, augmented=True))
