@@ -3,6 +3,7 @@
 python bench/bdh.py steps      # images/s, ms per step, share of the floor, peak memory
 python bench/bdh.py tiles      # each kernel under several tile sizes
 python bench/bdh.py check      # gradients of the fused kernels against the plain model's
+python bench/bdh.py compiled   # gradients by torch.compile, of the whole model and of each level, against eager's
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sameday.kernels import bdh
+from sameday.models.compiled import Compiled
 from sameday.models.vision_bdh import VisionBDH, forward_flops
 from sameday.models.vit import ViT
 from sameday.models.vit import forward_flops as vit_flops
 from sameday.spec.classify import BdhModel, VitModel
+from sameday.spec.plan import Plan
 
 CLASSES, SIZE = 10, 32
 
@@ -128,6 +131,29 @@ def check() -> None:
     for name in plain:
         figures = (fused, plain), (low_plain, plain), (low_fused, plain)
         print(f"  {name:16s} " + "  ".join(f"{distance(a, b, name):8.1e}" for a, b in figures))
+
+
+def compiled() -> None:
+    """The largest relative distance of a tensor's gradient from eager's, where batches change their size. bf16."""
+    makers: dict[str, Callable[[VisionBDH], Any]] = {
+        "the whole model": torch.compile,
+        "level by level": lambda model: Compiled(model, Plan(compile="layers"), "bf16"),
+    }
+    for what, maker in makers.items():
+        torch.compiler.reset()
+        model = VisionBDH(BdhModel(dropout=0.0), SIZE, CLASSES, 0).cuda()
+        made = maker(model)
+        for batch in (64, 32, 64, 17):
+            pixels = torch.randn(batch, 3, SIZE, SIZE, device="cuda")
+            keys = torch.arange(batch, dtype=torch.int32, device="cuda")
+            direction = torch.randn(batch, CLASSES, device="cuda")
+            found = []
+            for run in (model, made):
+                with torch.autocast("cuda", torch.bfloat16):
+                    logits = run(pixels, keys)
+                found.append([logits.detach(), *torch.autograd.grad(logits, list(model.parameters()), direction)])
+            off = [float((b - a).norm() / a.norm()) for a, b in zip(*found, strict=True)]
+            print(f"{what}, batch {batch}: logits {off[0]:.1e} off, gradients at most {max(off[1:]):.1e}", flush=True)
 
 
 VARIANTS: dict[str, list[bdh.Launch]] = {
@@ -302,7 +328,7 @@ def quiet() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("steps", "tiles", "check"))
+    parser.add_argument("what", choices=("steps", "tiles", "check", "compiled"))
     parser.add_argument("--batch", type=int, nargs="+", help="one or more instead of the usual ones")
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
     args = parser.parse_args()
@@ -312,7 +338,7 @@ def main() -> None:
     elif args.what == "tiles":
         tiles(args.batch[0] if args.batch else 256)
     else:
-        check()
+        {"check": check, "compiled": compiled}[args.what]()
 
 
 if __name__ == "__main__":

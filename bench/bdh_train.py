@@ -43,6 +43,13 @@ def records(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+def validated(run: Path) -> list[float]:
+    """The validation loss of each epoch that is done."""
+    if not (run / "metrics.jsonl").exists():
+        return []
+    return [r["loss"] for r in records(run) if r.get("split") == "val"]
+
+
 def accuracy(folder: Path, args: Any) -> None:
     """Each seed by itself, timed from the command to its end."""
     found = []
@@ -74,7 +81,8 @@ def accuracy(folder: Path, args: Any) -> None:
 
 
 def curves(folder: Path, args: Any) -> None:
-    """Every seed under both plans, at once: what is compared are losses, not times."""
+    """Every seed under both plans, at once: what is compared are losses, not times. Runs that are finished under --out
+    are taken as they are, so that seeds can be added."""
     args.set += [f"recipe.num_epochs={args.epochs}"]
     often = ["--set", "plan.eval_steps=epoch", "--set", "plan.save_steps=epoch"]
     plain = folder / "plain.yaml"
@@ -83,11 +91,11 @@ def curves(folder: Path, args: Any) -> None:
         (name, seed): start(folder, args, seed, f"{name}-{seed}", ["--plan", str(path), *often])
         for name, path in (("fused", args.plan), ("plain", plain))
         for seed in args.seeds
+        if len(validated(folder / f"{name}-{seed}")) < args.epochs
     }
-    found: dict[str, list[list[float]]] = {"fused": [], "plain": []}
-    for (name, _), (process, run) in runs.items():
+    for process, run in runs.values():
         wait(process, run)
-        found[name].append([r["loss"] for r in records(run) if r.get("split") == "val"])
+    found = {name: [validated(folder / f"{name}-{seed}") for seed in args.seeds] for name in ("fused", "plain")}
     print(f"{args.recipe}, validation loss after each epoch, seeds {args.seeds}: mean (least to most)")
     for epoch in range(args.epochs):
         line, spans = f"epoch {epoch + 1}", []
@@ -96,7 +104,13 @@ def curves(folder: Path, args: Any) -> None:
             spans.append((min(values), max(values)))
             line += f"   {name} {statistics.mean(values):.4f} ({min(values):.4f}-{max(values):.4f})"
         meet = max(low for low, _ in spans) <= min(high for _, high in spans)
-        print(line + ("   spreads meet" if meet else "   spreads do not meet"), flush=True)
+        print(line + ("   spreads meet" if meet else "   spreads do not meet"))
+        apart = [a[epoch] - b[epoch] for a, b in zip(*found.values(), strict=True)]
+        if len(apart) > 1:
+            error = statistics.stdev(apart) / len(apart) ** 0.5
+            print(
+                f"          fused less plain, seed by seed: {statistics.mean(apart):+.4f}, standard error {error:.4f}"
+            )
     pairs = zip(found["fused"], found["plain"], strict=True)
     apart = [abs(a[-1] - b[-1]) / b[-1] for a, b in pairs]
     print(f"with one seed the plans end {100 * statistics.mean(apart):.2f}% apart, {100 * max(apart):.2f}% at most")
