@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sameday.data.times import Times
+from sameday.hardware.parts import during
 
 
 class _Sent(NamedTuple):
@@ -105,15 +106,16 @@ class Feed:
         times = getattr(batch, "times", None) or Times()
         if self._side is not None:
             # Without room for the copy yet, it is made when the micro-batch is used: then it counts as that one's.
-            with suppress(torch.OutOfMemoryError), torch.cuda.stream(self._side):
+            with during("copy"), suppress(torch.OutOfMemoryError), torch.cuda.stream(self._side):
                 return _Sent(batch.to(self._device, non_blocking=True), times, self._side.record_event())
         return _Sent(batch, times, None)
 
     def _received(self, sent: _Sent) -> Any:
-        if sent.arrives is None:
-            return sent.batch.to(self._device, non_blocking=self._pinned)
-        compute = torch.cuda.current_stream(self._device)
-        compute.wait_event(sent.arrives)
+        with during("copy"):
+            if sent.arrives is None:
+                return sent.batch.to(self._device, non_blocking=self._pinned)
+            compute = torch.cuda.current_stream(self._device)
+            compute.wait_event(sent.arrives)
         for tensor in _tensors(sent.batch):
             if tensor.is_cuda:
                 # The allocator knows of the side stream only: the memory must not be used again before it was read.
@@ -124,7 +126,8 @@ class Feed:
         """The next one of it, or None at its end."""
         began = perf_counter()
         try:
-            return next(source, None)
+            with during("wait"):
+                return next(source, None)
         finally:
             self._wait += perf_counter() - began
 

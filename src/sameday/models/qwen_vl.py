@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from sameday.data.questions.batch import Batch
 from sameday.hardware.choose import attention_kernel
+from sameday.hardware.parts import during
 from sameday.kernels import attention
 from sameday.kernels.dropout import DropoutKeys
 from sameday.kernels.patches import Patching, patches
@@ -121,7 +122,8 @@ class QwenVL:
         x = self.text.embed_tokens(batch.tokens)
         levels: list[Tensor] = []
         if batch.grids:
-            features, levels = self._look(batch)
+            with during("tower"):
+                features, levels = self._look(batch)
             x = x.flatten(0, 1).index_copy(0, batch.image_slots, features.to(x.dtype)).view_as(x)
         rotary = self._rotary(batch.positions, x.dtype)
         mask = attention.make_mask(batch.group, batch.branch, batch.one_per_row, batch.segments, self.kernel)

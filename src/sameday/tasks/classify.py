@@ -23,6 +23,7 @@ from sameday.data.order import permutation
 from sameday.data.seen import Seen
 from sameday.hardware.choose_classify import images_place, level_kernel
 from sameday.hardware.machine import look
+from sameday.hardware.parts import during
 from sameday.hardware.ranks import Ranks
 from sameday.kernels.dropout import dropouts, mix, name_key
 from sameday.models.build import VisionModel, build_model, no_fused_levels, restore_model, save_model
@@ -140,9 +141,11 @@ class ClassifyTask:
     # Forward and loss
 
     def loss_sum(self, batch: ImageBatch, step: int) -> tuple[Tensor, Tensor]:
-        losses = self._recording(batch)(*batch.tensors())
-        # Copied: a recorded graph writes the next micro-batch's losses to the same place.
-        return losses.sum(), losses.detach().clone()
+        with during("forward"):
+            losses = self._recording(batch)(*batch.tensors())
+        with during("loss"):
+            # Copied: a recorded graph writes the next micro-batch's losses to the same place.
+            return losses.sum(), losses.detach().clone()
 
     def _recording(self, batch: ImageBatch) -> Callable[..., Tensor]:
         """The losses of a training micro-batch, as recorded graphs where the plan asks for them: from the second of a
@@ -243,15 +246,18 @@ class Losses(nn.Module):
         self.run: Callable[[Tensor, Tensor], Tensor] = model.__call__
 
     def forward(self, *tensors: Tensor) -> Tensor:
-        return self.cross_entropy(*self.logits(*tensors, augmented=True))
+        logits, labels = self.logits(*tensors, augmented=True)
+        with during("loss"):
+            return self.cross_entropy(logits, labels)
 
     def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(logits, labels, reduction="none", label_smoothing=self.recipe.label_smoothing)
 
     def logits(self, ids: Tensor, turn: Tensor, *ready: Tensor, augmented: bool) -> tuple[Tensor, Tensor]:
         recipe, precision = self.recipe, self.recipe.precision
-        pixels, labels = self.images(ids, turn, *ready, augmented=augmented)
-        x = augment.normalise(pixels, _each(recipe.normalize_mean), _each(recipe.normalize_std))
+        with during("prepare"):
+            pixels, labels = self.images(ids, turn, *ready, augmented=augmented)
+            x = augment.normalise(pixels, _each(recipe.normalize_mean), _each(recipe.normalize_std))
         x = x.to(self.model.positions.dtype)
         if self.channels_last:
             # The images alone: a weight laid out otherwise would have its gradient and its moments so too.

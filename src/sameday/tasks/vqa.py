@@ -24,6 +24,7 @@ from sameday.data.questions.sample import Sample, images_of
 from sameday.data.questions.seen import read_back
 from sameday.data.questions.source import Look, Source
 from sameday.data.seen import Seen
+from sameday.hardware.parts import during
 from sameday.hardware.ranks import Ranks
 from sameday.models.qwen_vl import QwenVL, load_base
 from sameday.spec.errors import BadInput
@@ -152,10 +153,13 @@ class VqaTask:
 
     def loss_sum(self, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
         with self.model.numeric_format():
-            hidden = self.model.hidden(batch, step)
-            logits = self.model.logits(hidden, batch.target_at)
-        losses = F.cross_entropy(logits, batch.target, reduction="none")
-        return (losses * batch.weight).sum(), losses.detach()
+            with during("forward"):
+                hidden = self.model.hidden(batch, step)
+            with during("loss"):
+                logits = self.model.logits(hidden, batch.target_at)
+        with during("loss"):
+            losses = F.cross_entropy(logits, batch.target, reduction="none")
+            return (losses * batch.weight).sum(), losses.detach()
 
     def seen(self, batch: Batch) -> Iterable[Seen]:
         missing = [grid for grid, ready in zip(batch.grids, batch.ready, strict=True) if not ready]

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from sameday.data.feed import Feed
 from sameday.data.loader import stream, supply
+from sameday.hardware.parts import Clock, during
 from sameday.hardware.ranks import Ranks
 from sameday.spec.errors import EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, EXIT_STOPPED, BadInput, RunStopped
 from sameday.spec.plan import Plan
@@ -27,10 +28,17 @@ from sameday.train.watch import Watch
 
 
 def train(
-    recipe: Recipe, plan: Plan, task: Task, run: RunFolder, ranks: Ranks, stop_after: int | None = None
+    recipe: Recipe,
+    plan: Plan,
+    task: Task,
+    run: RunFolder,
+    ranks: Ranks,
+    stop_after: int | None = None,
+    clock: Clock | None = None,
 ) -> dict[str, float]:
     """Train to the end, or raise RunStopped with the code that says why. Returns the last validation scores.
-    `stop_after` ends this process at that step, saved, as a signal would."""
+    `stop_after` ends this process at that step, saved, as a signal would. A `clock` that is given times every step;
+    otherwise the run times one step of each log interval."""
     per_epoch = task.steps_per_epoch()
     total = recipe.max_steps or recipe.num_epochs * per_epoch
     shown = run if ranks.first else None
@@ -51,13 +59,19 @@ def train(
         feed = held.enter_context(closing(batches_of_steps(task, plan, step, total, budget, ranks)))
         while step < total:
             began = time.perf_counter()
+            timed = clock or (Clock(task.device) if (step + 1) % plan.log_steps == 0 else None)
+            if timed is not None:
+                timed.lap()
             ids = task.step_ids(step)
-            gradients.zero()
+            with during("optimizer"):
+                gradients.zero()
             accumulate(task, next(feed), gradients, step, 1 / task.count(ids))
             gradients.tail[2] = float(stop.asked or (stop_after is not None and step + 1 >= stop_after))
             # The one exchange of a step: gradients, loss, and what the ranks must decide together.
-            ranks.sum_(gradients.buffer)
-            outcome = torch.cat([gradients.tail, gradients.norm()[None]])
+            with during("exchange"):
+                ranks.sum_(gradients.buffer)
+            with during("optimizer"):
+                outcome = torch.cat([gradients.tail, gradients.norm()[None]])
             feed.look_ahead()  # a GPU is still at work, and the next line waits for it
             loss, out_of_memory, asked, norm = outcome.tolist()
             if out_of_memory:
@@ -75,10 +89,15 @@ def train(
                 raise RunStopped(_diverged(task, gradients, step, loss, norm, ranks), EXIT_DIVERGED)
 
             rate = learning_rate(recipe, step, total)
-            update(optimizer, gradients, norm, rate, recipe.max_grad_norm)
+            with during("optimizer"):
+                update(optimizer, gradients, norm, rate, recipe.max_grad_norm)
             step += 1
             more = {"lr": rate, "grad_norm": norm, **feed.taken()}
-            watch.step(step, loss, time.perf_counter() - began, len(ids), more)
+            if timed is not None and timed is not clock:
+                timed.stop()
+                more["parts"] = timed.steps()[0]
+            with during("log"):
+                watch.step(step, loss, time.perf_counter() - began, len(ids), more)
 
             last, epoch_ends = step == total, step % per_epoch == 0
             save = last or bool(asked) or _due(plan.save_steps, step, epoch_ends)
@@ -139,7 +158,8 @@ def accumulate(task: Task, batches: Iterable[Any], gradients: Gradients, step: i
     try:
         for batch in batches:
             loss, _ = task.loss_sum(batch, step)
-            (loss * scale).backward()
+            with during("backward"):
+                (loss * scale).backward()
             gradients.tail[0] += loss.detach() * scale
     except torch.OutOfMemoryError:
         gradients.zero()

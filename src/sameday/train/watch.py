@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from sameday.hardware.parts import silence
 from sameday.spec.record import RunFolder
 
 WORTH_SAYING = 0.02
@@ -38,7 +39,8 @@ class Watch:
             self.live.start()
 
     def step(self, step: int, loss: float, seconds: float, samples: int, more: dict[str, Any]) -> None:
-        """`step` is the number of steps done. `more` has `lr`, and `wait` where input was waited for."""
+        """`step` is the number of steps done. `more` has `lr`, `wait` where input was waited for, and `parts` where the
+        step was timed."""
         if self.run is None:
             return
         self._recent = [*self._recent, (seconds, samples, more.get("wait", 0.0))][-50:]
@@ -61,7 +63,9 @@ class Watch:
             # A resumed run goes through some steps again: what was charted of them is taken back.
             self.board = SummaryWriter(str(self.run.path / "tensorboard"), purge_step=step)
         if due:
-            self._chart("train", {"loss": loss, "samples_per_second": seen / spent, **more}, step)
+            parts = {f"parts/{name}": seconds for name, seconds in more.get("parts", {}).items()}
+            numbers = {name: value for name, value in more.items() if name != "parts"}
+            self._chart("train", {"loss": loss, "samples_per_second": seen / spent, **numbers, **parts}, step)
 
     def evaluation(self, step: int, split: str, scores: dict[str, float]) -> None:
         if self.run is None:
@@ -89,6 +93,7 @@ class Watch:
         return self
 
     def __exit__(self, *_exception: object) -> None:
+        silence()  # a step that failed is timed no further
         if self.live is not None:
             self.live.stop()
         if self.board is not None:

@@ -16,6 +16,7 @@ from sameday.data.questions.images import BadImage, digest, open_rgb, stamp
 from sameday.data.questions.processor import ImageProcessor
 from sameday.data.questions.sample import ImageRef
 from sameday.data.times import Times
+from sameday.hardware.parts import during
 from sameday.spec.errors import BadInput
 
 PIXELS, FEATURES = "pixels", "features"
@@ -48,7 +49,8 @@ class Source:
     def look(self, image: ImageRef) -> Picture:
         began = time.perf_counter()
         for store, ready in ((self.features, True), (self.pixels, False)):
-            found = None if store is None else self._kept(store, image.digest)
+            with during("read"):
+                found = None if store is None else self._kept(store, image.digest)
             if found is not None:
                 return Picture(image.digest, found, ready, Times(read=time.perf_counter() - began))
         picture = decode(image, self.processor, check=self.pixels is not None or self.features is not None)
@@ -99,10 +101,12 @@ def decode(image: ImageRef, processor: ImageProcessor, check: bool = False) -> P
     file's stamp is another, or always with `check`."""
     began = time.perf_counter()
     try:
-        now = stamp(image.path)
-        file = io.BytesIO(image.path.read_bytes())
-        read = time.perf_counter()
-        opened = open_rgb(file)
+        with during("read"):
+            now = stamp(image.path)
+            file = io.BytesIO(image.path.read_bytes())
+            read = time.perf_counter()
+        with during("decode"):
+            opened = open_rgb(file)
     except OSError as error:
         raise BadInput(f"{image.path}: was there when the data was checked, and now {error.strerror}") from None
     except BadImage as error:
@@ -110,6 +114,7 @@ def decode(image: ImageRef, processor: ImageProcessor, check: bool = False) -> P
     if opened.size != (image.width, image.height) or ((check or now != image.stamp) and digest(opened) != image.digest):
         raise BadInput(f"{image.path}: has changed since the data was checked")
     decoded = time.perf_counter()
-    tensor = torch.from_numpy(processor.resized(opened))
+    with during("resize"):
+        tensor = torch.from_numpy(processor.resized(opened))
     times = Times(read - began, decoded - read, time.perf_counter() - decoded)
     return Picture(image.digest, tensor, False, times)
