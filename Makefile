@@ -1,10 +1,10 @@
-# Everything runs in a virtual environment that this file makes; nothing is installed outside it.
+# Everything runs in a virtual environment that this file makes; nothing but `make browser` installs outside it.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types soak clean
+.PHONY: demo test lint types browser soak clean
 .DEFAULT_GOAL := test
 
 $(STAMP): pyproject.toml constraints.txt
@@ -24,6 +24,10 @@ lint: $(STAMP)
 
 types: $(STAMP)
 	$(BIN)/mypy
+
+# Tests of the report open it in Chromium; without one they are skipped, and say so. Needs apt and root.
+browser:
+	command -v chromium || { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; }
 
 # Long trials, run by hand: fifty kills of a training run and of a cache, equivalent plans over seeds, faults in bf16,
 # several ranks of classification. An hour.

@@ -17,6 +17,7 @@ PACKAGE = ROOT / "src" / "sameday"
 
 RANK = {
     "spec": 0,
+    "report": 1,
     "cache": 1,
     "hardware": 1,
     "kernels": 1,
@@ -104,14 +105,14 @@ def test_the_loop_and_the_verifier_know_no_task() -> None:
         assert not known | (modules & specs), name
 
 
-def test_specs_audit_and_help_do_without_torch() -> None:
+def test_specs_reports_audit_and_help_do_without_torch() -> None:
     """What a user waits for before anything is computed. Deep imports count, so a fresh process is asked."""
-    spec = sorted(name for name in sources() if name.startswith("spec."))
+    light = sorted(name for name in sources() if name.split(".")[0] in ("spec", "report"))
     code = f"""
 import importlib, sys
 def heavy():
     return sorted({{"torch", "transformers", "peft", "huggingface_hub"}} & set(sys.modules))
-for name in {spec} + ["data.questions.audit", "tasks.registry", "cli"]:
+for name in {light} + ["data.questions.audit", "tasks.registry", "cli"]:
     importlib.import_module("sameday." + name)
     assert not heavy(), (name, heavy())
 sys.argv = ["sameday", "--help"]
@@ -123,7 +124,7 @@ assert not heavy(), heavy()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for command in ("demo", "train", "eval", "cache", "verify", "convert"):
+    for command in ("demo", "train", "eval", "cache", "verify", "report", "convert"):
         assert re.search(rf"^\W*{command}\s", done.stdout, re.MULTILINE), done.stdout
 
 

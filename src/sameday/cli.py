@@ -121,6 +121,20 @@ def verify(
 
 
 @app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, finished or not.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file.")] = Path("report.html"),
+    profile: Annotated[list[Path], typer.Option(help="One for each run. Default: profile.json in its folder.")] = [],  # noqa: B006
+    tune: Annotated[list[Path], typer.Option(help="Likewise; tune.json.")] = [],  # noqa: B006
+    verify: Annotated[list[Path], typer.Option(help="Likewise; verify.json.")] = [],  # noqa: B006
+) -> None:
+    """One HTML file about runs that opens anywhere, offline."""
+    from sameday.report.page import report_from_files
+
+    print(f"written: {report_from_files(runs, out, profile, tune, verify)}")
+
+
+@app.command()
 def convert(
     old: Annotated[Path, typer.Argument(help="A Trainer-style config (YAML).")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for recipe.yaml and plan.yaml.")] = Path("."),

@@ -1,5 +1,5 @@
 """The demo: draw a question set, build a tiny Qwen3-VL, train it under two plans with the commands a user would type,
-and put losses, speed and exact match side by side."""
+put losses, speed and exact match side by side, and write the report of both runs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ def show(out: Path) -> None:
     print("\n2. The same recipe, each image computed once for all of its questions")
     _train(out, "shared", expected=EXIT_OK)
     _compare(out, baseline)
-    print(f"\nTook {time.perf_counter() - began:.0f} s. Recipe, plans and runs are in {out}.")
+    print("\n3. All of it on one page, which opens in any browser")
+    _type("report", *(out / f"{name}_run" for name in PLANS), "-o", out / "report.html", expected=EXIT_OK)
+    print(f"\nTook {time.perf_counter() - began:.0f} s. Recipe, plans, runs and report.html are in {out}.")
 
 
 def _prepare(out: Path) -> float:
@@ -93,15 +95,12 @@ def _prepare(out: Path) -> float:
 
 
 def _train(out: Path, plan: str, *more: str, expected: int) -> None:
-    words = [
-        "train",
-        out / "recipe.yaml",
-        "--plan",
-        out / f"{plan}_plan.yaml",
-        "--out",
-        out / f"{plan}_run",
-        *more,
-    ]
+    files = (out / "recipe.yaml", "--plan", out / f"{plan}_plan.yaml", "--out", out / f"{plan}_run")
+    _type("train", *files, *more, expected=expected)
+
+
+def _type(*words: str | Path, expected: int) -> None:
+    """One command, as a user would type it."""
     arguments = [str(word) for word in words]
     print("   sameday " + " ".join(arguments), flush=True)
     done = subprocess.run([sys.executable, "-m", "sameday", *arguments])

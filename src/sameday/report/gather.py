@@ -1,0 +1,268 @@
+"""A run folder becomes plain data for a page. What a run lacks is no error: it is listed, with what would make it."""
+
+from __future__ import annotations
+
+import shlex
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sameday.report.beside import Profile, Tune, Verdict, read_beside, read_json
+from sameday.report.words import count
+from sameday.spec.errors import BadInput
+from sameday.spec.plan import Plan
+from sameday.spec.recipe import Recipe
+from sameday.spec.record import RunFolder
+
+Record = dict[str, Any]
+
+PARTS = (
+    *("wait", "read", "decode", "resize", "copy", "prepare", "tower", "forward", "loss", "backward"),
+    *("exchange", "optimizer", "log", "other"),
+)
+"""Of a step, in the order in which they come."""
+
+
+@dataclass(frozen=True)
+class Missing:
+    """What a page about this run cannot show, and what would give it."""
+
+    what: str
+    remedy: str = ""
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Mean seconds of the parts of a step."""
+
+    parts: dict[str, float]
+    workers: dict[str, float]
+    source: str
+
+    @property
+    def total(self) -> float:
+        return sum(self.parts.values())
+
+
+@dataclass
+class Run:
+    """Everything that files say about one run."""
+
+    label: str
+    path: Path
+    recipe: Recipe
+    plan: Plan
+    recipe_text: str
+    plan_text: str
+    environment: dict[str, Any]
+    steps: list[Record]
+    evaluations: list[Record]
+    choices: dict[str, str]
+    skipped: list[dict[str, str]] | None
+    scores: dict[str, dict[str, float]]
+    best_step: int | None
+    finished: bool
+    profile: Profile | None = None
+    tune: Tune | None = None
+    verdict: Verdict | None = None
+    missing: list[Missing] = field(default_factory=list)
+
+    @property
+    def fingerprint(self) -> str:
+        return self.recipe.fingerprint
+
+    @property
+    def last_step(self) -> int:
+        return max((record["step"] for record in self.steps), default=0)
+
+    @property
+    def state(self) -> str:
+        of = f" of {self.recipe.max_steps:,}" if self.recipe.max_steps else ""
+        if self.finished:
+            return f"finished, {count(self.last_step, 'step')}"
+        return f"unfinished: step {self.last_step:,}{of}" if self.steps else "unfinished: no step yet"
+
+    @property
+    def rates(self) -> list[float]:
+        """Samples per second of each step but the first, which pays for the start."""
+        timed = [r for r in self.steps if number_of(r, "seconds") and number_of(r, "samples")]
+        return [r["samples"] / r["seconds"] for r in timed[1:] or timed]
+
+    @property
+    def step_seconds(self) -> list[float]:
+        timed = [s for r in self.steps if (s := number_of(r, "seconds"))]
+        return timed[1:] or timed
+
+    @property
+    def timeline(self) -> Timeline | None:
+        if self.profile is not None and self.profile.parts:
+            steps = count(self.profile.steps, "step") if self.profile.steps else "steps"
+            kept = (_numbers(self.profile.parts), _numbers(self.profile.workers))
+            return Timeline(*kept, f"profile.json: the mean of {steps}")
+        watched = [r["parts"] for r in self.steps if isinstance(r.get("parts"), dict)]
+        watched = [found for parts in watched if (found := _numbers(parts))]
+        if not watched:
+            return None
+        names = dict.fromkeys(name for parts in watched for name in parts)
+        parts = {name: statistics.fmean(found.get(name, 0.0) for found in watched) for name in names}
+        stages = {
+            name: statistics.fmean(known)
+            for name in ("read", "decode", "resize")
+            if name not in parts and (known := [value for r in self.steps if (value := number_of(r, name)) is not None])
+        }
+        return Timeline(_ordered(parts), stages, f"metrics.jsonl: the mean of {count(len(watched), 'step')}")
+
+
+def gather(
+    paths: Sequence[Path],
+    profiles: Sequence[Path] = (),
+    tunes: Sequence[Path] = (),
+    verdicts: Sequence[Path] = (),
+) -> list[Run]:
+    """The runs in these folders. Files that are named go with the runs in their order; others are looked for beside
+    each run."""
+    if not paths:
+        raise BadInput("no run folder is given")
+    for option, given in (("--profile", profiles), ("--tune", tunes), ("--verify", verdicts)):
+        if len(given) > len(paths):
+            raise BadInput(f"{option} is given {len(given)} times for {len(paths)} runs: at most one for each")
+    seen: dict[Path, Path] = {}
+    for path in paths:
+        if path.resolve() in seen:
+            raise BadInput(f"{path}: is given twice")
+        seen[path.resolve()] = path
+    labels = _labels(paths)
+    runs = []
+    for i, path in enumerate(paths):
+        named = [given[i] if i < len(given) else None for given in (profiles, tunes, verdicts)]
+        runs.append(_read_run(path, labels[i], *named))
+    return runs
+
+
+def _labels(paths: Sequence[Path]) -> list[str]:
+    """The shortest ends of the paths that tell them apart."""
+    parts = [path.resolve().parts for path in paths]
+    for depth in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(each[-depth:]) for each in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [str(path) for path in paths]
+
+
+def _read_run(path: Path, label: str, profile: Path | None, tune: Path | None, verdict: Path | None) -> Run:
+    if not path.is_dir():
+        raise BadInput(f"{path}: is a file, not a run folder" if path.exists() else f"{path}: no such folder")
+    folder = RunFolder.read(path)
+    records = {
+        (record["step"], record.get("split")): record
+        for record in folder.metrics
+        if isinstance(record.get("step"), int) and isinstance(record.get("split"), str | None)
+    }
+    scores, best = _scores(path)
+    run = Run(
+        label=label,
+        path=path,
+        recipe=folder.recipe,
+        plan=folder.plan,
+        recipe_text=(path / "recipe.yaml").read_text(encoding="utf-8"),
+        plan_text=(path / "plan.yaml").read_text(encoding="utf-8"),
+        environment=read_json(path / "environment.json"),
+        steps=[record for (_, split), record in sorted(records.items(), key=_by_step) if split is None],
+        evaluations=[record for (_, split), record in sorted(records.items(), key=_by_step) if split is not None],
+        choices={str(k): str(v) for k, v in _mapping(path / "choices.json").items()},
+        skipped=_skipped(path / "skipped.json"),
+        scores=scores,
+        best_step=best,
+        finished=folder.result.is_dir(),
+        profile=_beside(path / "profile.json", profile, Profile),
+        tune=_beside(path / "tune.json", tune, Tune),
+        verdict=_beside(path / "verify.json", verdict, Verdict),
+    )
+    run.missing = _missing(run)
+    return run
+
+
+def _by_step(item: tuple[tuple[int, str | None], Record]) -> tuple[int, str]:
+    (step, split), _ = item
+    return step, split or ""
+
+
+def _beside(usual: Path, named: Path | None, kind: Any) -> Any:
+    """A file that was named must be there; one that is looked for need not be."""
+    if named is None and not usual.is_file():
+        return None
+    return read_beside(named or usual, kind)
+
+
+def _mapping(path: Path) -> dict[str, Any]:
+    found = read_json(path) if path.is_file() else {}
+    if not isinstance(found, dict):
+        raise BadInput(f"{path}: is not what a run wrote: must be a mapping")
+    return found
+
+
+def _skipped(path: Path) -> list[dict[str, str]] | None:
+    if not path.is_file():
+        return None
+    found = read_json(path)
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        raise BadInput(f"{path}: is not what a run wrote: must be a list of what was left out")
+    return [{"where": str(each.get("where", "")), "what": str(each.get("what", ""))} for each in found]
+
+
+def _scores(path: Path) -> tuple[dict[str, dict[str, float]], int | None]:
+    """Final scores by split: those of the run's end and of every `sameday eval` after it; and the best step."""
+    ended = _mapping(path / "eval.json")
+    found = {"val": ended.get("val")}
+    for file in sorted(path.glob("eval-*.json")):
+        found[file.stem.removeprefix("eval-")] = _mapping(file)
+    best = ended.get("best")
+    step = best.get("step") if isinstance(best, dict) else None
+    return {k: _numbers(v) for k, v in found.items() if isinstance(v, dict) and v}, step
+
+
+def _numbers(values: dict[str, Any]) -> dict[str, float]:
+    return {str(k): v for k, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+
+
+def _ordered(parts: dict[str, float]) -> dict[str, float]:
+    known = {name: parts[name] for name in PARTS if name in parts}
+    return known | {name: value for name, value in parts.items() if name not in known}
+
+
+def number_of(record: Record, key: str) -> float | None:
+    value = record.get(key)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _missing(run: Run) -> list[Missing]:
+    """Commands name the recipe as the page tells to save it: its paths start at that folder."""
+    with_plan = "recipe.yaml --plan plan.yaml --json"
+    profile, tune, verdict = (shlex.quote(str(run.path.resolve() / f"{n}.json")) for n in ("profile", "tune", "verify"))
+    found = []
+    if not run.finished:
+        again = "it is still going on, or was stopped or killed; the command that started it goes on with it"
+        found.append(Missing("The run's end", again))
+    if not run.steps:
+        found.append(Missing("Curves of training", "metrics.jsonl holds no step"))
+    if not run.evaluations and not run.scores:
+        why = "none was recorded; the plan's eval_steps says when it is made, the recipe's data on what"
+        found.append(Missing("Validation", why))
+    if run.timeline is None:
+        why = "neither profile.json nor metrics.jsonl says it"
+        found.append(Missing("Where a step's time goes", why, f"sameday profile {with_plan} {profile}"))
+    if run.profile is None or run.profile.floor is None:
+        why = "no floor was measured" if run.profile else "there is no profile.json"
+        found.append(Missing("The least time that a step could take", why))
+    if run.tune is None:
+        why = "there is no tune.json"
+        found.append(Missing("What each choice of the plan gives", why, f"sameday tune recipe.yaml --json {tune}"))
+    if run.verdict is None:
+        why = "there is no verify.json"
+        found.append(Missing("Proof that the plan keeps the model", why, f"sameday verify {with_plan} {verdict}"))
+    if run.skipped is None:
+        found.append(Missing("Which data was left out", "there is no skipped.json"))
+    return found

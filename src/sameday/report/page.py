@@ -1,0 +1,172 @@
+"""`sameday report`: gathered runs become one HTML file. It loads nothing, runs nothing, and shows data as text."""
+
+from __future__ import annotations
+
+import base64
+import shlex
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from markupsafe import Markup
+
+import sameday
+from sameday.report import tables, words
+from sameday.report.charts import number
+from sameday.report.curves import floor_chart, timeline_charts, training_curves, validated_once
+from sameday.report.gather import Run, gather
+from sameday.spec.errors import BadInput
+from sameday.spec.record import write_text
+
+MOST_SKIPPED = 200
+MOST_DIFFERENCES = 40
+
+
+def report_from_files(
+    paths: Sequence[Path],
+    out: Path,
+    profiles: Sequence[Path] = (),
+    tunes: Sequence[Path] = (),
+    verdicts: Sequence[Path] = (),
+) -> Path:
+    """Write the report of these runs, whole or not at all."""
+    if out.is_dir() or not out.absolute().parent.is_dir():
+        raise BadInput(f"--out {out}: must be a file in a folder that is there")
+    write_text(out, render(gather(paths, profiles, tunes, verdicts)))
+    return out
+
+
+def render(runs: Sequence[Run], now: datetime | None = None) -> str:
+    return _template().render(_context(runs, now or datetime.now(UTC)))
+
+
+@cache
+def _template() -> Template:
+    environment = Environment(
+        loader=PackageLoader("sameday.report", "template"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"seconds": words.seconds, "percent": words.percent, "number": number, "value": words.value}
+    environment.filters |= {"score": lambda given, name: words.score(name, given), "plain": words.plain_name}
+    return environment.get_template("page.html")
+
+
+def _context(runs: Sequence[Run], now: datetime) -> dict[str, Any]:
+    kinds = tables.kinds(runs)
+    plan = tables.plan_rows(runs)
+    return {
+        "runs": runs,
+        "colours": {run.label: i % 8 for i, run in enumerate(runs)},
+        "made": now.strftime("%Y-%m-%d %H:%M UTC"),
+        "version": sameday.__version__,
+        "heading": " and ".join(dict.fromkeys(kind.name for kind in kinds)),
+        "kinds": [(kind, words.recipe_words(kind.runs[0].recipe)) for kind in kinds],
+        "glance": tables.glance(runs),
+        "said": [*tables.same_losses(runs), *validated_once(runs)],
+        "charts": [(chart, Markup(chart.svg), Markup(chart.wide)) for chart in training_curves(runs)],
+        "plan_told": [row for row in plan if row.told],
+        "plan_rest": [row for row in plan if not row.told],
+        "timeline": Markup("".join(timeline_charts(runs))),
+        "has_floor": any(run.profile is not None and run.profile.floor is not None for run in runs),
+        "part_rows": tables.part_rows(runs),
+        "worker_rows": tables.worker_rows(runs),
+        "profiled": [_profiled(run) for run in runs if run.profile is not None],
+        "tuned": [_tuned(run) for run in runs if run.tune is not None],
+        "verdicts": [_verdict(run, runs) for run in runs if run.verdict is not None],
+        "scores": _scores(runs),
+        "skipped": [(run, (run.skipped or [])[:MOST_SKIPPED]) for run in runs if run.skipped],
+        "unskipped": [run for run in runs if run.skipped == []],
+        "environment": tables.environment_rows(runs),
+        "missing": _missing(runs),
+        "starts": {run.label: _starts(run) for run in runs},
+        "homes": {run.label: shlex.quote(str(run.environment.get("recipe_dir", "."))) for run in runs},
+        "outs": {run.label: shlex.quote(f"{run.path.resolve().name}-again") for run in runs},
+        "claims": words.CLAIMS,
+        "verdict_words": words.VERDICTS,
+        "save": _data_link,
+    }
+
+
+def _profiled(run: Run) -> dict[str, Any]:
+    assert run.profile is not None
+    has_floor = run.profile.floor is not None
+    return {
+        "run": run,
+        "profile": run.profile,
+        "notes": tables.profile_notes(run),
+        "floor": Markup(floor_chart(run)) if has_floor else None,
+    }
+
+
+def _tuned(run: Run) -> dict[str, Any]:
+    assert run.tune is not None
+    tune = run.tune
+    machine = tune.machine.get("name") if isinstance(tune.machine, dict) else tune.machine
+    sides = [("plain plan", tune.plain), ("best plan", tune.best)]
+    found = [(name, part, tables.spread(part)) for name, part in sides if part is not None]
+    return {"run": run, "tune": tune, "rows": tables.tried(tune), "gain": tables.gain(tune), "sides": found} | {
+        "machine": machine or ""
+    }
+
+
+def _verdict(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
+    assert run.verdict is not None
+    odd = tables.unlike(run.verdict)
+    return {
+        "run": run,
+        "verdict": run.verdict,
+        "notes": tables.verdict_notes(run, runs),
+        "measures": tables.measures(run.verdict),
+        "groups": tables.group_rows(run.verdict),
+        "differences": odd[:MOST_DIFFERENCES],
+        "more": max(0, len(odd) - MOST_DIFFERENCES),
+    }
+
+
+def _scores(runs: Sequence[Run]) -> list[tables.Row]:
+    """A row for each split and score, a column for each run."""
+    names = dict.fromkeys((split, name) for run in runs for split, found in run.scores.items() for name in found)
+    rows = []
+    for split, name in names:
+        cells = [tables.Cell(words.score(name, run.scores.get(split, {}).get(name))) for run in runs]
+        rows.append(tables.Row(f"{'validation' if split == 'val' else split} {words.plain_name(name)}", cells))
+    if any(run.best_step is not None for run in runs):
+        best = [tables.NONE if run.best_step is None else tables.Cell(f"step {run.best_step:,}") for run in runs]
+        rows.append(tables.Row("lowest validation loss at", best))
+    return rows
+
+
+def _missing(runs: Sequence[Run]) -> list[tuple[str, str, list[Run], list[str]]]:
+    """What is missing, why, from which runs, and the commands that would give it."""
+    found: dict[tuple[str, str], tuple[list[Run], list[str]]] = {}
+    for run in runs:
+        for each in run.missing:
+            who, commands = found.setdefault((each.what, each.remedy), ([], []))
+            who.append(run)
+            commands += [each.command] if each.command else []
+    return [(*key, *rest) for key, rest in found.items()]
+
+
+def _starts(run: Run) -> list[tuple[str, str]]:
+    """When the run was started or gone on with, and the command as it was typed."""
+    history = run.environment.get("history")
+    entries = [entry for entry in history if isinstance(entry, dict)] if isinstance(history, list) else []
+    return [(str(entry.get("time", "")), _typed(str(entry.get("command", "")))) for entry in entries]
+
+
+def _typed(command: str) -> str:
+    """A program's path says where it was installed, not what was typed."""
+    program, _, rest = command.partition(" ")
+    known = {"__main__.py": "python -m sameday", "sameday": "sameday"}
+    return f"{known.get(Path(program).name, program)} {rest}".strip()
+
+
+def _data_link(text: str) -> str:
+    """A file inside the page: a browser saves it without asking anybody."""
+    return f"data:application/yaml;base64,{base64.b64encode(text.encode()).decode()}"
