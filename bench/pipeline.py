@@ -147,7 +147,7 @@ def timed(batches: Iterator[Any], count: Callable[[Any], int], seconds: float) -
 
 def ours(task: VqaTask, seconds: float) -> float:
     """Steps over and over, as the loop asks for them."""
-    with closing(batches_of_steps(task, task.plan, 0, 10**6, None, Ranks())) as steps:
+    with closing(batches_of_steps(task, task.plan, range(10**6), None, Ranks())) as steps:
         return timed(steps, lambda step: sum(len(batch.sample_ids) for batch in step), seconds)
 
 
@@ -201,7 +201,7 @@ def wait(folder: Path, recipe: VqaRecipe, workers: int, steps: int) -> None:
         gradients, optimizer = Gradients(task.trained()), make_optimizer(task.trained(), recipe, plan)
         task.training(True)
         seconds, waited = [], []
-        with closing(batches_of_steps(task, plan, 0, steps, None, Ranks())) as feed:
+        with closing(batches_of_steps(task, plan, range(steps), None, Ranks())) as feed:
             for step in range(steps):
                 began = time.perf_counter()
                 gradients.zero()

@@ -26,6 +26,7 @@ RANK = {
     "tasks": 4,
     "train": 5,
     "demo": 6,
+    "profile": 6,
     "verify": 6,
     "cli": 7,
     "__main__": 8,
@@ -124,7 +125,7 @@ assert not heavy(), heavy()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for command in ("demo", "train", "eval", "cache", "verify", "report", "convert"):
+    for command in ("demo", "train", "eval", "cache", "verify", "profile", "report", "convert"):
         assert re.search(rf"^\W*{command}\s", done.stdout, re.MULTILINE), done.stdout
 
 

@@ -121,6 +121,25 @@ def verify(
 
 
 @app.command()
+def profile(
+    recipe: Annotated[Path, typer.Argument(help="What model comes out (YAML).")],
+    plan: Annotated[
+        Path | None, typer.Option(help="How it is run (YAML). Without it: chosen for this machine.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps that are timed.")] = 20,
+    warmup: Annotated[int, typer.Option(min=1, help="Steps before them.")] = 5,
+    sets: Sets = [],  # noqa: B006 (typer reads it, nothing changes it)
+    json: Annotated[Path | None, typer.Option(help="Write everything that was found here too.")] = None,
+) -> None:
+    """Where a step's time goes, what the hardware would need at least, and what each remedy could give at most."""
+    from functools import partial
+
+    from sameday.profile.command import profile as run
+
+    run(recipe, plan, sets, steps, warmup, json, partial(print, flush=True))
+
+
+@app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, finished or not.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file.")] = Path("report.html"),

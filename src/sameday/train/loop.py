@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ def train(
             raise RunStopped(f"step {start} of {total} is done already; run again without --stop-after", EXIT_STOPPED)
         task.training(True)
         step, scores, budget = start, {}, None
-        feed = held.enter_context(closing(batches_of_steps(task, plan, step, total, budget, ranks)))
+        feed = held.enter_context(closing(batches_of_steps(task, plan, range(step, total), budget, ranks)))
         while step < total:
             began = time.perf_counter()
             timed = clock or (Clock(task.device) if (step + 1) % plan.log_steps == 0 else None)
@@ -83,7 +83,7 @@ def train(
                 budget = smaller
                 held.close()
                 torch.cuda.empty_cache()
-                feed = held.enter_context(closing(batches_of_steps(task, plan, step, total, budget, ranks)))
+                feed = held.enter_context(closing(batches_of_steps(task, plan, range(step, total), budget, ranks)))
                 continue
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 raise RunStopped(_diverged(task, gradients, step, loss, norm, ranks), EXIT_DIVERGED)
@@ -143,10 +143,10 @@ def _resume(
     return found.step, found.state["best"]
 
 
-def batches_of_steps(task: Task, plan: Plan, first: int, last: int, budget: int | None, ranks: Ranks) -> Feed:
+def batches_of_steps(task: Task, plan: Plan, steps: Sequence[int], budget: int | None, ranks: Ranks) -> Feed:
     how = supply(plan, task.device)
     return Feed(
-        stream(range(first, last), lambda step: task.batches(step, budget, ranks), **how),
+        stream(steps, lambda step: task.batches(step, budget, ranks), **how),
         task.device,
         how["pin_memory"],
     )

@@ -167,7 +167,7 @@ def _fixed_gradients(task: Any, job: Job, ranks: Any, folder: Path) -> None:
     gradients = Gradients(trained)
     task.training(True)
     losses = []
-    with closing(batches_of_steps(task, job.plan, 0, job.steps, None, ranks)) as made:
+    with closing(batches_of_steps(task, job.plan, range(job.steps), None, ranks)) as made:
         for step, batches in enumerate(made):
             gradients.zero()
             accumulate(task.unwatched(), batches, gradients, step, 1 / task.count(task.step_ids(step)))

@@ -1,0 +1,201 @@
+"""`sameday profile`: where each millisecond of a step goes, the floor under it, what a remedy could give at most."""
+
+from __future__ import annotations
+
+import copy
+import json
+import statistics
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sameday.spec.errors import BadInput
+from sameday.spec.load import load_plan, load_recipe, split_sets
+from sameday.spec.plan import Plan
+from sameday.spec.recipe import Recipe
+from sameday.spec.record import write_text
+from sameday.tasks.registry import start_of
+from sameday.tasks.start import Say
+
+TOGETHER = {"share_images": True, "packing": True, "max_questions": None, "token_budget": 2**30}
+"""All questions of a step in one micro-batch, each image once: what no plan does with less."""
+COUNTED = 4
+"""Steps whose floor is counted."""
+WIDTH = 100
+
+
+def profile(
+    recipe_path: Path,
+    plan_path: Path | None,
+    sets: Sequence[str],
+    steps: int,
+    warmup: int,
+    json_path: Path | None,
+    say: Say,
+) -> None:
+    if json_path is not None and (json_path.is_dir() or not json_path.absolute().parent.is_dir()):
+        raise BadInput(f"--json {json_path}: must be a file in a folder that is there")
+    recipe_sets, plan_sets = split_sets(sets)
+    recipe, home = load_recipe(recipe_path, recipe_sets), recipe_path.resolve().parent
+    plan = load_plan(plan_path, plan_sets, recipe.task)
+
+    from sameday.train.launch import automatic_plan, prepare_environment
+
+    prepare_environment(plan)
+
+    from sameday.hardware.machine import device_kind, look, pick_device, set_deterministic
+    from sameday.hardware.peaks import measure
+    from sameday.hardware.ranks import Ranks
+    from sameday.profile.timeline import record
+
+    start = start_of(recipe, home)
+    audited = start.audit(say)
+    start.check_model(say)
+    if plan_path is None:
+        plan, _ = automatic_plan(start, recipe, plan_sets, 1)
+    machine = look(device_kind(plan))
+    settled = {name: value for name, (value, _) in start.settle(plan, machine).items() if name in Plan.model_fields}
+    set_deterministic(plan.deterministic)
+    task = start.load(plan, pick_device(plan, Ranks()), audited.parts)
+    for note in task.notes:
+        say(note)
+    say(f"{warmup} steps to warm up, {steps} to time")
+    line = record(recipe, plan, task, home, steps, warmup)
+    say("the machine's rates: products, memory, copies, disk")
+    folder = home if recipe.task == "vqa" else None
+    peaks = measure(task.device, recipe.precision, folder)
+    plan = plan.model_copy(update=settled)
+    found = summed_up(recipe, plan, task, machine, line, peaks, range(warmup, warmup + COUNTED))
+    print("\n".join(lines(found)))
+    if json_path is not None:
+        write_text(json_path, json.dumps(found, indent=1) + "\n")
+
+
+def summed_up(
+    recipe: Recipe, plan: Plan, task: Any, machine: Any, line: Any, peaks: Any, counted: Sequence[int]
+) -> dict[str, Any]:
+    """Everything that was found, as JSON has it."""
+    from sameday.profile.advice import Facts, advise, bound_by
+    from sameday.profile.floor import floor_of
+
+    together = copy.copy(task)
+    if recipe.task == "vqa":
+        together.plan = task.plan.model_copy(update=TOGETHER)
+    floors = [(floor_of(task, step, peaks), floor_of(together, step, peaks).plan) for step in counted]
+
+    def mean(values: Any) -> float:
+        return statistics.mean(values)
+
+    own = mean(floor.plan.seconds for floor, _ in floors)
+    least = mean(bound.seconds for _, bound in floors)
+    alone = mean(floor.alone.seconds for floor, _ in floors)
+    total = mean(line.seconds)
+    resources = {
+        name: mean(floor.plan.seconds_of[name] for floor, _ in floors) for name in floors[0][0].plan.seconds_of
+    }
+    facts = Facts(
+        task=recipe.task,
+        device=machine.device,
+        plan=plan,
+        parts=line.parts,
+        cores=machine.cores,
+        micro_batches=mean(floor.plan.least.micro_batches for floor, _ in floors),
+        workers=line.workers,
+        floor=min(least, own),
+        executed=mean(floor.executed_flop for floor, _ in floors) / peaks.flop_per_second,
+        alone=alone,
+        bound=max(resources, key=lambda name: resources[name]),
+        busy=line.busy,
+        free_memory=1 - line.memory / machine.memory if line.memory is not None else 1.0,
+        frozen_tower=not getattr(getattr(task, "model", None), "tower_trained", True),
+        triton=machine.triton,
+        waits=line.waits,
+    )
+    return {
+        "fingerprint": recipe.fingerprint,
+        "name": recipe.name,
+        "machine": {"device": machine.device, "name": machine.name, "cores": machine.cores},
+        "plan": plan.model_dump(mode="json"),
+        "steps": len(line.steps),
+        "left_out": list(line.left_out),
+        "samples": line.samples,
+        "micro_batches": facts.micro_batches,
+        "seconds": {"median": statistics.median(line.seconds), "least": min(line.seconds), "most": max(line.seconds)},
+        "parts": line.parts,
+        "workers": line.workers,
+        "busy": line.busy,
+        "launches": line.launches,
+        "waits": [list(each) for each in line.waits],
+        "memory_gib": None if line.memory is None else line.memory / 2**30,
+        "floor": {
+            "seconds": own,
+            "share": own / total,
+            "bound": facts.bound,
+            "resources": resources,
+            "executed": facts.executed,
+            "shared": {"seconds": least},
+            "one_at_a_time": {"seconds": alone},
+            "peaks": peaks.as_dict(),
+        },
+        "bound_by": bound_by(facts),
+        "advice": [
+            {"remedy": each.remedy, "at_most": each.at_most, "why": each.why, "change": each.change}
+            for each in advise(facts)
+        ],
+    }
+
+
+def lines(found: dict[str, Any]) -> list[str]:
+    """One screen."""
+    from sameday.hardware.parts import PARTS
+
+    seconds, floor, total = found["seconds"], found["floor"], sum(found["parts"].values())
+    who = found["machine"]["name"]
+    made = [
+        f"{found['name']} {found['fingerprint']} on {who}: {seconds['median']:.4f} s a step "
+        f"({seconds['least']:.4f}-{seconds['most']:.4f}), {found['samples'] / total:.1f} samples/s, "
+        f"{found['steps']} steps",
+    ]
+    if found["left_out"]:
+        slow = ", ".join(f"{each:.2f}" for each in found["left_out"])
+        made.append(f"left out, since far from the others: steps of {slow} s")
+    made.append("")
+    most = max(found["parts"].values())
+    for name, words in PARTS.items():
+        spent = found["parts"].get(name)
+        if spent is not None:
+            bar = "█" * round(30 * spent / most)
+            made.append(f"  {words:20s} {1000 * spent:10.3f} ms {spent / total:6.1%}  {bar}")
+    if found["workers"]:
+        beside = ", ".join(f"{name} {1000 * each:.1f}" for name, each in found["workers"].items())
+        made.append(f"  in worker processes, beside the step, ms: {beside}")
+    made.append("")
+    if found["busy"] is not None:
+        made.append(
+            f"the GPU is busy {found['busy']:.0%} of the time, with {found['launches']:.0f} kernels a step; "
+            f"{found['memory_gib']:.1f} GiB"
+        )
+    each = ", ".join(f"{name} {1000 * value:.2f}" for name, value in floor["resources"].items())
+    made += [
+        f"floor of this plan {1000 * floor['seconds']:.2f} ms, by {floor['bound']} ({each}); the step reaches "
+        f"{floor['share']:.1%} of it",
+        f"floor with each image once {1000 * floor['shared']['seconds']:.2f} ms, one sample at a time "
+        f"{1000 * floor['one_at_a_time']['seconds']:.2f} ms; rates measured here: "
+        f"{floor['peaks']['flop_per_second'] / 1e12:.3g} TFLOP/s, "
+        f"{floor['peaks']['memory_bytes_per_second'] / 1e9:.3g} GB/s",
+        f"bound by {found['bound_by']}",
+        "",
+    ]
+    for remedy in found["advice"]:
+        made.append(f"  {remedy['remedy']}: at most {remedy['at_most']:.2f}×, {remedy['why']}")
+    if not found["advice"]:
+        made.append("  nothing that is known here would give more than a few hundredths")
+    return [part for line in made for part in _wrapped(line)]
+
+
+def _wrapped(line: str) -> list[str]:
+    if len(line) <= WIDTH:
+        return [line]
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    return textwrap.wrap(line, WIDTH, subsequent_indent=indent, drop_whitespace=True)

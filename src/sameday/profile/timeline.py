@@ -1,0 +1,170 @@
+"""Where the time of a plan's steps goes, by the training loop itself: some steps in a folder that is thrown away."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sameday.data.times import Times
+from sameday.hardware.parts import PARTS, Clock
+from sameday.hardware.ranks import Ranks
+from sameday.spec.errors import RunStopped
+from sameday.spec.plan import Plan
+from sameday.spec.recipe import Recipe
+from sameday.spec.record import RunFolder, read_metrics
+from sameday.tasks.base import Task
+from sameday.train.loop import accumulate, batches_of_steps, train, update
+from sameday.train.optim import Gradients, make_optimizer
+
+FAR = 3.0
+"""A step of so many times the median is not like the others: something was compiled, or the machine was elsewhere."""
+
+NEVER = 10**9
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Seconds of the parts of each step, and beside them what worker processes took for a step on the average."""
+
+    steps: tuple[dict[str, float], ...]
+    workers: dict[str, float]
+    samples: float
+    """Of a step, on the average."""
+    left_out: tuple[float, ...] = ()
+    """Seconds of steps that were far from the others."""
+    busy: float | None = None
+    """The share of the time that a GPU had something to do."""
+    launches: float | None = None
+    """Kernels of a step."""
+    memory: int | None = None
+    """The most bytes that a GPU's allocator held."""
+    waits: tuple[tuple[str, int], ...] = ()
+    """Where the host waited for a GPU in a step, and how often, besides the loop's own place."""
+
+    @property
+    def seconds(self) -> list[float]:
+        return [sum(step.values()) for step in self.steps]
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Of a step, on the average; they add up to it."""
+        return {
+            name: statistics.mean(step.get(name, 0.0) for step in self.steps)
+            for name in PARTS
+            if any(name in step for step in self.steps)
+        }
+
+
+def record(recipe: Recipe, plan: Plan, task: Task, home: Path, steps: int, warmup: int) -> Timeline:
+    """`warmup` steps, then `steps` that count. Nothing of the user's is written."""
+    asked = {"log_steps": NEVER, "eval_steps": None, "save_steps": NEVER}
+    plan, recipe = plan.model_copy(update=asked), recipe.model_copy(update={"max_steps": warmup + steps + 2})
+    clock = Clock(task.device)
+    if task.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    with tempfile.TemporaryDirectory() as folder, closing(RunFolder.open(Path(folder), recipe, plan, home)) as run:
+        try:
+            # One more: the step that stops is not timed to its end.
+            train(recipe, plan, task, run, Ranks(), stop_after=warmup + steps + 1, clock=clock)
+        except RunStopped:
+            found = clock.steps()[warmup:]
+        records = [each for each in read_metrics(run.metrics_path) if "split" not in each][warmup : warmup + steps]
+    memory = torch.cuda.max_memory_reserved() if task.device.type == "cuda" else None
+    usual = FAR * statistics.median(sum(step.values()) for step in found)
+    kept = tuple(step for step in found if sum(step.values()) <= usual)
+    workers = {name: statistics.mean(each.get(name, 0.0) for each in records) for name in Times._fields}
+    return Timeline(
+        kept,
+        {name: seconds for name, seconds in workers.items() if plan.workers and seconds},
+        statistics.mean(each["samples"] for each in records),
+        tuple(sum(step.values()) for step in found if sum(step.values()) > usual),
+        memory=memory,
+        **(_watched(recipe, plan, task, warmup) if task.device.type == "cuda" else {}),
+    )
+
+
+class Counted:
+    """An iterable that counts what it gives."""
+
+    def __init__(self, source: Iterable[Any]) -> None:
+        self.source, self.count = source, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for each in self.source:
+            self.count += 1
+            yield each
+
+
+def practice(recipe: Recipe, plan: Plan, task: Task, steps: Sequence[int]) -> Generator[int, None, None]:
+    """The loop's own work for these steps without its records, at a rate of zero: after each of them, how many
+    micro-batches it had. Raises where memory runs out."""
+    gradients = Gradients(task.trained())
+    optimizer = make_optimizer(task.trained(), recipe, plan)
+    task.training(True)
+    with closing(batches_of_steps(task, plan, steps, None, Ranks())) as feed:
+        for step in steps:
+            gradients.zero()
+            pieces = Counted(next(feed))
+            accumulate(task, pieces, gradients, step, 1 / task.count(task.step_ids(step)))
+            outcome = torch.cat([gradients.tail, gradients.norm()[None]])
+            feed.look_ahead()
+            _, out_of_memory, _, norm = outcome.tolist()
+            if out_of_memory:
+                raise torch.OutOfMemoryError(f"in step {step + 1}")
+            update(optimizer, gradients, norm, 0.0, recipe.max_grad_norm)
+            yield pieces.count
+
+
+def _watched(recipe: Recipe, plan: Plan, task: Task, first: int, steps: int = 4) -> dict[str, Any]:
+    """What only a profiler knows, which slows the host down: how busy a GPU is is therefore told too low, never too
+    high."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with closing(practice(recipe, plan, task, range(first, first + 2 * steps + 1))) as done:
+        next(done)
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            for _ in range(steps):
+                next(done)
+            torch.cuda.synchronize()
+        waits = _waits(lambda: [next(done) for _ in range(steps)])
+    spans = [(e.time_range.start, e.time_range.end) for e in seen.events() or [] if e.device_type.name == "CUDA"]
+    share, whole = covered(spans)
+    return {
+        "busy": share / whole if whole else None,
+        "launches": len(spans) / steps,
+        "waits": tuple((where, round(count / steps)) for where, count in waits if round(count / steps)),
+    }
+
+
+def covered(spans: list[tuple[float, float]]) -> tuple[float, float]:
+    """How much of the time from the first to the last of them at least one covers, and that time."""
+    total, end = 0.0, float("-inf")
+    for begin, stop in sorted(spans):
+        total += max(0.0, stop - max(begin, end))
+        end = max(end, stop)
+    return total, (end - min(begin for begin, _ in spans)) if spans else 0.0
+
+
+def _waits(work: Any) -> list[tuple[str, int]]:
+    """Places at which `work` makes the host wait for the GPU, the most frequent first, without this file's own."""
+    found: Counter[str] = Counter()
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            work()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    for each in heard:
+        if "synchronizing" in str(each.message) and Path(each.filename) != Path(__file__):
+            found[f"{each.filename}:{each.lineno}"] += 1
+    return found.most_common()
