@@ -28,8 +28,9 @@ RANK = {
     "demo": 6,
     "profile": 6,
     "verify": 6,
-    "cli": 7,
-    "__main__": 8,
+    "tune": 7,
+    "cli": 8,
+    "__main__": 9,
 }
 """A room may import itself and rooms of a lower rank. A new folder needs a line here."""
 
@@ -125,7 +126,7 @@ assert not heavy(), heavy()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for command in ("demo", "train", "eval", "cache", "verify", "profile", "report", "convert"):
+    for command in ("demo", "train", "eval", "cache", "verify", "profile", "tune", "report", "convert"):
         assert re.search(rf"^\W*{command}\s", done.stdout, re.MULTILINE), done.stdout
 
 

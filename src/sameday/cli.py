@@ -140,6 +140,22 @@ def profile(
 
 
 @app.command()
+def tune(
+    recipe: Annotated[Path, typer.Argument(help="What model comes out (YAML).")],
+    minutes: Annotated[float, typer.Option(help="How long to search.")] = 10.0,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The plan that is found (YAML).")] = Path("plan.yaml"),
+    sets: Sets = [],  # noqa: B006 (typer reads it, nothing changes it)
+    json: Annotated[Path | None, typer.Option(help="Write everything that was measured here too.")] = None,
+) -> None:
+    """The fastest plan for this machine, what each choice in it is worth, and when a run would be finished."""
+    from functools import partial
+
+    from sameday.tune.command import tune as run
+
+    sys.exit(run(recipe, out, sets, minutes, json, partial(print, flush=True)))
+
+
+@app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, finished or not.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file.")] = Path("report.html"),

@@ -1,0 +1,128 @@
+"""One plan timed in a process of its own: what it leaves on the device, or breaks, ends with it."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import pickle
+import signal
+import statistics
+import sys
+import time
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sameday.spec.errors import EXIT_BAD_INPUT, BadInput
+from sameday.spec.load import recipe_from
+from sameday.spec.plan import Plan
+from sameday.spec.recipe import Recipe
+from sameday.tasks.registry import start_of
+
+FIRST = 4
+"""The first step that is timed: the same one in every trial, so that steps can be compared one by one."""
+
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Job:
+    """`seconds` are for the steps alone; at least `least` of them are timed, at most `most`. `data` is a file with what
+    was audited, once for all trials: a part of it would have other steps than the recipe's."""
+
+    recipe: Recipe
+    plan: Plan
+    home: Path
+    data: Path
+    seconds: float
+    least: int
+    most: int
+
+    def write(self, path: Path) -> None:
+        more = {"recipe": self.recipe.model_dump(mode="json"), "plan": self.plan.model_dump(mode="json")}
+        path.write_text(json.dumps({**self.__dict__, **more, "home": str(self.home), "data": str(self.data)}))
+
+    @classmethod
+    def read(cls, path: Path) -> Job:
+        fields = json.loads(path.read_text())
+        recipe, plan = recipe_from(fields.pop("recipe")), Plan.model_validate(fields.pop("plan"))
+        return cls(recipe, plan, Path(fields.pop("home")), Path(fields.pop("data")), **fields)
+
+
+@dataclass(frozen=True)
+class Result:
+    """Seconds of steps, by number; or why there are none."""
+
+    seconds: dict[int, float]
+    pieces: float = 1.0
+    """Micro-batches of a step."""
+    memory: int | None = None
+    failed: str | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> Result:
+        fields = json.loads(path.read_text())
+        return cls({int(step): seconds for step, seconds in fields.pop("seconds").items()}, **fields)
+
+
+def run(job: Job) -> Result:
+    from sameday.train.launch import prepare_environment
+
+    prepare_environment(job.plan)
+
+    import torch
+
+    from sameday.hardware.machine import look, pick_device, set_deterministic
+    from sameday.hardware.ranks import Ranks
+    from sameday.profile.timeline import practice
+
+    start = start_of(job.recipe, job.home)
+    device = pick_device(job.plan, Ranks())
+    start.settle(job.plan, look(device.type))
+    set_deterministic(job.plan.deterministic)
+    with job.data.open("rb") as file:
+        task = start.load(job.plan, device, pickle.load(file))
+    compiled = job.plan.compile != "none" or job.plan.cuda_graphs
+    # Sizes that were not met before are compiled or recorded first.
+    steps = [*range(FIRST if compiled else 1), *range(FIRST, FIRST + job.most)]
+    found: dict[int, float] = {}
+    pieces: list[int] = []
+    ends = math.inf
+    try:
+        with closing(practice(job.recipe, job.plan, task, steps)) as done:
+            began = time.perf_counter()
+            for step, count in zip(steps, done, strict=False):
+                if device.type == "cuda":
+                    torch.cuda.synchronize()
+                now = time.perf_counter()
+                if step >= FIRST:
+                    found[step] = now - began
+                    pieces.append(count)
+                ends, began = min(ends, now + job.seconds), now
+                if len(found) >= job.least and now >= ends:
+                    break
+    except torch.OutOfMemoryError:
+        return Result({}, failed="out of memory")
+    memory = torch.cuda.max_memory_reserved() if device.type == "cuda" else None
+    return Result(found, statistics.mean(pieces), memory)
+
+
+def main(arguments: list[str]) -> int:
+    """`python -m sameday.tune.trial JOB RESULT`. A trial whose parent is gone goes too."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    try:
+        result: Any = run(Job.read(Path(arguments[0])))
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        result = Result({}, failed=str(error))
+        Path(arguments[1]).write_text(json.dumps(asdict(result)))
+        return EXIT_BAD_INPUT
+    Path(arguments[1]).write_text(json.dumps(asdict(result)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

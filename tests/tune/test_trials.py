@@ -1,0 +1,117 @@
+"""Plans timed in fresh processes: what fails is a result, what takes too long ends, and the minutes are kept."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import time
+from pathlib import Path
+
+import pytest
+import sets
+
+from sameday.spec.errors import BadInput
+from sameday.spec.load import dump_yaml, load_plan
+from sameday.spec.plan import Plan
+from sameday.tasks.classify_start import ClassifyStart
+from sameday.tune.command import Trials, finish, tune
+from sameday.tune.search import OutOfTime
+from sameday.tune.trial import FIRST, Job, Result, run
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = sets.write_set(tmp_path_factory.mktemp("set"), train=80)
+    parts = ClassifyStart(sets.tiny_recipe(), home).audit(print).parts
+    (home / "data.pickle").write_bytes(pickle.dumps(parts))
+    (home / "recipe.yaml").write_text(dump_yaml(sets.tiny_recipe()))
+    return home
+
+
+def make_job(home: Path, plan: Plan, seconds: float = 60.0) -> Job:
+    return Job(sets.tiny_recipe(), plan, home, home / "data.pickle", seconds, least=2, most=4)
+
+
+def test_a_trial_times_the_same_steps_under_every_plan(home: Path, tmp_path: Path) -> None:
+    for plan, pieces in ((Plan(), 1.0), (Plan(micro_batch=3), 3.0), (Plan(workers=1, micro_batch=4), 2.0)):
+        job = make_job(home, plan)
+        job.write(tmp_path / "job.json")
+        assert Job.read(tmp_path / "job.json") == job
+        found = run(job)
+        assert list(found.seconds) == list(range(FIRST, FIRST + 4)) and min(found.seconds.values()) > 0
+        assert found.pieces == pieces and found.failed is None
+    assert len(run(make_job(home, Plan(), seconds=0.0)).seconds) == 2, "as few as are asked for at least"
+
+
+def trials(home: Path, folder: Path, seconds: float, said: list[str]) -> Trials:
+    return Trials(sets.tiny_recipe(), home, home / "data.pickle", folder, seconds, said.append)
+
+
+def test_a_plan_that_cannot_run_is_a_result(home: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    measure = trials(home, tmp_path, 600, said)
+    assert not measure.measure(Plan()).failed
+    found = measure.measure(Plan(cuda_graphs=True))
+    assert found.failed is not None and "needs a GPU" in found.failed
+    assert "plain" in said[0] and "cuda_graphs true" in said[1] and measure.start > 0
+
+
+def test_trials_end_with_the_time(home: Path, tmp_path: Path) -> None:
+    measure = trials(home, tmp_path, 600, [])
+    measure.plain, measure.count = Result({4: 1.0}), 1
+    measure.seconds = measure.spent + 1
+    with pytest.raises(OutOfTime):
+        measure.measure(Plan())
+    assert not (tmp_path / "002").exists(), "there was no time to begin"
+    measure.start, measure.plain = 0.0, Result({4: 0.001})
+    began = time.monotonic()
+    with pytest.raises(OutOfTime):  # begun, and not done: five seconds are not enough to load torch and train
+        measure.recipe = sets.tiny_recipe(effective_batch=80, model=sets.TINY | {"levels": 400})
+        measure.measure(Plan())
+    assert time.monotonic() - began < 60
+
+
+def test_the_plain_plan_must_run(home: Path, tmp_path: Path) -> None:
+    measure = trials(home, tmp_path, 600, [])
+    measure.data = tmp_path / "nothing"
+    with pytest.raises(BadInput, match=r"the plain plan cannot be timed: exit code 1: .*nothing"):
+        measure.measure(Plan())
+
+
+def test_finish_time_has_its_uncertainty() -> None:
+    low, high = finish(Result(dict(enumerate([3.6, 3.6, 3.6]))), 1000)
+    assert low == pytest.approx(1) and high == pytest.approx(1)
+    low, high = finish(Result(dict(enumerate([1.8, 3.6, 5.4]))), 1000)
+    assert low < 0.5 and high > 1.5
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [({"minutes": 0}, "--minutes 0: must be more than 0"), ({"out": Path("/nowhere/plan.yaml")}, "--out /nowhere")],
+)
+def test_bad_wishes_are_refused_at_once(home: Path, tmp_path: Path, words: dict[str, object], why: str) -> None:
+    asked = {"minutes": 1.0, "out": tmp_path / "plan.yaml"} | words
+    with pytest.raises(BadInput, match=why):
+        tune(home / "recipe.yaml", sets=[], json_path=None, say=print, **asked)  # type: ignore[arg-type]
+
+
+def test_whole(home: Path, tmp_path: Path) -> None:
+    """In half a minute, with one field held fast."""
+    said: list[str] = []
+    began = time.monotonic()
+    code = tune(
+        home / "recipe.yaml",
+        tmp_path / "plan.yaml",
+        ["plan.rotary=cached", "plan.environment={OMP_NUM_THREADS: '1'}"],
+        0.5,
+        tmp_path / "tune.json",
+        said.append,
+        check=False,
+    )
+    assert code == 0 and time.monotonic() - began < 90
+    plan, table = load_plan(tmp_path / "plan.yaml"), json.loads((tmp_path / "tune.json").read_text())
+    assert plan.rotary == "cached" and plan.model_dump(mode="json") == table["best"]["plan"]
+    assert table["best"]["seconds"]["median"] <= 1.05 * table["plain"]["seconds"]["median"]
+    assert all(row["field"] != "rotary" for row in table["ablation"])
+    assert table["steps"] == 18 and table["best"]["finish_hours"][0] >= 0
+    assert sum("×" in line for line in said) >= 2
