@@ -128,15 +128,25 @@ def profile(
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps that are timed.")] = 20,
     warmup: Annotated[int, typer.Option(min=1, help="Steps before them.")] = 5,
+    hardware: Annotated[
+        bool, typer.Option("--hardware", help="Kernels, rates and environment variables instead; trains nothing.")
+    ] = False,
     sets: Sets = [],  # noqa: B006 (typer reads it, nothing changes it)
     json: Annotated[Path | None, typer.Option(help="Write everything that was found here too.")] = None,
 ) -> None:
     """Where a step's time goes, what the hardware would need at least, and what each remedy could give at most."""
     from functools import partial
 
+    from sameday.profile.command import hardware as list_hardware
     from sameday.profile.command import profile as run
 
-    run(recipe, plan, sets, steps, warmup, json, partial(print, flush=True))
+    say = partial(print, flush=True)
+    if hardware and json is not None:
+        raise BadInput("--hardware has no --json: it lists what is there")
+    if hardware:
+        list_hardware(recipe, plan, sets, say)
+    else:
+        run(recipe, plan, sets, steps, warmup, json, say)
 
 
 @app.command()

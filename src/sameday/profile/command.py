@@ -72,6 +72,53 @@ def profile(
         write_text(json_path, json.dumps(found, indent=1) + "\n")
 
 
+def hardware(recipe_path: Path, plan_path: Path | None, sets: Sequence[str], say: Say) -> None:
+    """What this machine has for the recipe, and what a plan would take of it; nothing is trained."""
+    recipe_sets, plan_sets = split_sets(sets)
+    recipe, home = load_recipe(recipe_path, recipe_sets), recipe_path.resolve().parent
+    plan = load_plan(plan_path, plan_sets, recipe.task)
+
+    from sameday.train.launch import automatic_plan, prepare_environment
+
+    prepare_environment(plan)
+
+    import os
+
+    from sameday.hardware.kernels import kernels
+    from sameday.hardware.machine import device_kind, look, pick_device
+    from sameday.hardware.peaks import measure
+    from sameday.hardware.ranks import Ranks
+    from sameday.hardware.variables import installed_files, judged, of_libraries
+
+    machine = look(device_kind(plan))
+    start = start_of(recipe, home)
+    reasons: dict[str, str] = {}
+    if plan_path is None:
+        plan, reasons = automatic_plan(start, recipe, plan_sets, 1)
+    print(f"{machine.name}, {machine.memory / 2**30:.0f} GiB, {machine.cores} cores")
+    say("measuring its rates")
+    peaks = measure(pick_device(plan, Ranks()), recipe.precision, home)
+    rates = {
+        "memory": peaks.memory_bytes_per_second,
+        "copies to the device": peaks.copy_bytes_per_second,
+        "disk": peaks.disk_bytes_per_second,
+    }
+    moved = [
+        f"{name} " + ("not measured" if each is None else f"{each / 1e9:.4g} GB/s") for name, each in rates.items()
+    ]
+    print(f"{peaks.precision} products {peaks.flop_per_second / 1e12:.4g} TFLOP/s, {', '.join(moved)}")
+    for kernel in kernels(machine, recipe.precision):
+        print(f"  {'yes' if kernel.there else 'no ':3s}  {kernel.name:22s} {kernel.why}")
+    chosen = {name: f"{getattr(plan, name)}, because {why}" for name, why in reasons.items()}
+    settled = {name: f"{value}, because {why}" for name, (value, why) in start.settle(plan, machine).items()}
+    for name, words in (chosen | settled).items():
+        print(f"  {name}: {words}")
+    variables = of_libraries({**os.environ, **plan.environment})
+    print("environment variables of libraries:" if variables else "environment variables of libraries: none is set")
+    for each in judged(variables, installed_files()):
+        print(f"  {each}")
+
+
 def summed_up(
     recipe: Recipe, plan: Plan, task: Any, machine: Any, line: Any, peaks: Any, counted: Sequence[int]
 ) -> dict[str, Any]:
