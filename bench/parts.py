@@ -1,0 +1,234 @@
+"""What `sameday profile` is worth: delays of 20 ms planted in each part of a step, what timing costs, and whether its
+advice keeps its promise.
+
+    python bench/parts.py delays vqa|bdh      # where each delay shows up
+    python bench/parts.py overhead vqa|bdh    # steps with the clock and without, in turns
+    python bench/parts.py advice vqa          # bottlenecks planted, the first advice, and what its remedy gave
+
+On a GPU questions are asked of Qwen3-VL-8B's shapes; --small takes tiny models, as a CPU must.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from tune import prepare
+
+from sameday.data.labelled import augment
+from sameday.data.labelled.batch import ImageBatch
+from sameday.data.questions import source
+from sameday.data.questions.batch import Batch
+from sameday.data.questions.processor import ImageProcessor
+from sameday.hardware.machine import device_kind, look, pick_device
+from sameday.hardware.parts import Clock
+from sameday.hardware.peaks import measure
+from sameday.hardware.ranks import Ranks
+from sameday.models.qwen_vl import QwenVL
+from sameday.models.vision_bdh import VisionBDH
+from sameday.profile.command import summed_up
+from sameday.profile.timeline import Timeline, practice, record
+from sameday.spec.load import load_recipe
+from sameday.spec.plan import Plan
+from sameday.tasks.classify import ClassifyTask
+from sameday.tasks.registry import start_of
+from sameday.tasks.vqa import VqaTask
+from sameday.train.watch import Watch
+
+DELAY = 0.02
+BOTH: dict[str, tuple[Any, str]] = {
+    "loss": (F, "cross_entropy"),
+    "backward": (torch.Tensor, "backward"),
+    "exchange": (Ranks, "sum_"),
+    "optimizer": (torch.optim.AdamW, "step"),
+    "log": (Watch, "step"),
+}
+WHERE: dict[str, dict[str, tuple[Any, str]]] = {
+    "vqa": {
+        "wait": (VqaTask, "_build"),
+        "read": (Path, "read_bytes"),
+        "decode": (source, "open_rgb"),
+        "resize": (ImageProcessor, "resized"),
+        "copy": (Batch, "to"),
+        "tower": (QwenVL, "see"),
+        "forward": (QwenVL, "_rotary"),
+        **BOTH,
+        "other": (VqaTask, "count"),
+    },
+    "bdh": {
+        "wait": (ClassifyTask, "_build"),
+        "copy": (ImageBatch, "to"),
+        "prepare": (augment, "normalise"),
+        "forward": (VisionBDH, "levels"),
+        **BOTH,
+        "other": (ClassifyTask, "count"),
+    },
+}
+ON_DEVICE = {"prepare", "tower", "forward", "loss", "backward", "optimizer"}
+"""There a GPU is kept busy; elsewhere the host sleeps, and the GPU waits for it."""
+SHARED: dict[str, Any] = {
+    "share_images": True,
+    "packing": True,
+    "max_questions": None,
+    "label_only_logits": True,
+}
+PLAN = {"vqa": SHARED, "bdh": {}}
+
+
+class Bench:
+    """A recipe with its data and model, ready to be loaded under any plan."""
+
+    def __init__(self, what: str, folder: Path, small: bool) -> None:
+        prepare(what, folder, small)
+        self.what, self.home, self.recipe = what, folder, load_recipe(folder / "recipe.yaml")
+        if small and what == "bdh":
+            tiny = self.recipe.model.model_copy(update={"latents": 4, "levels": 2})
+            self.recipe = self.recipe.model_copy(update={"precision": "float32", "model": tiny})
+        self.start = start_of(self.recipe, folder)
+        self.parts = self.start.audit(lambda _: None).parts
+        self.machine = look(device_kind(Plan()))
+        self.peaks: Any = None
+
+    def load(self, plan: Plan) -> Any:
+        self.start.settle(plan, self.machine)
+        return self.start.load(plan, pick_device(plan, Ranks()), self.parts)
+
+    def record(self, plan: Plan, task: Any, steps: int = 8) -> Timeline:
+        return record(self.recipe, plan, task, self.home, steps, 3)
+
+    def profile(self, plan: Plan) -> dict[str, Any]:
+        task = self.load(plan)
+        self.peaks = self.peaks or measure(task.device, self.recipe.precision, self.home)
+        line = self.record(plan, task)
+        return summed_up(self.recipe, plan, task, self.machine, line, self.peaks, range(3, 7))
+
+
+def delay(on_device: bool) -> None:
+    if on_device and torch.cuda.is_available():
+        torch.cuda._sleep(int(DELAY * 1000 * torch.cuda.clock_rate() * 1000))
+    else:
+        time.sleep(DELAY)
+
+
+@contextmanager
+def slowed(owner: Any, name: str, wait: Callable[[], None]) -> Iterator[list[int]]:
+    """Every call of it waits first. Gives how often it was called."""
+    plain, calls = getattr(owner, name), [0]
+
+    def slow(*args: Any, **named: Any) -> Any:
+        wait()
+        calls[0] += 1
+        return plain(*args, **named)
+
+    setattr(owner, name, slow)
+    try:
+        yield calls
+    finally:
+        setattr(owner, name, plain)
+
+
+def delays(bench: Bench) -> None:
+    plan = Plan(**PLAN[bench.what])
+    task = bench.load(plan)
+    base = bench.record(plan, task).parts
+    total = sum(base.values())
+    print(
+        f"{bench.what} on {bench.machine.name}: {1000 * total:.2f} ms a step, "
+        f"everything else {base['other'] / total:.2%}"
+    )
+    print(f"{'delay in':12s} {'calls a step':>12s} {'planted ms':>11s} {'shows there':>12s} {'elsewhere':>10s}")
+    for part, (owner, name) in WHERE[bench.what].items():
+        with slowed(owner, name, lambda part=part: delay(part in ON_DEVICE)) as calls:
+            found = bench.record(plan, task).parts
+        each = calls[0] / (3 + 8 + 1)
+        there = found.get(part, 0.0) - base.get(part, 0.0)
+        rest = sum(found.values()) - total - there
+        print(
+            f"{part:12s} {each:12.1f} {1000 * DELAY * each:11.1f} {1000 * there:12.1f} {1000 * rest:10.1f}", flush=True
+        )
+
+
+def overhead(bench: Bench) -> None:
+    """In turns, so that what else the machine does meets both."""
+    plan = Plan(**PLAN[bench.what])
+    task = bench.load(plan)
+    ratios = []
+    steps = range(4, 64)
+    with closing(practice(bench.recipe, plan, task, range(4))) as done:
+        list(done)
+    for _ in range(5):
+        seconds = {}
+        for timed in (True, False):
+            clock = Clock(task.device)
+            began = time.perf_counter()
+            with closing(practice(bench.recipe, plan, task, steps)) as done:
+                for _ in done:
+                    if timed:
+                        clock.lap()
+            if timed:
+                clock.stop()
+                clock.steps()
+            elif task.device.type == "cuda":
+                torch.cuda.synchronize()
+            seconds[timed] = time.perf_counter() - began
+        ratios.append(seconds[True] / seconds[False])
+    spread = f"({min(ratios) - 1:+.2%} to {max(ratios) - 1:+.2%})"
+    print(f"{bench.what} on {bench.machine.name}: timing costs {statistics.median(ratios) - 1:+.2%} {spread} of a step")
+
+
+def advice(bench: Bench) -> None:
+    """What is planted, what is advised first, what that may give at most, and what it gave."""
+    spare = max(1, bench.machine.cores - 1)
+    planted: dict[str, tuple[dict[str, Any], tuple[Any, str] | None]] = {
+        "nothing shared, one at a time": ({"share_images": False, "packing": False, "max_questions": 1}, None),
+        "tiny batches": ({"token_budget": 1}, None),
+        "full checkpointing": ({"checkpointing": "full"}, None),
+        "logits of every place": ({"label_only_logits": False}, None),
+        "slow decode, no worker": ({}, (source, "open_rgb")),
+        "slow decode, all workers": ({"workers": spare}, (source, "open_rgb")),
+    }
+    print(f"{'planted':30s} {'first advice':28s} {'at most':>8s} {'gave':>7s}")
+    for name, (fields, slow) in planted.items():
+        plan = Plan(**(SHARED | fields))
+        with slowed(*slow, lambda: time.sleep(0.3)) if slow else closing(_Nothing()):
+            before = bench.profile(plan)
+            if not before["advice"]:
+                print(f"{name:30s} none")
+                continue
+            first = before["advice"][0]
+            if not first["change"]:
+                print(f"{name:30s} {first['remedy']:28s} {first['at_most']:7.2f}× (not in the plan)")
+                continue
+            after = plan.model_copy(update=first["change"])
+            if first["change"].get("cache"):
+                bench.profile(after)  # fills it
+            gave = before["seconds"]["median"] / bench.profile(after)["seconds"]["median"]
+        print(f"{name:30s} {first['remedy']:28s} {first['at_most']:7.2f}× {gave:6.2f}×", flush=True)
+
+
+class _Nothing:
+    def close(self) -> None:
+        pass
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("delays", "overhead", "advice"))
+    parser.add_argument("what", choices=tuple(WHERE))
+    parser.add_argument("--small", action="store_true", help="tiny models")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(args.what, Path(folder), args.small)
+        {"delays": delays, "overhead": overhead, "advice": advice}[args.command](bench)
+
+
+if __name__ == "__main__":
+    main()
