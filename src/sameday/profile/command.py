@@ -174,6 +174,7 @@ def summed_up(
         "busy": line.busy,
         "launches": line.launches,
         "waits": [list(each) for each in line.waits],
+        "gpu": line.gpu,
         "memory_gib": None if line.memory is None else line.memory / 2**30,
         "floor": {
             "seconds": own,
@@ -222,6 +223,12 @@ def lines(found: dict[str, Any]) -> list[str]:
         made.append(
             f"the GPU is busy {found['busy']:.0%} of the time, with {found['launches']:.0f} kernels a step; "
             f"{found['memory_gib']:.1f} GiB"
+        )
+    if found["gpu"]:
+        gpu = found["gpu"]
+        made.append(
+            f"clock {gpu['clock_mhz']:.0f} of {gpu['highest_clock_mhz']:.0f} MHz, {gpu['power_watts']:.0f} W, "
+            f"{gpu['celsius']:.0f} °C"
         )
     each = ", ".join(f"{name} {1000 * value:.2f}" for name, value in floor["resources"].items())
     made += [

@@ -8,13 +8,14 @@ import warnings
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from sameday.data.times import Times
+from sameday.hardware.nvml import Watched
 from sameday.hardware.parts import PARTS, Clock
 from sameday.hardware.ranks import Ranks
 from sameday.spec.errors import RunStopped
@@ -49,6 +50,8 @@ class Timeline:
     """The most bytes that a GPU's allocator held."""
     waits: tuple[tuple[str, int], ...] = ()
     """Where the host waited for a GPU in a step, and how often, besides the loop's own place."""
+    gpu: dict[str, float] = field(default_factory=dict)
+    """What it told of itself meanwhile."""
 
     @property
     def seconds(self) -> list[float]:
@@ -73,8 +76,9 @@ def record(recipe: Recipe, plan: Plan, task: Task, home: Path, steps: int, warmu
         torch.cuda.reset_peak_memory_stats()
     with tempfile.TemporaryDirectory() as folder, closing(RunFolder.open(Path(folder), recipe, plan, home)) as run:
         try:
-            # One more: the step that stops is not timed to its end.
-            train(recipe, plan, task, run, Ranks(), stop_after=warmup + steps + 1, clock=clock)
+            with Watched(task.device) as watched:
+                # One more: the step that stops is not timed to its end.
+                train(recipe, plan, task, run, Ranks(), stop_after=warmup + steps + 1, clock=clock)
         except RunStopped:
             found = clock.steps()[warmup:]
         records = [each for each in read_metrics(run.metrics_path) if "split" not in each][warmup : warmup + steps]
@@ -88,6 +92,7 @@ def record(recipe: Recipe, plan: Plan, task: Task, home: Path, steps: int, warmu
         statistics.mean(each["samples"] for each in records),
         tuple(sum(step.values()) for step in found if sum(step.values()) > usual),
         memory=memory,
+        gpu=watched.found(),
         **(_watched(recipe, plan, task, warmup) if task.device.type == "cuda" else {}),
     )
 

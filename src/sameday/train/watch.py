@@ -4,12 +4,11 @@ the same numbers in metrics.jsonl and TensorBoard."""
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from sameday.hardware.nvml import gpu_use
 from sameday.hardware.parts import silence
 from sameday.spec.record import RunFolder
 
@@ -30,7 +29,7 @@ class Watch:
         self.run, self.total, self.log_steps = run, total, log_steps
         self.live: Any = None
         self.board: Any = None
-        self.gpu = _gpu_use(device)
+        self.gpu = gpu_use(device)
         self._recent: list[tuple[float, int, float]] = []  # (seconds, samples, wait) of the latest steps
         if run is not None and sys.stdout.isatty():
             from rich.live import Live
@@ -98,27 +97,3 @@ class Watch:
             self.live.stop()
         if self.board is not None:
             self.board.close()
-
-
-def _gpu_use(device: torch.device) -> Callable[[], str]:
-    """The GPU's use in percent as NVML gives it, at most once a second; nothing where there is none."""
-    if device.type != "cuda":
-        return lambda: ""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        # By its own name: NVML's numbers are not CUDA's where CUDA_VISIBLE_DEVICES is set.
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
-        pynvml.nvmlDeviceGetUtilizationRates(handle)
-    except Exception as error:  # a missing driver library must not end a training run
-        print(f"GPU use is not shown: {error}", flush=True)
-        return lambda: ""
-    last = {"at": 0.0, "text": ""}
-
-    def use() -> str:
-        if time.monotonic() - last["at"] > 1:  # type: ignore[operator]
-            last.update(at=time.monotonic(), text=f"  gpu {pynvml.nvmlDeviceGetUtilizationRates(handle).gpu}%")
-        return str(last["text"])
-
-    return use
