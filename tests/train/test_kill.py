@@ -67,6 +67,7 @@ def test_kills(tmp_path: Path, tiny_qwen3: Path) -> None:
     assert_same_run(folder / "killed", folder / "reference")
 
 
+@pytest.mark.soak
 def test_kills_with_all_weights_trained_and_a_worker(tmp_path: Path, tiny_qwen3: Path) -> None:
     folder = write_run(tmp_path, tiny_qwen3, num_epochs=4, train="all", train_vision=True)
     finished(folder, *SETS, out="reference")

@@ -59,6 +59,7 @@ def test_two_ranks(home: Path) -> None:
     assert_agrees(process.run, home / "alone")
 
 
+@pytest.mark.soak
 def test_ranks_without_work(tmp_path: Path, tiny_qwen3: Path) -> None:
     """Three ranks and two questions a step, with a worker each: one rank has nothing to do but agree."""
     lora = {"r": 4, "alpha": 8}

@@ -76,6 +76,7 @@ def test_a_plan_that_shares_images(world: Path) -> None:
     assert "against: resumed to the end" in done.stderr
 
 
+@pytest.mark.soak
 def test_bf16_is_judged_against_float32(world: Path) -> None:
     done = verify(world, "bf16.yaml", "--plan", "shared.yaml", "--steps", "4", "--set", "recipe.lora.dropout=0.0")
     assert done.stdout.startswith("rounding: the same mathematics, in another order of rounding")
