@@ -90,8 +90,9 @@ class Bench:
         prepare(what, folder, small)
         self.what, self.home, self.recipe = what, folder, load_recipe(folder / "recipe.yaml")
         if small and what == "bdh":
-            tiny = self.recipe.model.model_copy(update={"latents": 4, "levels": 2})
-            self.recipe = self.recipe.model_copy(update={"precision": "float32", "model": tiny})
+            tiny = self.recipe.model.model_copy(update={"latents": 4, "levels": 2, "width": 48})
+            changes = {"precision": "float32", "model": tiny, "effective_batch": 32}
+            self.recipe = self.recipe.model_copy(update=changes)
         self.start = start_of(self.recipe, folder)
         self.parts = self.start.audit(lambda _: None).parts
         self.machine = look(device_kind(Plan()))
@@ -138,6 +139,7 @@ def slowed(owner: Any, name: str, wait: Callable[[], None]) -> Iterator[list[int
 def delays(bench: Bench) -> None:
     plan = Plan(**PLAN[bench.what])
     task = bench.load(plan)
+    bench.record(plan, task)
     base = bench.record(plan, task).parts
     total = sum(base.values())
     print(
@@ -161,12 +163,12 @@ def overhead(bench: Bench) -> None:
     plan = Plan(**PLAN[bench.what])
     task = bench.load(plan)
     ratios = []
-    steps = range(4, 64)
+    steps = range(4, 34)
     with closing(practice(bench.recipe, plan, task, range(4))) as done:
         list(done)
-    for _ in range(5):
+    for turn in range(6):
         seconds = {}
-        for timed in (True, False):
+        for timed in (True, False) if turn % 2 else (False, True):
             clock = Clock(task.device)
             began = time.perf_counter()
             with closing(practice(bench.recipe, plan, task, steps)) as done:
