@@ -15,7 +15,7 @@ from sameday.hardware.choose import attention_kernel
 from sameday.hardware.choose_classify import check_plan
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan, fields_of
-from sameday.tune.search import OutOfTime, ablation, faster, gain, search
+from sameday.tune.search import OutOfTime, ablation, confirm, faster, gain, search
 from sameday.tune.space import BUDGETS, Choice, choices, choices_made
 from sameday.tune.trial import Result
 
@@ -48,8 +48,10 @@ class World:
         if self.too_large(plan):
             return Result({}, failed="out of memory")
         sizes = {step: 0.1 * (1 + step % 3 / 2) for step in STEPS}
+        process = math.exp(self.random.gauss(0, self.noise / 3))
         noisy = {
-            step: size * self.cost(plan) * math.exp(self.random.gauss(0, self.noise)) for step, size in sizes.items()
+            step: process * size * self.cost(plan) * math.exp(self.random.gauss(0, self.noise))
+            for step, size in sizes.items()
         }
         return Result(noisy, pieces=max(1.0, 20000 / plan.token_budget))
 
@@ -67,7 +69,7 @@ COSTS = {
     "label_only_logits": {True: 0.8},
     "token_budget": {n: 1 + 0.2 * abs(math.log2(n / 1024)) for n in BUDGETS},
     "max_questions": {1: 1.5},
-    "optimizer_impl": {"foreach": 0.95, "fused": 1.3},
+    "optimizer_impl": {"foreach": 0.85, "fused": 1.3},
     "attention": {"split": 1.2},
 }
 
@@ -78,7 +80,7 @@ def test_the_best_is_found_from_the_plain_plan(seed: int) -> None:
     found = search(Plan(), None, CHOICES, world.measure, allowed)
     assert found.best.share_images and found.best.label_only_logits and found.best.token_budget == 1024
     assert found.best.optimizer_impl == "foreach" and found.best.attention == "auto"
-    assert not found.not_tried and world.trials == len(found.results) + 1
+    assert not found.not_tried and world.trials >= len(found.results)
 
 
 @given(
@@ -95,8 +97,8 @@ def test_choices_that_do_not_touch_each_other_are_all_found(costs: dict[str, dic
     world = World(costs, noise=0.002, seed=seed)
     found = search(Plan(), None, CHOICES, world.measure, allowed)
     least = math.prod(min(1.0, *table.values()) for table in costs.values())
-    # What gives less than a hundredth, a choice at a time, is not taken for a gain.
-    assert world.cost(found.best) <= least * 1.011 ** len(costs) + 1e-9
+    # What gives less than a few hundredths, a choice at a time, is not taken for a gain.
+    assert world.cost(found.best) <= least * 1.04 ** len(costs)
 
 
 def test_noise_is_no_gain() -> None:
@@ -105,11 +107,12 @@ def test_noise_is_no_gain() -> None:
     for seed in range(100):
         world = World({}, noise=0.05, seed=seed)
         found = search(Plan(), None, CHOICES, world.measure, allowed)
+        confirm(found, world.measure)
         kept += found.best == Plan()
         plain, best = found.of(found.plain), found.of(found.best)
         assert plain is not None and best is not None
         promised.append(math.exp(gain(best, plain)[0]))
-    assert kept >= 95 and max(promised) < 1.1, (kept, max(promised))
+    assert kept >= 95 and max(promised) < 1.15, (kept, max(promised))
 
 
 def test_a_guess_is_a_start_and_no_end() -> None:

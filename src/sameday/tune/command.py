@@ -22,8 +22,8 @@ from sameday.spec.recipe import Recipe
 from sameday.spec.record import write_text
 from sameday.tasks.registry import start_of
 from sameday.tasks.start import Say
-from sameday.tune.search import Found, OutOfTime, Worth, ablation, gain, middle, search
-from sameday.tune.space import choices
+from sameday.tune.search import Found, OutOfTime, Worth, ablation, confirm, gain, middle, search
+from sameday.tune.space import choices, differing
 from sameday.tune.trial import Job, Result
 
 LEAST, MOST = 3, 16
@@ -153,6 +153,7 @@ def tune(
         for choice in choices(recipe.task, machine.device, machine.triton, machine.cores)
         if not fixed & set(choice.fields)
     ]
+    known = [differing(choice, start.settle(guess, machine)) for choice in known]
     guess = plain.model_copy(update={name: getattr(guess, name) for choice in known for name in choice.fields})
 
     def allowed(plan: Plan) -> bool:
@@ -176,6 +177,7 @@ def tune(
         known_first = {plain.model_dump_json(): first}
         found = search(plain, guess if allowed(guess) else None, known, trials.measure, allowed, known_first)
         trials.seconds = whole
+        confirm(found, trials.measure)
         worth = ablation(found, known, trials.measure, allowed)
     steps = recipe.max_steps or recipe.num_epochs * -(-audited.sizes["train"] // recipe.effective_batch)
     table = as_json(recipe, machine, minutes, found, worth, steps)
@@ -194,8 +196,8 @@ def tune(
 
 
 def _to_verify(plain: Result, start: float) -> float:
-    """About how long: arms start five times, and the plain one goes through each of its steps three times."""
-    return 5 * start + 3 * STEPS_TO_VERIFY * max(plain.seconds.values())
+    """About how long: arms start four times, and the plain one goes through each of its steps three times."""
+    return 4 * start + 3 * STEPS_TO_VERIFY * max(plain.seconds.values())
 
 
 def _verified(recipe: Path, sets: Sequence[str], plan: Plan, say: Say) -> str:
@@ -275,7 +277,8 @@ def lines(table: dict[str, Any]) -> list[str]:
     found = [f"{'choice':34s} {'claim':12s} {'alone':>8s} {'added':>8s} {'left out':>9s}"]
     before = plain
     for row in table["ablation"]:
-        value = ", ".join(f"{name} {_short(each)}" for name, each in row["value"].items())
+        own = {name: each for name, each in row["value"].items() if name == row["field"]} or row["value"]
+        value = ", ".join(f"{name} {_short(each)}" for name, each in own.items())
         cells = []
         for how, over in (("alone", plain), ("added", before), ("left_out", None)):
             seconds = (row[how] or {}).get("seconds")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sameday.spec.plan import Plan
@@ -67,6 +67,13 @@ def _any(cuda: bool, cores: int) -> list[Choice]:
         found.append(Choice("workers", tuple({"workers": n, "pin_memory": cuda} for n in counts), climb=True))
     variables = GPU_VARIABLES if cuda else tuple({"OMP_NUM_THREADS": str(n)} for n in sorted({1, cores}))
     return [*found, Choice("environment", tuple({"environment": each} for each in variables))]
+
+
+def differing(choice: Choice, settled: Mapping[str, tuple[str, str]]) -> Choice:
+    """Without what automatic fields come to here anyway: it would be the same thing under another name."""
+    same = {name: value for name, (value, _) in settled.items()}
+    kept = tuple(value for value in choice.values if not all(same.get(name) == each for name, each in value.items()))
+    return replace(choice, values=kept)
 
 
 def without(best: Plan, plain: Plan, fields: Iterable[str]) -> Plan:
