@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
 import pickle
 import statistics
 import subprocess
@@ -11,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,16 @@ from sameday.tasks.registry import start_of
 from sameday.tasks.start import Say
 from sameday.tune.search import Found, OutOfTime, Worth, ablation, confirm, gain, middle, search
 from sameday.tune.space import choices, differing
-from sameday.tune.trial import Job, Result
+from sameday.tune.trial import LOADED, Job, Result, logged
 
 LEAST, MOST = 3, 16
 """Steps that are timed of a plan."""
 SHARE = 0.025
 """Of the minutes, for the steps of one trial; what it takes to start is not in it."""
 STEPS_TO_VERIFY = 4
+
+_forked, _spawned = multiprocessing.get_context("forkserver"), multiprocessing.get_context("spawn")
+_forked.set_forkserver_preload(list(LOADED))
 
 
 @dataclass
@@ -43,6 +47,8 @@ class Trials:
     folder: Path
     seconds: float
     say: Say
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables that are set already, for all trials."""
     start: float = 10.0
     count: int = 0
 
@@ -75,7 +81,7 @@ class Trials:
         job = Job(self.recipe, plan, self.home, self.data, SHARE * self.seconds, LEAST, MOST)
         job.write(place / "job.json")
         began = time.monotonic()
-        result = self._run(place)
+        result = self._run(place, plan)
         if not result.failed:
             spent = sum(result.seconds.values())
             self.start = max(self.start if self.count > 1 else 0.0, time.monotonic() - began - spent)
@@ -86,26 +92,29 @@ class Trials:
         self._tell(plan, result)
         return result
 
-    def _run(self, place: Path) -> Result:
-        command = [sys.executable, "-m", "sameday.tune.trial", str(place / "job.json"), str(place / "result.json")]
-        with (place / "log").open("w") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-            try:
-                code = process.wait(timeout=max(5.0, self.left))
-            except subprocess.TimeoutExpired:
-                if self.plain is None:
-                    raise BadInput(
-                        f"tune: {LEAST + 1} steps of the plain plan take longer than all of the {self.seconds:.0f} s; "
-                        "give more --minutes"
-                    ) from None
-                raise OutOfTime from None
-            finally:
-                process.kill()
-                process.wait()
+    def _run(self, place: Path, plan: Plan) -> Result:
+        """In a process that begins where torch is loaded and no GPU is in use yet; in one from the very start where
+        the plan has variables of its own, since libraries read them as they are loaded."""
+        files = [str(place / name) for name in ("job.json", "result.json", "log")]
+        early = plan.environment == self.environment
+        process = (_forked if early else _spawned).Process(target=logged, args=(files, plan.environment))
+        process.start()
+        try:
+            process.join(max(5.0, self.left))
+            if process.is_alive() and self.plain is None:
+                raise BadInput(
+                    f"tune: {LEAST + 1} steps of the plain plan take longer than all of the {self.seconds:.0f} s; "
+                    "give more --minutes"
+                )
+            if process.is_alive():
+                raise OutOfTime
+        finally:
+            process.kill()
+            process.join()
         if (place / "result.json").exists():
             return Result.read(place / "result.json")
-        lines = (place / "log").read_text(errors="replace").splitlines()
-        return Result({}, failed=f"exit code {code}: {lines[-1] if lines else 'without a word'}")
+        lines = (place / "log").read_text(errors="replace").splitlines() if (place / "log").exists() else []
+        return Result({}, failed=f"exit code {process.exitcode}: {lines[-1] if lines else 'without a word'}")
 
     def _tell(self, plan: Plan, result: Result) -> None:
         differs = changed(Plan(device=plan.device), plan, False)
@@ -136,11 +145,14 @@ def tune(
         raise BadInput(f"--minutes {minutes}: must be more than 0")
     began = time.monotonic()
 
-    from sameday.hardware.machine import device_kind, look
-    from sameday.train.launch import automatic_plan
-    from sameday.verify.registry import CHECKS
+    from sameday.train.launch import automatic_plan, prepare_environment
 
     asked = load_plan(None, plan_sets, recipe.task)
+    prepare_environment(asked)
+
+    from sameday.hardware.machine import device_kind, look
+    from sameday.verify.registry import CHECKS
+
     fixed = {name.split("=", 1)[0].split(".")[1] for name in plan_sets}
     start = start_of(recipe, home)
     audited = start.audit(say)
@@ -168,7 +180,7 @@ def tune(
         data = Path(folder) / "data.pickle"
         data.write_bytes(pickle.dumps(audited.parts))
         seconds = 60 * minutes - (time.monotonic() - began)
-        trials = Trials(recipe, home, data, Path(folder), seconds, say)
+        trials = Trials(recipe, home, data, Path(folder), seconds, say, plain.environment)
         first = trials.measure(plain)
         trials.reserve(_to_verify(first, trials.start) if check else 0.0)
         whole = trials.seconds

@@ -5,17 +5,18 @@ from __future__ import annotations
 import ctypes
 import json
 import math
+import os
 import pickle
 import signal
 import statistics
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from sameday.spec.errors import EXIT_BAD_INPUT, BadInput
+from sameday.spec.errors import BadInput
 from sameday.spec.load import recipe_from
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
@@ -23,6 +24,9 @@ from sameday.tasks.registry import start_of
 
 FIRST = 4
 """The first step that is timed: the same one in every trial, so that steps can be compared one by one."""
+
+LOADED = ("torch", "transformers", "peft", "sameday.tasks.vqa", "sameday.tasks.classify", "sameday.profile.timeline")
+"""Modules that every trial needs: loaded once for all of them. None of them touches a GPU."""
 
 PR_SET_PDEATHSIG = 1
 
@@ -109,20 +113,17 @@ def run(job: Job) -> Result:
     return Result(found, statistics.mean(pieces), memory)
 
 
-def main(arguments: list[str]) -> int:
-    """`python -m sameday.tune.trial JOB RESULT`. A trial whose parent is gone goes too."""
+def logged(files: Sequence[str], environment: Mapping[str, str]) -> None:
+    """The whole of a trial's process: job, result and log are files. One whose parent is gone goes too."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.environ.update(environment)
+    job, out, log = map(Path, files)
+    with log.open("w") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
     try:
-        result: Any = run(Job.read(Path(arguments[0])))
+        result = run(Job.read(job))
     except BadInput as error:
-        print(f"error: {error}", file=sys.stderr)
         result = Result({}, failed=str(error))
-        Path(arguments[1]).write_text(json.dumps(asdict(result)))
-        return EXIT_BAD_INPUT
-    Path(arguments[1]).write_text(json.dumps(asdict(result)))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    out.write_text(json.dumps(asdict(result)))
