@@ -76,6 +76,7 @@ def test_the_plain_plan_must_run(home: Path, tmp_path: Path) -> None:
     measure.data = tmp_path / "nothing"
     with pytest.raises(BadInput, match=r"the plain plan cannot be timed: exit code 1: .*nothing"):
         measure.measure(Plan())
+    assert not measure.forks, "it was tried from nothing too"
 
 
 def test_finish_time_has_its_uncertainty() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import multiprocessing
+import os
 import pickle
 import statistics
 import subprocess
@@ -49,6 +50,7 @@ class Trials:
     say: Say
     environment: dict[str, str] = field(default_factory=dict)
     """Variables that are set already, for all trials."""
+    forks: bool = True
     start: float = 10.0
     count: int = 0
 
@@ -82,6 +84,9 @@ class Trials:
         job.write(place / "job.json")
         began = time.monotonic()
         result = self._run(place, plan)
+        if result.crashed and self.plain is None and self.forks:
+            self.forks = False  # where a library has taken hold of the GPU while it was loaded
+            result = self._run(place, plan)
         if not result.failed:
             spent = sum(result.seconds.values())
             self.start = max(self.start if self.count > 1 else 0.0, time.monotonic() - began - spent)
@@ -96,7 +101,7 @@ class Trials:
         """In a process that begins where torch is loaded and no GPU is in use yet; in one from the very start where
         the plan has variables of its own, since libraries read them as they are loaded."""
         files = [str(place / name) for name in ("job.json", "result.json", "log")]
-        early = plan.environment == self.environment
+        early = self.forks and plan.environment == self.environment
         process = (_forked if early else _spawned).Process(target=logged, args=(files, plan.environment))
         process.start()
         try:
@@ -114,7 +119,8 @@ class Trials:
         if (place / "result.json").exists():
             return Result.read(place / "result.json")
         lines = (place / "log").read_text(errors="replace").splitlines() if (place / "log").exists() else []
-        return Result({}, failed=f"exit code {process.exitcode}: {lines[-1] if lines else 'without a word'}")
+        said = lines[-1] if lines else "without a word"
+        return Result({}, failed=f"exit code {process.exitcode}: {said}", crashed=True)
 
     def _tell(self, plan: Plan, result: Result) -> None:
         differs = changed(Plan(device=plan.device), plan, False)
@@ -147,6 +153,8 @@ def tune(
 
     from sameday.train.launch import automatic_plan, prepare_environment
 
+    # So that nothing asks the driver how many GPUs there are before a trial has a process of its own.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     asked = load_plan(None, plan_sets, recipe.task)
     prepare_environment(asked)
 

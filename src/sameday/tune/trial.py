@@ -64,6 +64,8 @@ class Result:
     """Micro-batches of a step."""
     memory: int | None = None
     failed: str | None = None
+    crashed: bool = False
+    """Without a result of its own."""
 
     @classmethod
     def read(cls, path: Path) -> Result:
