@@ -106,6 +106,8 @@ def _share(facts: Facts, seconds: float) -> str:
 def _data(facts: Facts) -> Iterator[Remedy]:
     plan, exposed = facts.plan, facts.time("wait", "read", "decode", "resize")
     preparing = facts.preparing
+    # Without workers what is not read, decoded or resized is made from it, whatever keeps the images.
+    images = exposed if plan.workers else facts.time("read", "decode", "resize")
     rest = facts.total - exposed
     most = max(1, facts.cores - 1)
     read = facts.workers.get("read", 0.0) + facts.time("read")
@@ -119,11 +121,11 @@ def _data(facts: Facts) -> Iterator[Remedy]:
     if facts.task == "vqa" and plan.cache == "none" and preparing:
         why = f"decoding and resizing take {preparing - read:.3f} s of {who} a step, and {waited}"
         # Where more workers would hide it, the disk's space is better kept.
-        likely = (0.5 if keeps_up and plan.workers < most else 0.95) * exposed * (preparing - read) / preparing
-        yield _remedy(facts, "plan.cache pixels", exposed, why, likely, {"cache": "pixels"})
+        likely = (0.5 if keeps_up and plan.workers < most else 0.95) * images * (preparing - read) / preparing
+        yield _remedy(facts, "plan.cache pixels", images, why, likely, {"cache": "pixels"})
     if read > 0.5 * preparing:
         why = f"reading takes {read:.3f} s a step, decoding and resizing {preparing - read:.3f}"
-        yield _remedy(facts, "the images on a faster disk", exposed, why, exposed * read / preparing)
+        yield _remedy(facts, "the images on a faster disk", images, why, images * read / preparing)
     if facts.device == "cuda" and not plan.pin_memory:
         copy = facts.time("copy")
         why = f"copies take {_share(facts, copy)}"

@@ -88,6 +88,7 @@ class Ablated(Lenient):
 class Tune(Lenient):
     machine: dict[str, Any] | str | None = None
     minutes: float | None = None
+    times: float | None = None
     plain: Timed | None = None
     best: Best | None = None
     ablation: list[Ablated] = Field(default_factory=list)
