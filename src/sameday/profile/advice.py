@@ -12,6 +12,9 @@ from sameday.spec.plan import Plan
 WORTH_NAMING = 1.02
 """What could give less than this is not told from noise."""
 
+USUAL = 8192
+"""Tokens of a micro-batch that keep a device busy."""
+
 DATA = ("wait", "read", "decode", "resize", "copy")
 COMPUTE = ("prepare", "tower", "forward", "loss", "backward")
 
@@ -174,7 +177,7 @@ def _launches(facts: Facts) -> Iterator[Remedy]:
         name = "token_budget" if facts.task == "vqa" else "micro_batch"
         cost = "each costs its calls" if facts.busy is None else f"the GPU has nothing to do {_share(facts, idle)}"
         why = f"{facts.micro_batches:.0f} micro-batches a step, and {cost}"
-        change: dict[str, Any] = {"token_budget": 4 * plan.token_budget, "max_questions": None}
+        change: dict[str, Any] = {"token_budget": max(USUAL, 4 * plan.token_budget), "max_questions": None}
         if facts.task != "vqa":
             change = {"micro_batch": None}
         yield _remedy(facts, f"a larger plan.{name}", to_floor, why, idle, change)

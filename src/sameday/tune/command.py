@@ -108,8 +108,8 @@ class Trials:
             process.join(max(5.0, self.left))
             if process.is_alive() and self.plain is None:
                 raise BadInput(
-                    f"tune: {LEAST + 1} steps of the plain plan take longer than all of the {self.seconds:.0f} s; "
-                    "give more --minutes"
+                    f"tune: to start and to time {LEAST + 1} steps of the plain plan takes longer than all of the "
+                    "minutes; give more --minutes"
                 )
             if process.is_alive():
                 raise OutOfTime
