@@ -19,7 +19,7 @@ from sameday.spec.plan import Plan
 BACKEND: str | None = None
 """Taken instead of the plan's, where it is set: tests try the graphs without what turns them into kernels."""
 
-FARTHEST = {"bf16": 0.2, "tf32": 1e-2, "float32": 1e-3}
+FARTHEST = {"bf16": 0.1, "tf32": 1e-2, "float32": 1e-3}
 """How far, relatively, what is compiled may be from eager: what a wrong graph exceeds, and another order of summation
 does not. `sameday verify` looks more closely."""
 
