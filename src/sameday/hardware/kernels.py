@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from importlib.metadata import version
 from typing import NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ class Kernel(NamedTuple):
 def kernels(machine: Machine, precision: str) -> list[Kernel]:
     """Of those that a plan can name."""
     cuda = machine.device == "cuda"
-    triton = f"Triton {_version('triton')}" if machine.triton else "no GPU" if not cuda else "Triton is not installed"
+    triton = f"Triton {version('triton')}" if machine.triton else "no GPU" if not cuda else "Triton is not installed"
     flash = cuda and precision == "bf16" and torch.cuda.get_device_capability() >= (8, 0)
     split = (
         "flash attention of shared prefixes and of branches" if flash else f"no flash attention for {precision} here"
@@ -35,9 +36,3 @@ def kernels(machine: Machine, precision: str) -> list[Kernel]:
         Kernel("cuda_graphs", cuda, f"CUDA {torch.version.cuda}" if cuda else "no GPU"),
         Kernel("optimizer_impl fused", True, "torch's own, on a GPU one kernel"),
     ]
-
-
-def _version(package: str) -> str:
-    from importlib.metadata import version
-
-    return version(package)

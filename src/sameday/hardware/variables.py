@@ -12,45 +12,41 @@ from pathlib import Path
 
 from sameday.spec.plan import NUMERIC_VARIABLES
 
-PREFIXES = tuple(
-    [
-        "CUDA_",
-        "CUBLAS_",
-        "CUDNN_",
-        "NVIDIA_",
-        "NCCL_",
-        "TORCH",
-        "PYTORCH_",
-        "TRITON_",
-        "FLASH_",
-        "XFORMERS_",
-        "TOKENIZERS_",
-        "TRANSFORMERS_",
-        "HF_",
-        "OMP_",
-        "MKL_",
-        "KMP_",
-        "ACCELERATE_",
-        "DNNL_",
-        "ONEDNN_",
-    ]
+PREFIXES = (
+    "CUDA_",
+    "CUBLAS_",
+    "CUDNN_",
+    "NVIDIA_",
+    "NCCL_",
+    "TORCH",
+    "PYTORCH_",
+    "TRITON_",
+    "FLASH_",
+    "XFORMERS_",
+    "TOKENIZERS_",
+    "TRANSFORMERS_",
+    "HF_",
+    "OMP_",
+    "MKL_",
+    "KMP_",
+    "ACCELERATE_",
+    "DNNL_",
+    "ONEDNN_",
 )
 """What the variables of libraries that a training run loads begin with."""
-PACKAGES = tuple(
-    [
-        "torch",
-        "triton",
-        "nvidia",
-        "transformers",
-        "tokenizers",
-        "huggingface_hub",
-        "peft",
-        "accelerate",
-        "safetensors",
-        "flash_attn",
-        "xformers",
-        "numpy",
-    ]
+PACKAGES = (
+    "torch",
+    "triton",
+    "nvidia",
+    "transformers",
+    "tokenizers",
+    "huggingface_hub",
+    "peft",
+    "accelerate",
+    "safetensors",
+    "flash_attn",
+    "xformers",
+    "numpy",
 )
 DRIVERS = ("/usr/lib", "/usr/lib64", "/usr/local/cuda/lib64", "/usr/local/nvidia/lib64")
 

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sameday.spec.errors import BadInput
 from sameday.spec.load import load_plan, load_recipe, split_sets
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
-from sameday.spec.record import write_text
+from sameday.spec.record import check_output, write_text
 from sameday.tasks.registry import start_of
 from sameday.tasks.start import Say
 
@@ -34,8 +33,7 @@ def profile(
     json_path: Path | None,
     say: Say,
 ) -> None:
-    if json_path is not None and (json_path.is_dir() or not json_path.absolute().parent.is_dir()):
-        raise BadInput(f"--json {json_path}: must be a file in a folder that is there")
+    check_output("--json", json_path)
     recipe_sets, plan_sets = split_sets(sets)
     recipe, home = load_recipe(recipe_path, recipe_sets), recipe_path.resolve().parent
     plan = load_plan(plan_path, plan_sets, recipe.task)

@@ -97,7 +97,7 @@ def record(recipe: Recipe, plan: Plan, task: Task, home: Path, steps: int, warmu
     )
 
 
-class Counted:
+class _Counting:
     """An iterable that counts what it gives."""
 
     def __init__(self, source: Iterable[Any]) -> None:
@@ -118,7 +118,7 @@ def practice(recipe: Recipe, plan: Plan, task: Task, steps: Sequence[int]) -> Ge
     with closing(batches_of_steps(task, plan, steps, None, Ranks())) as feed:
         for step in steps:
             gradients.zero()
-            pieces = Counted(next(feed))
+            pieces = _Counting(next(feed))
             accumulate(task, pieces, gradients, step, 1 / task.count(task.step_ids(step)))
             outcome = torch.cat([gradients.tail, gradients.norm()[None]])
             feed.look_ahead()

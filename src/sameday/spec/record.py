@@ -35,6 +35,12 @@ def default_path(recipe: Recipe) -> Path:
     return Path("runs") / f"{recipe.name}-{recipe.fingerprint}"
 
 
+def check_output(option: str, path: Path | None) -> None:
+    """Before hours are spent on what could not be written then."""
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        raise BadInput(f"{option} {path}: must be a file in a folder that is there")
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a whole file or nothing: a reader sees the old one or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)

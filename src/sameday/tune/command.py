@@ -21,7 +21,7 @@ from sameday.spec.errors import BadInput
 from sameday.spec.load import dump_yaml, load_plan, load_recipe, split_sets
 from sameday.spec.plan import Plan, changed, claims
 from sameday.spec.recipe import Recipe
-from sameday.spec.record import write_text
+from sameday.spec.record import check_output, write_text
 from sameday.tasks.registry import start_of
 from sameday.tasks.start import Say
 from sameday.tune.search import Found, OutOfTime, Worth, ablation, confirm, gain, middle, search
@@ -144,9 +144,8 @@ def tune(
 ) -> int:
     recipe_sets, plan_sets = split_sets(sets)
     recipe, home = load_recipe(recipe_path, recipe_sets), recipe_path.resolve().parent
-    for path, name in ((out, "--out"), (json_path, "--json")):
-        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-            raise BadInput(f"{name} {path}: must be a file in a folder that is there")
+    check_output("--out", out)
+    check_output("--json", json_path)
     if minutes <= 0:
         raise BadInput(f"--minutes {minutes}: must be more than 0")
     began = time.monotonic()

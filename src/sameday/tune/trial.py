@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import math
 import os
 import pickle
-import signal
 import statistics
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -21,14 +18,13 @@ from sameday.spec.load import recipe_from
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.tasks.registry import start_of
+from sameday.verify.arm import die_with_parent
 
 FIRST = 4
 """The first step that is timed: the same one in every trial, so that steps can be compared one by one."""
 
 LOADED = ("torch", "transformers", "peft", "sameday.tasks.vqa", "sameday.tasks.classify", "sameday.profile.timeline")
 """Modules that every trial needs: loaded once for all of them. None of them touches a GPU."""
-
-PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -117,8 +113,7 @@ def run(job: Job) -> Result:
 
 def logged(files: Sequence[str], environment: Mapping[str, str]) -> None:
     """The whole of a trial's process: job, result and log are files. One whose parent is gone goes too."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     os.environ.update(environment)
     job, out, log = map(Path, files)
     with log.open("w") as file:

@@ -208,10 +208,15 @@ def _quiet(_text: str) -> None:
     pass
 
 
-def main(arguments: list[str]) -> int:
-    """`python -m sameday.verify.arm JOB PART`; a kill is a real one. An arm whose parent is gone goes too."""
+def die_with_parent() -> None:
+    """Whatever ends the process that started this one ends this one too, on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def main(arguments: list[str]) -> int:
+    """`python -m sameday.verify.arm JOB PART`; a kill is a real one. An arm whose parent is gone goes too."""
+    die_with_parent()
     job, part = Job.read(Path(arguments[0])), int(arguments[1])
     try:
         run_part(job, part, partial(os.kill, os.getpid(), signal.SIGKILL))

@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from sameday.spec.errors import BadInput, RunStopped
-from sameday.spec.record import plain, write_text
+from sameday.spec.record import check_output, plain, write_text
 
 DEFAULTS: dict[str, Any] = {"plan": None, "against": None, "sets": (), "steps": 8, "precision": None, "ranks": 1}
 
 
 def verify(what: Sequence[Path], asked: dict[str, Any], recipes: bool, out: Path | None) -> int:
     """Print the verdict, write it where asked, and give the exit code. Nothing but a verdict leaves with 1."""
-    if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
-        raise BadInput(f"--json {out}: must be a file in a folder that is there")
+    check_output("--json", out)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that arms and folders are cleared
     try:
         report = _report(what, asked, recipes)
