@@ -41,6 +41,7 @@ from sameday.spec.plan import Plan
 from sameday.tasks.classify import ClassifyTask
 from sameday.tasks.registry import start_of
 from sameday.tasks.vqa import VqaTask
+from sameday.train.loop import Answer
 from sameday.train.watch import Watch
 
 DELAY = 0.02
@@ -49,6 +50,7 @@ BOTH: dict[str, tuple[Any, str]] = {
     "backward": (torch.Tensor, "backward"),
     "exchange": (Ranks, "sum_"),
     "optimizer": (torch.optim.AdamW, "step"),
+    "check": (Answer, "read"),
     "log": (Watch, "step"),
 }
 WHERE: dict[str, dict[str, tuple[Any, str]]] = {

@@ -40,7 +40,7 @@ from sameday.tasks.vqa import VqaTask
 from sameday.tasks.vqa_cache import open_cache, settings_of
 from sameday.tasks.vqa_fill import Filling
 from sameday.tasks.vqa_start import VqaStart
-from sameday.train.loop import accumulate, batches_of_steps, update
+from sameday.train.loop import accumulate, batches_of_steps, conclude
 from sameday.train.optim import Gradients, make_optimizer
 
 SHARED: dict[str, Any] = {
@@ -206,9 +206,7 @@ def wait(folder: Path, recipe: VqaRecipe, workers: int, steps: int) -> None:
                 began = time.perf_counter()
                 gradients.zero()
                 accumulate(task, next(feed), gradients, step, 1 / task.count(task.step_ids(step)))
-                norm = gradients.norm()
-                feed.look_ahead()
-                update(optimizer, gradients, norm.item(), 1e-4, 1.0)
+                conclude(optimizer, gradients, 1e-4, 1.0, feed.look_ahead)
                 seconds.append(time.perf_counter() - began)
                 waited.append(feed.taken()["wait"])
         late = slice(steps // 2, None)  # until then row lengths are compiled

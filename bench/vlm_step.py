@@ -33,7 +33,7 @@ from sameday.spec.plan import Plan
 from sameday.spec.vqa import VqaRecipe
 from sameday.tasks.vqa import VqaTask
 from sameday.tasks.vqa_cache import Opened
-from sameday.train.loop import accumulate, update
+from sameday.train.loop import accumulate, conclude
 from sameday.train.optim import Gradients, make_optimizer
 
 ONE_BY_ONE: dict[str, Any] = {"token_budget": 10**9, "pin_memory": True}
@@ -203,14 +203,11 @@ def measure(
         gradients.zero()
         moved = (batch.to(device, non_blocking=True) for batch in batches)
         accumulate(task, moved, gradients, step, 1 / task.count(ids))
-        loss, *_rest, norm = torch.cat([gradients.tail, gradients.norm()[None]]).tolist()
         if step == 0:
-            first = {
-                "loss": loss,
-                "gradient": gradients.all.clone().cpu(),
-                "warm-up": time.perf_counter() - began,
-            }
-        update(optimizer, gradients, norm, 1e-7, recipe.max_grad_norm)
+            first = {"gradient": gradients.all.clone().cpu(), "warm-up": time.perf_counter() - began}
+        loss, *_rest, _norm = conclude(optimizer, gradients, 1e-7, recipe.max_grad_norm)
+        if step == 0:
+            first["loss"] = loss
         if cuda:
             torch.cuda.synchronize()
         if step >= 2:

@@ -35,6 +35,8 @@ def test_what_is_said_of_them(tmp_path: Path) -> None:
     assert known == "OMP_NUM_THREADS=1: known to lib.so, 0.py and 3 more"
     assert nothing.startswith("FLASH_ATTENTION_FORCE_ENABLE=1: read by nothing")
     assert "set recipe.precision instead" in numeric
+    (long,) = judged({"NVIDIA_REQUIRE_CUDA": "x" * 4000}, [])
+    assert len(long) < 150 and "x…: read by nothing" in long
 
 
 def test_only_libraries_variables_are_looked_at() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import sets
+import torch
 import worlds
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from sameday.cli import app
 from sameday.data.questions import source
 from sameday.hardware.parts import PARTS
 from sameday.profile.timeline import covered
+from sameday.spec.errors import RunStopped
 from sameday.spec.load import dump_yaml
 
 SLOW = 0.15
@@ -114,10 +116,19 @@ def test_bad_wishes(homes: dict[str, Path], tmp_path: Path) -> None:
     assert "must be a file in a folder that is there" in str(done.exception)
 
 
+def test_a_run_that_cannot_go_on_says_why(homes: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sameday.tasks.classify.ClassifyTask.smaller_budget", lambda *_: None)
+    monkeypatch.setattr("sameday.tasks.classify.ClassifyTask.loss_sum", _no_memory)
+    done = CliRunner().invoke(app, ["profile", str(homes["classify"] / "recipe.yaml")])
+    assert isinstance(done.exception, RunStopped) and "out of memory with a single image" in str(done.exception)
+
+
+def _no_memory(*_: object) -> None:
+    raise torch.OutOfMemoryError("planted")
+
+
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 10)), max_size=12))
 def test_what_spans_cover(begun: list[tuple[int, int]]) -> None:
     spans = [(float(begin), float(begin + length)) for begin, length in begun]
     inside = {tick for begin, length in begun for tick in range(begin, begin + length)}
-    share, whole = covered(spans)
-    assert share == len(inside)
-    assert whole == (max(end for _, end in spans) - min(begin for begin, _ in spans) if spans else 0)
+    assert covered(spans) == len(inside)

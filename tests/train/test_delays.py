@@ -25,7 +25,7 @@ from sameday.models.vision_bdh import VisionBDH
 from sameday.spec.errors import RunStopped
 from sameday.spec.plan import Plan
 from sameday.spec.record import RunFolder, read_metrics
-from sameday.train.loop import train
+from sameday.train.loop import Answer, train
 from sameday.train.watch import Watch
 
 DELAY = 0.02
@@ -44,6 +44,7 @@ WHERE: dict[str, dict[str, tuple[Any, str]]] = {
         "backward": (torch.Tensor, "backward"),
         "exchange": (Ranks, "sum_"),
         "optimizer": (torch.optim.AdamW, "step"),
+        "check": (Answer, "read"),
         "log": (Watch, "step"),
         "other": (worlds.VqaTask, "count"),
     },
@@ -56,6 +57,7 @@ WHERE: dict[str, dict[str, tuple[Any, str]]] = {
         "backward": (torch.Tensor, "backward"),
         "exchange": (Ranks, "sum_"),
         "optimizer": (torch.optim.AdamW, "step"),
+        "check": (Answer, "read"),
         "log": (Watch, "step"),
         "other": (sets.ClassifyTask, "count"),
     },

@@ -51,7 +51,9 @@ def messages(row: dict[str, Any]) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("value", "sets"), [(float("nan"), ()), (float("inf"), PLAIN)], ids=["shared rows", "one at a time"]
+    ("value", "sets"),
+    [(float("nan"), ()), (float("inf"), (*PLAIN, "plan.optimizer_impl=fused"))],
+    ids=["shared rows", "one at a time, fused optimizer"],
 )
 def test_loss_is_not_finite(tmp_path: Path, tiny_qwen3: Path, value: float, sets: tuple[str, ...]) -> None:
     shutil.copytree(tiny_qwen3, tmp_path / "model")

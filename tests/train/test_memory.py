@@ -28,7 +28,7 @@ from sameday.train.loop import train
 
 PLANS = {
     "shared and packed": Plan(share_images=True, packing=True, max_questions=None, token_budget=2048),
-    "shared": Plan(share_images=True, max_questions=None, token_budget=2048),
+    "shared": Plan(share_images=True, max_questions=None, token_budget=2048, optimizer_impl="fused"),
     "padded": Plan(max_questions=None, token_budget=2048, workers=1),
 }
 

@@ -183,6 +183,17 @@ def test_clipping_is_torchs(scale: float, limit: float) -> None:
     assert float(gradients.norm()) == pytest.approx(min(norm, limit), rel=1e-4)
 
 
+@pytest.mark.parametrize("scale", [1e-3, 0.2, 3.0, 30.0, 1e15, math.inf, math.nan])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_norm_that_is_not_waited_for_clips_to_the_same_bits(scale: float, dtype: torch.dtype) -> None:
+    both = [Gradients({name: nn.Parameter(p.detach().to(dtype)) for name, p in parameters().items()}) for _ in range(2)]
+    for each in both:
+        each.all.copy_(scale * torch.randn(each.count, generator=torch.Generator().manual_seed(1)))
+    both[0].clip(float(both[0].norm()), 0.7)
+    both[1].clip(both[1].norm(), 0.7)
+    assert both[0].all.numpy().tobytes() == both[1].all.numpy().tobytes()
+
+
 def test_no_limit_leaves_the_gradient_alone() -> None:
     trained = parameters()
     gradients = Gradients(trained)

@@ -25,6 +25,7 @@ PARTS = {
     "backward": "backward",
     "exchange": "sum over ranks",
     "optimizer": "optimizer",
+    "check": "loss and norm read",
     "log": "log",
     "other": "everything else",
 }

@@ -34,6 +34,8 @@ PREFIXES = (
     "ONEDNN_",
 )
 """What the variables of libraries that a training run loads begin with."""
+LONGEST = 40
+"""Characters of a value that are shown."""
 PACKAGES = (
     "torch",
     "triton",
@@ -69,7 +71,8 @@ def judged(variables: Mapping[str, str], files: Iterable[Path]) -> list[str]:
             said = f"known to {', '.join(known[name][:2])}{more}"
         else:
             said = "read by nothing: its name stands in no library that is installed here"
-        found.append(f"{name}={value}: {said}")
+        shown = value if len(value) <= LONGEST else value[: LONGEST - 1] + "…"
+        found.append(f"{name}={shown}: {said}")
     return found
 
 

@@ -199,8 +199,8 @@ def lines(found: dict[str, Any]) -> list[str]:
     seconds, floor, total = found["seconds"], found["floor"], sum(found["parts"].values())
     who = found["machine"]["name"]
     made = [
-        f"{found['name']} {found['fingerprint']} on {who}: {seconds['median']:.4f} s a step "
-        f"({seconds['least']:.4f}-{seconds['most']:.4f}), {found['samples'] / total:.1f} samples/s, "
+        f"{found['name']} {found['fingerprint']} on {who}: {1000 * seconds['median']:.2f} ms a step "
+        f"({1000 * seconds['least']:.2f}-{1000 * seconds['most']:.2f}), {found['samples'] / total:.1f} samples/s, "
         f"{found['steps']} steps",
     ]
     if found["left_out"]:
@@ -219,12 +219,13 @@ def lines(found: dict[str, Any]) -> list[str]:
     made.append("")
     if found["busy"] is not None:
         made.append(
-            f"the GPU is busy {found['busy']:.0%} of the time, with {found['launches']:.0f} kernels a step; "
+            f"the GPU's kernels fill {found['busy']:.0%} of the time, {found['launches']:.0f} of them a step; "
             f"{found['memory_gib']:.1f} GiB"
         )
     if found["gpu"]:
         gpu = found["gpu"]
         made.append(
+            f"use {gpu['use_percent']:.0f}% by NVML, "
             f"clock {gpu['clock_mhz']:.0f} of {gpu['highest_clock_mhz']:.0f} MHz, {gpu['power_watts']:.0f} W, "
             f"{gpu['celsius']:.0f} °C"
         )

@@ -18,12 +18,12 @@ from sameday.data.times import Times
 from sameday.hardware.nvml import Watched
 from sameday.hardware.parts import PARTS, Clock
 from sameday.hardware.ranks import Ranks
-from sameday.spec.errors import RunStopped
+from sameday.spec.errors import EXIT_STOPPED, RunStopped
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.spec.record import RunFolder, read_metrics
 from sameday.tasks.base import Task
-from sameday.train.loop import accumulate, batches_of_steps, train, update
+from sameday.train.loop import accumulate, batches_of_steps, conclude, train
 from sameday.train.optim import Gradients, make_optimizer
 
 FAR = 3.0
@@ -79,7 +79,9 @@ def record(recipe: Recipe, plan: Plan, task: Task, home: Path, steps: int, warmu
             with Watched(task.device) as watched:
                 # One more: the step that stops is not timed to its end.
                 train(recipe, plan, task, run, Ranks(), stop_after=warmup + steps + 1, clock=clock)
-        except RunStopped:
+        except RunStopped as stopped:
+            if stopped.code != EXIT_STOPPED:
+                raise
             found = clock.steps()[warmup:]
         records = [each for each in read_metrics(run.metrics_path) if "split" not in each][warmup : warmup + steps]
     memory = torch.cuda.max_memory_reserved() if task.device.type == "cuda" else None
@@ -93,7 +95,7 @@ def record(recipe: Recipe, plan: Plan, task: Task, home: Path, steps: int, warmu
         tuple(sum(step.values()) for step in found if sum(step.values()) > usual),
         memory=memory,
         gpu=watched.found(),
-        **(_watched(recipe, plan, task, warmup) if task.device.type == "cuda" else {}),
+        **(_watched(recipe, plan, task, warmup, kept) if task.device.type == "cuda" else {}),
     )
 
 
@@ -120,43 +122,42 @@ def practice(recipe: Recipe, plan: Plan, task: Task, steps: Sequence[int]) -> Ge
             gradients.zero()
             pieces = _Counting(next(feed))
             accumulate(task, pieces, gradients, step, 1 / task.count(task.step_ids(step)))
-            outcome = torch.cat([gradients.tail, gradients.norm()[None]])
-            feed.look_ahead()
-            _, out_of_memory, _, norm = outcome.tolist()
+            _, out_of_memory, _, _ = conclude(optimizer, gradients, 0.0, recipe.max_grad_norm, feed.look_ahead)
             if out_of_memory:
                 raise torch.OutOfMemoryError(f"in step {step + 1}")
-            update(optimizer, gradients, norm, 0.0, recipe.max_grad_norm)
             yield pieces.count
 
 
-def _watched(recipe: Recipe, plan: Plan, task: Task, first: int, steps: int = 4) -> dict[str, Any]:
-    """What only a profiler knows, which slows the host down: how busy a GPU is is therefore told too low, never too
-    high."""
+def _watched(
+    recipe: Recipe, plan: Plan, task: Task, first: int, timed: Sequence[dict[str, float]], steps: int = 4
+) -> dict[str, Any]:
+    """What only a profiler knows. It makes the host slower and the gaps between kernels longer, but not the kernels:
+    their time is held against that of the steps that were timed without it."""
     from torch.profiler import ProfilerActivity, profile
 
     with closing(practice(recipe, plan, task, range(first, first + 2 * steps + 1))) as done:
         next(done)
-        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
             for _ in range(steps):
                 next(done)
             torch.cuda.synchronize()
         waits = _waits(lambda: [next(done) for _ in range(steps)])
     spans = [(e.time_range.start, e.time_range.end) for e in seen.events() or [] if e.device_type.name == "CUDA"]
-    share, whole = covered(spans)
+    work = covered(spans) / 1e6 / steps
     return {
-        "busy": share / whole if whole else None,
+        "busy": min(1.0, work / statistics.mean(sum(step.values()) for step in timed)) if spans else None,
         "launches": len(spans) / steps,
         "waits": tuple((where, round(count / steps)) for where, count in waits if round(count / steps)),
     }
 
 
-def covered(spans: list[tuple[float, float]]) -> tuple[float, float]:
-    """How much of the time from the first to the last of them at least one covers, and that time."""
+def covered(spans: list[tuple[float, float]]) -> float:
+    """How much time at least one of them covers."""
     total, end = 0.0, float("-inf")
     for begin, stop in sorted(spans):
         total += max(0.0, stop - max(begin, end))
         end = max(end, stop)
-    return total, (end - min(begin for begin, _ in spans)) if spans else 0.0
+    return total
 
 
 def _waits(work: Any) -> list[tuple[str, int]]:

@@ -20,7 +20,7 @@ Record = dict[str, Any]
 
 PARTS = (
     *("wait", "read", "decode", "resize", "copy", "prepare", "tower", "forward", "loss", "backward"),
-    *("exchange", "optimizer", "log", "other"),
+    *("exchange", "optimizer", "check", "log", "other"),
 )
 """Of a step, in the order in which they come."""
 

@@ -32,6 +32,7 @@ PARTS = {
     "backward": "backward pass",
     "exchange": "exchange between ranks",
     "optimizer": "optimizer",
+    "check": "reading loss and norm",
     "log": "logging",
     "other": "everything else",
 }

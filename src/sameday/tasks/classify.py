@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import lru_cache
@@ -289,7 +290,10 @@ def _recorded(losses: Losses, tensors: tuple[Tensor, ...]) -> Callable[..., Tens
         found: Tensor = functional_call(losses, dict(zip(names, used, strict=True)), given)
         return found
 
-    graphs: Any = torch.cuda.make_graphed_callables(run, (*tensors, *leaves))
+    with warnings.catch_warnings():
+        # It warms up on a stream of its own, and leaves of that are still alive when it records.
+        warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream")
+        graphs: Any = torch.cuda.make_graphed_callables(run, (*tensors, *leaves))
     return lambda *inputs: graphs(*inputs, *weights)
 
 

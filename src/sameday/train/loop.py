@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -66,14 +66,15 @@ def train(
             with during("optimizer"):
                 gradients.zero()
             accumulate(task, next(feed), gradients, step, 1 / task.count(ids))
-            gradients.tail[2] = float(stop.asked or (stop_after is not None and step + 1 >= stop_after))
             # The one exchange of a step: gradients, loss, and what the ranks must decide together.
             with during("exchange"):
+                if stop.asked or (stop_after is not None and step + 1 >= stop_after):
+                    gradients.tail[2] = 1
                 ranks.sum_(gradients.buffer)
-            with during("optimizer"):
-                outcome = torch.cat([gradients.tail, gradients.norm()[None]])
-            feed.look_ahead()  # a GPU is still at work, and the next line waits for it
-            loss, out_of_memory, asked, norm = outcome.tolist()
+            rate = learning_rate(recipe, step, total)
+            loss, out_of_memory, asked, norm = conclude(
+                optimizer, gradients, rate, recipe.max_grad_norm, feed.look_ahead
+            )
             if out_of_memory:
                 smaller = task.smaller_budget(step, budget, ranks)
                 if smaller is None:
@@ -87,12 +88,8 @@ def train(
                 continue
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 raise RunStopped(_diverged(task, gradients, step, loss, norm, ranks), EXIT_DIVERGED)
-
-            rate = learning_rate(recipe, step, total)
-            with during("optimizer"):
-                update(optimizer, gradients, norm, rate, recipe.max_grad_norm)
             step += 1
-            more = {"lr": rate, "grad_norm": norm, **feed.taken()}
+            more: dict[str, Any] = {"lr": rate, "grad_norm": norm, **feed.taken()}
             if timed is not None and timed is not clock:
                 timed.stop()
                 more["parts"] = timed.steps()[0]
@@ -160,19 +157,60 @@ def accumulate(task: Task, batches: Iterable[Any], gradients: Gradients, step: i
             loss, _ = task.loss_sum(batch, step)
             with during("backward"):
                 (loss * scale).backward()
-            gradients.tail[0] += loss.detach() * scale
+            with during("loss"):
+                gradients.tail[0] += loss.detach() * scale
     except torch.OutOfMemoryError:
         gradients.zero()
         gradients.tail[1] = 1
 
 
-def update(
-    optimizer: torch.optim.Optimizer, gradients: Gradients, norm: float, rate: float, limit: float | None
-) -> None:
-    gradients.clip(norm, limit)
+def conclude(
+    optimizer: torch.optim.Optimizer,
+    gradients: Gradients,
+    rate: float,
+    limit: float | None,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> list[float]:
+    """The step's loss, whether memory ran out and whether to stop, over all ranks, and the norm of its gradient. Where
+    memory sufficed and both numbers are finite, the update is made. `meanwhile` is called while a GPU is still at work.
+
+    A fused optimizer is told on the device whether it may: it is at work while the answer comes here."""
     for group in optimizer.param_groups:
         group["lr"] = rate
-    optimizer.step()
+    fused = bool(optimizer.defaults["fused"])
+    with during("optimizer"):
+        norm_there = gradients.norm()
+        outcome = torch.cat([gradients.tail, norm_there[None]])
+        answer = Answer(outcome)
+        if fused:
+            good = torch.isfinite(outcome).all() & (outcome[1] == 0)
+            optimizer.found_inf = (~good).float()  # type: ignore[attr-defined]
+            gradients.clip(norm_there, limit)
+            optimizer.step()
+    meanwhile()
+    with during("check"):
+        found = loss, out_of_memory, _, norm = answer.read()
+    if not fused and not out_of_memory and math.isfinite(loss) and math.isfinite(norm):
+        with during("optimizer"):
+            gradients.clip(norm, limit)
+            optimizer.step()
+    return found
+
+
+class Answer:
+    """Numbers on their way from the device. Whoever reads them waits for nothing that was asked of it later."""
+
+    def __init__(self, numbers: torch.Tensor) -> None:
+        self._numbers, self._there = numbers, None
+        if numbers.device.type == "cuda":
+            self._numbers = torch.empty_like(numbers, device="cpu", pin_memory=True).copy_(numbers, non_blocking=True)
+            self._there = torch.cuda.current_stream(numbers.device).record_event()
+
+    def read(self) -> list[float]:
+        if self._there is not None:
+            self._there.synchronize()
+        found: list[float] = self._numbers.tolist()
+        return found
 
 
 def _due(every: int | str | None, step: int, epoch_ends: bool) -> bool:

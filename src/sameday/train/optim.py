@@ -91,7 +91,15 @@ class Gradients:
     def norm(self) -> Tensor:
         return torch.linalg.vector_norm(self.all)
 
-    def clip(self, norm: float, limit: float | None) -> None:
-        """Scale the whole step's gradient down to the limit."""
-        if limit is not None and norm > limit:
+    def clip(self, norm: float | Tensor, limit: float | None) -> None:
+        """Scale the whole step's gradient down to the limit. A norm that is still on the device is not waited for; the
+        result has the same bits."""
+        if limit is None:
+            return
+        if isinstance(norm, Tensor):
+            exact = norm.double()
+            # A number over a tensor would be that number times one over the tensor, with other last bits.
+            shrunk = torch.full_like(exact, limit) / (exact + 1e-6)
+            self.all.mul_(torch.where(exact > limit, shrunk, 1.0))
+        elif norm > limit:
             self.all.mul_(limit / (norm + 1e-6))
