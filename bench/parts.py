@@ -228,9 +228,10 @@ def main() -> None:
     parser.add_argument("command", choices=("delays", "overhead", "advice"))
     parser.add_argument("what", choices=tuple(WHERE))
     parser.add_argument("--small", action="store_true", help="tiny models")
+    parser.add_argument("--work", type=Path, help="keep model and data here, for the next time")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(args.what, Path(folder), args.small)
+        bench = Bench(args.what, args.work or Path(folder), args.small)
         {"delays": delays, "overhead": overhead, "advice": advice}[args.command](bench)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import pickle
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -49,6 +50,10 @@ HAND: dict[str, dict[str, dict[str, Any]]] = {
 
 
 def prepare(what: str, folder: Path, small: bool) -> None:
+    """Data, model and recipe, where they are not there yet."""
+    if (folder / "recipe.yaml").exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
     if what == "bdh":
         write_patterns(folder / "set", train=512 if small else 20000, test=64, classes=4)
         text = (EXAMPLES / "cifar10_bdh.yaml").read_text()
@@ -68,9 +73,10 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=6.0)
     parser.add_argument("--small", action="store_true", help="a tiny model, to try this on a CPU")
     parser.add_argument("--out", type=Path, help="keep plan, table and profile here")
+    parser.add_argument("--work", type=Path, help="keep model and data here, for the next time")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
+        folder = args.work or Path(temporary)
         began = time.perf_counter()
         prepare(args.what, folder, args.small)
         if torch.cuda.is_available():
@@ -103,6 +109,7 @@ def by_hand(what: str, folder: Path, best: Plan) -> None:
     """The plan that was found and those made by hand, timed one after another in the same way."""
     given = load_recipe(folder / "recipe.yaml")
     (folder / "data.pickle").write_bytes(pickle.dumps(start_of(given, folder).audit(lambda _: None).parts))
+    shutil.rmtree(folder / "trials", ignore_errors=True)
     (folder / "trials").mkdir()
     trials = Trials(given, folder, folder / "data.pickle", folder / "trials", 1200.0, partial(print, flush=True))
     plans = {"found by tune": best, **{name: Plan(**fields) for name, fields in HAND[what].items()}}

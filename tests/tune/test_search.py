@@ -175,7 +175,7 @@ def test_one_step_that_was_held_up_decides_nothing() -> None:
 @pytest.mark.parametrize("task", ["vqa", "classify"])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_only_fields_of_the_task_are_tried(task: str, device: str) -> None:
-    found = choices(task, device, device == "cuda", 8)
+    found = choices(task, device, device == "cuda", 8, 1024)
     assert {name for choice in found for name in choice.fields} <= set(fields_of(task))
     check: Any = attention_kernel if task == "vqa" else check_plan
     for choice in found:

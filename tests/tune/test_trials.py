@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import sets
+import worlds
 
 from sameday.spec.errors import BadInput
 from sameday.spec.load import dump_yaml, load_plan
@@ -16,7 +17,7 @@ from sameday.spec.plan import Plan
 from sameday.tasks.classify_start import ClassifyStart
 from sameday.tune.command import Trials, finish, tune
 from sameday.tune.search import OutOfTime
-from sameday.tune.trial import FIRST, Job, Result, run
+from sameday.tune.trial import FIRST, NO_MEMORY, Job, Result, run
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +78,30 @@ def test_the_plain_plan_must_run(home: Path, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"the plain plan cannot be timed: exit code 1: .*nothing"):
         measure.measure(Plan())
     assert not measure.forks, "it was tried from nothing too"
+
+
+@pytest.mark.parametrize("task", ["classify", "vqa"])
+def test_a_plain_plan_without_room(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_qwen3: Path, task: str
+) -> None:
+    """Layers are computed twice then, where there are such; the trials' process has no room until they are."""
+    from sameday.tune import command
+
+    def no_room(self: Trials, place: Path, plan: Plan) -> Result:
+        return measured(self, place, plan) if plan.checkpointing == "full" else Result({}, failed=NO_MEMORY)
+
+    measured = Trials._run
+    monkeypatch.setattr(command.Trials, "_run", no_room)
+    if task == "classify":
+        with pytest.raises(BadInput, match=r"out of memory under the plain plan; --set plan.micro_batch=… takes less"):
+            tune(home / "recipe.yaml", tmp_path / "plan.yaml", [], 0.5, None, print, check=False)
+        return
+    folder = worlds.write_world(tmp_path / "world", seed=5, counts=(4, 4), hard=False)
+    (folder / "recipe.yaml").write_text(dump_yaml(worlds.tiny_recipe(tiny_qwen3, effective_batch=4)))
+    said: list[str] = []
+    code = tune(folder / "recipe.yaml", tmp_path / "plan.yaml", [], 0.3, None, said.append, check=False)
+    assert code == 0 and load_plan(tmp_path / "plan.yaml").checkpointing == "full"
+    assert [NO_MEMORY in line for line in said if " min " in line][:2] == [True, False]
 
 
 def test_finish_time_has_its_uncertainty() -> None:

@@ -26,7 +26,7 @@ from sameday.tasks.registry import start_of
 from sameday.tasks.start import Say
 from sameday.tune.search import Found, OutOfTime, Worth, ablation, confirm, gain, middle, search
 from sameday.tune.space import choices, differing
-from sameday.tune.trial import LOADED, Job, Result, logged
+from sameday.tune.trial import LOADED, NO_MEMORY, Job, Result, logged
 
 LEAST, MOST = 3, 16
 """Steps that are timed of a plan."""
@@ -90,7 +90,7 @@ class Trials:
         if not result.failed:
             spent = sum(result.seconds.values())
             self.start = max(self.start if self.count > 1 else 0.0, time.monotonic() - began - spent)
-        if self.plain is None:
+        if self.plain is None and result.failed != NO_MEMORY:
             self.plain = result
             if result.failed:
                 raise BadInput(f"tune: the plain plan cannot be timed: {result.failed}")
@@ -125,12 +125,12 @@ class Trials:
     def _tell(self, plan: Plan, result: Result) -> None:
         differs = changed(Plan(device=plan.device), plan, False)
         words = ", ".join(f"{name} {_short(new)}" for name, (_, new, _) in differs.items()) or "plain"
-        assert self.plain is not None
-        if result.failed:
-            self.say(f"{result.failed.splitlines()[0][:100]}  {words}")
+        at = f"{self.spent / 60:4.1f} min"
+        if result.failed or self.plain is None:
+            self.say(f"{at}  {(result.failed or '').splitlines()[0][:100]}  {words}")
         else:
             times = middle(self.plain) / middle(result)
-            self.say(f"{_seconds(result)}  {times:5.2f}×{_memory(result)}  {words}")
+            self.say(f"{at}  {_seconds(result)}  {times:5.2f}×{_memory(result)}  {words}")
 
 
 def tune(
@@ -169,7 +169,7 @@ def tune(
     plain = Plan(device=asked.device, **{name: getattr(asked, name) for name in fixed})
     known = [
         choice
-        for choice in choices(recipe.task, machine.device, machine.triton, machine.cores)
+        for choice in choices(recipe.task, machine.device, machine.triton, machine.cores, recipe.effective_batch)
         if not fixed & set(choice.fields)
     ]
     known = [differing(choice, start.settle(guess, machine)) for choice in known]
@@ -189,6 +189,12 @@ def tune(
         seconds = 60 * minutes - (time.monotonic() - began)
         trials = Trials(recipe, home, data, Path(folder), seconds, say, plain.environment)
         first = trials.measure(plain)
+        if first.failed and start.thrifty(plain) != plain:
+            plain = start.thrifty(plain)
+            first = trials.measure(plain)
+        if first.failed:
+            smaller = "; --set plan.micro_batch=… takes less of it" if recipe.task == "classify" else ""
+            raise BadInput(f"tune: {first.failed} under the plain plan{smaller}")
         trials.reserve(_to_verify(first, trials.start) if check else 0.0)
         whole = trials.seconds
         # The search may take half of it; what each choice is worth is asked with the rest.

@@ -11,6 +11,9 @@ from sameday.spec.plan import Plan
 BUDGETS = tuple(2**n for n in range(8, 18))
 """Tokens of a micro-batch."""
 
+PICTURES = (256, 64)
+"""Of a micro-batch, where a step has more."""
+
 GPU_VARIABLES = ({"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
 """That people copy, and that something reads."""
 
@@ -28,10 +31,10 @@ class Choice:
         return tuple(dict.fromkeys(name for value in self.values for name in value))
 
 
-def choices(task: str, device: str, triton: bool, cores: int) -> list[Choice]:
-    """For this machine, what gave most elsewhere first."""
+def choices(task: str, device: str, triton: bool, cores: int, batch: int) -> list[Choice]:
+    """For this machine and steps of `batch` samples, what gave most elsewhere first."""
     cuda = device == "cuda"
-    return [*(_vqa(cuda, triton) if task == "vqa" else _classify(cuda, triton)), *_any(cuda, cores)]
+    return [*(_vqa(cuda, triton) if task == "vqa" else _classify(cuda, triton, batch)), *_any(cuda, cores)]
 
 
 def _vqa(cuda: bool, triton: bool) -> list[Choice]:
@@ -39,6 +42,7 @@ def _vqa(cuda: bool, triton: bool) -> list[Choice]:
     found = [
         Choice("share_images", ({"share_images": True, "packing": True, "max_questions": None},)),
         Choice("label_only_logits", ({"label_only_logits": True},)),
+        Choice("checkpointing", ({"checkpointing": "none"},)),
         Choice("token_budget", tuple({"token_budget": n, "max_questions": None} for n in BUDGETS), climb=True),
     ]
     if cuda and triton:
@@ -47,7 +51,7 @@ def _vqa(cuda: bool, triton: bool) -> list[Choice]:
     return [*found, Choice("attention", tuple({"attention": kernel} for kernel in kernels))]
 
 
-def _classify(cuda: bool, triton: bool) -> list[Choice]:
+def _classify(cuda: bool, triton: bool, batch: int) -> list[Choice]:
     found = [Choice("images_on", ({"images_on": "device"},)), Choice("rotary", ({"rotary": "cached"},))]
     if cuda and triton:
         found.insert(0, Choice("level_kernel", ({"level_kernel": "fused", "compile": "none"},)))
@@ -56,7 +60,8 @@ def _classify(cuda: bool, triton: bool) -> list[Choice]:
         graphs = {"cuda_graphs": True, "images_on": "device", "workers": 0}
         found.insert(1, Choice("cuda_graphs", (graphs,)))
         found.append(Choice("cudnn_benchmark", ({"cudnn_benchmark": True},)))
-    return [*found, Choice("channels_last", ({"channels_last": True},))]
+    smaller = tuple({"micro_batch": n} for n in PICTURES if n < batch)
+    return [*found, Choice("channels_last", ({"channels_last": True},)), Choice("micro_batch", smaller)]
 
 
 def _any(cuda: bool, cores: int) -> list[Choice]:

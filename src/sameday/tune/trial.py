@@ -26,6 +26,8 @@ FIRST = 4
 LOADED = ("torch", "transformers", "peft", "sameday.tasks.vqa", "sameday.tasks.classify", "sameday.profile.timeline")
 """Modules that every trial needs: loaded once for all of them. None of them touches a GPU."""
 
+NO_MEMORY = "out of memory"
+
 
 @dataclass(frozen=True)
 class Job:
@@ -106,7 +108,7 @@ def run(job: Job) -> Result:
                 if len(found) >= job.least and now >= ends:
                     break
     except torch.OutOfMemoryError:
-        return Result({}, failed="out of memory")
+        return Result({}, failed=NO_MEMORY)
     memory = torch.cuda.max_memory_reserved() if device.type == "cuda" else None
     return Result(found, statistics.mean(pieces), memory)
 
