@@ -41,7 +41,7 @@ from sameday.spec.plan import Plan
 from sameday.tasks.classify import ClassifyTask
 from sameday.tasks.registry import start_of
 from sameday.tasks.vqa import VqaTask
-from sameday.train.loop import Answer
+from sameday.train.ending import Answer
 from sameday.train.watch import Watch
 
 DELAY = 0.02

@@ -40,7 +40,8 @@ from sameday.tasks.vqa import VqaTask
 from sameday.tasks.vqa_cache import open_cache, settings_of
 from sameday.tasks.vqa_fill import Filling
 from sameday.tasks.vqa_start import VqaStart
-from sameday.train.loop import accumulate, batches_of_steps, conclude
+from sameday.train.ending import Ending
+from sameday.train.loop import accumulate, batches_of_steps
 from sameday.train.optim import Gradients, make_optimizer
 
 SHARED: dict[str, Any] = {
@@ -198,7 +199,8 @@ def wait(folder: Path, recipe: VqaRecipe, workers: int, steps: int) -> None:
         contents = {image.digest for image in images_of(host.splits)}
         opened = open_cache(recipe, plan, folder / "sameday-cache", host.processor, model, contents)
         task = VqaTask(recipe, plan, model, host.encoder, host.processor, host.splits, cache=opened)
-        gradients, optimizer = Gradients(task.trained()), make_optimizer(task.trained(), recipe, plan)
+        gradients = Gradients(task.trained())
+        ending = Ending(make_optimizer(task.trained(), recipe, plan), gradients, 1.0)
         task.training(True)
         seconds, waited = [], []
         with closing(batches_of_steps(task, plan, range(steps), None, Ranks())) as feed:
@@ -206,7 +208,9 @@ def wait(folder: Path, recipe: VqaRecipe, workers: int, steps: int) -> None:
                 began = time.perf_counter()
                 gradients.zero()
                 accumulate(task, next(feed), gradients, step, 1 / task.count(task.step_ids(step)))
-                conclude(optimizer, gradients, 1e-4, 1.0, feed.look_ahead)
+                answer = ending.begin(1e-4)
+                feed.look_ahead()
+                ending.finish(answer)
                 seconds.append(time.perf_counter() - began)
                 waited.append(feed.taken()["wait"])
         late = slice(steps // 2, None)  # until then row lengths are compiled

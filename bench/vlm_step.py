@@ -33,7 +33,8 @@ from sameday.spec.plan import Plan
 from sameday.spec.vqa import VqaRecipe
 from sameday.tasks.vqa import VqaTask
 from sameday.tasks.vqa_cache import Opened
-from sameday.train.loop import accumulate, conclude
+from sameday.train.ending import Ending
+from sameday.train.loop import accumulate
 from sameday.train.optim import Gradients, make_optimizer
 
 ONE_BY_ONE: dict[str, Any] = {"token_budget": 10**9, "pin_memory": True}
@@ -191,7 +192,8 @@ def measure(
     for i, (_, parameter) in enumerate(sorted(trained.items())):  # away from the start, where B is zero
         generator = torch.Generator().manual_seed(i)
         parameter.data += 0.01 * torch.randn(parameter.shape, generator=generator).to(device)
-    optimizer, gradients = make_optimizer(trained, recipe, plan), Gradients(trained)
+    gradients = Gradients(trained)
+    ending = Ending(make_optimizer(trained, recipe, plan), gradients, recipe.max_grad_norm)
     batches = [b.pin_memory() if cuda else b for b in task.batches(0, None, Ranks())]
     ids = task.step_ids(0)
     task.training(True)
@@ -205,7 +207,7 @@ def measure(
         accumulate(task, moved, gradients, step, 1 / task.count(ids))
         if step == 0:
             first = {"gradient": gradients.all.clone().cpu(), "warm-up": time.perf_counter() - began}
-        loss, *_rest, _norm = conclude(optimizer, gradients, 1e-7, recipe.max_grad_norm)
+        loss, *_rest, _norm = ending.finish(ending.begin(1e-7))
         if step == 0:
             first["loss"] = loss
         if cuda:

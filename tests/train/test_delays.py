@@ -25,7 +25,8 @@ from sameday.models.vision_bdh import VisionBDH
 from sameday.spec.errors import RunStopped
 from sameday.spec.plan import Plan
 from sameday.spec.record import RunFolder, read_metrics
-from sameday.train.loop import Answer, train
+from sameday.train.ending import Answer
+from sameday.train.loop import train
 from sameday.train.watch import Watch
 
 DELAY = 0.02

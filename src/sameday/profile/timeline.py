@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 import tempfile
 import warnings
-from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import closing
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,20 +16,22 @@ import torch
 
 from sameday.data.times import Times
 from sameday.hardware.nvml import Watched
-from sameday.hardware.parts import PARTS, Clock
+from sameday.hardware.parts import PARTS, Clock, during
 from sameday.hardware.ranks import Ranks
-from sameday.spec.errors import EXIT_STOPPED, RunStopped
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.spec.record import RunFolder, read_metrics
 from sameday.tasks.base import Task
-from sameday.train.loop import accumulate, batches_of_steps, conclude, train
+from sameday.train.ending import Answer, Ending
+from sameday.train.loop import accumulate, batches_of_steps, train
 from sameday.train.optim import Gradients, make_optimizer
 
 FAR = 3.0
 """A step of so many times the median is not like the others: something was compiled, or the machine was elsewhere."""
 
 NEVER = 10**9
+WATCHED = 2.0
+"""Seconds in which a GPU is asked for its use and clock."""
 
 
 @dataclass(frozen=True)
@@ -67,22 +69,47 @@ class Timeline:
         }
 
 
-def record(recipe: Recipe, plan: Plan, task: Task, home: Path, steps: int, warmup: int) -> Timeline:
-    """`warmup` steps, then `steps` that count. Nothing of the user's is written."""
+class _Enough(Exception):
+    """All steps are timed."""
+
+
+class _Laps(Clock):
+    """A clock that ends what it times after `most` steps, and tells of each."""
+
+    def __init__(self, device: torch.device, most: int, progress: Callable[[int], None]) -> None:
+        super().__init__(device)
+        self._most, self._progress, self._count = most, progress, -1
+
+    def lap(self) -> None:
+        super().lap()
+        self._count += 1
+        self._progress(self._count)
+        if self._count == self._most:
+            self.stop()
+            raise _Enough
+
+
+def record(
+    recipe: Recipe,
+    plan: Plan,
+    task: Task,
+    home: Path,
+    steps: int,
+    warmup: int,
+    progress: Callable[[int], None] = lambda _: None,
+    watched: bool = True,
+) -> Timeline:
+    """`warmup` steps, then `steps` that count. Nothing of the user's is written, and no checkpoint. `progress` is told
+    how many are done; `watched` asks a GPU's profiler too."""
     asked = {"log_steps": NEVER, "eval_steps": None, "save_steps": NEVER}
     plan, recipe = plan.model_copy(update=asked), recipe.model_copy(update={"max_steps": warmup + steps + 2})
-    clock = Clock(task.device)
+    clock = _Laps(task.device, warmup + steps + 1, progress)  # one more: the end of the last is known then
     if task.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     with tempfile.TemporaryDirectory() as folder, closing(RunFolder.open(Path(folder), recipe, plan, home)) as run:
-        try:
-            with Watched(task.device) as watched:
-                # One more: the step that stops is not timed to its end.
-                train(recipe, plan, task, run, Ranks(), stop_after=warmup + steps + 1, clock=clock)
-        except RunStopped as stopped:
-            if stopped.code != EXIT_STOPPED:
-                raise
-            found = clock.steps()[warmup:]
+        with suppress(_Enough):
+            train(recipe, plan, task, run, Ranks(), clock=clock)
+        found = clock.steps()[warmup : warmup + steps]
         records = [each for each in read_metrics(run.metrics_path) if "split" not in each][warmup : warmup + steps]
     memory = torch.cuda.max_memory_reserved() if task.device.type == "cuda" else None
     usual = FAR * statistics.median(sum(step.values()) for step in found)
@@ -94,8 +121,7 @@ def record(recipe: Recipe, plan: Plan, task: Task, home: Path, steps: int, warmu
         statistics.mean(each["samples"] for each in records),
         tuple(sum(step.values()) for step in found if sum(step.values()) > usual),
         memory=memory,
-        gpu=watched.found(),
-        **(_watched(recipe, plan, task, warmup, kept) if task.device.type == "cuda" else {}),
+        **(_watched(recipe, plan, task, warmup, kept) if watched and task.device.type == "cuda" else {}),
     )
 
 
@@ -112,20 +138,27 @@ class _Counting:
 
 
 def practice(recipe: Recipe, plan: Plan, task: Task, steps: Sequence[int]) -> Generator[int, None, None]:
-    """The loop's own work for these steps without its records, at a rate of zero: after each of them, how many
-    micro-batches it had. Raises where memory runs out."""
+    """The loop's own work for these steps without its records, at a rate of zero: when the end of each is known, which
+    is as late as in the loop, how many micro-batches it had. Raises where memory runs out."""
     gradients = Gradients(task.trained())
-    optimizer = make_optimizer(task.trained(), recipe, plan)
+    ending = Ending(make_optimizer(task.trained(), recipe, plan), gradients, recipe.max_grad_norm)
+    begun: deque[tuple[int, Answer]] = deque()
     task.training(True)
     with closing(batches_of_steps(task, plan, steps, None, Ranks())) as feed:
-        for step in steps:
-            gradients.zero()
+        for number, step in enumerate(steps, 1):
+            with during("optimizer"):
+                gradients.zero()
             pieces = _Counting(next(feed))
             accumulate(task, pieces, gradients, step, 1 / task.count(task.step_ids(step)))
-            _, out_of_memory, _, _ = conclude(optimizer, gradients, 0.0, recipe.max_grad_norm, feed.look_ahead)
-            if out_of_memory:
-                raise torch.OutOfMemoryError(f"in step {step + 1}")
-            yield pieces.count
+            answer = ending.begin(0.0)
+            feed.look_ahead()
+            begun.append((pieces.count, answer))
+            while len(begun) > (ending.ahead if number < len(steps) else 0):
+                count, answer = begun.popleft()
+                _, out_of_memory, _, _ = ending.finish(answer)
+                if out_of_memory:
+                    raise torch.OutOfMemoryError(f"in step {step + 1}")
+                yield count
 
 
 def _watched(
@@ -135,19 +168,25 @@ def _watched(
     their time is held against that of the steps that were timed without it."""
     from torch.profiler import ProfilerActivity, profile
 
-    with closing(practice(recipe, plan, task, range(first, first + 2 * steps + 1))) as done:
+    seconds = statistics.mean(sum(step.values()) for step in timed)
+    more = 2 + int(WATCHED / seconds)
+    with closing(practice(recipe, plan, task, range(first, first + 2 * steps + 2 + more))) as done:
         next(done)
         with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
             for _ in range(steps):
                 next(done)
             torch.cuda.synchronize()
         waits = _waits(lambda: [next(done) for _ in range(steps)])
+        with Watched(task.device) as nvml:
+            for _ in range(more):
+                next(done)
     spans = [(e.time_range.start, e.time_range.end) for e in seen.events() or [] if e.device_type.name == "CUDA"]
     work = covered(spans) / 1e6 / steps
     return {
-        "busy": min(1.0, work / statistics.mean(sum(step.values()) for step in timed)) if spans else None,
+        "busy": min(1.0, work / seconds) if spans else None,
         "launches": len(spans) / steps,
         "waits": tuple((where, round(count / steps)) for where, count in waits if round(count / steps)),
+        "gpu": nvml.found(),
     }
 
 

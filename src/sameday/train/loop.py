@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from sameday.spec.recipe import Recipe
 from sameday.spec.record import RunFolder
 from sameday.tasks.base import Task
 from sameday.train import checkpoint
+from sameday.train.ending import Answer, Ending
 from sameday.train.optim import Gradients, learning_rate, make_optimizer, optimizer_tensors, restore_optimizer
 from sameday.train.watch import Watch
 
@@ -55,66 +58,107 @@ def train(
         if stop_after is not None and stop_after <= start < total:
             raise RunStopped(f"step {start} of {total} is done already; run again without --stop-after", EXIT_STOPPED)
         task.training(True)
-        step, scores, budget = start, {}, None
+        step, scores, budget, asked = start, {}, None, False
+        ending = Ending(optimizer, gradients, recipe.max_grad_norm)
+        begun: deque[_Begun] = deque()  # steps that the device has and whose end is not known yet
         feed = held.enter_context(closing(batches_of_steps(task, plan, range(step, total), budget, ranks)))
+        mark = time.perf_counter()
         while step < total:
-            began = time.perf_counter()
-            timed = clock or (Clock(task.device) if (step + 1) % plan.log_steps == 0 else None)
+            at = step + len(begun)
+            for earlier in begun:
+                earlier.stop_clock()
+            timed = clock or (Clock(task.device) if (at + 1) % plan.log_steps == 0 else None)
             if timed is not None:
                 timed.lap()
-            ids = task.step_ids(step)
+            ids = task.step_ids(at)
             with during("optimizer"):
                 gradients.zero()
-            accumulate(task, next(feed), gradients, step, 1 / task.count(ids))
+            accumulate(task, next(feed), gradients, at, 1 / task.count(ids))
+            ends_here = stop_after is not None and at + 1 >= stop_after
             # The one exchange of a step: gradients, loss, and what the ranks must decide together.
             with during("exchange"):
-                if stop.asked or (stop_after is not None and step + 1 >= stop_after):
+                if stop.asked or ends_here:
                     gradients.tail[2] = 1
                 ranks.sum_(gradients.buffer)
-            rate = learning_rate(recipe, step, total)
-            loss, out_of_memory, asked, norm = conclude(
-                optimizer, gradients, rate, recipe.max_grad_norm, feed.look_ahead
-            )
-            if out_of_memory:
-                smaller = task.smaller_budget(step, budget, ranks)
-                if smaller is None:
-                    raise RunStopped(_too_large(recipe, task, ids), EXIT_OUT_OF_MEMORY)
-                change = _lowered(task, task.budget(step, budget, ranks), smaller)
-                watch.say(f"step {step + 1}: out of memory; {change}, the step is done again")
-                budget = smaller
+            rate = learning_rate(recipe, at, total)
+            answer = ending.begin(rate)
+            feed.look_ahead()  # while a GPU is at work
+            begun.append(_Begun(ids, rate, answer, feed.taken(), timed if clock is None else None))
+
+            last, epoch_ends = at + 1 == total, (at + 1) % per_epoch == 0
+            save, validate = (last or _due(every, at + 1, epoch_ends) for every in (plan.save_steps, plan.eval_steps))
+            # All ranks come to the same: a signal is known to one of them alone until the sum.
+            settle = save or validate or ends_here or (stop.asked and ranks.size == 1)
+            smaller = None
+            while len(begun) > (0 if settle or asked else ending.ahead):
+                done = begun.popleft()
+                loss, out_of_memory, stopping, norm = ending.finish(done.answer)
+                now = time.perf_counter()
+                if out_of_memory:
+                    smaller = task.smaller_budget(step, budget, ranks)
+                    if smaller is None:
+                        raise RunStopped(_too_large(recipe, task, done.ids), EXIT_OUT_OF_MEMORY)
+                    change = _lowered(task, task.budget(step, budget, ranks), smaller)
+                    watch.say(f"step {step + 1}: out of memory; {change}, the step is done again")
+                    break
+                if not (math.isfinite(loss) and math.isfinite(norm)):
+                    raise RunStopped(_diverged(task, gradients, step, loss, norm, ranks), EXIT_DIVERGED)
+                step, asked = step + 1, asked or bool(stopping)
+                with during("log"):
+                    watch.step(step, loss, now - mark, len(done.ids), done.facts(norm))
+                mark = now
+            if smaller is not None:
+                for each in (done, *begun):
+                    each.stop_clock()
+                begun.clear()
+                ending.again()
+                budget, mark = smaller, time.perf_counter()
                 held.close()
                 torch.cuda.empty_cache()
                 feed = held.enter_context(closing(batches_of_steps(task, plan, range(step, total), budget, ranks)))
                 continue
-            if not (math.isfinite(loss) and math.isfinite(norm)):
-                raise RunStopped(_diverged(task, gradients, step, loss, norm, ranks), EXIT_DIVERGED)
-            step += 1
-            more: dict[str, Any] = {"lr": rate, "grad_norm": norm, **feed.taken()}
-            if timed is not None and timed is not clock:
-                timed.stop()
-                more["parts"] = timed.steps()[0]
-            with during("log"):
-                watch.step(step, loss, time.perf_counter() - began, len(ids), more)
+            if begun:
+                continue
 
-            last, epoch_ends = step == total, step % per_epoch == 0
-            save = last or bool(asked) or _due(plan.save_steps, step, epoch_ends)
-            if last or _due(plan.eval_steps, step, epoch_ends):
+            if validate:
                 scores = task.evaluate("val", ranks, budget)
                 if scores:
                     watch.evaluation(step, "val", scores)
                 if scores and scores["loss"] < (best["loss"] if best else math.inf):
                     best, save = {"step": step, **scores}, True
-            if save:
+            if save or asked:
                 if ranks.first:
                     _save(recipe, plan, run, task, optimizer, trained, step, best)
                 ranks.wait()
             if asked and not last:
                 raise RunStopped(f"asked to stop: step {step} of {total} is saved; run again to go on", EXIT_STOPPED)
+            mark = time.perf_counter()
         if not scores:  # a run killed between its last checkpoint and its end
             scores = task.evaluate("val", ranks)
         if ranks.first:
             _finish(plan, run, task, scores, total, best)
         return scores
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A step that is given to the device whole."""
+
+    ids: list[int]
+    rate: float
+    answer: Answer
+    taken: dict[str, float]
+    """What its data took."""
+    clock: Clock | None
+
+    def stop_clock(self) -> None:
+        if self.clock is not None:
+            self.clock.stop()
+
+    def facts(self, norm: float) -> dict[str, Any]:
+        self.stop_clock()
+        found: dict[str, Any] = {"lr": self.rate, "grad_norm": norm, **self.taken}
+        return found if self.clock is None else {**found, "parts": self.clock.steps()[0]}
 
 
 def _resume(
@@ -162,55 +206,6 @@ def accumulate(task: Task, batches: Iterable[Any], gradients: Gradients, step: i
     except torch.OutOfMemoryError:
         gradients.zero()
         gradients.tail[1] = 1
-
-
-def conclude(
-    optimizer: torch.optim.Optimizer,
-    gradients: Gradients,
-    rate: float,
-    limit: float | None,
-    meanwhile: Callable[[], None] = lambda: None,
-) -> list[float]:
-    """The step's loss, whether memory ran out and whether to stop, over all ranks, and the norm of its gradient. Where
-    memory sufficed and both numbers are finite, the update is made. `meanwhile` is called while a GPU is still at work.
-
-    A fused optimizer is told on the device whether it may: it is at work while the answer comes here."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-    fused = bool(optimizer.defaults["fused"])
-    with during("optimizer"):
-        norm_there = gradients.norm()
-        outcome = torch.cat([gradients.tail, norm_there[None]])
-        answer = Answer(outcome)
-        if fused:
-            good = torch.isfinite(outcome).all() & (outcome[1] == 0)
-            optimizer.found_inf = (~good).float()  # type: ignore[attr-defined]
-            gradients.clip(norm_there, limit)
-            optimizer.step()
-    meanwhile()
-    with during("check"):
-        found = loss, out_of_memory, _, norm = answer.read()
-    if not fused and not out_of_memory and math.isfinite(loss) and math.isfinite(norm):
-        with during("optimizer"):
-            gradients.clip(norm, limit)
-            optimizer.step()
-    return found
-
-
-class Answer:
-    """Numbers on their way from the device. Whoever reads them waits for nothing that was asked of it later."""
-
-    def __init__(self, numbers: torch.Tensor) -> None:
-        self._numbers, self._there = numbers, None
-        if numbers.device.type == "cuda":
-            self._numbers = torch.empty_like(numbers, device="cpu", pin_memory=True).copy_(numbers, non_blocking=True)
-            self._there = torch.cuda.current_stream(numbers.device).record_event()
-
-    def read(self) -> list[float]:
-        if self._there is not None:
-            self._there.synchronize()
-        found: list[float] = self._numbers.tolist()
-        return found
 
 
 def _due(every: int | str | None, step: int, epoch_ends: bool) -> bool:
@@ -302,7 +297,7 @@ class _StopRequest:
 
     def __exit__(self, kind: object, *_more: object) -> None:
         # A run that leaves early stays deaf: a second signal must not change the code it leaves with.
-        for number, handler in self._before.items() if kind is None else ():
+        for number, handler in self._before.items() if kind is not RunStopped else ():
             signal.signal(number, handler)
 
     def _ask(self, number: int, _frame: Any) -> None:

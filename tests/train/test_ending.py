@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
-from sameday.train.loop import conclude
+from sameday.train.ending import Ending
 from sameday.train.optim import Gradients, make_optimizer, optimizer_tensors
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
@@ -28,6 +28,10 @@ class Training:
         self.gradients = Gradients(self.trained)
         self.optimizer = make_optimizer(self.trained, RECIPE, Plan(optimizer_impl=implementation))
         self.draw = draw
+
+    def end(self, rate: float, limit: float | None) -> list[float]:
+        ending = Ending(self.optimizer, self.gradients, limit)
+        return ending.finish(ending.begin(rate))
 
     def fill(self, loss: float = 1.0, out_of_memory: float = 0.0, scale: float = 1.0) -> None:
         self.gradients.all.copy_(scale * torch.randn(self.gradients.count, generator=self.draw))
@@ -47,8 +51,7 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 def test_the_answer_changes_nothing(device: str, limit: float | None) -> None:
     """The fused optimizer told by a host that has waited for the norm, beside one that has not."""
     told, early = Training(device, "fused"), Training(device, "fused")
-    called: list[int] = []
-    for number in range(1, 5):
+    for _ in range(4):
         told.fill()
         early.fill()
         norm = float(told.gradients.norm())
@@ -56,8 +59,7 @@ def test_the_answer_changes_nothing(device: str, limit: float | None) -> None:
         for group in told.optimizer.param_groups:
             group["lr"] = 3e-3
         told.optimizer.step()
-        outcome = conclude(early.optimizer, early.gradients, 3e-3, limit, lambda: called.append(1))
-        assert outcome == [1.0, 0.0, 0.0, norm] and len(called) == number
+        assert early.end(3e-3, limit) == [1.0, 0.0, 0.0, norm]
         assert same(told.state(), early.state())
 
 
@@ -79,10 +81,10 @@ def test_a_bad_step_leaves_everything_as_it_was(device: str, implementation: str
     training, other = Training(device, implementation), Training(device, implementation)
     for each in (training, other):
         each.fill()
-        conclude(each.optimizer, each.gradients, 1e-2, 1.0)
+        each.end(1e-2, 1.0)
     before = training.state()
     training.fill(**bad)
-    loss, out_of_memory, _, norm = conclude(training.optimizer, training.gradients, 1e-2, 1.0)
+    loss, out_of_memory, _, norm = training.end(1e-2, 1.0)
     assert out_of_memory or not (math.isfinite(loss) and math.isfinite(norm))
     assert same(training.state(), before)
     # And nothing of it is left for the next one.
@@ -90,5 +92,24 @@ def test_a_bad_step_leaves_everything_as_it_was(device: str, implementation: str
     training.gradients.all.copy_(other.gradients.all)
     training.gradients.tail.copy_(other.gradients.tail)
     for each in (training, other):
-        conclude(each.optimizer, each.gradients, 1e-2, 1.0)
+        each.end(1e-2, 1.0)
     assert same(training.state(), other.state()) and not same(training.state(), before)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_nothing_changes_after_a_bad_step_until_it_is_mended(device: str) -> None:
+    training = Training(device, "fused")
+    ending = Ending(training.optimizer, training.gradients, 1.0)
+    training.fill()
+    ending.finish(ending.begin(1e-2))
+    before = training.state()
+    answers = []
+    for out_of_memory in (1.0, 0.0, 0.0):
+        training.fill(out_of_memory=out_of_memory)
+        answers.append(ending.begin(1e-2))
+    assert [ending.finish(answer)[1] for answer in answers] == [1.0, 0.0, 0.0]
+    assert same(training.state(), before)
+    ending.again()
+    training.fill()
+    ending.finish(ending.begin(1e-2))
+    assert not same(training.state(), before)

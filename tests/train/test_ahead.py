@@ -1,0 +1,226 @@
+"""A device that takes on the next step before the end of this one is known, as a GPU with a fused optimizer does: the
+same run to the last bit, whatever goes wrong on the way."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import worlds
+from commands import finished, records, write_run
+from test_ranks import assert_agrees
+from torch import Tensor
+
+from sameday.hardware.ranks import Ranks
+from sameday.spec.errors import EXIT_DIVERGED, EXIT_STOPPED, RunStopped
+from sameday.spec.plan import Plan
+from sameday.spec.record import RunFolder, read_metrics
+from sameday.tasks.vqa import VqaTask
+from sameday.train import ending
+from sameday.train.loop import train
+
+PLAN = Plan(
+    share_images=True,
+    packing=True,
+    max_questions=None,
+    token_budget=2048,
+    optimizer_impl="fused",
+    eval_steps=5,
+    save_steps=4,
+    log_steps=3,
+)
+
+Change = Callable[[VqaTask], None]
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """A run that leaves early keeps its signal handlers."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return worlds.write_world(tmp_path_factory.mktemp("ahead"), 5, (9, 1, 5, 3), hard=True)
+
+
+class Runs:
+    """Runs of one recipe, each with its own plan of what goes wrong."""
+
+    def __init__(self, world: Path, model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.world, self.folder, self.patch = world, folder, monkeypatch
+        self.recipe = worlds.tiny_recipe(model, num_epochs=5, order="by_image", effective_batch=8)
+        self.total = 5 * worlds.make_task(world, self.recipe, PLAN).steps_per_epoch()
+
+    def train(self, name: str, ahead: int, change: Change = lambda _: None, stop_after: int | None = None) -> VqaTask:
+        self.patch.setattr(ending, "AHEAD", {"cpu": ahead})
+        task = worlds.make_task(self.world, self.recipe, PLAN)
+        change(task)
+        self.task = task
+        with closing(RunFolder.open(self.folder / name, self.recipe, PLAN, self.world)) as run:
+            train(self.recipe, PLAN, task, run, Ranks(), stop_after)
+        return task
+
+    def metrics(self, name: str) -> list[dict[str, Any]]:
+        """Without what depends on the time."""
+        found = read_metrics(self.folder / name / "metrics.jsonl")
+        return [{k: r[k] for k in r.keys() & {"step", "split", "loss", "lr", "grad_norm", "samples"}} for r in found]
+
+
+@pytest.fixture
+def runs(world: Path, tiny_qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
+    return Runs(world, tiny_qwen3, tmp_path, monkeypatch)
+
+
+def same(a: VqaTask, b: VqaTask) -> bool:
+    return all(torch.equal(p, q) for p, q in zip(a.trained().values(), b.trained().values(), strict=True))
+
+
+def before_losses(task: VqaTask, then: Callable[[Any, int], None]) -> None:
+    plain = task.loss_sum
+
+    def loss_sum(batch: Any, step: int) -> tuple[Tensor, Tensor]:
+        then(batch, step)
+        return plain(batch, step)
+
+    task.loss_sum = loss_sum  # type: ignore[method-assign]
+
+
+def test_the_same_run(runs: Runs) -> None:
+    begun: list[int] = []
+    known: list[int] = []
+    finish = ending.Ending.finish
+
+    def finishing(self: ending.Ending, answer: ending.Answer) -> list[float]:
+        known.append(len(begun))
+        return finish(self, answer)
+
+    plain = runs.train("plain", 0)
+    runs.patch.setattr(ending.Ending, "finish", finishing)
+    ahead = runs.train("ahead", 1, lambda task: before_losses(task, lambda _, step: begun.append(step)))
+    assert same(plain, ahead) and runs.metrics("plain") == runs.metrics("ahead")
+    each = len(begun) // runs.total
+    lag = [number // each - step for step, number in enumerate(known, 1)]
+    wait = {step for step in range(1, runs.total + 1) if step % 5 == 0 or step % 4 == 0 or step == runs.total}
+    assert lag == [0 if step in wait else 1 for step in range(1, runs.total + 1)]
+    parts = [r for r in read_metrics(runs.folder / "ahead" / "metrics.jsonl") if "parts" in r]
+    assert [r["step"] for r in parts] == list(range(3, runs.total + 1, 3))
+    assert all(r["parts"]["optimizer"] > 0 for r in parts)
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 6])
+def test_memory_runs_out(runs: Runs, at: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the step before one that is begun, or at one whose end is waited for; once."""
+
+    def short(task: VqaTask) -> None:
+        refused: list[int] = []
+
+        def refuse(_: Any, step: int) -> None:
+            if step == at and not refused:
+                refused.append(step)
+                raise torch.OutOfMemoryError("planted")
+
+        before_losses(task, refuse)
+
+    plain, ahead = runs.train("plain", 0, short), runs.train("ahead", 1, short)
+    said = re.findall(r"step (\d+): out of memory", capsys.readouterr().out)
+    assert said == [str(at + 1)] * 2
+    assert same(plain, ahead) and runs.metrics("plain") == runs.metrics("ahead")
+
+
+@pytest.mark.parametrize("at", [1, 3, 6])
+def test_a_loss_is_not_finite(runs: Runs, at: int) -> None:
+    """The weights are those of the step before, though the step after was begun."""
+
+    def spoil(task: VqaTask) -> None:
+        plain = task.loss_sum
+
+        def loss_sum(batch: Any, step: int) -> tuple[Tensor, Tensor]:
+            loss, each = plain(batch, step)
+            return (loss * math.nan, each * math.nan) if step == at else (loss, each)
+
+        task.loss_sum = loss_sum  # type: ignore[method-assign]
+
+    with pytest.raises(RunStopped, match=rf"step {at + 1}: loss nan") as stopped:
+        runs.train("ahead", 1, spoil)
+    assert stopped.value.code == EXIT_DIVERGED
+    found = runs.task
+    with pytest.raises(RunStopped, match=f"step {at} of"):
+        runs.train("plain", 0, stop_after=at)
+    assert same(found, runs.task) and runs.metrics("ahead") == runs.metrics("plain")
+
+
+@pytest.mark.parametrize("how", ["signal", "stop_after"])
+def test_asked_to_stop(runs: Runs, how: str) -> None:
+    plain = runs.train("plain", 0)
+
+    def ask(task: VqaTask) -> None:
+        before_losses(task, lambda _, step: os.kill(os.getpid(), signal.SIGTERM) if step == 5 else None)
+
+    with pytest.raises(RunStopped, match="asked to stop: step 6 of") as stopped:
+        if how == "signal":
+            runs.train("ahead", 1, ask)
+        else:
+            runs.train("ahead", 1, stop_after=6)
+    assert stopped.value.code == EXIT_STOPPED
+    assert runs.metrics("ahead")[-1]["step"] == 6
+    assert same(plain, runs.train("ahead", 1)) and runs.metrics("plain") == runs.metrics("ahead")
+
+
+DRIVER = """\
+\"\"\"`sameday train` with a step ahead; in step {at} rank 1 is asked to stop, or is short of memory.\"\"\"
+import os
+import signal
+
+import torch
+
+from sameday.cli import main
+from sameday.tasks.vqa import VqaTask
+from sameday.train import ending
+
+ending.AHEAD["cpu"] = 1
+plain = VqaTask.loss_sum
+met = []
+
+
+def loss_sum(self, batch, step):
+    if os.environ["RANK"] == "1" and step + 1 == {at} and not met:
+        met.append(step)
+        if {short}:
+            raise torch.OutOfMemoryError("planted")
+        os.kill(os.getpid(), signal.SIGTERM)
+    return plain(self, batch, step)
+
+
+VqaTask.loss_sum = loss_sum
+main()
+"""
+
+
+def test_two_ranks_decide_together(tmp_path: Path, tiny_qwen3: Path) -> None:
+    """What one of them meets is known to both a step later: neither may be alone in a sum."""
+    lora = {"r": 4, "alpha": 8}
+    folder = write_run(tmp_path, tiny_qwen3, num_epochs=2, lora=lora, eps=1e-4)
+    sets = ("plan.save_steps=100", "plan.eval_steps=null", "plan.optimizer_impl=fused")
+    finished(folder, *sets, out="alone")
+    script = folder / "driver.py"
+    script.write_text(DRIVER.format(at=2, short=True))
+    short = finished(folder, *sets, out="short", ranks=2, script=script)
+    assert short.stdout.count("step 2: out of memory") == 1
+    assert_agrees(short.run, folder / "alone")
+
+    script.write_text(DRIVER.format(at=2, short=False))
+    asked = finished(folder, *sets, out="asked", ranks=2, script=script, code=1)
+    assert asked.stderr.count("asked to stop: step 3 of 8 is saved") == 1, "the one that was under way is done"
+    assert [r["step"] for r in records(asked.run)] == [1, 2, 3]
