@@ -45,6 +45,7 @@ from sameday.train.ending import Answer
 from sameday.train.watch import Watch
 
 DELAY = 0.02
+TURNS = 12
 BOTH: dict[str, tuple[Any, str]] = {
     "loss": (F, "cross_entropy"),
     "backward": (torch.Tensor, "backward"),
@@ -74,7 +75,7 @@ WHERE: dict[str, dict[str, tuple[Any, str]]] = {
         "other": (ClassifyTask, "count"),
     },
 }
-ON_DEVICE = {"prepare", "tower", "forward", "loss", "backward", "optimizer"}
+ON_DEVICE = {"prepare", "tower", "forward", "loss", "backward", "exchange", "optimizer"}
 """There a GPU is kept busy; elsewhere the host sleeps, and the GPU waits for it."""
 SHARED: dict[str, Any] = {
     "share_images": True,
@@ -104,8 +105,8 @@ class Bench:
         self.start.settle(plan, self.machine)
         return self.start.load(plan, pick_device(plan, Ranks()), self.parts)
 
-    def record(self, plan: Plan, task: Any, steps: int = 8) -> Timeline:
-        return record(self.recipe, plan, task, self.home, steps, 3)
+    def record(self, plan: Plan, task: Any, steps: int = 8, watched: bool = True) -> Timeline:
+        return record(self.recipe, plan, task, self.home, steps, 3, watched=watched)
 
     def profile(self, plan: Plan) -> dict[str, Any]:
         task = self.load(plan)
@@ -141,8 +142,8 @@ def slowed(owner: Any, name: str, wait: Callable[[], None]) -> Iterator[list[int
 def delays(bench: Bench) -> None:
     plan = Plan(**PLAN[bench.what])
     task = bench.load(plan)
-    bench.record(plan, task)
-    base = bench.record(plan, task).parts
+    bench.record(plan, task, watched=False)
+    base = bench.record(plan, task, watched=False).parts
     total = sum(base.values())
     print(
         f"{bench.what} on {bench.machine.name}: {1000 * total:.2f} ms a step, "
@@ -151,7 +152,7 @@ def delays(bench: Bench) -> None:
     print(f"{'delay in':12s} {'calls a step':>12s} {'planted ms':>11s} {'shows there':>12s} {'elsewhere':>10s}")
     for part, (owner, name) in WHERE[bench.what].items():
         with slowed(owner, name, lambda part=part: delay(part in ON_DEVICE)) as calls:
-            found = bench.record(plan, task).parts
+            found = bench.record(plan, task, watched=False).parts
         each = calls[0] / (3 + 8 + 1)
         there = found.get(part, 0.0) - base.get(part, 0.0)
         rest = sum(found.values()) - total - there
@@ -164,28 +165,35 @@ def overhead(bench: Bench) -> None:
     """In turns, so that what else the machine does meets both."""
     plan = Plan(**PLAN[bench.what])
     task = bench.load(plan)
+    seconds_of(bench, plan, task, range(4), None)
+    each = seconds_of(bench, plan, task, range(4, 8), None) / 4
+    steps = range(4, 4 + min(100, max(4, round(1.5 / each))))
     ratios = []
-    steps = range(4, 34)
-    with closing(practice(bench.recipe, plan, task, range(4))) as done:
-        list(done)
-    for turn in range(6):
-        seconds = {}
-        for timed in (True, False) if turn % 2 else (False, True):
-            clock = Clock(task.device)
-            began = time.perf_counter()
-            with closing(practice(bench.recipe, plan, task, steps)) as done:
-                for _ in done:
-                    if timed:
-                        clock.lap()
-            if timed:
-                clock.stop()
-                clock.steps()
-            elif task.device.type == "cuda":
-                torch.cuda.synchronize()
-            seconds[timed] = time.perf_counter() - began
-        ratios.append(seconds[True] / seconds[False])
-    spread = f"({min(ratios) - 1:+.2%} to {max(ratios) - 1:+.2%})"
-    print(f"{bench.what} on {bench.machine.name}: timing costs {statistics.median(ratios) - 1:+.2%} {spread} of a step")
+    for turn in range(TURNS):
+        found = {
+            timed: seconds_of(bench, plan, task, steps, Clock(task.device) if timed else None)
+            for timed in ((True, False) if turn % 2 else (False, True))
+        }
+        ratios.append(found[True] / found[False] - 1)
+    error = statistics.stdev(ratios) / len(ratios) ** 0.5
+    print(
+        f"{bench.what} on {bench.machine.name}: timing costs {statistics.mean(ratios):+.2%} of a step, standard error "
+        f"{error:.2%} ({min(ratios):+.2%} to {max(ratios):+.2%} in {TURNS} turns of {len(steps)} steps)"
+    )
+
+
+def seconds_of(bench: Bench, plan: Plan, task: Any, steps: range, clock: Clock | None) -> float:
+    began = time.perf_counter()
+    with closing(practice(bench.recipe, plan, task, steps)) as done:
+        for _ in done:
+            if clock is not None:
+                clock.lap()
+    if clock is not None:
+        clock.stop()
+        clock.steps()
+    elif task.device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
 
 
 def advice(bench: Bench) -> None:

@@ -236,10 +236,11 @@ def test_what_was_asked_for_stops_where_another_size_is_wrong(home: Path, backen
 
 
 def test_fused_levels_are_not_compiled(home: Path) -> None:
-    task = sets.make_task(home, sets.tiny_recipe(), Plan(compile="auto", level_kernel="fused"))
+    where = "cuda" if torch.cuda.is_available() else "cpu"
+    task = sets.make_task(home, sets.tiny_recipe(), Plan(compile="auto", level_kernel="fused"), device=where)
     assert task.notes == ("compile: none, because the levels are fused kernels already",)
     with pytest.raises(BadInput, match=r"plan\.compile layers is for plain levels"):
-        sets.make_task(home, sets.tiny_recipe(), Plan(compile="layers", level_kernel="fused"))
+        sets.make_task(home, sets.tiny_recipe(), Plan(compile="layers", level_kernel="fused"), device=where)
     either = sets.make_task(home, sets.tiny_recipe(), Plan(compile="layers", compile_backend="aot_eager"))
     assert either.model.kernel == "plain"
 

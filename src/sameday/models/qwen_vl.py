@@ -30,6 +30,8 @@ from sameday.spec.vqa import VqaRecipe
 
 FAMILIES = ("qwen3_vl", "qwen2_5_vl")
 COMPILE_BACKEND = "inductor"
+KEPT = 16
+"""Sets of grids for which the tower's indices are kept, some megabytes each at the most."""
 
 Keep = Callable[[str, Tensor], None]
 """Takes what the tower made of an image, with the name of its content."""
@@ -66,6 +68,7 @@ class QwenVL:
         self.levels = torch.from_numpy(levels).to(device=device, dtype=dtype)
         self.keep: Keep | None = None
         """Set where features are cached: takes those that were missing."""
+        self._indices: dict[tuple[tuple[int, int], ...], dict[str, Tensor]] = {}
         if plan.compile == "layers":
             self._compile()
         triton = importlib.util.find_spec("triton") is not None
@@ -201,7 +204,7 @@ class QwenVL:
             torch.autocast(self.device.type, enabled=self.tower_trained and self.recipe.precision == "bf16"),
         ):
             grid = torch.tensor([(1, high, wide) for high, wide in grids])
-            seen = self.tower(taken, grid_thw=grid, **self._tower_indices(grid))
+            seen = self.tower(taken, grid_thw=grid, **self._tower_indices(tuple(grids), grid))
             return [seen.pooler_output, *(getattr(seen, "deepstack_features", None) or [])]
 
     def tower_digest(self) -> str:
@@ -214,14 +217,22 @@ class QwenVL:
             made.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return made.hexdigest()
 
-    def _tower_indices(self, grid: Tensor) -> dict[str, Tensor]:
-        """What the tower derives from the grids, made on the CPU: derived on the device it would wait for the device
-        at every layer. Lengths stay on the CPU, where they are read."""
+    def _tower_indices(self, grids: tuple[tuple[int, int], ...], grid: Tensor) -> dict[str, Tensor]:
+        """What the tower derives from the grids. Those that came last are kept: images often have the same size."""
+        found = self._indices.pop(grids, None)
+        self._indices[grids] = self._derived(grid) if found is None else found
+        if len(self._indices) > KEPT:
+            del self._indices[next(iter(self._indices))]
+        return self._indices[grids]
+
+    def _derived(self, grid: Tensor) -> dict[str, Tensor]:
+        """Made on the CPU: derived on the device it would wait for the device at every layer. Lengths stay on the CPU,
+        where they are read."""
         from transformers import vision_utils as v
 
-        tower, device = self.tower, self.device
+        tower = self.tower
         indices = {
-            "position_ids": v.get_vision_position_ids(grid, tower.spatial_merge_size).to(device),
+            "position_ids": self._sent(v.get_vision_position_ids(grid, tower.spatial_merge_size)),
             "cu_seqlens": v.get_vision_cu_seqlens(grid),
         }
         if hasattr(tower, "num_grid_per_side"):
@@ -232,7 +243,7 @@ class QwenVL:
                 align_corners=tower.interpolation_align_corners,
                 spatial_merge_size=tower.config.spatial_merge_size,
             )
-            indices |= {"interp_indices": taps.to(device), "interp_weights": weights.to(device)}
+            indices |= {"interp_indices": self._sent(taps), "interp_weights": self._sent(weights)}
         if hasattr(tower, "window_size"):
             index, lengths = v.get_vision_window_index(
                 grid,
@@ -240,8 +251,14 @@ class QwenVL:
                 window_size=tower.window_size,
                 patch_size=tower.patch_size,
             )
-            indices |= {"window_index": index.to(device), "cu_window_seqlens": lengths}
+            indices |= {"window_index": self._sent(index), "cu_window_seqlens": lengths}
         return indices
+
+    def _sent(self, tensor: Tensor) -> Tensor:
+        """To the device, without waiting for what it is doing."""
+        if self.device.type != "cuda":
+            return tensor.to(self.device)
+        return tensor.pin_memory().to(self.device, non_blocking=True)
 
     def save(self, folder: Path) -> None:
         """The adapter in PEFT's format, or the whole model in transformers'."""

@@ -7,7 +7,7 @@ import tempfile
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from sameday.data.times import Times
 from sameday.hardware.nvml import Watched
 from sameday.hardware.parts import PARTS, Clock, during
 from sameday.hardware.ranks import Ranks
+from sameday.spec.errors import EXIT_STOPPED, RunStopped
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.spec.record import RunFolder, read_metrics
@@ -107,8 +108,14 @@ def record(
     if task.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     with tempfile.TemporaryDirectory() as folder, closing(RunFolder.open(Path(folder), recipe, plan, home)) as run:
-        with suppress(_Enough):
+        try:
             train(recipe, plan, task, run, Ranks(), clock=clock)
+        except _Enough:
+            pass
+        except RunStopped as stopped:
+            if stopped.code != EXIT_STOPPED:
+                raise
+            raise RunStopped("asked to stop before all steps were timed", EXIT_STOPPED) from None
         found = clock.steps()[warmup : warmup + steps]
         records = [each for each in read_metrics(run.metrics_path) if "split" not in each][warmup : warmup + steps]
     memory = torch.cuda.max_memory_reserved() if task.device.type == "cuda" else None
