@@ -36,7 +36,11 @@ def browser() -> Iterator[Browser]:
 def pages(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     fingerprint = gather([runs.finished])[0].fingerprint
-    for name, data in (("p", profile(fingerprint)), ("t", tune()), ("v", verdict(fingerprint))):
+    for name, data in (
+        ("p", profile(fingerprint)),
+        ("t", tune()),
+        ("v", verdict(fingerprint) | {"against": "other.yaml"}),
+    ):
         (folder / name).write_text(json.dumps(data))
     rich = ([folder / "p"], [folder / "t"], [folder / "v"])
     pages = {

@@ -80,6 +80,36 @@ def test_smoothing_stays_among_the_values(values: list[float], window: int) -> N
     assert math.isclose(found[0], values[0], abs_tol=slack) and math.isclose(found[-1], values[-1], abs_tol=slack)
 
 
+@given(st.lists(st.floats(1e-3, 1e3), min_size=3, max_size=60), st.integers(1, 40), st.data())
+def test_a_spike_is_smoothed_where_it_is_and_nowhere_else(
+    values: list[float], window: int, data: st.DataObject
+) -> None:
+    at, spike = data.draw(st.integers(0, len(values) - 1)), data.draw(st.sampled_from([1e16, 1e38, 1e100]))
+    values[at] = spike
+    for i, found in enumerate(charts.smooth(values, window)):
+        reach = min(window // 2, i, len(values) - 1 - i)
+        around = values[i - reach : i + reach + 1]
+        assert math.isclose(found, math.fsum(around) / len(around), rel_tol=1e-12)
+
+
+def test_a_spike_leaves_a_chart() -> None:
+    raw = [(i, 1e16 if i == 20 else 2.0) for i in range(200)]
+    calm = charts.smooth([y for _, y in raw], 10)
+    svg = line_chart([Curve("a", 0, [(x, y) for (x, _), y in zip(raw, calm, strict=True)], raw=raw)], "step", "loss")
+    assert "log scale" in svg and calm[100] == 2.0
+    low, high = charts.frame([0.5, 2.0], [0.0, -1.0], log=True)
+    assert 0 < low < 0.5 and high > 2
+
+
+def test_nothing_that_is_not_above_zero_has_a_logarithm() -> None:
+    """Nor has one of a short run, which is not smoothed, beside a long one that spans decades."""
+    raw = [(i, 10.0 ** (i % 3)) for i in range(90)]
+    long = Curve("long", 0, [(x, 10.0) for x, _ in raw], raw=raw)
+    assert "log scale" in line_chart([long], "step", "loss")
+    for least in (0.0, -1.0):
+        assert "log scale" not in line_chart([long, Curve("short", 1, [(1, 1.0), (2, least)])], "step", "loss")
+
+
 @given(st.lists(finite, min_size=1, max_size=400), st.integers(6, 50))
 def test_thinning_keeps_ends_and_spikes(values: list[float], most: int) -> None:
     points = list(enumerate(values))

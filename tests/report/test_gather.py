@@ -6,16 +6,35 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from reported import NASTY, PARTS, Runs, profile, tune, verdict
 from typed import refused, sameday
 
-from sameday.report.gather import gather
+from sameday.report.gather import Run, gather
+from sameday.report.words import PARTS as ORDER
+from sameday.report.words import in_order
 from sameday.spec.errors import BadInput
 from sameday.spec.record import read_metrics
 
 Copied = Callable[[Path], Path]
+
+
+def with_parts(run: Path, *parts: dict[str, float]) -> list[dict[str, Any]]:
+    """The run's records, of which the first ones say where their time went, and no other does."""
+    records = read_metrics(run / "metrics.jsonl")
+    for record in records:
+        record.pop("parts", None)
+    for record, given in zip(records, parts, strict=False):
+        record["parts"] = given
+    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return records
+
+
+def of_run(run: Run) -> dict[str, Any]:
+    """A profile of the run's recipe and plan."""
+    return profile(run.fingerprint) | {"plan": run.plan.model_dump(mode="json")}
 
 
 def test_a_finished_run_is_read_whole(runs: Runs) -> None:
@@ -40,30 +59,66 @@ def test_optional_files_are_found_beside_a_run_or_named(runs: Runs, copied: Copi
     run = copied(runs.stopped)
     [before] = gather([run])
     assert before.profile is None and before.tune is None and before.verdict is None
-    for name, data in (("profile", profile("x")), ("tune", tune()), ("verify", verdict("x"))):
+    for name, data in (("profile", of_run(before)), ("tune", tune()), ("verify", verdict("x"))):
         (run / f"{name}.json").write_text(json.dumps(data))
     other = tmp_path / "other.json"
     other.write_text(json.dumps(profile("y")))
     [beside], [named] = gather([run]), gather([run], [other])
-    assert beside.profile and beside.profile.fingerprint == "x" and beside.tune and beside.verdict
+    assert beside.profile and beside.profile.fingerprint == before.fingerprint and beside.tune and beside.verdict
     assert named.profile and named.profile.fingerprint == "y" and named.tune
     assert [each.what for each in beside.missing] == ["The run's end", "Validation"]
 
 
 def test_the_timeline_is_the_profile_or_else_the_mean_of_the_steps(runs: Runs, copied: Copied) -> None:
     run = copied(runs.images)
-    records = read_metrics(run / "metrics.jsonl")
-    for record in records:
-        record.pop("parts", None)
-    records[0]["parts"], records[1]["parts"] = {"wait": 0.1, "backward": 0.3}, {"backward": 0.5, "strange": 0.2}
-    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    with_parts(run, {"wait": 0.1, "backward": 0.3}, {"backward": 0.5, "strange": 0.2})
     [found] = gather([run])
     assert found.timeline is not None
     assert found.timeline.parts == pytest.approx({"wait": 0.05, "backward": 0.4, "strange": 0.1})
     assert "2 steps" in found.timeline.source
-    (run / "profile.json").write_text(json.dumps(profile("x")))
+    (run / "profile.json").write_text(json.dumps(of_run(found)))
     [found] = gather([run])
-    assert found.timeline is not None and found.timeline.parts == PARTS
+    assert found.timeline is not None and found.timeline.parts == PARTS and found.floor == 0.4125
+
+
+def test_a_profile_of_something_else_is_not_the_runs_timeline(runs: Runs, copied: Copied) -> None:
+    run = copied(runs.images)
+    with_parts(run, {"wait": 0.1, "backward": 0.3})
+    [found] = gather([run])
+    own = of_run(found)
+    plan = own["plan"]
+    for data, ours in (
+        (own | {"plan": plan | {"log_steps": 77, "save_steps": 5}}, True),
+        (own | {"plan": plan | {"workers": plan["workers"] + 1}}, False),
+        (own | {"fingerprint": "0123456789ab"}, False),
+    ):
+        (run / "profile.json").write_text(json.dumps(data))
+        [found] = gather([run])
+        assert found.timeline is not None and found.floor == (0.4125 if ours else None)
+        assert found.timeline.parts == (PARTS if ours else {"wait": 0.1, "backward": 0.3})
+    [floor] = [each for each in found.missing if each.what == "The least time that a step could take"]
+    assert floor.remedy == "the profile is of another recipe or plan"
+    with_parts(run)
+    [found] = gather([run])
+    assert found.timeline is None and "Where a step's time goes" in [each.what for each in found.missing]
+
+
+def test_what_is_missing_comes_with_the_command_that_makes_it(runs: Runs, copied: Copied) -> None:
+    run = copied(runs.images)
+    with_parts(run, {"wait": 0.1, "backward": 0.3})
+    commands = {each.what: each.command for each in gather([run])[0].missing}
+    assert "Where a step's time goes" not in commands
+    beside = {name: run.resolve() / f"{name}.json" for name in ("profile", "tune", "verify")}
+    floor = f"sameday profile recipe.yaml --plan plan.yaml --json {beside['profile']}"
+    assert commands["The least time that a step could take"] == floor
+    # Without -o it would write over the plan.yaml that the page tells to save.
+    tuning = f"sameday tune recipe.yaml -o tuned.yaml --json {beside['tune']}"
+    assert commands["What each choice of the plan gives"] == tuning
+
+
+def test_parts_have_one_order() -> None:
+    assert in_order(["other", "strange", "prepare", "wait"]) == ["wait", "prepare", "other", "strange"]
+    assert in_order(reversed(ORDER)) == list(ORDER)
 
 
 def test_a_torn_last_line_is_passed_over(runs: Runs, copied: Copied) -> None:
@@ -94,16 +149,44 @@ def test_what_is_no_run_is_refused(runs: Runs, tmp_path: Path) -> None:
     assert not (runs.home / "report.html").exists()
 
 
+HOMELESS = (
+    "is not what a run wrote: recipe_dir must name the recipe's folder; "
+    "put the file back as it was, or leave this run out"
+)
+STEPLESS = "is not what a run wrote: best.step must be the number of a step"
+
+
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
         ("profile.json", '{"parts": {"wait": "long"}}', "profile.json: is no profile of this program: parts.wait: "),
         ("profile.json", "[]", "profile.json: is no profile of this program: the whole: "),
-        ("tune.json", '{"ablation": [{}]}', "tune.json: is no tune of this program: ablation.0.field: "),
+        ("profile.json", "{}", "profile.json: is no profile of this program: it has no parts"),
+        ("profile.json", '{"parts": {}}', "profile.json: is no profile of this program: it has no seconds"),
+        ("profile.json", "[" * 100_000, "profile.json: is not JSON: "),
+        ("tune.json", "{}", "tune.json: is no tune of this program: it has no plain"),
+        (
+            "tune.json",
+            '{"plain": {}, "best": {}, "ablation": [{}]}',
+            "tune.json: is no tune of this program: it has no ablation.0.field",
+        ),
         ("verify.json", '{"verdict": ', "verify.json: is not JSON: "),
+        ("verify.json", "{}", "verify.json: is no verdict of this program: it has no verdict"),
+        (
+            "verify.json",
+            '{"verdict": "bitwise"}',
+            "verify.json: is no verdict of this program: the whole: it has neither recipe nor runs",
+        ),
         ("choices.json", "[]", "choices.json: is not what a run wrote: must be a mapping"),
         ("skipped.json", '{"a": 1}', "skipped.json: is not what a run wrote: must be a list of what was left out"),
-        ("environment.json", "{}", "environment.json: is not what a run wrote"),
+        ("environment.json", "{}", f"environment.json: {HOMELESS}"),
+        ("environment.json", '{"recipe_dir": null}', f"environment.json: {HOMELESS}"),
+        ("environment.json", "[]", "environment.json: is not what a run wrote: must be a mapping"),
+        ("environment.json", "{", "environment.json: is not JSON: "),
+        ("eval.json", '{"best": {"step": "3"}}', f"eval.json: {STEPLESS}"),
+        ("eval.json", '{"best": {"step": [3]}}', f"eval.json: {STEPLESS}"),
+        ("eval.json", '{"best": {"step": NaN}}', f"eval.json: {STEPLESS}"),
+        ("metrics.jsonl", '{"step": ' + "[" * 100_000 + "\n", "metrics.jsonl: cannot be read: "),
         ("recipe.yaml", "task: nothing\n", "recipe.yaml:1: task is 'nothing'; must be one of"),
     ],
 )
@@ -111,6 +194,54 @@ def test_a_broken_file_is_named(runs: Runs, copied: Copied, name: str, text: str
     run = copied(runs.stopped)
     (run / name).write_text(text)
     assert refused(run.parent, "report", run.name).startswith(f"{run.name}/{said}")
+
+
+def test_metrics_that_are_a_folder_are_named(runs: Runs, copied: Copied) -> None:
+    run = copied(runs.stopped)
+    (run / "metrics.jsonl").unlink()
+    (run / "metrics.jsonl").mkdir()
+    assert refused(run.parent, "report", run.name) == f"{run.name}/metrics.jsonl: cannot be read: Is a directory"
+
+
+FILES = {"profile": profile("x"), "tune": tune(), "verify": verdict("x")}
+KINDS = {"profile": "profile", "tune": "tune", "verify": "verdict"}
+
+
+@pytest.mark.parametrize(("asked", "given"), [(a, b) for a in FILES for b in FILES if a != b])
+def test_a_file_of_another_kind_is_told_so(runs: Runs, tmp_path: Path, asked: str, given: str) -> None:
+    (tmp_path / "file.json").write_text(json.dumps(FILES[given]))
+    said = refused(tmp_path, "report", str(runs.images), f"--{asked}", "file.json")
+    what = f"it is what `sameday {given} --json` writes"
+    assert said == f"file.json: is no {KINDS[asked]} of this program: {what}"
+
+
+@pytest.mark.parametrize(
+    "bad", [float("nan"), float("inf"), float("-inf"), 10**400, 1e308], ids=lambda bad: str(bad)[:8]
+)
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        ("profile", "seconds.median"),
+        ("profile", "parts.wait"),
+        ("profile", "floor.seconds"),
+        ("profile", "floor.one_at_a_time.seconds"),
+        ("tune", "plain.seconds.median"),
+        ("tune", "best.finish_hours.0"),
+        ("tune", "ablation.0.alone.memory_gib"),
+        ("verify", "largest.loss"),
+        ("verify", "steps"),
+    ],
+)
+def test_a_number_that_is_none_is_named(runs: Runs, tmp_path: Path, name: str, where: str, bad: float) -> None:
+    data = json.loads(json.dumps(FILES[name]))
+    *path, last = [int(each) if each.isdigit() else each for each in where.split(".")]
+    at = data
+    for each in path:
+        at = at[each]
+    at[last] = bad
+    (tmp_path / "file.json").write_text(json.dumps(data))
+    said = refused(tmp_path, "report", str(runs.images), f"--{name}", "file.json")
+    assert said.startswith(f"file.json: is no {KINDS[name]} of this program: {where}: ")
 
 
 def test_a_run_with_the_least_that_makes_one(runs: Runs, tmp_path: Path) -> None:

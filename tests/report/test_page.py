@@ -6,19 +6,24 @@ import base64
 import dataclasses
 import json
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reported import EVIL, NASTY, Runs, profile, tune, verdict
+from reported import EVIL, NASTY, PARTS, Runs, profile, tune, verdict
 
 from sameday.report import tables, words
+from sameday.report.beside import Profile
 from sameday.report.gather import Run, gather
-from sameday.report.page import render
+from sameday.report.page import render, report_from_files
 from sameday.spec.load import load_plan, load_recipe
+from sameday.spec.plan import Plan, changed
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}
 
@@ -55,6 +60,23 @@ class Reader(HTMLParser):
     @property
     def text(self) -> str:
         return " ".join(" ".join(self.parts).split())
+
+
+def judged(run: Run, **fields: Any) -> dict[str, Any]:
+    """What verify writes of the run's plan beside the plain one, but for these fields."""
+    plans = changed(Plan(device=run.plan.device), run.plan.model_copy(update=fields), False)
+    told = {name: {"against": a, "plan": b, "claim": claim} for name, (a, b, claim) in plans.items()}
+    return verdict(run.fingerprint) | {"fields": told}
+
+
+def rendered(tmp_path: Path, run: Path, **files: Any) -> Reader:
+    """The page of a run with these files of other commands, by their options' names."""
+    for name, data in files.items():
+        (tmp_path / name).write_text(json.dumps(data))
+    named = [[tmp_path / name] if name in files else [] for name in ("profile", "tune", "verify")]
+    page = Reader(render(gather([run], *named)))
+    nothing_runs(page)
+    return page
 
 
 def nothing_runs(page: Reader) -> None:
@@ -120,13 +142,10 @@ def test_runs_of_different_recipes_are_said_to_be_different(runs: Runs) -> None:
 
 
 def test_what_other_commands_measured(runs: Runs, tmp_path: Path) -> None:
-    files = []
     [run] = gather([runs.finished])
-    for name, data in (("p", profile(run.fingerprint)), ("t", tune()), ("v", verdict(run.fingerprint))):
-        (tmp_path / name).write_text(json.dumps(data))
-        files.append([tmp_path / name])
-    page = Reader(render(gather([runs.finished], *files)))
-    nothing_runs(page)
+    about = run.fingerprint
+    tuned = tune() | {"fingerprint": about}
+    page = rendered(tmp_path, runs.finished, profile=profile(about), tune=tuned, verify=judged(run))
     for said in (
         "backward pass 400 ms 53.3%",
         "decode 120 ms",
@@ -140,7 +159,11 @@ def test_what_other_commands_measured(runs: Runs, tmp_path: Path) -> None:
         "The best plan is 20× as fast as the plain one on Fast",
         "share_images: true statistical 1.5 s (1.35 s to 1.65 s) 4× plain, 20 GiB",
         "packing: true, max_questions: null rounding failed out of memory 600 ms",
+        "Found within a budget of 6 minutes.",
         "14.5 to 15.5 h",
+        "36 to 42 min",
+        "Model kept? rounding",
+        "Memory, at most 29.5 GiB",
         "Not tried: channels_last: for another task.",
         "rounding the same mathematics, rounded in another order",
         "loss of a step 0.0123 0.03",
@@ -153,19 +176,73 @@ def test_what_other_commands_measured(runs: Runs, tmp_path: Path) -> None:
 
 
 def test_files_about_something_else_are_told_so(runs: Runs, tmp_path: Path) -> None:
-    (tmp_path / "p").write_text(json.dumps(profile("0123456789ab") | {"plan": {"token_budget": 3}}))
+    other = profile("0123456789ab") | {"plan": {"token_budget": 3}}
     odd = verdict("0123456789ab") | {
         "verdict": "different",
+        "against": "other.yaml",
         "fields": {"packing": {"plan": False, "claim": "rounding"}},
     }
     odd["differences"] = [{"step": 2, "what": "gradient", "name": "q", "text": EVIL}]
-    (tmp_path / "v").write_text(json.dumps(odd))
-    page = Reader(render(gather([runs.finished], [tmp_path / "p"], (), [tmp_path / "v"])))
+    tuned = tune() | {"fingerprint": "0123456789ab"}
+    page = rendered(tmp_path, runs.finished, profile=other, tune=tuned, verify=odd)
     assert "This profile is of another recipe (0123456789ab)." in page.text
     assert "This profile is of another plan: it differs in token_budget." in page.text
     assert "This verdict is of another recipe (0123456789ab)." in page.text
     assert "it differs from the run's in packing." in page.text
     assert "not the same model" in page.text and f"step 2, gradient: q: {EVIL}" in page.text
+    before, note, after = page.text.partition("This tuning is of another recipe (0123456789ab).")
+    assert note and "The best plan is 20×" not in before and "The best plan is 20×" in after
+    # What is of something else is not said of the run.
+    assert "Model kept? unknown the verdict below is of another recipe" in page.text
+    assert "Memory, at most" not in page.text and "The line across a bar" not in page.text
+
+
+def test_a_profile_of_another_plan_is_shown_where_the_run_has_no_timeline(runs: Runs) -> None:
+    [run] = gather([runs.bare])
+    run.steps = [{name: given for name, given in record.items() if name != "parts"} for record in run.steps]
+    run.profile = Profile.model_validate(profile(run.fingerprint) | {"plan": {"workers": 7}})
+    page = Reader(render([run]))
+    assert "This profile is of another plan: it differs in workers." in page.text
+    assert "a step takes 750 ms" in page.text and "backward pass" not in page.text
+
+
+def test_a_verdict_is_of_one_plan_and_one_recipe(runs: Runs, tmp_path: Path) -> None:
+    [run] = gather([runs.finished])
+    page = rendered(tmp_path, runs.finished, verify=judged(run))
+    assert "Model kept? rounding" in page.text and "This verdict is of" not in page.text
+    seldom = judged(run, log_steps=77, save_steps=5)
+    assert "This verdict is of" not in rendered(tmp_path, runs.finished, verify=seldom).text
+    # Judged beside the plain plan, a field that is not named is as in the plain plan.
+    page = rendered(tmp_path, runs.finished, verify=judged(run, packing=False))
+    assert "This verdict is of another plan: it differs from the run's in packing." in page.text
+    assert "Model kept? unknown the verdict below is of another plan" in page.text
+    told = judged(run) | {"runs": ["runs/one", "two"]}
+    page = rendered(tmp_path, runs.finished, verify=told)
+    assert "This verdict is of other runs: runs/one and two." in page.text
+    told["runs"] = [f"runs/{NASTY}/", "two"]
+    assert "This verdict is of" not in rendered(tmp_path, runs.finished, verify=told).text
+
+
+def test_a_verdict_of_one_run_is_not_anothers(runs: Runs, tmp_path: Path) -> None:
+    """Though both are on the page."""
+    [bare] = gather([runs.bare])
+    (tmp_path / "v").write_text(json.dumps(judged(bare)))
+    page = Reader(render(gather([runs.images, runs.bare], (), (), [tmp_path / "v"])))
+    assert f"This verdict is of another recipe ({bare.fingerprint})." in page.text
+    assert "Model kept? unknown the verdict below is of another recipe –" in page.text
+
+
+def test_parts_of_two_tasks_are_in_the_order_of_a_step(runs: Runs) -> None:
+    asked, seen = gather([runs.finished, runs.images])
+    asked.steps[0] = {**asked.steps[0], "parts": {"wait": 0.1, "tower": 0.2, "other": 0.1}}
+    seen.steps[0] = {**seen.steps[0], "parts": {"prepare": 0.1, "backward": 0.2, "other": 0.1}}
+    rows = [row.label for row in tables.part_rows([asked, seen])]
+    assert rows == [words.PARTS[name] for name in words.PARTS if words.PARTS[name] in rows]
+    assert {"preparing images on the device", "vision tower", "everything else"} <= set(rows)
+    # A profile's too, in whatever order it has them.
+    page = profile(seen.fingerprint) | {"plan": {}, "parts": dict(reversed(PARTS.items()))}
+    seen.profile = Profile.model_validate(page)
+    assert seen.timeline is not None and list(seen.timeline.parts) == list(PARTS)
 
 
 def test_verdicts_of_finished_runs_and_of_recipes(runs: Runs, tmp_path: Path) -> None:
@@ -189,6 +266,52 @@ def test_a_loss_that_was_not_finite_leaves_a_gap(runs: Runs, tmp_path: Path) -> 
     [run] = gather([runs.images])
     run.steps[1] = {**run.steps[1], "loss": None, "seconds": None}
     nothing_runs(Reader(render([run])))
+
+
+DAMAGED = (
+    float("nan"),
+    float("inf"),
+    float("-inf"),
+    10**400,
+    -(10**400),
+    1e308,
+    1e100,
+    1e-320,
+    -1.0,
+    0,
+    "x",
+    True,
+    [],
+    {},
+)
+
+
+@pytest.mark.parametrize("bad", DAMAGED, ids=lambda bad: str(bad)[:8])
+def test_a_damaged_number_is_passed_over(runs: Runs, tmp_path: Path, bad: Any) -> None:
+    """Wherever it stands in metrics.jsonl or eval.json, once or everywhere."""
+    run = tmp_path / "run"
+    shutil.copytree(runs.images, run)
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    records[0]["parts"] = {"wait": 0.1, "backward": 0.3}
+    keys = ("seconds", "samples", "wait", "read", "loss", "lr", "grad_norm", "accuracy")
+    for few in (1, len(records)):
+        for record in records[-few:]:
+            record |= {key: bad for key in keys} | {"parts": {"wait": bad, "forward": bad, "other": 0.1}}
+        lines = [*records, records[0] | {"step": bad}]
+        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (run / "eval.json").write_text(json.dumps({"val": {"loss": bad, "accuracy": bad, "samples": bad}}))
+        report_from_files([run, runs.bare], tmp_path / "page.html")
+        page = Reader((tmp_path / "page.html").read_text())
+        nothing_runs(page)
+        shown = [page.text, *(value for _, _, value in page.attributes)]
+        assert not [text for text in shown if re.search(r"\b(nan|inf|not finite)\b", text)]
+
+
+def test_half_a_character_does_not_stop_a_page(runs: Runs, tmp_path: Path) -> None:
+    [run] = gather([runs.images])
+    run.choices = {"workers": "half \ud800"}
+    (tmp_path / "page.html").write_text(render([run]), encoding="utf-8")
+    assert "half ?" in (tmp_path / "page.html").read_text()
 
 
 anything = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=30)
@@ -226,10 +349,12 @@ def test_the_words_of_a_recipe() -> None:
         "“Qwen/Qwen3-VL-8B-Instruct” learns answers",
         "of rank 4, alpha 8, on q_proj, k_proj, v_proj, o_proj.",
         "images at random, an image's questions together; there is no validation set",
-        "3 epochs of 16 questions each, in bf16, seed 0",
+        "3 epochs in steps of 16 questions, in bf16, seed 0",
         "peaks at 5e-5 and falls linearly to zero after 100 steps of warm-up.",
     ):
         assert part in said, said
+    said = " ".join(words.recipe_words(recipe_from(plain | {"max_steps": 200})))
+    assert "200 steps of 16 questions each, in bf16, seed 0" in said
     model = {"kind": "vit", "depth": 4, "pool": "mean"}
     said = " ".join(words.recipe_words(recipe_from({"task": "classify", "model": model, "data": {"path": "set"}})))
     assert "vision transformer with 4 layers" in said and "the mean of all patches is classified" in said
@@ -239,6 +364,22 @@ def test_the_words_of_a_recipe() -> None:
 def test_durations() -> None:
     said = [words.seconds(value) for value in (None, 0.0, 2.5e-5, 0.0123, 1.5, 75.0, 213.0, 9000.0)]
     assert said == ["–", "0 s", "25 µs", "12.3 ms", "1.5 s", "75 s", "3 min 33 s", "2 h 30 min"]
+
+
+def test_two_durations_share_a_unit_and_differ_where_they_do() -> None:
+    hours = [(0.01973, 0.02), (14.5, 15.5), (0.6, 0.7), (0.0, 0.001), (2.0, 2.0), (1000.0, 1200.5), (3.00001, 3.00002)]
+    said = [words.between(3600 * low, 3600 * high) for low, high in hours]
+    assert said == [
+        *("71 to 72 s", "14.5 to 15.5 h", "36 to 42 min", "0 to 3.6 s", "2 h"),
+        *("1,000 to 1,200 h", "3.00001 to 3.00002 h"),
+    ]
+
+
+@given(st.floats(0, 1e9), st.floats(0, 1e9))
+def test_two_durations_are_told_apart(low: float, high: float) -> None:
+    low, high = sorted((low, high))
+    size = 1 if high < 120 else 60 if high < 7200 else 3600
+    assert (" to " in words.between(low, high)) == (low / size != high / size)
 
 
 def test_the_command_never_loads_torch(runs: Runs, tmp_path: Path) -> None:

@@ -1,61 +1,69 @@
-"""The files that other commands leave beside a run: a profile, a tuning, a verdict. What a report can do without is
-optional, so that a file of an older or newer version still gives a page."""
+"""The files that other commands leave beside a run: a profile, a tuning, a verdict. What makes a file one of them must
+be there; what a report can do without is optional, so that a file of an older or newer version still gives a page."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sameday.spec.errors import BadInput
+from sameday.spec.plan import Plan
+
+MOST = 1e100
+"""No loss, norm or duration is larger: what is was damaged, and its sums might not be finite."""
+
+Number = Annotated[float, Field(ge=-MOST, le=MOST)]
+Amount = Annotated[float, Field(ge=0, le=MOST)]
+Whole = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class Lenient(BaseModel):
-    """Unknown keys are left alone."""
+    """Unknown keys are left alone. Numbers are finite."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
 class Spread(Lenient):
-    median: float
-    least: float | None = None
-    most: float | None = None
+    median: Amount
+    least: Amount | None = None
+    most: Amount | None = None
 
 
 class Alone(Lenient):
     """The floor if every sample were computed by itself."""
 
-    seconds: float | None = None
+    seconds: Amount | None = None
 
 
 class Floor(Lenient):
     """The least time that a step can take on this machine, and what sets it."""
 
-    seconds: float
+    seconds: Amount
     bound: str = ""
-    share: float | None = None
-    resources: dict[str, float | None] = Field(default_factory=dict)
+    share: Amount | None = None
+    resources: dict[str, Amount | None] = Field(default_factory=dict)
     one_at_a_time: Alone | None = None
 
 
 class Advice(Lenient):
     remedy: str
-    at_most: float | None = None
+    at_most: Amount | None = None
     why: str = ""
 
 
 class Profile(Lenient):
+    parts: dict[str, Number | None]
+    seconds: Spread
     machine: dict[str, Any] = Field(default_factory=dict)
     fingerprint: str | None = None
     plan: dict[str, Any] = Field(default_factory=dict)
-    steps: int | None = None
-    seconds: Spread | None = None
-    parts: dict[str, float | None] = Field(default_factory=dict)
-    workers: dict[str, float | None] = Field(default_factory=dict)
-    busy: float | None = None
-    memory_gib: float | None = None
+    steps: Whole | None = None
+    workers: dict[str, Number | None] = Field(default_factory=dict)
+    busy: Amount | None = None
+    memory_gib: Amount | None = None
     floor: Floor | None = None
     bound_by: str | None = None
     advice: list[Advice] = Field(default_factory=list)
@@ -63,8 +71,8 @@ class Profile(Lenient):
 
 class Timed(Lenient):
     seconds: Spread | None = None
-    memory_gib: float | None = None
-    finish_hours: tuple[float, float] | None = None
+    memory_gib: Amount | None = None
+    finish_hours: tuple[Amount, Amount] | None = None
     failed: str | None = None
 
 
@@ -86,11 +94,13 @@ class Ablated(Lenient):
 
 
 class Tune(Lenient):
+    plain: Timed
+    best: Best
+    fingerprint: str | None = None
     machine: dict[str, Any] | str | None = None
-    minutes: float | None = None
-    times: float | None = None
-    plain: Timed | None = None
-    best: Best | None = None
+    minutes: Amount | None = None
+    """Those that it was given, not those that it took."""
+    times: Amount | None = None
     ablation: list[Ablated] = Field(default_factory=list)
     not_tried: list[str] = Field(default_factory=list)
 
@@ -99,14 +109,14 @@ class Compared(Lenient):
     """One kind of value, of two finished runs."""
 
     name: str
-    count: int = 0
-    beyond: int = 0
-    limit: float | None = None
-    largest: float | None = None
+    count: Whole = 0
+    beyond: Whole = 0
+    limit: Number | None = None
+    largest: Number | None = None
 
 
 class Found(Lenient):
-    step: int | None = None
+    step: Whole | None = None
     what: str = ""
     name: str = ""
     text: str = ""
@@ -121,26 +131,41 @@ class FieldPair(Lenient):
 class Verdict(Lenient):
     """Of a plan under a recipe, of two finished runs, or, without a verdict, of runs of several recipes."""
 
-    verdict: str | None = None
+    verdict: str | None
     recipe: str | None = None
     plan: str | None = None
     against: str | None = None
     fields: dict[str, FieldPair] = Field(default_factory=dict)
     precision: str = ""
     dropout: str | None = None
-    steps: int | None = None
-    ranks: int = 1
+    steps: Whole | None = None
+    ranks: Whole = 1
     differences: list[Found] | dict[str, list[str]] = Field(default_factory=list)
-    largest: dict[str, float | None] = Field(default_factory=dict)
+    largest: dict[str, Number | None] = Field(default_factory=dict)
     whose: dict[str, str] = Field(default_factory=dict)
-    groups: dict[str, dict[str, float | None]] = Field(default_factory=dict)
-    limits: dict[str, float | None] = Field(default_factory=dict)
-    seconds: float | None = None
+    groups: dict[str, dict[str, Number | None]] = Field(default_factory=dict)
+    limits: dict[str, Number | None] = Field(default_factory=dict)
+    seconds: Amount | None = None
     runs: list[str] = Field(default_factory=list)
     compared: list[Compared] = Field(default_factory=list)
     gaps: list[str] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)
 
+    @model_validator(mode="after")
+    def _is_of_something(self) -> Verdict:
+        if self.recipe is None and not self.runs:
+            raise ValueError("it has neither recipe nor runs")
+        return self
+
+    @property
+    def judged(self) -> dict[str, Any]:
+        """The plan that was judged, as far as it is known: beside the plain plan whole, otherwise where two differ."""
+        plain = Plan().model_dump(mode="json") if (self.against or "").startswith("plain: ") else {}
+        return plain | {name: pair.plan for name, pair in self.fields.items()}
+
+
+COMMANDS: dict[str, type[Lenient]] = {"profile": Profile, "tune": Tune, "verify": Verdict}
+"""Which command writes what."""
 
 Kind = TypeVar("Kind", bound=Lenient)
 
@@ -152,15 +177,34 @@ def read_json(path: Path) -> Any:
         raise BadInput(f"{path}: no such file") from None
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"{path}: is not JSON: {error}") from None
 
 
 def read_beside(path: Path, kind: type[Kind]) -> Kind:
-    """One of these files; BadInput with the first thing that is wrong with it."""
+    """One of these files; BadInput with what it is instead, or with the first thing that is wrong with it."""
+    data = read_json(path)
     try:
-        return kind.model_validate(read_json(path))
+        return kind.model_validate(data)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the whole"
-        raise BadInput(f"{path}: is no {kind.__name__.lower()} of this program: {where}: {first['msg']}") from None
+        wrong = _written_by(data) or _first_wrong(error)
+        raise BadInput(f"{path}: is no {kind.__name__.lower()} of this program: {wrong}") from None
+
+
+def _written_by(data: Any) -> str:
+    for command, kind in COMMANDS.items():
+        try:
+            kind.model_validate(data)
+        except ValidationError:
+            continue
+        return f"it is what `sameday {command} --json` writes"
+    return ""
+
+
+def _first_wrong(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    where = ".".join(map(str, first["loc"]))
+    if first["type"] == "missing":
+        return f"it has no {where}"
+    said = first["msg"].removeprefix("Value error, ")
+    return f"{where or 'the whole'}: {said}"

@@ -6,7 +6,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from html import escape
+from itertools import accumulate
 
 Point = tuple[float, float]
 Say = Callable[[float], str]
@@ -69,13 +71,12 @@ def scale(value: float, low: float, high: float, start: float, end: float) -> fl
 
 def smooth(values: Sequence[float], window: int) -> list[float]:
     """The mean of each value's neighbours, as many on either side: no lag, and at the ends nothing made up."""
-    sums = [0.0]
-    for value in values:
-        sums.append(sums[-1] + value)
+    # Exact: in floats one huge value would swallow all that are summed after it.
+    sums = [*accumulate(map(Fraction, values), initial=Fraction(0))]
     found = []
     for i in range(len(values)):
         reach = min(window // 2, i, len(values) - 1 - i)
-        found.append((sums[i + reach + 1] - sums[i - reach]) / (2 * reach + 1))
+        found.append(float((sums[i + reach + 1] - sums[i - reach]) / (2 * reach + 1)))
     return found
 
 
@@ -102,7 +103,7 @@ def frame(values: Sequence[float], kept: Sequence[float], log: bool = False) -> 
         found = found[cut : len(found) - cut]
     if not log:
         return limits([*found, *kept])
-    low, high = limits([math.log10(value) for value in (*found, *kept)])
+    low, high = limits([math.log10(value) for value in (*found, *kept) if value > 0])
     return 10**low, 10**high
 
 
@@ -242,7 +243,7 @@ def _axes(curves: Sequence[Curve], zero: bool, width: int) -> tuple[Axis, Axis]:
     across = Axis(*((least, most) if least < most else (least - 1, most + 1)), LEFT, width - RIGHT)
     main = [y for curve in curves for _, y in curve.points]
     values = [y for curve in curves for _, y in curve.raw] or main
-    log = not zero and spans_decades(values)
+    log = not zero and spans_decades([*values, *main])
     low, high = limits(main, True) if zero else frame(values, main, log)
     return across, Axis(low, high, HEIGHT - BOTTOM, TOP, log)
 

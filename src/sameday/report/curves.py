@@ -19,9 +19,8 @@ from sameday.report.charts import (
     smooth,
     spans_decades,
 )
-from sameday.report.gather import PARTS, Record, Run, number_of
-from sameday.report.words import PARTS as PART_WORDS
-from sameday.report.words import is_share, percent, plain_name, seconds
+from sameday.report.gather import Record, Run, number_of
+from sameday.report.words import PARTS, is_share, percent, plain_name, seconds
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ def _beyond(curves: Sequence[Curve], note: str) -> str:
         return note
     kept = [y for curve in curves for _, y in curve.points]
     values = [y for _, y in raw]
-    low, high = frame(values, kept, spans_decades(values))
+    low, high = frame(values, kept, spans_decades([*values, *kept]))
     out = [point for point in raw if not low <= point[1] <= high]
     if not out:
         return note
@@ -147,13 +146,11 @@ def timeline_charts(runs: Sequence[Run]) -> tuple[str, str]:
         if timeline is None:
             continue
         pieces = [
-            Piece(
-                _kind(name), value, f"{PART_WORDS.get(name, name)}: {seconds(value)}, {percent(value / timeline.total)}"
-            )
+            Piece(_kind(name), value, f"{PARTS.get(name, name)}: {seconds(value)}, {percent(value / timeline.total)}")
             for name, value in timeline.parts.items()
             if value > 0
         ]
-        floor = run.profile.floor.seconds if run.profile is not None and run.profile.floor is not None else None
+        floor = run.floor
         said = f"floor: {seconds(floor)}" if floor is not None else ""
         bars.append(Bar(run.label, seconds(timeline.total), pieces, floor, said))
     if not bars:
@@ -171,9 +168,8 @@ def floor_chart(run: Run) -> str:
     """The step, the floor, and what each resource alone would need, on one scale."""
     assert run.profile is not None and run.profile.floor is not None
     floor, bars = run.profile.floor, []
-    if run.profile.seconds is not None:
-        took = run.profile.seconds.median
-        bars.append(Bar("this step, median", seconds(took), [Piece("step", took, f"this step: {seconds(took)}")]))
+    took = run.profile.seconds.median
+    bars.append(Bar("this step, median", seconds(took), [Piece("step", took, f"this step: {seconds(took)}")]))
     one = floor.one_at_a_time.seconds if floor.one_at_a_time is not None else None
     if one is not None:
         what = f"floor with one {run.recipe.sample} at a time"

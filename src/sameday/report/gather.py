@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sameday.report.beside import Profile, Tune, Verdict, read_beside, read_json
-from sameday.report.words import count
+from sameday.report.beside import MOST, Profile, Tune, Verdict, read_beside, read_json
+from sameday.report.words import count, in_order
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
@@ -18,11 +18,8 @@ from sameday.spec.record import RunFolder
 
 Record = dict[str, Any]
 
-PARTS = (
-    *("wait", "read", "decode", "resize", "copy", "prepare", "tower", "forward", "loss", "backward"),
-    *("exchange", "optimizer", "check", "log", "other"),
-)
-"""Of a step, in the order in which they come."""
+SELDOM = ("log_steps", "eval_steps", "save_steps", "save_total_limit")
+"""Plan fields that do not say how a step is computed."""
 
 
 @dataclass(frozen=True)
@@ -88,22 +85,42 @@ class Run:
     @property
     def rates(self) -> list[float]:
         """Samples per second of each step but the first, which pays for the start."""
-        timed = [r for r in self.steps if number_of(r, "seconds") and number_of(r, "samples")]
-        return [r["samples"] / r["seconds"] for r in timed[1:] or timed]
+        timed = [r for r in self.steps if amount_of(r, "seconds") and amount_of(r, "samples")]
+        return [rate for r in timed[1:] or timed if is_number(rate := r["samples"] / r["seconds"])]
 
     @property
     def step_seconds(self) -> list[float]:
-        timed = [s for r in self.steps if (s := number_of(r, "seconds"))]
+        timed = [s for r in self.steps if (s := amount_of(r, "seconds"))]
         return timed[1:] or timed
+
+    def unlike(self, plan: dict[str, Any]) -> list[str]:
+        """Fields of this plan that say how a step is computed, and say it otherwise than the run's. auto may have
+        become either."""
+        here = self.plan.model_dump(mode="json")
+        told = [name for name, given in plan.items() if name in here and "auto" not in (here[name], given)]
+        return [name for name in told if name not in SELDOM and here[name] != plan[name]]
+
+    @property
+    def own_profile(self) -> Profile | None:
+        """The profile, where it is of this recipe and this plan."""
+        found = self.profile
+        if found is None or found.fingerprint not in (None, self.fingerprint) or self.unlike(found.plan):
+            return None
+        return found
+
+    @property
+    def floor(self) -> float | None:
+        """Seconds of the least step under this plan."""
+        return self.own_profile.floor.seconds if self.own_profile and self.own_profile.floor else None
 
     @property
     def timeline(self) -> Timeline | None:
-        if self.profile is not None and self.profile.parts:
-            steps = count(self.profile.steps, "step") if self.profile.steps else "steps"
-            kept = (_numbers(self.profile.parts), _numbers(self.profile.workers))
-            return Timeline(*kept, f"profile.json: the mean of {steps}")
+        profile = self.own_profile
+        if profile is not None and (parts := _amounts(profile.parts)):
+            steps = count(profile.steps, "step") if profile.steps else "steps"
+            return Timeline(_ordered(parts), _amounts(profile.workers), f"profile.json: the mean of {steps}")
         watched = [r["parts"] for r in self.steps if isinstance(r.get("parts"), dict)]
-        watched = [found for parts in watched if (found := _numbers(parts))]
+        watched = [found for parts in watched if (found := _amounts(parts))]
         if not watched:
             return None
         names = dict.fromkeys(name for parts in watched for name in parts)
@@ -111,7 +128,7 @@ class Run:
         stages = {
             name: statistics.fmean(known)
             for name in ("read", "decode", "resize")
-            if name not in parts and (known := [value for r in self.steps if (value := number_of(r, name)) is not None])
+            if name not in parts and (known := [value for r in self.steps if (value := amount_of(r, name)) is not None])
         }
         return Timeline(_ordered(parts), stages, f"metrics.jsonl: the mean of {count(len(watched), 'step')}")
 
@@ -155,11 +172,12 @@ def _labels(paths: Sequence[Path]) -> list[str]:
 def _read_run(path: Path, label: str, profile: Path | None, tune: Path | None, verdict: Path | None) -> Run:
     if not path.is_dir():
         raise BadInput(f"{path}: is a file, not a run folder" if path.exists() else f"{path}: no such folder")
+    environment = _environment(path / "environment.json")
     folder = RunFolder.read(path)
     records = {
         (record["step"], record.get("split")): record
-        for record in folder.metrics
-        if isinstance(record.get("step"), int) and isinstance(record.get("split"), str | None)
+        for record in _metrics(folder)
+        if is_step(record.get("step")) and isinstance(record.get("split"), str | None)
     }
     scores, best = _scores(path)
     run = Run(
@@ -169,7 +187,7 @@ def _read_run(path: Path, label: str, profile: Path | None, tune: Path | None, v
         plan=folder.plan,
         recipe_text=(path / "recipe.yaml").read_text(encoding="utf-8"),
         plan_text=(path / "plan.yaml").read_text(encoding="utf-8"),
-        environment=read_json(path / "environment.json"),
+        environment=environment,
         steps=[record for (_, split), record in sorted(records.items(), key=_by_step) if split is None],
         evaluations=[record for (_, split), record in sorted(records.items(), key=_by_step) if split is not None],
         choices={str(k): str(v) for k, v in _mapping(path / "choices.json").items()},
@@ -204,6 +222,24 @@ def _mapping(path: Path) -> dict[str, Any]:
     return found
 
 
+def _environment(path: Path) -> dict[str, Any]:
+    """Checked before RunFolder reads it, whose advice is for a run that is to be gone on with."""
+    found = _mapping(path)
+    if path.is_file() and not isinstance(found.get("recipe_dir"), str):
+        raise BadInput(
+            f"{path}: is not what a run wrote: recipe_dir must name the recipe's folder; put the file back as it was, "
+            "or leave this run out"
+        )
+    return found
+
+
+def _metrics(folder: RunFolder) -> list[Record]:
+    try:
+        return folder.metrics
+    except (OSError, RecursionError) as error:
+        raise BadInput(f"{folder.metrics_path}: cannot be read: {getattr(error, 'strerror', error)}") from None
+
+
 def _skipped(path: Path) -> list[dict[str, str]] | None:
     if not path.is_file():
         return None
@@ -221,27 +257,48 @@ def _scores(path: Path) -> tuple[dict[str, dict[str, float]], int | None]:
         found[file.stem.removeprefix("eval-")] = _mapping(file)
     best = ended.get("best")
     step = best.get("step") if isinstance(best, dict) else None
+    if step is not None and not is_step(step):
+        raise BadInput(f"{path / 'eval.json'}: is not what a run wrote: best.step must be the number of a step")
     return {k: _numbers(v) for k, v in found.items() if isinstance(v, dict) and v}, step
 
 
 def _numbers(values: dict[str, Any]) -> dict[str, float]:
-    return {str(k): v for k, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    return {str(k): v for k, v in values.items() if is_number(v)}
+
+
+def _amounts(values: dict[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in _numbers(values).items() if value >= 0}
 
 
 def _ordered(parts: dict[str, float]) -> dict[str, float]:
-    known = {name: parts[name] for name in PARTS if name in parts}
-    return known | {name: value for name, value in parts.items() if name not in known}
+    return {name: parts[name] for name in in_order(parts)}
+
+
+def is_number(value: Any) -> bool:
+    """NaN, infinities, and what is so large that a sum of it would be one, are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -MOST <= value <= MOST
+
+
+def is_step(value: Any) -> bool:
+    return isinstance(value, int) and is_number(value) and value >= 0
 
 
 def number_of(record: Record, key: str) -> float | None:
     value = record.get(key)
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return value if is_number(value) else None
+
+
+def amount_of(record: Record, key: str) -> float | None:
+    """A duration or a count: a number that is not negative."""
+    value = number_of(record, key)
+    return value if value is not None and value >= 0 else None
 
 
 def _missing(run: Run) -> list[Missing]:
     """Commands name the recipe as the page tells to save it: its paths start at that folder."""
     with_plan = "recipe.yaml --plan plan.yaml --json"
     profile, tune, verdict = (shlex.quote(str(run.path.resolve() / f"{n}.json")) for n in ("profile", "tune", "verify"))
+    profiling = f"sameday profile {with_plan} {profile}"
     found = []
     if not run.finished:
         again = "it is still going on, or was stopped or killed; the command that started it goes on with it"
@@ -252,14 +309,17 @@ def _missing(run: Run) -> list[Missing]:
         why = "none was recorded; the plan's eval_steps says when it is made, the recipe's data on what"
         found.append(Missing("Validation", why))
     if run.timeline is None:
-        why = "neither profile.json nor metrics.jsonl says it"
-        found.append(Missing("Where a step's time goes", why, f"sameday profile {with_plan} {profile}"))
-    if run.profile is None or run.profile.floor is None:
-        why = "no floor was measured" if run.profile else "there is no profile.json"
-        found.append(Missing("The least time that a step could take", why))
+        why = "neither a profile of its recipe and plan nor metrics.jsonl says it"
+        found.append(Missing("Where a step's time goes", why, profiling))
+    if run.floor is None:
+        why = "there is no profile.json"
+        if run.profile is not None:
+            why = "no floor was measured" if run.own_profile else "the profile is of another recipe or plan"
+        found.append(Missing("The least time that a step could take", why, profiling))
     if run.tune is None:
-        why = "there is no tune.json"
-        found.append(Missing("What each choice of the plan gives", why, f"sameday tune recipe.yaml --json {tune}"))
+        # Not into plan.yaml, which is tune's default and the plan of this run.
+        how = f"sameday tune recipe.yaml -o tuned.yaml --json {tune}"
+        found.append(Missing("What each choice of the plan gives", "there is no tune.json", how))
     if run.verdict is None:
         why = "there is no verify.json"
         found.append(Missing("Proof that the plan keeps the model", why, f"sameday verify {with_plan} {verdict}"))

@@ -40,7 +40,9 @@ def report_from_files(
 
 
 def render(runs: Sequence[Run], now: datetime | None = None) -> str:
-    return _template().render(_context(runs, now or datetime.now(UTC)))
+    page = _template().render(_context(runs, now or datetime.now(UTC)))
+    # Names of files and JSON may hold half characters, which no UTF-8 file can.
+    return page.encode("utf-8", "replace").decode("utf-8")
 
 
 @cache
@@ -73,12 +75,12 @@ def _context(runs: Sequence[Run], now: datetime) -> dict[str, Any]:
         "plan_told": [row for row in plan if row.told],
         "plan_rest": [row for row in plan if not row.told],
         "timeline": Markup("".join(timeline_charts(runs))),
-        "has_floor": any(run.profile is not None and run.profile.floor is not None for run in runs),
+        "has_floor": any(run.timeline is not None and run.floor is not None for run in runs),
         "part_rows": tables.part_rows(runs),
         "worker_rows": tables.worker_rows(runs),
         "profiled": [_profiled(run) for run in runs if run.profile is not None],
         "tuned": [_tuned(run) for run in runs if run.tune is not None],
-        "verdicts": [_verdict(run, runs) for run in runs if run.verdict is not None],
+        "verdicts": [_verdict(run) for run in runs if run.verdict is not None],
         "scores": _scores(runs),
         "skipped": [(run, (run.skipped or [])[:MOST_SKIPPED]) for run in runs if run.skipped],
         "unskipped": [run for run in runs if run.skipped == []],
@@ -109,19 +111,24 @@ def _tuned(run: Run) -> dict[str, Any]:
     tune = run.tune
     machine = tune.machine.get("name") if isinstance(tune.machine, dict) else tune.machine
     sides = [("plain plan", tune.plain), ("best plan", tune.best)]
-    found = [(name, part, tables.spread(part)) for name, part in sides if part is not None]
-    return {"run": run, "tune": tune, "rows": tables.tried(tune), "gain": tables.gain(tune), "sides": found} | {
-        "machine": machine or ""
+    return {
+        "run": run,
+        "tune": tune,
+        "notes": tables.tune_notes(run),
+        "rows": tables.tried(tune),
+        "gain": tables.gain(tune),
+        "sides": [(name, part, tables.spread(part), tables.whole_run(part)) for name, part in sides],
+        "machine": machine or "",
     }
 
 
-def _verdict(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
+def _verdict(run: Run) -> dict[str, Any]:
     assert run.verdict is not None
     odd = tables.unlike(run.verdict)
     return {
         "run": run,
         "verdict": run.verdict,
-        "notes": tables.verdict_notes(run, runs),
+        "notes": tables.verdict_notes(run),
         "measures": tables.measures(run.verdict),
         "groups": tables.group_rows(run.verdict),
         "differences": odd[:MOST_DIFFERENCES],

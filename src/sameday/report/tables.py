@@ -5,13 +5,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 from sameday.report.beside import Ablated, Found, Timed, Tune, Verdict
 from sameday.report.charts import number
 from sameday.report.curves import points_of, window
-from sameday.report.gather import Run, number_of
-from sameday.report.words import PARTS, VERDICTS, count, percent, plain_name, score, seconds, value
+from sameday.report.gather import Run, amount_of
+from sameday.report.words import PARTS, VERDICTS, between, count, in_order, percent, plain_name, score, seconds, value
 from sameday.spec.plan import Plan, changed, claims, fields_of
 from sameday.spec.recipe import differences
 
@@ -97,31 +97,34 @@ def _step_time(run: Run) -> Cell:
     times = run.step_seconds
     if not times:
         return NONE
-    waited = sum(number_of(r, "wait") or 0.0 for r in run.steps)
-    whole = sum(number_of(r, "seconds") or 0.0 for r in run.steps)
+    waited = sum(amount_of(r, "wait") or 0.0 for r in run.steps)
+    whole = sum(amount_of(r, "seconds") or 0.0 for r in run.steps)
     return Cell(
         seconds(statistics.median(times)), f"{percent(waited / whole)} of it waiting for data" if waited else "median"
     )
 
 
 def _whole(run: Run) -> Cell:
-    times = [s for r in run.steps if (s := number_of(r, "seconds")) is not None]
+    times = [s for r in run.steps if (s := amount_of(r, "seconds")) is not None]
     if not times:
         return NONE
-    seen = sum(number_of(r, "samples") or 0 for r in run.steps)
+    seen = sum(amount_of(r, "samples") or 0 for r in run.steps)
     return Cell(seconds(sum(times)), f"{seen:,.0f} {run.recipe.sample}s seen" if seen else "")
 
 
 def _memory(run: Run) -> Cell:
-    if run.profile is None or run.profile.memory_gib is None:
+    profile = run.own_profile
+    if profile is None or profile.memory_gib is None:
         return NONE
-    busy = f"GPU busy {percent(run.profile.busy)} of the time" if run.profile.busy is not None else ""
-    return Cell(f"{number(run.profile.memory_gib)} GiB", busy)
+    busy = f"GPU busy {percent(profile.busy)} of the time" if profile.busy is not None else ""
+    return Cell(f"{number(profile.memory_gib)} GiB", busy)
 
 
 def _kept(run: Run) -> Cell:
     if run.verdict is None or run.verdict.verdict is None:
         return NONE
+    for whose, _ in _not_of(run, run.verdict):  # the first of them says enough
+        return Cell("unknown", f"the verdict below is of {whose}")
     return Cell(run.verdict.verdict, VERDICTS.get(run.verdict.verdict, ""))
 
 
@@ -224,7 +227,7 @@ def _merged(whys: list[tuple[str, str]], runs: int) -> list[str]:
 
 
 def part_rows(runs: Sequence[Run]) -> list[Row]:
-    names = dict.fromkeys(name for run in runs if run.timeline for name in run.timeline.parts)
+    names = in_order(name for run in runs if run.timeline for name in run.timeline.parts)
     rows = []
     for name in names:
         cells = []
@@ -237,7 +240,7 @@ def part_rows(runs: Sequence[Run]) -> list[Row]:
 
 
 def worker_rows(runs: Sequence[Run]) -> list[Row]:
-    names = dict.fromkeys(name for run in runs if run.timeline for name in run.timeline.workers)
+    names = in_order(name for run in runs if run.timeline for name in run.timeline.workers)
     found = [run.timeline.workers if run.timeline else {} for run in runs]
     return [Row(name, [Cell(seconds(each.get(name))) for each in found]) for name in names]
 
@@ -249,17 +252,10 @@ def profile_notes(run: Run) -> list[str]:
     notes = []
     if run.profile.fingerprint not in (None, run.fingerprint):
         notes.append(f"This profile is of another recipe ({run.profile.fingerprint}).")
-    odd = _odd_fields(run, run.profile.plan)
+    odd = run.unlike(run.profile.plan)
     if odd:
         notes.append(f"This profile is of another plan: it differs in {', '.join(odd)}.")
     return notes
-
-
-def _odd_fields(run: Run, plan: dict[str, Any]) -> list[str]:
-    """Plan fields that say how a step is computed, and say it otherwise than the run's. auto may have become either."""
-    here, seldom = run.plan.model_dump(mode="json"), {"log_steps", "eval_steps", "save_steps", "save_total_limit"}
-    told = [name for name, given in plan.items() if name in here and "auto" not in (here[name], given)]
-    return [name for name in told if name not in seldom and here[name] != plan[name]]
 
 
 # Tuning
@@ -270,6 +266,13 @@ class Tried:
     choice: str
     claim: str
     cells: list[Cell]
+
+
+def tune_notes(run: Run) -> list[str]:
+    """Where a tuning is not of this run's recipe. It is of no plan: it tries many."""
+    if run.tune is None or run.tune.fingerprint in (None, run.fingerprint):
+        return []
+    return [f"This tuning is of another recipe ({run.tune.fingerprint})."]
 
 
 def tried(tune: Tune) -> list[Tried]:
@@ -292,7 +295,7 @@ def _ablated(each: Ablated, base: float | None, best: float | None) -> Iterator[
         if part is None or took is None:
             yield Cell("failed", part.failed) if part is not None and part.failed else NONE
             continue
-        ratio = f"{against / took:.3g}× {what}" if against else ""
+        ratio = f"{against / took:.3g}× {what}" if against and took else ""
         memory = f"{number(part.memory_gib)} GiB" if part.memory_gib is not None else ""
         yield Cell(spread(part), ", ".join(filter(None, (ratio, memory))))
 
@@ -306,6 +309,10 @@ def spread(part: Timed | None) -> str:
         return "–"
     low, high = part.seconds.least, part.seconds.most
     return seconds(part.seconds.median) + (f" ({seconds(low)} to {seconds(high)})" if low and high else "")
+
+
+def whole_run(part: Timed) -> str:
+    return between(*(3600 * hours for hours in part.finish_hours)) if part.finish_hours else "–"
 
 
 def gain(tune: Tune) -> str:
@@ -372,18 +379,22 @@ def _found(each: Found) -> str:
     return f"{when}, {each.what}: {each.name}: {each.text}"
 
 
-def verdict_notes(run: Run, runs: Sequence[Run]) -> list[str]:
+def verdict_notes(run: Run) -> list[str]:
     """Where a verdict is not of this run."""
-    verdict = run.verdict
-    if verdict is None:
-        return []
-    notes = []
-    if verdict.recipe not in (None, *(other.fingerprint for other in runs)):
-        notes.append(f"This verdict is of another recipe ({verdict.recipe}).")
-    odd = _odd_fields(run, {name: pair.plan for name, pair in verdict.fields.items()})
+    return [f"This verdict is of {whose}{more}." for whose, more in _not_of(run, run.verdict)] if run.verdict else []
+
+
+def _not_of(run: Run, verdict: Verdict) -> Iterator[tuple[str, str]]:
+    """What else a verdict is of than this run, and how that shows."""
+    if verdict.recipe not in (None, run.fingerprint):
+        yield "another recipe", f" ({verdict.recipe})"
+    odd = run.unlike(verdict.judged)
     if odd:
-        notes.append(f"This verdict is of another plan: it differs from the run's in {', '.join(odd)}.")
-    return notes
+        yield "another plan", f": it differs from the run's in {', '.join(odd)}"
+    # By their names, for paths are as they were typed; one that names no folder may mean any.
+    names = {Path(path).name for path in verdict.runs}
+    if names and not names & {run.path.resolve().name, "", ".."}:
+        yield "other runs", f": {' and '.join(verdict.runs)}"
 
 
 # The environment

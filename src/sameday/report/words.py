@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import Any
 
 from sameday.report.charts import number
@@ -36,6 +38,7 @@ PARTS = {
     "log": "logging",
     "other": "everything else",
 }
+"""Of a step, in the order in which they come."""
 SCHEDULES = {
     "linear": "falls linearly to zero",
     "cosine": "falls to zero as a cosine",
@@ -117,10 +120,13 @@ def _optimization(recipe: Recipe) -> str:
         warm = f" after a warm-up of {number(100 * recipe.warmup_ratio)}% of all steps" if recipe.warmup_ratio else ""
     clip = f", gradients clipped to norm {number(recipe.max_grad_norm)}" if recipe.max_grad_norm else ""
     decay = f", weight decay {number(recipe.weight_decay)}" if recipe.weight_decay else ""
-    long = count(recipe.max_steps, "step") if recipe.max_steps else count(recipe.num_epochs, "epoch")
+    each = count(recipe.effective_batch, recipe.sample)
+    if recipe.max_steps:
+        long = f"{count(recipe.max_steps, 'step')} of {each} each"
+    else:
+        long = f"{count(recipe.num_epochs, 'epoch')} in steps of {each}"
     rate = f"the learning rate peaks at {number(recipe.learning_rate)} and {SCHEDULES[recipe.schedule]}{warm}"
-    each = f"{count(recipe.effective_batch, recipe.sample)} each, in {recipe.precision}, seed {recipe.seed}"
-    return f"{long} of {each}. AdamW{decay}{clip}; {rate}."
+    return f"{long}, in {recipe.precision}, seed {recipe.seed}. AdamW{decay}{clip}; {rate}."
 
 
 def value(given: Any) -> str:
@@ -148,6 +154,25 @@ def seconds(given: float | None) -> str:
     minutes, rest = divmod(round(given), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def between(low: float, high: float) -> str:
+    """Two durations in the unit that fits the longer, with as many digits as tell them apart, three at least."""
+    unit, size = ("s", 1) if high < 120 else ("min", 60) if high < 7200 else ("h", 3600)
+    ends = low / size, high / size
+    places = max(0, 2 - math.floor(math.log10(ends[1]))) if ends[1] > 0 else 0
+    said = [f"{end:,.{places}f}" for end in ends]
+    while said[0] == said[1] and ends[0] != ends[1]:
+        places += 1
+        said = [f"{end:,.{places}f}" for end in ends]
+    first, last = (each.rstrip("0").rstrip(".") if places else each for each in said)
+    return f"{first} to {last} {unit}" if first != last else f"{last} {unit}"
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Parts in their order; those that are not known, as they came, at the end."""
+    given = dict.fromkeys(names)
+    return [name for name in PARTS if name in given] + [name for name in given if name not in PARTS]
 
 
 def count(given: int, what: str) -> str:
