@@ -204,7 +204,7 @@ def test_all_bad_lines_of_all_files_come_in_one_list(world: Path) -> None:
         "val.jsonl:7: image 'broken.png' ",
     ):
         assert f"\n{line}" in said, said
-    assert "--on-bad skip leaves them out" in said and "model" not in said
+    assert "recipe.data.on_bad=skip leaves them out" in said and "model" not in said
     assert not (world / "runs").exists()
 
 

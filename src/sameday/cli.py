@@ -152,8 +152,10 @@ def profile(
 @app.command()
 def tune(
     recipe: Annotated[Path, typer.Argument(help="What model comes out (YAML).")],
-    minutes: Annotated[float, typer.Option(help="How long to search.")] = 10.0,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The plan that is found (YAML).")] = Path("plan.yaml"),
+    minutes: Annotated[float, typer.Option(help="How long to search, at most 10080.")] = 10.0,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The plan that is found (YAML); one that is there is replaced.")
+    ] = Path("plan.yaml"),
     sets: Sets = [],  # noqa: B006 (typer reads it, nothing changes it)
     json: Annotated[Path | None, typer.Option(help="Write everything that was measured here too.")] = None,
 ) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sameday.spec.errors import BadInput
 from sameday.spec.load import load_plan
 from sameday.spec.plan import Plan
-from sameday.spec.record import RunFolder, default_path, plain, read_metrics, write_text
+from sameday.spec.record import RunFolder, check_output, default_path, plain, read_metrics, write_text
 from sameday.spec.vqa import VqaRecipe
 
 
@@ -194,6 +194,47 @@ def test_write_json_and_text_replace_whole_files(tmp_path: Path) -> None:
     assert (tmp_path / "x").read_text() == "old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "x"]
     assert plain({1: True, "n": None}) == {"1": True, "n": None}
+
+
+def test_links_pipes_and_devices_stay_what_they_are(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("folder/file")
+    for text in ("first", "second"):  # it points to nothing, then to a file
+        write_text(tmp_path / "link", text)
+        assert (tmp_path / "link").is_symlink() and (tmp_path / "folder" / "file").read_text() == text
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    write_text(tmp_path / "pipe", "through")
+    assert os.read(reader, 100) == b"through" and (tmp_path / "pipe").is_fifo()
+    os.close(reader)
+    ends = os.openpty()  # a device that nothing can take the place of
+    write_text(Path(os.ttyname(ends[1])), "typed")
+    assert os.read(ends[0], 100) == b"typed"
+    for end in ends:
+        os.close(end)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "folder", "link", "pipe"]
+
+
+def test_a_name_as_long_as_names_may_be(tmp_path: Path) -> None:
+    check_output("--out", tmp_path / ("ä" * 125))
+    write_text(tmp_path / ("ä" * 125), "text")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["text"]
+
+
+def test_what_cannot_be_written_is_known_before(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/proc/file")
+    for path, why in (
+        (tmp_path, "must be a file in a folder that is there"),
+        (tmp_path / "none" / "file", "must be a file in a folder that is there"),
+        (Path("/proc/file"), "cannot be written: "),
+        (tmp_path / "link", "cannot be written: "),
+        (tmp_path / ("n" * 256), "cannot be written: File name too long"),
+    ):
+        with pytest.raises(BadInput, match=f"--json {path}: .*{why}"):
+            check_output("--json", path)
+    for fine in (None, tmp_path / "file", Path("/dev/null")):
+        check_output("--json", fine)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link"], "nothing is left of the attempt"
 
 
 def test_what_is_no_run_folder(tmp_path: Path) -> None:

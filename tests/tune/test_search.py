@@ -15,7 +15,7 @@ from sameday.hardware.choose import attention_kernel
 from sameday.hardware.choose_classify import check_plan
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan, fields_of
-from sameday.tune.search import OutOfTime, ablation, confirm, faster, gain, search
+from sameday.tune.search import Found, OutOfTime, ablation, confirm, explore, faster, gain, leave_out, search
 from sameday.tune.space import BUDGETS, Choice, choices, choices_made
 from sameday.tune.trial import Result
 
@@ -38,6 +38,13 @@ class World:
         self.most = math.inf
         self.too_large: Callable[[Plan], bool] = lambda plan: False
 
+    @property
+    def room(self) -> float:
+        """Every trial takes a second: one may begin as long as this is not below zero."""
+        return self.most - self.trials - 1
+
+    usual = 1.0
+
     def cost(self, plan: Plan) -> float:
         return math.prod(table.get(getattr(plan, name), 1.0) for name, table in self.costs.items())
 
@@ -54,6 +61,12 @@ class World:
             for step, size in sizes.items()
         }
         return Result(noisy, pieces=max(1.0, 20000 / plan.token_budget))
+
+
+def searched(world: World, guess: Plan | None = None) -> Found:
+    found = Found(Plan(), CHOICES, guess)
+    search(found, world.measure, allowed)
+    return found
 
 
 def allowed(plan: Plan) -> bool:
@@ -77,10 +90,10 @@ COSTS = {
 @pytest.mark.parametrize("seed", range(5))
 def test_the_best_is_found_from_the_plain_plan(seed: int) -> None:
     world = World(COSTS, seed=seed)
-    found = search(Plan(), None, CHOICES, world.measure, allowed)
+    found = searched(world)
     assert found.best.share_images and found.best.label_only_logits and found.best.token_budget == 1024
     assert found.best.optimizer_impl == "foreach" and found.best.attention == "auto"
-    assert not found.not_tried and world.trials >= len(found.results)
+    assert not found.ahead and world.trials >= len(found.results)
 
 
 @given(
@@ -95,7 +108,7 @@ def test_the_best_is_found_from_the_plain_plan(seed: int) -> None:
 )
 def test_choices_that_do_not_touch_each_other_are_all_found(costs: dict[str, dict[Any, float]], seed: int) -> None:
     world = World(costs, noise=0.002, seed=seed)
-    found = search(Plan(), None, CHOICES, world.measure, allowed)
+    found = searched(world)
     least = math.prod(min(1.0, *table.values()) for table in costs.values())
     # What gives less than a few hundredths, a choice at a time, is not taken for a gain.
     assert world.cost(found.best) <= least * 1.04 ** len(costs)
@@ -106,7 +119,7 @@ def test_noise_is_no_gain() -> None:
     kept, promised = 0, []
     for seed in range(100):
         world = World({}, noise=0.05, seed=seed)
-        found = search(Plan(), None, CHOICES, world.measure, allowed)
+        found = searched(world)
         confirm(found, world.measure)
         kept += found.best == Plan()
         plain, best = found.of(found.plain), found.of(found.best)
@@ -118,16 +131,16 @@ def test_noise_is_no_gain() -> None:
 def test_a_guess_is_a_start_and_no_end() -> None:
     guess = Plan(share_images=True, packing=True, max_questions=None, token_budget=8192)
     world = World(COSTS)
-    found = search(Plan(), guess, CHOICES, world.measure, allowed)
+    found = searched(world, guess)
     assert found.best.token_budget == 1024 and found.best.label_only_logits
     slow = World({**COSTS, "share_images": {True: 9.0}})
-    assert not search(Plan(), guess, CHOICES, slow.measure, allowed).best.share_images
+    assert not searched(slow, guess).best.share_images
 
 
 def test_plans_without_room_are_left() -> None:
     world = World({**COSTS, "token_budget": {n: 1024 / n for n in BUDGETS}})
     world.too_large = lambda plan: plan.token_budget > 16384 and plan.max_questions is None
-    found = search(Plan(), None, CHOICES, world.measure, allowed)
+    found = searched(world)
     assert found.best.token_budget == 16384
     assert any(result.failed == "out of memory" for result in found.results.values())
 
@@ -136,18 +149,131 @@ def test_plans_without_room_are_left() -> None:
 def test_what_there_is_no_time_for_is_said(most: int) -> None:
     world = World(COSTS)
     world.most = most
-    found = search(Plan(), None, CHOICES, world.measure, allowed)
-    worth = ablation(found, CHOICES, world.measure, allowed)
+    found = searched(world)
+    worth = ablation(found, world.measure, allowed)
     assert found.not_tried and world.trials == most
     asked = 3 * len(choices_made(found.best, Plan(), CHOICES))
     answered = sum(each is not None for row in worth for each in (row.alone, row.added, row.left_out))
-    assert answered + sum("no time was left" in text for text in found.not_tried) == asked
+    assert answered + sum(map(len, found.missing.values())) == asked
+    assert len(found.not_tried) <= 5, "a sentence for many choices"
+
+
+def test_what_was_not_tried_is_told_apart() -> None:
+    """Nothing of a choice, a part of it, or a second look; several in one sentence."""
+    told = {}
+    for most in range(1, 60):
+        world = World(COSTS, noise=0.0)
+        world.most = most
+        told[most] = [text for text in searched(world).not_tried if text.startswith("the search ended")]
+    rest = "token_budget, attention and optimizer_impl"
+    assert told[1] == [f"the search ended before share_images, label_only_logits, {rest}"]
+    assert told[3] == [f"the search ended before {rest}"]
+    assert told[4] == ["the search ended within token_budget, before attention and optimizer_impl"]
+    *_, last = filter(None, told.values())
+    assert last == ["the search ended before a second look at attention and optimizer_impl"]
+    assert told[59] == []
+
+    world = World(COSTS)
+    world.most = 1
+    guess = Plan(packing=True, max_questions=None)
+    assert "before the plan chosen for this machine, share_images, " in searched(world, guess).not_tried[0]
+
+
+def test_choices_that_could_not_be_asked_about_are_one_sentence() -> None:
+    world = World(COSTS)
+    found = searched(world)
+    confirm(found, world.measure)
+    found.results = {key: found.results[key] for key in (Plan().model_dump_json(), found.best.model_dump_json())}
+    world.most = world.trials + 2
+    ablation(found, world.measure, allowed)
+    assert found.not_tried[0] == "left out: no time was left for token_budget and optimizer_impl"
+    assert found.not_tried[2] == "alone: no time was left for share_images, label_only_logits, token_budget and " + (
+        "optimizer_impl"
+    )
+
+
+def test_the_time_is_shared_between_search_and_ablation() -> None:
+    """Where there is time for all, all is done; where not, the search leaves what the ablation needs, half at most."""
+    free = World(COSTS, noise=0.0)
+    found = Found(Plan(), CHOICES)
+    explore(found, free, allowed)
+    assert not found.not_tried and found.best.token_budget == 1024
+    for most in range(2, free.trials + 5):
+        world = World(COSTS, noise=0.0)
+        world.most = most
+        found = Found(Plan(), CHOICES)
+        explore(found, world, allowed)
+        assert world.trials == min(most, free.trials), "a search that was cut short goes on with what was left over"
+        assert most < 18 or not found.missing, "and it did not take what the ablation needed"
+        assert most < free.trials or not found.not_tried
+
+
+def test_a_search_goes_on_where_it_was() -> None:
+    whole = World(COSTS, noise=0.0)
+    best = searched(whole).best
+    world = World(COSTS, noise=0.0)
+    found = Found(Plan(), CHOICES)
+    for most in range(1, 60):
+        world.most = most
+        search(found, world.measure, allowed)
+    assert found.best == best and not found.ahead
+    assert world.trials == whole.trials, "nothing was timed twice"
+
+
+def test_a_choice_that_costs_time_is_left_out() -> None:
+    """A guess is taken whole; what makes it slower for sure goes, what makes no difference stays."""
+    guess = Plan(share_images=True, packing=True, max_questions=None, label_only_logits=True, optimizer_impl="foreach")
+    costs = {"share_images": {True: 0.25}, "label_only_logits": {True: 1.06}, "optimizer_impl": {"foreach": 1.0}}
+    world = World(costs, noise=0.002)
+    found = Found(Plan(), CHOICES, guess)
+    worth = explore(found, world, allowed)
+    assert found.best == guess.model_copy(update={"label_only_logits": False}) and found.best == found.sure
+    assert [row.name for row in worth] == ["share_images", "optimizer_impl"]
+
+
+@pytest.mark.parametrize("slower", [1.06, 1.5])
+def test_a_choice_is_not_left_out_for_one_bad_moment(slower: float) -> None:
+    world = World(COSTS, noise=0.0)
+    found = Found(Plan(), CHOICES)
+    found.best = found.sure = Plan(share_images=True, packing=True, max_questions=None, attention="sdpa")
+    found.timed(Plan(), world.measure)
+    held = {step: slower * seconds for step, seconds in world.measure(found.best).seconds.items()}
+    found.results[found.best.model_dump_json()] = Result(held)
+    assert not leave_out(found, world.measure, allowed)
+    world.costs = {**COSTS, "attention": {"sdpa": slower}}
+    assert leave_out(found, world.measure, allowed) and found.best.attention == "auto"
+
+
+def test_a_machine_that_became_slower_does_not_take_the_best_plan_away() -> None:
+    world = World(COSTS, noise=0.0)
+    found = searched(world)
+    best = found.best
+    world.costs = {**COSTS, "deterministic": {False: 20.0}}
+    confirm(found, world.measure)
+    assert found.best == found.sure == best and not found.refused
+    plain, again = found.of(Plan()), found.of(best)
+    assert plain is not None and again is not None
+    assert math.exp(gain(again, plain)[0]) == pytest.approx(world.cost(Plan()) / world.cost(best)), (
+        "both are of one time"
+    )
+
+
+def test_a_plan_that_was_lucky_gives_way_to_the_last_sure_one() -> None:
+    world = World(COSTS, noise=0.0)
+    found = searched(world)
+    confirm(found, world.measure)
+    sure, lucky = found.sure, found.best.model_copy(update={"workers": 1})
+    assert sure == found.best
+    found.best = lucky
+    world.costs = {"share_images": {True: 9.0}}
+    confirm(found, world.measure)
+    assert found.best == sure and found.refused == {lucky.model_dump_json()} and not found.not_tried
 
 
 def test_the_ablation_has_every_choice_three_times() -> None:
     world = World(COSTS, noise=0.0)
-    found = search(Plan(), None, CHOICES, world.measure, allowed)
-    rows = {row.name: row for row in ablation(found, CHOICES, world.measure, allowed)}
+    found = searched(world)
+    rows = {row.name: row for row in ablation(found, world.measure, allowed)}
     assert list(rows) == ["share_images", "label_only_logits", "token_budget", "optimizer_impl"]
     plain, best = found.of(found.plain), found.of(found.best)
     assert plain is not None and best is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import math
@@ -11,6 +12,7 @@ import platform
 import shlex
 import socket
 import sys
+import tempfile
 import warnings
 import weakref
 from datetime import UTC, datetime
@@ -37,14 +39,36 @@ def default_path(recipe: Recipe) -> Path:
 
 def check_output(option: str, path: Path | None) -> None:
     """Before hours are spent on what could not be written then."""
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-        raise BadInput(f"{option} {path}: must be a file in a folder that is there")
+    if path is None:
+        return
+    try:
+        if path.is_dir() or not path.absolute().parent.is_dir():
+            raise BadInput(f"{option} {path}: must be a file in a folder that is there")
+        if _takes_bytes(path):
+            if not os.access(path, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                os.lstat(path)  # which a name that is too long fails
+            with tempfile.TemporaryFile(dir=os.path.dirname(os.path.realpath(path))):
+                pass
+    except OSError as error:
+        raise BadInput(f"{option} {path}: cannot be written: {error.strerror}") from None
+
+
+def _takes_bytes(path: Path) -> bool:
+    """A device or a pipe, which must not become a file."""
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a whole file or nothing: a reader sees the old one or the new one."""
+    """Write a whole file or nothing: a reader sees the old one or the new one. A link keeps pointing where it does."""
+    if _takes_bytes(path):
+        path.write_text(text, encoding="utf-8")
+        return
+    path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name[:50]}.{os.getpid()}.tmp")  # no longer than names may be
     try:
         with open(temporary, "w", encoding="utf-8") as file:
             file.write(text)

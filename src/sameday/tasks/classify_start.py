@@ -86,6 +86,9 @@ class ClassifyStart:
         anywhere = {"device": "auto", "level_kernel": "auto", "images_on": "auto", "cuda_graphs": False}
         return plan.model_copy(update=anywhere | {"compile": "none"})
 
+    def sift(self, parts: Any) -> Any:
+        return parts
+
     def load(self, plan: Plan, device: torch.device, parts: Any) -> ClassifyTask:
         from sameday.tasks.classify import ClassifyTask
 

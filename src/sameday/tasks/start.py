@@ -74,6 +74,9 @@ class Start(Protocol):
     def for_evaluation(self, plan: Plan) -> Plan:
         """A recorded plan without what only its training's machine may have."""
 
+    def sift(self, parts: Any) -> Any:
+        """Data that was audited, as `load` would make it ready: whoever loads it several times saves that."""
+
     def load(self, plan: Plan, device: torch.device, parts: Any) -> Task:
         """The task, its model ready on the device, for data that was audited."""
 

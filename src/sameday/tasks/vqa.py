@@ -73,14 +73,13 @@ class VqaTask:
         splits: dict[str, list[Sample]],
     ) -> VqaTask:
         """Tokenizer, image processor and model as the recipe names them, for samples that were audited."""
-        from transformers import AutoTokenizer
-
         name = resolve_model(recipe_dir, recipe.model)
-        tokenizer = AutoTokenizer.from_pretrained(name, revision=recipe.revision)
         processor = load_processor(recipe, recipe_dir)
-        encoder = Encoder(tokenizer, processor.grid, processor.merge_size, recipe.system_prompt, recipe.max_length)
+        encoder = load_encoder(recipe, recipe_dir, processor)
         _check_stages(recipe, splits.get("train", []))
-        splits, left_out = _check_encoding(encoder, splits, recipe.data.on_bad == "skip")
+        left_out: list[LeftOut] = []
+        if not isinstance(splits, Sifted):
+            splits, left_out = sift(encoder, splits, recipe.data.on_bad == "skip")
         start = None if recipe.start_adapter is None else resolve_path(recipe_dir, recipe.start_adapter)
         model = QwenVL(load_base(name, recipe, device), recipe, plan, device, processor.levels, start)
         contents = {image.digest for image in images_of(splits)}
@@ -245,12 +244,21 @@ def _check_stages(recipe: VqaRecipe, samples: Sequence[Sample]) -> None:
             )
 
 
-def _check_encoding(
-    encoder: Encoder, splits: dict[str, list[Sample]], skip: bool
-) -> tuple[dict[str, list[Sample]], list[LeftOut]]:
+def load_encoder(recipe: VqaRecipe, recipe_dir: Path, processor: ImageProcessor) -> Encoder:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(resolve_model(recipe_dir, recipe.model), revision=recipe.revision)
+    return Encoder(tokenizer, processor.grid, processor.merge_size, recipe.system_prompt, recipe.max_length)
+
+
+class Sifted(dict[str, list[Sample]]):
+    """Splits of which each question has been through the encoder."""
+
+
+def sift(encoder: Encoder, splits: dict[str, list[Sample]], skip: bool) -> tuple[Sifted, list[LeftOut]]:
     """Every question once through the encoder, before the model is loaded: what max_length has no room for, all in
     one list, or left out."""
-    good: dict[str, list[Sample]] = {}
+    good = Sifted()
     problems: list[str] = []
     for name, samples in splits.items():
         good[name] = []
@@ -261,5 +269,5 @@ def _check_encoding(
             except BadInput as error:
                 problems.append(str(error))
     if problems and (not skip or not all(good.values())):
-        raise BadInput("\n".join(problems) + ("" if skip else "\n--on-bad skip leaves them out"))
+        raise BadInput("\n".join(problems) + ("" if skip else "\nrecipe.data.on_bad=skip leaves them out"))
     return good, [LeftOut(*line.split(": ", 1)) for line in problems]

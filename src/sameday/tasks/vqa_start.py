@@ -58,7 +58,7 @@ class VqaStart:
         if errors:
             raise BadInput("\n".join(errors))
         if skipped:
-            say(f"left out, and recorded in skipped.json: {report(skipped)}")
+            say(f"left out: {report(skipped)}")
         sizes = {name: len(samples) for name, samples in splits.items()}
         return Audited(splits, sizes, [LeftOut(problem.where, problem.what) for problem in skipped])
 
@@ -143,6 +143,12 @@ class VqaStart:
             elif measured is not None:
                 filling.measure_again(task, measured)
         return True
+
+    def sift(self, parts: Any) -> Any:
+        from sameday.tasks.vqa import load_encoder, load_processor, sift
+
+        encoder = load_encoder(self.recipe, self.home, load_processor(self.recipe, self.home))
+        return sift(encoder, parts, self.recipe.data.on_bad == "skip")[0]
 
     def load(self, plan: Plan, device: torch.device, parts: Any) -> VqaTask:
         import transformers

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from sameday.spec.plan import Plan
 from sameday.tune.space import Choice, choices_made, without
@@ -20,6 +21,8 @@ CLEAR = 0.1
 """A share that needs no second pair of processes."""
 FLAT = 2
 """Values in a row that change nothing, after which none further on is tried."""
+HOW = ("left out", "added", "alone")
+"""What is asked of a choice, in the order of asking."""
 
 
 class OutOfTime(Exception):
@@ -28,6 +31,22 @@ class OutOfTime(Exception):
 
 Measure = Callable[[Plan], Result]
 """Times a plan, or raises OutOfTime."""
+
+Allowed = Callable[[Plan], bool]
+
+
+class Timer(Protocol):
+    """Whoever times plans, as long as there is time."""
+
+    def measure(self, plan: Plan) -> Result: ...
+
+    @property
+    def room(self) -> float:
+        """Seconds in which another trial may begin."""
+
+    @property
+    def usual(self) -> float:
+        """Seconds that a trial has taken, on the average."""
 
 
 def gain(new: Result, old: Result) -> tuple[float, float]:
@@ -58,82 +77,150 @@ def faster(new: Result, old: Result) -> bool:
 
 @dataclass
 class Found:
+    """What is known, and how far the search has come."""
+
     plain: Plan
-    best: Plan
+    known: Sequence[Choice]
+    guess: Plan | None = None
+    """A plan to begin with; none once it was timed."""
     results: dict[str, Result] = field(default_factory=dict)
     """By the plan's text."""
-    not_tried: list[str] = field(default_factory=list)
+    refused: set[str] = field(default_factory=set)
+    """Plans that looked faster and were not, when they were timed again."""
+    missing: dict[str, list[str]] = field(default_factory=dict)
+    """What the ablation could not say: why, and the choices."""
+
+    def __post_init__(self) -> None:
+        self.best = self.plain
+        self.sure = self.plain
+        """The last best plan that was timed twice."""
+        self.ahead = list(self.known)
+        self.begun = False
+        """The first of those ahead."""
+        self.gained = False
+        """The best plan is another than at first, so that all choices deserve a second look."""
+        self.again = False
+        """Those ahead were looked at before."""
 
     def of(self, plan: Plan) -> Result | None:
         return self.results.get(plan.model_dump_json())
 
-
-def search(
-    plain: Plan,
-    guess: Plan | None,
-    known: Sequence[Choice],
-    measure: Measure,
-    allowed: Allowed,
-    results: dict[str, Result] | None = None,
-) -> Found:
-    """From the better of the plain plan and a guess, choice by choice, as long as one of them is faster for sure.
-    `results` has plans that were timed already, by their text."""
-    found = Found(plain, plain, dict(results or {}))
-
-    def timed(plan: Plan) -> Result:
+    def timed(self, plan: Plan, measure: Measure) -> Result:
         key = plan.model_dump_json()
-        if key not in found.results:
-            found.results[key] = measure(plan)
-        return found.results[key]
+        if key not in self.results:
+            self.results[key] = measure(plan)
+        return self.results[key]
 
-    timed(plain)
-    pending: list[str] = []
-    try:
-        if guess is not None and guess != plain:
-            pending = [choice.name for choice in known]
-            if faster(timed(guess), timed(plain)):
-                found.best = guess
-        for _ in range(2):  # what came later may change what an earlier choice is worth
-            before = found.best
-            for number, choice in enumerate(known):
-                pending = [later.name for later in known[number:]]
-                for plan in _steps(found, choice, timed, allowed):
-                    if _beats(plan, found.best, timed, measure):
-                        found.best = plan
-            if found.best == before:
-                break
-        pending = []
-    except OutOfTime:
-        found.not_tried += [f"the search ended before {name}" for name in pending]
-    return found
+    @property
+    def progress(self) -> tuple[int, ...]:
+        return len(self.ahead), len(self.results), len(self.refused)
+
+    @property
+    def not_tried(self) -> list[str]:
+        """In sentences."""
+        told = [self._cut_short()] if self.ahead else []
+        if self.best not in (self.sure, self.plain):
+            told.append("the best plan a second time, which would leave its luck out")
+        return told + [f"{why} {listed(names)}" for why, names in self.missing.items()]
+
+    def _cut_short(self) -> str:
+        names = [choice.name for choice in self.ahead]
+        if self.again:
+            return f"the search ended before a second look at {listed(names)}"
+        if self.begun:
+            return f"the search ended within {names[0]}" + (f", before {listed(names[1:])}" if names[1:] else "")
+        guess = ["the plan chosen for this machine"] if self.guess is not None else []
+        return f"the search ended before {listed([*guess, *names])}"
 
 
-def _beats(plan: Plan, best: Plan, timed: Measure, measure: Measure) -> bool:
-    """Faster for sure; where it is not by far, in another pair of processes too."""
-    new, old = timed(plan), timed(best)
-    return faster(new, old) and (gain(new, old)[0] > CLEAR or faster(measure(plan), measure(best)))
+def listed(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def explore(found: Found, timer: Timer, allowed: Allowed) -> list[Worth]:
+    """Search and ablation, and again as long as the search was cut short and there is time. A search leaves time for
+    the ablation of the best plan so far, up to half of what there is."""
+    while True:
+        before = found.progress
+        search(found, _leaving(found, timer, allowed), allowed)
+        confirm(found, timer.measure)
+        while leave_out(found, timer.measure, allowed):
+            confirm(found, timer.measure)
+        worth = ablation(found, timer.measure, allowed)
+        if not found.ahead or found.progress == before:
+            return worth
+
+
+def _leaving(found: Found, timer: Timer, allowed: Allowed) -> Measure:
+    half = timer.room / 2
+
+    def measure(plan: Plan) -> Result:
+        wanted = {each.model_dump_json() for each in _asked(found, allowed).values() if allowed(each)}
+        trials = len(wanted - found.results.keys()) + (found.best != found.sure)
+        if timer.room < min(trials * timer.usual, half):
+            raise OutOfTime
+        return timer.measure(plan)
+
+    return measure
+
+
+def search(found: Found, measure: Measure, allowed: Allowed) -> None:
+    """From the better of the plain plan and a guess, choice by choice, as long as one of them is faster for sure. Cut
+    short and called again, it goes on where it was."""
+    with contextlib.suppress(OutOfTime):
+        plain = found.timed(found.plain, measure)
+        if found.guess is not None and faster(found.timed(found.guess, measure), plain):
+            found.best = found.guess
+        found.guess = None
+        while found.ahead:
+            for plan in _steps(found, found.ahead[0], measure, allowed):
+                if _beats(found, plan, measure):
+                    found.best, found.gained = plan, True
+                found.begun = True
+            found.ahead, found.begun = found.ahead[1:], False
+            if not found.ahead and found.gained and not found.again:
+                found.ahead, found.again = list(found.known), True  # what came later may change what earlier ones give
+
+
+def _beats(found: Found, plan: Plan, measure: Measure, clear: float = CLEAR) -> bool:
+    """Faster than the best for sure; where it is not by far, in another pair of processes too."""
+    new, old = found.timed(plan, measure), found.timed(found.best, measure)
+    if plan.model_dump_json() in found.refused or not faster(new, old):
+        return False
+    return gain(new, old)[0] > clear or faster(measure(plan), measure(found.best))
 
 
 def confirm(found: Found, measure: Measure) -> None:
     """The best plan once more: who is picked as the fastest of many was lucky too, and a fresh measurement was not."""
     plain = found.of(found.plain)
-    if found.best == found.plain or plain is None:
+    if found.best in (found.sure, found.plain) or plain is None:
         return
-    try:
+    with contextlib.suppress(OutOfTime):
         again = measure(found.best)
-    except OutOfTime:
-        found.not_tried.append("the best plan a second time, which would leave its luck out")
-        return
-    found.results[found.best.model_dump_json()] = again
-    if not faster(again, plain):
-        found.not_tried.append("a plan that looked faster was not, when it was timed again")
-        found.best = found.plain
+        found.results[found.best.model_dump_json()] = again
+        if not faster(again, plain):
+            with contextlib.suppress(OutOfTime):  # the machine may be slower now than it was
+                plain = found.results[found.plain.model_dump_json()] = measure(found.plain)
+        if faster(again, plain):
+            found.sure = found.best
+        else:
+            found.refused.add(found.best.model_dump_json())
+            found.best = found.sure
 
 
-Allowed = Callable[[Plan], bool]
+def leave_out(found: Found, measure: Measure, allowed: Allowed) -> bool:
+    """Whether the best plan was faster for sure without one of its choices. Then it is without it from now on. Always
+    by a second pair of processes: the best plan's own time may be of another hour."""
+    before = found.best
+    with contextlib.suppress(OutOfTime):
+        for (_, how), plan in _asked(found, allowed).items():
+            fair = how == "left out" and plan != found.plain and allowed(plan)
+            if fair and _beats(found, plan, measure, clear=math.inf):
+                found.best = plan
+    return found.best != before
 
 
-def _steps(found: Found, choice: Choice, timed: Measure, allowed: Allowed) -> Iterator[Plan]:
+def _steps(found: Found, choice: Choice, measure: Measure, allowed: Allowed) -> Iterator[Plan]:
     """Plans to try. Where values are in order, from the present one upwards, then downwards, as long as it gets
     better."""
 
@@ -152,7 +239,8 @@ def _steps(found: Found, choice: Choice, timed: Measure, allowed: Allowed) -> It
         name = choice.fields[0]
         place = sum(value[name] < getattr(found.best, name) for value in choice.values) - 1
     for way in (1, -1):
-        if way == 1 and choice.name == "token_budget" and timed(found.best).pieces == 1 and found.best != found.plain:
+        whole = choice.name == "token_budget" and found.timed(found.best, measure).pieces == 1
+        if way == 1 and whole and found.best != found.plain:
             continue  # whole steps have room already
         start, flat = found.best, 0
         here = place
@@ -163,7 +251,7 @@ def _steps(found: Found, choice: Choice, timed: Measure, allowed: Allowed) -> It
                 continue
             yield plan
             flat = 0 if found.best != before else flat + 1
-            if faster(timed(before), timed(plan)):
+            if faster(found.timed(before, measure), found.timed(plan, measure)):
                 break
         if found.best != start:
             return
@@ -192,36 +280,38 @@ class Worth:
     left_out: Result | None
 
 
-def ablation(found: Found, known: Sequence[Choice], measure: Measure, allowed: Allowed) -> list[Worth]:
-    """Every choice that the best plan made, in the order of trying. What there is no time for is told."""
-    made = choices_made(found.best, found.plain, known)
-    sums = [found.plain]
-    for _, change in made:
-        sums.append(sums[-1].model_copy(update=change))
-    wanted: dict[tuple[str, str], Plan] = {}
-    for number, (choice, change) in enumerate(made):
+def _asked(found: Found, allowed: Allowed) -> dict[tuple[str, str], Plan]:
+    """The plans of an ablation by choice and question, in the order of asking. Some may not be allowed."""
+    made = choices_made(found.best, found.plain, found.known)
+    plans: dict[tuple[str, str], Plan] = {}
+    before = found.plain
+    for choice, change in made:
         others = {name for other, more in made if other is not choice for name in more}
-        wanted[choice.name, "left out"] = without(found.best, found.plain, set(change) - others)
-        wanted[choice.name, "added"] = sums[number + 1]
-        wanted[choice.name, "alone"] = found.plain.model_copy(update=change)
+        before = before.model_copy(update=change)
+        plans[choice.name, "left out"] = without(found.best, found.plain, set(change) - others)
+        plans[choice.name, "added"] = before
+        plans[choice.name, "alone"] = found.plain.model_copy(update=change)
+    return {
+        (name, how): _that_runs(plan, found.plain, allowed)
+        for kind in HOW
+        for (name, how), plan in plans.items()
+        if how == kind
+    }
+
+
+def ablation(found: Found, measure: Measure, allowed: Allowed) -> list[Worth]:
+    """Every choice that the best plan made, in the order of trying. What there is no time for is told."""
     results: dict[tuple[str, str], Result] = {}
-    for kind in ("left out", "added", "alone"):
-        for (name, how), plan in wanted.items():
-            if how != kind:
-                continue
-            plan = _that_runs(plan, found.plain, allowed)
-            key = plan.model_dump_json()
-            if key not in found.results:
-                if not allowed(plan):
-                    found.not_tried.append(f"{name} {how}: such a plan cannot run")
-                    continue
-                try:
-                    found.results[key] = measure(plan)
-                except OutOfTime:
-                    found.not_tried.append(f"{name} {how}: no time was left")
-                    continue
-            results[name, how] = found.results[key]
+    found.missing = {}
+    for (name, how), plan in _asked(found, allowed).items():
+        if not allowed(plan):
+            found.missing.setdefault(f"{how}: no such plan can run for", []).append(name)
+            continue
+        try:
+            results[name, how] = found.timed(plan, measure)
+        except OutOfTime:
+            found.missing.setdefault(f"{how}: no time was left for", []).append(name)
     return [
         Worth(choice.name, change, *(results.get((choice.name, how)) for how in ("alone", "added", "left out")))
-        for choice, change in made
+        for choice, change in choices_made(found.best, found.plain, found.known)
     ]

@@ -172,7 +172,7 @@ def test_check_stops_or_skips(write: Write, root: Path) -> None:
     path = write(row(), row("c.png"))
     with pytest.raises(BadInput) as caught:
         check(path, root)
-    message = f"train.jsonl:2: image 'c.png' not found under {root.resolve()}\n--on-bad skip leaves them out"
+    message = f"train.jsonl:2: image 'c.png' not found under {root.resolve()}\nrecipe.data.on_bad=skip leaves them out"
     assert str(caught.value) == f"1 problem in 1 line:\n{message}"
     samples, problems = check(path, root, on_bad="skip")
     assert [sample.id for sample in samples] == [1]

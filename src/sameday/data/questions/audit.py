@@ -111,7 +111,7 @@ def check(
     """The good questions and the problems; any problem stops, or is skipped, as `on_bad` says."""
     result = audit(path, image_root, limit, workers, special_tokens, progress, label, few)
     if result.problems and on_bad == "stop":
-        raise BadInput(f"{report(result.problems)}\n--on-bad skip leaves them out")
+        raise BadInput(f"{report(result.problems)}\nrecipe.data.on_bad=skip leaves them out")
     if not result.samples:
         raise BadInput(f"{report(result.problems)}\nno good question remains in {path}")
     return result.samples, result.problems

@@ -1,0 +1,46 @@
+"""Questions through the encoder once, for all who load them."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+import worlds
+from PIL import Image
+
+from sameday.data.questions.encode import Encoder
+from sameday.spec.errors import BadInput
+from sameday.spec.plan import Plan
+from sameday.tasks.vqa_start import VqaStart
+
+
+def test_what_was_sifted_is_not_encoded_again(
+    tmp_path: Path, tiny_qwen3: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = worlds.write_world(tmp_path, 5, (3, 2, 4), hard=False)
+    path = folder / "train.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    Image.new("RGB", (128, 128), "red").save(folder / "images" / "large.png")
+    rows.append(rows[0] | {"image": "large.png"})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = worlds.tiny_recipe(tiny_qwen3, max_length=60)
+    start = VqaStart(recipe, folder)
+    parts = start.audit(print).parts
+    with pytest.raises(BadInput, match=r"train\.jsonl:10: .*\n.*on_bad=skip leaves them out"):
+        start.sift(parts)
+    start = VqaStart(recipe.model_copy(update={"data": recipe.data.model_copy(update={"on_bad": "skip"})}), folder)
+    sifted = pickle.loads(pickle.dumps(start.sift(parts)))
+    assert {name: len(each) for name, each in sifted.items()} == {
+        name: len(each) - (name == "train") for name, each in parts.items()
+    }
+    whole = start.load(Plan(), torch.device("cpu"), parts)
+
+    def never(*_: object) -> None:
+        raise AssertionError("encoded again")
+
+    monkeypatch.setattr(Encoder, "encode", never)
+    task = start.load(Plan(), torch.device("cpu"), sifted)
+    assert task.splits == whole.splits and len(whole.left_out) == 1
