@@ -207,7 +207,7 @@ def advice(bench: Bench) -> None:
         "slow decode, no worker": ({}, (source, "open_rgb")),
         "slow decode, all workers": ({"workers": spare}, (source, "open_rgb")),
     }
-    print(f"{'planted':30s} {'first advice':28s} {'at most':>8s} {'gave':>7s}")
+    print(f"{'planted':30s} {'first advice':58s} {'at most':>8s} {'gave':>7s}")
     for name, (fields, slow) in planted.items():
         plan = Plan(**(SHARED | fields))
         with slowed(*slow, lambda: time.sleep(0.3)) if slow else closing(_Nothing()):
@@ -217,13 +217,13 @@ def advice(bench: Bench) -> None:
                 continue
             first = before["advice"][0]
             if not first["change"]:
-                print(f"{name:30s} {first['remedy']:28s} {first['at_most']:7.2f}× (not in the plan)")
+                print(f"{name:30s} {first['remedy'][:58]:58s} {first['at_most']:7.2f}× (not in the plan)")
                 continue
             after = plan.model_copy(update=first["change"])
             if first["change"].get("cache"):
                 bench.profile(after)  # fills it
             gave = before["seconds"]["median"] / bench.profile(after)["seconds"]["median"]
-        print(f"{name:30s} {first['remedy']:28s} {first['at_most']:7.2f}× {gave:6.2f}×", flush=True)
+        print(f"{name:30s} {first['remedy'][:58]:58s} {first['at_most']:7.2f}× {gave:6.2f}×", flush=True)
 
 
 class _Nothing:

@@ -76,7 +76,8 @@ def test_a_run_lives_under_its_name_and_fingerprint(finished: Finished) -> None:
 def test_bad_lines_are_left_out_and_recorded(finished: Finished) -> None:
     [skipped] = json.loads((finished.run / "skipped.json").read_text())
     assert skipped["where"] == "bad.jsonl:1" and "answer" in skipped["what"]
-    assert "left out, and recorded in skipped.json: 1 problem in 1 line:\nbad.jsonl:1: " in finished.said.out
+    assert "left out: 1 problem in 1 line:\nbad.jsonl:1: " in finished.said.out
+    assert "what was left out is recorded in skipped.json\n" in finished.said.out
 
 
 def test_an_automatic_plan_says_why_and_is_kept(finished: Finished) -> None:

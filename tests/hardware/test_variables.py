@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import sets
@@ -14,6 +16,8 @@ from sameday.hardware.kernels import kernels
 from sameday.hardware.machine import Machine
 from sameday.hardware.variables import installed_files, judged, knowers, of_libraries
 from sameday.spec.load import dump_yaml
+
+NOTHING = "its name is in no library that is installed here, so nothing here reads it"
 
 
 def test_names_are_whole(tmp_path: Path) -> None:
@@ -33,10 +37,41 @@ def test_what_is_said_of_them(tmp_path: Path) -> None:
     asked = {"OMP_NUM_THREADS": "1", "FLASH_ATTENTION_FORCE_ENABLE": "1", "NVIDIA_TF32_OVERRIDE": "1"}
     known, nothing, numeric = judged(asked, tmp_path.iterdir())
     assert known == "OMP_NUM_THREADS=1: known to lib.so, 0.py and 3 more"
-    assert nothing.startswith("FLASH_ATTENTION_FORCE_ENABLE=1: read by nothing")
+    assert nothing == f"FLASH_ATTENTION_FORCE_ENABLE=1: {NOTHING}"
     assert "set recipe.precision instead" in numeric
-    (long,) = judged({"NVIDIA_REQUIRE_CUDA": "x" * 4000}, [])
-    assert len(long) < 150 and "x…: read by nothing" in long
+    (long,) = judged({"NVIDIA_OF_MINE": "x" * 4000}, [])
+    assert len(long) < 150 and f"x…: {NOTHING}" in long
+
+
+@pytest.mark.parametrize("name", ["VISIBLE_DEVICES", "DRIVER_CAPABILITIES", "REQUIRE_CUDA", "REQUIRE_DRIVER"])
+def test_what_a_container_is_started_with(name: str) -> None:
+    (said,) = judged({f"NVIDIA_{name}": "all"}, [])
+    assert said == f"NVIDIA_{name}=all: read by the container runtime, when the container starts"
+
+
+def test_names_that_are_joined(tmp_path: Path) -> None:
+    """As oneDNN does it; a library that has only one of the two does not."""
+    (tmp_path / "dnnl.so").write_bytes(b"\0DNNL_\0ONEDNN_\0MAX_CPU_ISA\0XVERBOSE\0")
+    (tmp_path / "other.so").write_bytes(b"\0VERBOSE\0MAX_CPU_ISA\0ONEDNN_THING\0")
+    names = ["ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ONEDNN_VERBOSE", "MKL_MAX_CPU_ISA"]
+    assert list(knowers(names, tmp_path.iterdir()).values()) == [["dnnl.so"], ["dnnl.so"], [], []]
+
+
+@pytest.mark.parametrize(
+    ("name", "secret"),
+    [
+        ("HF_TOKEN", True),
+        ("HF_API_KEY", True),
+        ("TRANSFORMERS_SECRET", True),
+        ("HF_PASSWORD", True),
+        ("CUDA_CREDENTIALS", True),
+        ("TOKENIZERS_PARALLELISM", False),
+        ("HF_HOME", False),
+    ],
+)
+def test_secrets_are_not_shown(name: str, secret: bool) -> None:
+    (said,) = judged({name: "hf_abc"}, [])
+    assert ("hf_abc" in said) != secret and said.startswith(f"{name}={'(hidden)' if secret else 'hf_abc'}: ")
 
 
 def test_only_libraries_variables_are_looked_at() -> None:
@@ -48,8 +83,10 @@ def test_only_libraries_variables_are_looked_at() -> None:
 
 def test_the_libraries_that_are_installed_know_their_own() -> None:
     some = [path for path in installed_files() if path.name in ("libtorch_cpu.so", "dataloader.py", "__init__.py")]
-    found = knowers(["OMP_NUM_THREADS", "FLASH_ATTENTION_FORCE_ENABLE"], some)
-    assert found["OMP_NUM_THREADS"] and not found["FLASH_ATTENTION_FORCE_ENABLE"]
+    found = knowers(["OMP_NUM_THREADS", "FLASH_ATTENTION_FORCE_ENABLE", "ONEDNN_NO_SUCH_THING"], some)
+    assert found["OMP_NUM_THREADS"] and not found["FLASH_ATTENTION_FORCE_ENABLE"] and not found["ONEDNN_NO_SUCH_THING"]
+    if torch.backends.mkldnn.is_available():
+        assert "libtorch_cpu.so" in knowers(["ONEDNN_MAX_CPU_ISA"], some)["ONEDNN_MAX_CPU_ISA"]
 
 
 @pytest.mark.parametrize("precision", ["bf16", "float32"])
@@ -59,12 +96,29 @@ def test_kernels_of_a_machine_without_a_gpu(precision: str) -> None:
     assert found["attention flex"].why == "no GPU"
 
 
+def test_triton_by_any_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is installed as pytorch-triton too, and as triton-windows."""
+    machine = Machine("cuda", "a GPU", 2**36, 2, True)
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__="3.6.0+git"))
+    assert {each.name: each for each in kernels(machine, "float32")}["attention flex"].why == "Triton 3.6.0+git"
+    monkeypatch.setitem(sys.modules, "triton", None)  # cannot be imported
+    assert "Triton" in {each.name: each for each in kernels(machine, "float32")}["attention flex"].why
+
+
 def test_the_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sets.write_set(tmp_path)
     (tmp_path / "recipe.yaml").write_text(dump_yaml(sets.tiny_recipe()))
     monkeypatch.setenv("FLASH_ATTENTION_FORCE_ENABLE", "1")
+    monkeypatch.setenv("HF_TOKEN", "hf_abc")
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
     monkeypatch.setattr("sameday.hardware.variables.installed_files", lambda: iter([Path(torch.__file__)]))
-    done = CliRunner().invoke(app, ["profile", str(tmp_path / "recipe.yaml"), "--hardware"], catch_exceptions=False)
-    assert done.exit_code == 0
-    for words in ("float32 products", "GB/s", "attention flex", "level_kernel: plain, because", "read by nothing"):
+    words = ["profile", str(tmp_path / "recipe.yaml"), "--hardware", "--set", "plan.device=cpu"]
+    words += ["--set", "plan.cudnn_benchmark=true", "--set", "plan.eval_steps=null"]
+    done = CliRunner().invoke(app, words, catch_exceptions=False)
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # as the other tests have it
+    assert done.exit_code == 0 and max(map(len, done.output.splitlines())) <= 100
+    for words in ("float32 products", "GB/s", "attention flex", "level_kernel: plain, because", NOTHING.split(",")[0]):
         assert words in done.output, done.output
+    assert "plan.cudnn_benchmark: true, because" in done.output and "plan.eval_steps: null, because" in done.output
+    assert "HF_TOKEN=(hidden)" in done.output and "hf_abc" not in done.output
+    assert "TOKENIZERS_PARALLELISM" not in done.output, "the program sets it, and not the user"

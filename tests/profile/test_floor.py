@@ -20,7 +20,8 @@ from sameday.hardware import peaks as peaks_module
 from sameday.hardware.peaks import Peaks, measure
 from sameday.hardware.ranks import Ranks
 from sameday.models.flops import count, needed
-from sameday.profile.floor import Floor, Least, bound, floor_of
+from sameday.profile.advice import cuts_to_try
+from sameday.profile.floor import Floor, Least, bound, floor_of, recut
 from sameday.spec.plan import Plan
 from sameday.tasks.vqa import VqaTask
 
@@ -56,6 +57,7 @@ def test_the_slowest_resource_is_the_bound(
     seconds |= {} if d is None else {"disk": read / d}
     assert found.seconds_of == seconds
     assert found.seconds == max(seconds.values()) == seconds[found.by]
+    assert found.without_disk == max(each for name, each in seconds.items() if name != "disk") <= found.seconds
 
 
 @given(amounts.filter(bool), rates, st.floats(1e-6, 1e6))
@@ -148,6 +150,15 @@ def test_a_lower_budget_reads_weights_more_often(world: Path) -> None:
     assert each.plan.least.flop == all_at_once.plan.least.flop
 
 
+@pytest.mark.parametrize("fields", [{}, {"max_questions": None, "token_budget": 40}, SHARED])
+def test_another_cut_is_that_of_its_plan(world: Path, fields: dict[str, Any]) -> None:
+    task = make(world, fields)
+    for change in cuts_to_try("vqa", "cpu", task.plan):
+        other = floor_of(make(world, {**fields, **change}), 0, PEAKS)
+        assert recut(task, 0, change) == (other.plan.least.micro_batches, other.executed_flop), change
+    assert task.plan == Plan(**fields)
+
+
 def test_peaks_of_another_format_are_refused(world: Path) -> None:
     with pytest.raises(ValueError, match="the peaks are of bf16 products, and the recipe's are float32"):
         floor_of(make(world, {}), 0, replace(PEAKS, precision="bf16"))
@@ -180,6 +191,7 @@ def test_labelled_images(tmp_path: Path) -> None:
     weights = sum(p.nbytes for p in task.model.parameters())
     assert (least.samples, least.micro_batches, least.memory_bytes) == (8, 3, (2 * 3 + 8) * weights)
     assert found.alone.least.micro_batches == 8
+    assert recut(task, 0, {"micro_batch": None}) == (1, found.executed_flop)
     held = floor_of(sets.make_task(home, sets.tiny_recipe(), Plan(images_on="device")), 0, PEAKS).plan.least
     assert (held.micro_batches, held.copy_bytes, held.disk_bytes) == (1, 0, 0)
 
@@ -197,3 +209,5 @@ def test_it_is_written_as_json(tmp_path: Path) -> None:
 def test_another_task_has_no_floor() -> None:
     with pytest.raises(TypeError, match="no floor is known for a object"):
         floor_of(object(), 0, PEAKS)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="nothing is known of how a object is cut"):
+        recut(object(), 0, {})  # type: ignore[arg-type]

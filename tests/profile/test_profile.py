@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,17 @@ from typer.testing import CliRunner
 from sameday.cli import app
 from sameday.data.questions import source
 from sameday.hardware.parts import PARTS
+from sameday.profile import timeline
+from sameday.profile.command import PATIENCE, images_folder, progress, short_place
 from sameday.profile.timeline import covered
-from sameday.spec.errors import RunStopped
-from sameday.spec.load import dump_yaml
+from sameday.spec.errors import BadInput, RunStopped
+from sameday.spec.load import dump_yaml, load_recipe
+from sameday.spec.plan import Plan
 
 SLOW = 0.15
 SHARED = ["share_images=true", "packing=true", "max_questions=null", "label_only_logits=true", "optimizer_impl=foreach"]
+CPU = ["device=cpu", "workers=0"]
+"""What these tests are about, on a machine with a GPU too."""
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +45,10 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def profiled(home: Path, out: Path, *fields: str) -> tuple[dict[str, Any], str]:
     words = ["profile", str(home / "recipe.yaml"), "--steps", "3", "--warmup", "1", "--json", str(out / "profile.json")]
-    words += [word for each in (*SHARED, *fields) for word in ("--set", f"plan.{each}")]
+    words += [word for each in (*CPU, *SHARED, *fields) for word in ("--set", f"plan.{each}")]
     done = CliRunner().invoke(app, words, catch_exceptions=False)
     assert done.exit_code == 0, done.output
+    assert max(map(len, done.output.splitlines())) <= 100, done.output
     return json.loads((out / "profile.json").read_text()), done.output
 
 
@@ -56,17 +63,111 @@ def test_questions(homes: dict[str, Path], tmp_path: Path) -> None:
     assert floor["seconds"] == pytest.approx(floor["shared"]["seconds"]) and floor["one_at_a_time"]["seconds"] > 0
     for words in ("vision tower", "everything else", "floor of this plan", "bound by", "samples/s"):
         assert words in said
+    assert "\n1 step to warm up, 3 to time\n" in said
     for name, seconds in parts.items():
         assert f"{PARTS[name]:20s} {1000 * seconds:10.3f} ms" in said
 
 
 def test_pictures(homes: dict[str, Path], tmp_path: Path) -> None:
     words = ["profile", str(homes["classify"] / "recipe.yaml"), "--steps", "3", "--json", str(tmp_path / "found.json")]
-    done = CliRunner().invoke(app, words, catch_exceptions=False)
+    done = CliRunner().invoke(app, [*words, "--set", "plan.device=cpu"], catch_exceptions=False)
     found = json.loads((tmp_path / "found.json").read_text())
     assert done.exit_code == 0 and {"prepare", "forward", "backward"} <= set(found["parts"])
     assert "disk" not in found["floor"]["resources"] and 0 < found["floor"]["share"] < 1
     assert not list(homes["classify"].glob("runs*")), "nothing of the user's is written"
+
+
+def test_a_larger_micro_batch_gives_no_more_than_is_promised(homes: dict[str, Path], tmp_path: Path) -> None:
+    def timed(size: str) -> dict[str, Any]:
+        words = ["profile", str(homes["classify"] / "recipe.yaml"), "--json", str(tmp_path / "found.json")]
+        words += ["--set", "plan.device=cpu", "--set", f"plan.micro_batch={size}", "--steps", "6"]
+        assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
+        found: dict[str, Any] = json.loads((tmp_path / "found.json").read_text())
+        return found
+
+    before, after = timed("1"), timed("null")
+    (found,) = [each for each in before["advice"] if each["change"] == {"micro_batch": None}]
+    assert found["remedy"] == "plan.micro_batch null" and before["bound_by"] == "small operations"
+    assert found["at_most"] > before["seconds"]["median"] / after["seconds"]["median"]
+    assert before["floor"]["shared"]["seconds"] <= before["floor"]["seconds"]
+
+
+def test_what_was_chosen_is_said(homes: dict[str, Path], tmp_path: Path) -> None:
+    words = ["profile", str(homes["vqa"] / "recipe.yaml"), "--steps", "1", "--warmup", "1"]
+    done = CliRunner().invoke(app, [*words, "--set", "plan.device=cpu"], catch_exceptions=False)
+    assert done.exit_code == 0 and max(map(len, done.output.splitlines())) <= 100
+    for line in (
+        "plan.packing: true, because no padding is computed",
+        "plan.max_questions: null, because the token budget decides",
+        "plan.token_budget: 2048, because a dense mask grows with the square of a row",
+        "plan.device: cpu, because asked for",
+        "attention: sdpa, because on a CPU a dense mask is the fastest",
+    ):
+        assert f"\n{line}\n" in f"\n{done.output}", done.output
+    (tmp_path / "plan.yaml").write_text("device: cpu\n")
+    done = CliRunner().invoke(app, [*words, "--plan", str(tmp_path / "plan.yaml")], catch_exceptions=False)
+    assert "\nplan." not in f"\n{done.output}" and done.output.startswith("attention: sdpa, because each row is one")
+
+
+@given(st.lists(st.floats(0.01, 20), max_size=40))
+def test_progress_is_said_now_and_then(takes: list[float]) -> None:
+    said: list[str] = []
+    times = [0.0]
+    show = progress(len(takes), said.append, lambda: times[-1])
+    for number, seconds in enumerate(takes):
+        times.append(times[-1] + seconds)
+        show(number + 2)  # one more than there are is timed
+    assert len(said) <= times[-1] / PATIENCE and (len(said) > 0) == (times[-1] >= PATIENCE)
+    assert all(int(line.split()[0]) <= len(takes) for line in said)
+    assert not said or said[-1].split(", ")[0].endswith("steps" if len(takes) > 1 else "step")
+
+
+def test_the_disk_is_the_images_own(homes: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Path, bool]] = []
+
+    def rate(folder: Path, checked: bool = True) -> float:
+        asked.append((folder, checked))
+        return 1e9
+
+    monkeypatch.setattr("sameday.hardware.peaks.read_rate", rate)
+    found, _ = profiled(homes["vqa"], tmp_path)
+    assert found["floor"]["peaks"]["disk_bytes_per_second"] == 1e9
+    recipe = load_recipe(homes["vqa"] / "recipe.yaml")
+    images = (homes["vqa"] / recipe.data.image_root).resolve()
+    assert asked == [(images, False)] and images != homes["vqa"].resolve()
+
+
+def test_a_cache_has_a_disk_of_its_own(tmp_path: Path) -> None:
+    vqa, pictures = worlds.tiny_recipe(tmp_path / "model"), sets.tiny_recipe()
+    for folder in ("here", "set", vqa.data.image_root):
+        (tmp_path / folder).mkdir(exist_ok=True)
+    cached = Plan(cache="pixels", cache_dir="here/not/yet")
+    assert images_folder(vqa, Plan(), tmp_path) == (tmp_path / vqa.data.image_root).resolve()
+    assert images_folder(vqa, cached, tmp_path) == tmp_path / "here"
+    assert images_folder(pictures, Plan(), tmp_path) == tmp_path / "set"
+    assert not (tmp_path / "here/not").exists()
+
+
+def test_bad_data_is_told_in_words_that_hold_here(homes: dict[str, Path], tmp_path: Path) -> None:
+    """No file is named that is not written, and no option that the command does not have."""
+    line = '{"image": "gone.png", "question": "a?", "answer": "b"}\n'
+    (tmp_path / "bad.jsonl").write_text((homes["vqa"] / "train.jsonl").read_text() + line)
+    words = ["profile", str(homes["vqa"] / "recipe.yaml"), "--steps", "1", "--warmup", "1", "--set", "plan.device=cpu"]
+    words += ["--set", f"recipe.data.train={tmp_path / 'bad.jsonl'}"]
+    stopped = CliRunner().invoke(app, words)
+    assert isinstance(stopped.exception, BadInput) and "--on-bad" not in str(stopped.exception)
+    assert "recipe.data.on_bad=skip leaves them out" in str(stopped.exception)
+    before = set(homes["vqa"].rglob("*"))
+    done = CliRunner().invoke(app, [*words, "--set", "recipe.data.on_bad=skip"], catch_exceptions=False)
+    assert done.output.startswith("left out: 1 problem in 1 line:\n") and "skipped.json" not in done.output
+    assert done.exit_code == 0 and set(homes["vqa"].rglob("*")) == before
+
+
+def test_places_are_short() -> None:
+    here = str(Path(timeline.__file__).resolve())
+    assert short_place(f"{here}:7") == "sameday/profile/timeline.py:7"
+    assert short_place(f"{torch.__file__}:7") == "torch/__init__.py:7"
+    assert short_place("/home/me/model.py:7") == "/home/me/model.py:7"
 
 
 @pytest.mark.parametrize(
@@ -107,7 +208,9 @@ def test_a_slow_input_is_named_first(
 
 def test_full_checkpointing_with_memory_to_spare(homes: dict[str, Path], tmp_path: Path) -> None:
     found, said = profiled(homes["vqa"], tmp_path, "checkpointing=full")
-    assert any(each["change"] == {"checkpointing": "none"} for each in found["advice"]), said
+    (advice,) = [each for each in found["advice"] if each["change"] == {"checkpointing": "none"}]
+    used, most = map(float, re.findall(r"this process used (\S+) of (\S+) GiB at most", advice["why"])[0])
+    assert 0 < used < most, said
 
 
 def test_bad_wishes(homes: dict[str, Path], tmp_path: Path) -> None:
@@ -119,7 +222,7 @@ def test_bad_wishes(homes: dict[str, Path], tmp_path: Path) -> None:
 def test_a_run_that_cannot_go_on_says_why(homes: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sameday.tasks.classify.ClassifyTask.smaller_budget", lambda *_: None)
     monkeypatch.setattr("sameday.tasks.classify.ClassifyTask.loss_sum", _no_memory)
-    done = CliRunner().invoke(app, ["profile", str(homes["classify"] / "recipe.yaml")])
+    done = CliRunner().invoke(app, ["profile", str(homes["classify"] / "recipe.yaml"), "--set", "plan.device=cpu"])
     assert isinstance(done.exception, RunStopped) and "out of memory with a single image" in str(done.exception)
 
 

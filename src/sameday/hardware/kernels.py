@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
-from importlib.metadata import version
 from typing import NamedTuple
 
 import torch
@@ -20,7 +20,7 @@ class Kernel(NamedTuple):
 def kernels(machine: Machine, precision: str) -> list[Kernel]:
     """Of those that a plan can name."""
     cuda = machine.device == "cuda"
-    triton = f"Triton {version('triton')}" if machine.triton else "no GPU" if not cuda else "Triton is not installed"
+    triton = _triton() if machine.triton else "no GPU" if not cuda else "Triton is not installed"
     flash = cuda and precision == "bf16" and torch.cuda.get_device_capability() >= (8, 0)
     split = (
         "flash attention of shared prefixes and of branches" if flash else f"no flash attention for {precision} here"
@@ -36,3 +36,11 @@ def kernels(machine: Machine, precision: str) -> list[Kernel]:
         Kernel("cuda_graphs", cuda, f"CUDA {torch.version.cuda}" if cuda else "no GPU"),
         Kernel("optimizer_impl fused", True, "torch's own, on a GPU one kernel"),
     ]
+
+
+def _triton() -> str:
+    """By its module: what it is installed as has other names too."""
+    try:
+        return f"Triton {importlib.import_module('triton').__version__}"
+    except (ImportError, AttributeError):
+        return "Triton, its version unknown"

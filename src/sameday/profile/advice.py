@@ -3,6 +3,7 @@ no more than the time it takes away, and no remedy computes faster than the floo
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,36 +14,69 @@ WORTH_NAMING = 1.02
 """What could give less than this is not told from noise."""
 
 USUAL = 8192
-"""Tokens of a micro-batch that keep a device busy."""
+"""Tokens of a micro-batch that keep a GPU busy."""
 
-DATA = ("wait", "read", "decode", "resize", "copy")
+CPU_BUDGETS = (256, 512, 1024, 2048)
+"""Tokens of a micro-batch that a CPU may be told to try. It has only dense masks, which grow with the square of a row:
+the last is what would be chosen for it."""
+
+NEAR = 0.4
+"""The share of a step that a resource takes at its best rate where it bounds the step."""
+
+PACE = 3.0
+"""How much longer than at their best rate a CPU's small products and dense attention take, about."""
+
+ROOM = 0.4
+"""The share of the memory that must be free where a remedy takes more of it."""
+
+EXPOSED = ("wait", "read", "decode", "resize")
+DATA = (*EXPOSED, "copy")
 COMPUTE = ("prepare", "tower", "forward", "loss", "backward")
+ONCE = ("exchange", "optimizer", "check", "log")
+"""Done once a step, however it is cut."""
+
+OTHER = "work other than large products"
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A step in other micro-batches: the plan's fields that would cut it so, how many there would be, and what their
+    products would take at the machine's rate."""
+
+    change: dict[str, Any]
+    micro_batches: float
+    executed: float
 
 
 @dataclass(frozen=True)
 class Facts:
     """Of a step on the average, in seconds. `floor` is what the mathematics of the step takes at the machine's measured
-    rates, each image once; `executed` what the plan's own products take at those rates; `alone` what those of one
-    question at a time take."""
+    rates, each image once and all at once, whatever the disk does; `executed` what the plan's own products take at
+    those rates, `moved` its weights; `alone` what one question at a time takes."""
 
     task: str
     device: str
     plan: Plan
     parts: dict[str, float]
     cores: int
+    samples: float = 1.0
     micro_batches: float = 1.0
     workers: dict[str, float] = field(default_factory=dict)
     floor: float = 0.0
     executed: float = 0.0
+    moved: float = 0.0
     alone: float = 0.0
-    bound: str = "arithmetic"
-    """The resource that gives the floor."""
     busy: float | None = None
-    free_memory: float = 1.0
-    """The share of the device's memory that the step does not use."""
+    memory: float = 1.0
+    """Bytes that the device has."""
+    used: float = 0.0
+    """Bytes that this process had of them at most."""
     frozen_tower: bool = True
     triton: bool = False
+    fusable: bool = True
+    """Whether there are fused kernels for the model here."""
     waits: tuple[tuple[str, int], ...] = ()
+    cuts: tuple[Cut, ...] = ()
 
     @property
     def total(self) -> float:
@@ -57,15 +91,44 @@ class Facts:
         return sum(self.workers.values()) + self.time("read", "decode", "resize")
 
     @property
+    def crowding(self) -> float:
+        """The most that workers on a CPU take from the step, which computes on the same cores: each process has its
+        share of them."""
+        share = self.plan.workers / (self.plan.workers + 1)
+        return min(sum(self.workers.values()), share * self.time(*COMPUTE)) if self.device == "cpu" else 0.0
+
+    @property
+    def room(self) -> bool:
+        return 1 - self.used / self.memory > ROOM
+
+    @property
+    def gaps(self) -> float:
+        """While a GPU has nothing to do, for whatever reason."""
+        return 0.0 if self.busy is None else (1 - self.busy) * self.total
+
+    @property
     def idle(self) -> float:
         """While a GPU has nothing to do, and not for want of data. A CPU is never told to be idle: what it spends
-        beyond the products of many small micro-batches is counted instead."""
+        on the calls of many small micro-batches is counted instead."""
         if self.busy is not None:
-            return max(0.0, (1 - self.busy) * self.total - self.time(*DATA))
-        if self.device == "cpu" and self.micro_batches > 1:
-            # Half of it, since what is not a product is not all a matter of size.
-            return 0.5 * max(0.0, self.time(*COMPUTE) - self.executed) * (1 - 1 / self.micro_batches)
-        return 0.0
+            return max(0.0, self.gaps - self.time(*DATA))
+        return self.calls * (1 - 1 / self.micro_batches) if self.device == "cpu" else 0.0
+
+    @property
+    def pace(self) -> float:
+        """Seconds that the plan takes for a second of products at their best rate, about."""
+        compute = self.time(*COMPUTE)
+        spent = compute - self.idle if self.busy is not None else 0.75 * compute
+        return min(PACE, max(0.0, spent) / self.executed) if self.executed else PACE
+
+    @property
+    def calls(self) -> float:
+        """Seconds that are a matter of how many micro-batches there are, about: on a CPU what is not spent on products.
+        A GPU's kernels are only a little faster where they are larger."""
+        compute = self.time(*COMPUTE)
+        if self.busy is not None:
+            return self.idle + 0.1 * max(0.0, compute - self.idle - self.executed)
+        return max(0.0, compute - self.pace * self.executed)
 
 
 @dataclass(frozen=True)
@@ -81,25 +144,64 @@ class Remedy:
 
 
 def bound_by(facts: Facts) -> str:
-    """data, launches, or the resource that bounds the floor."""
-    data, idle = facts.time(*DATA), facts.idle
-    if data >= 0.1 * facts.total and data >= idle:
+    """data, launches, the resource that takes much of the step even at its best rate, or what is none of these. Where
+    workers prepare data beside the step, waiting at all means that they are too slow."""
+    data, idle, total = facts.time(*DATA), facts.idle, facts.total
+    if data >= (0.1 if facts.plan.workers else 0.3) * total and data >= idle:
         return "data"
-    return "launches" if idle >= 0.2 * facts.total else facts.bound
+    if facts.busy is not None and idle >= 0.2 * total:
+        return "launches"
+    resource, seconds = max({"arithmetic": facts.executed, "memory": facts.moved}.items(), key=lambda each: each[1])
+    if seconds >= NEAR * total:
+        return resource
+    return "small operations" if facts.busy is None and idle >= 0.2 * total else OTHER
 
 
 def advise(facts: Facts) -> list[Remedy]:
     """Those that could give something, the likeliest gain first."""
-    found = [*_data(facts), *_model(facts), *_launches(facts)]
+    found = [*_data(facts), *_model(facts), *_cuts(facts), *_launches(facts)]
     return sorted((each for each in found if each.at_most >= WORTH_NAMING), key=lambda each: -each.likely)
 
 
+def cuts_to_try(task: str, device: str, plan: Plan) -> list[dict[str, Any]]:
+    """Changes of a plan that cut its steps otherwise, only the fields that differ; those that share images are for
+    plans that do not."""
+    if task == "classify":
+        return [] if plan.micro_batch is None else [{"micro_batch": None}]
+    sharing: dict[str, Any] = {"share_images": True, "packing": True, "max_questions": None}
+    if device == "cpu":
+        cuts = [{"token_budget": each, "max_questions": None} for each in CPU_BUDGETS]
+        shared = [sharing | {"token_budget": each} for each in CPU_BUDGETS]
+    else:
+        more = plan.token_budget if plan.max_questions is not None else 4 * plan.token_budget
+        cuts, shared = [{"token_budget": max(USUAL, more), "max_questions": None}], [sharing]
+    differing = (_differing(plan, each) for each in (*cuts, *(shared if not plan.share_images else ())))
+    return [each for each in differing if each]
+
+
+def shown(value: Any) -> str:
+    """As a plan has it in its file."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _differing(plan: Plan, change: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in change.items() if getattr(plan, name) != value}
+
+
 def _remedy(
-    facts: Facts, what: str, saved: float, why: str, likely: float | None = None, change: dict[str, Any] | None = None
+    facts: Facts, what: str | dict[str, Any], saved: float, why: str, likely: float | None = None, floor: bool = True
 ) -> Remedy:
-    """`saved` is the most that it takes away; never so much that a step would be faster than its floor."""
-    least = max(facts.total - saved, facts.floor, facts.total / 1000)
-    return Remedy(what, facts.total / min(least, facts.total), why, saved if likely is None else likely, change or {})
+    """`what` is the plan's fields that are to be set, all of which are named, or words where it is not in the plan.
+    `saved` is the most that it takes away; never so much that a step would be faster than its floor, unless that is
+    another one with the remedy."""
+    change = {} if isinstance(what, str) else _differing(facts.plan, what)
+    words = what if isinstance(what, str) else ", ".join(f"plan.{name} {shown(new)}" for name, new in change.items())
+    least = max(facts.total - saved, facts.floor if floor else 0.0, facts.total / 1000)
+    return Remedy(words, facts.total / min(least, facts.total), why, saved if likely is None else likely, change)
+
+
+def _worth(facts: Facts, seconds: float) -> bool:
+    return facts.total >= WORTH_NAMING * (facts.total - seconds)
 
 
 def _share(facts: Facts, seconds: float) -> str:
@@ -107,85 +209,138 @@ def _share(facts: Facts, seconds: float) -> str:
 
 
 def _data(facts: Facts) -> Iterator[Remedy]:
-    plan, exposed = facts.plan, facts.time("wait", "read", "decode", "resize")
+    plan, exposed = facts.plan, facts.time(*EXPOSED)
     preparing = facts.preparing
     # Without workers what is not read, decoded or resized is made from it, whatever keeps the images.
     images = exposed if plan.workers else facts.time("read", "decode", "resize")
     rest = facts.total - exposed
-    most = max(1, facts.cores - 1)
+    most = facts.cores - 1
     read = facts.workers.get("read", 0.0) + facts.time("read")
-    keeps_up = preparing / most <= rest
     who = f"{plan.workers} worker{'s' if plan.workers > 1 else ''}" if plan.workers else "the training process"
     waited = f"{_share(facts, exposed)} is waited for"
     if plan.workers < most:
         why = f"data is prepared by {who}, and {waited}; there are {facts.cores} cores"
         left = max(0.0, preparing / most - rest)
-        yield _remedy(facts, f"plan.workers {most}", exposed, why, max(0.0, exposed - left), {"workers": most})
-    if facts.task == "vqa" and plan.cache == "none" and preparing:
+        # A CPU's workers take the cores that the step computes on.
+        spare = most / facts.cores if facts.device == "cpu" else 1.0
+        change = {"workers": most} | ({"pin_memory": False} if plan.cuda_graphs else {})
+        yield _remedy(facts, change, exposed, why, spare * max(0.0, exposed - left))
+    saved = exposed + facts.crowding
+    if facts.task == "vqa" and plan.cache == "none" and _worth(facts, min(images, preparing)):
         why = f"decoding and resizing take {preparing - read:.3f} s of {who} a step, and {waited}"
         # Where more workers would hide it, the disk's space is better kept.
-        likely = (0.5 if keeps_up and plan.workers < most else 0.95) * images * (preparing - read) / preparing
-        yield _remedy(facts, "plan.cache pixels", images, why, likely, {"cache": "pixels"})
-    if read > 0.5 * preparing:
+        hidden = plan.workers < most and preparing / most <= rest
+        likely = (0.5 if hidden else 0.95) * images * (preparing - read) / preparing
+        yield _remedy(facts, {"cache": "pixels"}, saved, why, likely)
+    if read > 0.5 * preparing and _worth(facts, min(images, read)):
         why = f"reading takes {read:.3f} s a step, decoding and resizing {preparing - read:.3f}"
-        yield _remedy(facts, "the images on a faster disk", images, why, images * read / preparing)
-    if facts.device == "cuda" and not plan.pin_memory:
-        copy = facts.time("copy")
-        why = f"copies take {_share(facts, copy)}"
-        yield _remedy(facts, "plan.pin_memory true", copy, why, change={"pin_memory": True})
+        yield _remedy(facts, "the images on a faster disk", saved, why, images * read / preparing)
+    copy = facts.time("copy")
+    recording = plan.cuda_graphs and plan.workers
+    if facts.device == "cuda" and not plan.pin_memory and not recording and _worth(facts, copy):
+        # Copies that the host waits for keep it from running ahead.
+        yield _remedy(facts, {"pin_memory": True}, copy + facts.gaps, f"copies take {_share(facts, copy)}", copy)
 
 
 def _model(facts: Facts) -> Iterator[Remedy]:
     plan, compute = facts.plan, facts.time(*COMPUTE)
-    to_floor = max(0.0, compute - facts.floor)
     if facts.task == "vqa":
-        tower, loss, forward = facts.time("tower"), facts.time("loss"), facts.time("forward")
-        if facts.alone > 1.02 * facts.floor and not plan.share_images:
+        yield from _questions(facts)
+    elif facts.device == "cuda" and facts.triton and facts.fusable and plan.level_kernel == "plain":
+        why = "latents pass through memory dozens of times"
+        saved = compute - facts.floor + facts.gaps
+        yield _remedy(facts, {"level_kernel": "fused", "compile": "none"}, saved, why, 0.7 * compute)
+    if facts.device == "cuda" and plan.optimizer_impl != "fused":
+        # It alone needs no word from the host: steps follow on one another.
+        optimizer, late = facts.time("optimizer"), max(facts.gaps, facts.time("check", "log", "other"))
+        why = f"the optimizer is {_share(facts, optimizer)}, and each step waits until the host has seen the last"
+        yield _remedy(facts, {"optimizer_impl": "fused"}, optimizer + late, why, 0.8 * optimizer)
+
+
+def _questions(facts: Facts) -> Iterator[Remedy]:
+    plan = facts.plan
+    tower, loss, forward, backward = (facts.time(name) for name in ("tower", "loss", "forward", "backward"))
+    if plan.checkpointing == "full" and facts.room:
+        why = (
+            f"layers are computed twice, and this process used {facts.used / 2**30:.1f} of {facts.memory / 2**30:.1f} "
+            "GiB at most"
+        )
+        yield _remedy(facts, {"checkpointing": "none"}, min(1.25 * forward, backward), why, forward)
+    if not plan.label_only_logits:
+        why = f"logits of every place, {_share(facts, loss)} forward and more backward"
+        yield _remedy(facts, {"label_only_logits": True}, min(4 * loss, loss + backward), why, 1.5 * loss)
+    prepared = min(facts.time(*EXPOSED), facts.preparing) + facts.time("copy")
+    if plan.cache != "features" and facts.frozen_tower and tower and _worth(facts, tower + prepared):
+        why = f"the frozen tower is {_share(facts, tower)}; `sameday cache` says whether the disk keeps up"
+        # The floor has the tower in it.
+        saved = tower + facts.time(*DATA) + facts.crowding
+        yield _remedy(facts, {"cache": "features"}, saved, why, 0.9 * tower, floor=False)
+
+
+def _cuts(facts: Facts) -> Iterator[Remedy]:
+    """The likeliest of those that share images, and of the others."""
+    if facts.floor and facts.alone > 1.02 * facts.floor:
+        best = _best(facts, [each for each in facts.cuts if "share_images" in each.change])
+        if best is not None:
             repeated = facts.alone / facts.floor
             why = f"an image is computed for each question about it, {repeated:.1f} times the products that are needed"
-            change = {"share_images": True, "packing": True, "max_questions": None}
-            yield _remedy(facts, "plan.share_images true", to_floor, why, compute * (1 - 1 / repeated), change)
-        if plan.checkpointing == "full" and facts.free_memory > 0.4:
-            why = f"layers are computed twice, and {facts.free_memory:.0%} of the memory is free"
-            saved = min(1.25 * forward, facts.time("backward"))
-            yield _remedy(facts, "plan.checkpointing none", saved, why, forward, {"checkpointing": "none"})
-        if not plan.label_only_logits:
-            why = f"logits of every place, {_share(facts, loss)} forward and more backward"
-            change = {"label_only_logits": True}
-            yield _remedy(facts, "plan.label_only_logits true", min(3 * loss, compute), why, 1.5 * loss, change)
-        if plan.cache != "features" and facts.frozen_tower and tower:
-            saved = tower + facts.time("wait", "read", "decode", "resize", "copy")
-            why = f"the frozen tower is {_share(facts, tower)}; `sameday cache` says whether the disk keeps up"
-            yield _remedy(facts, "plan.cache features", saved, why, 0.9 * tower, {"cache": "features"})
-    elif facts.device == "cuda" and facts.triton and plan.level_kernel == "plain":
-        why = "latents pass through memory dozens of times"
-        yield _remedy(facts, "plan.level_kernel fused", to_floor, why, 0.7 * compute, {"level_kernel": "fused"})
-    if facts.device == "cuda" and plan.optimizer_impl != "fused":
-        optimizer = facts.time("optimizer")
-        why = f"the optimizer is {_share(facts, optimizer)}"
-        yield _remedy(facts, "plan.optimizer_impl fused", optimizer, why, 0.8 * optimizer, {"optimizer_impl": "fused"})
+            yield _remedy(facts, best.change, _fewer(facts, facts.samples, best), why, _gain(facts, best))
+    others = [each for each in facts.cuts if "share_images" not in each.change]
+    best = _best(facts, [each for each in others if facts.room or each.micro_batches > facts.micro_batches])
+    if best is None:
+        return
+    if best.micro_batches < facts.micro_batches:
+        cost = "each costs its calls" if facts.busy is None else f"the GPU waits {_share(facts, facts.idle)}"
+        why = f"{facts.micro_batches:.0f} micro-batches a step instead of {best.micro_batches:.0f}, and {cost}"
+        saved = _fewer(facts, facts.micro_batches, best)
+    else:
+        spared = 1 - best.executed / facts.executed
+        why = f"a dense mask grows with the square of a row, and shorter rows have {spared:.0%} fewer products"
+        saved = max(0.0, facts.time(*COMPUTE) - best.executed)
+    yield _remedy(facts, best.change, saved, why, _gain(facts, best))
+
+
+def _best(facts: Facts, cuts: list[Cut]) -> Cut | None:
+    """None where a step is likely to be no faster with any."""
+    best = max(cuts, key=lambda cut: _gain(facts, cut), default=None)
+    return best if best is not None and _worth(facts, _gain(facts, best)) else None
+
+
+def _gain(facts: Facts, cut: Cut) -> float:
+    """Seconds that are likely saved: of products, at the pace that the plan's have, and of calls."""
+    fewer = 1 - cut.micro_batches / facts.micro_batches
+    return facts.pace * (facts.executed - cut.executed) + facts.calls * fewer
+
+
+def _fewer(facts: Facts, times: float, cut: Cut) -> float:
+    """The most that goes away where a step is done in so many times fewer pieces: one that is larger takes no less time
+    than a smaller one did, and no less than its products. What is waited for may go altogether, and what a GPU's host
+    was late with."""
+    pieces = facts.total - facts.time(*DATA, *ONCE)
+    left = max(pieces / times, cut.executed)
+    return facts.time(*DATA) + max(0.0, pieces - left) + min(facts.gaps, facts.time(*ONCE))
 
 
 def _launches(facts: Facts) -> Iterator[Remedy]:
-    plan, idle = facts.plan, facts.idle
-    compute = facts.time(*COMPUTE)
-    to_floor = max(0.0, compute - facts.floor)
-    for where, count in facts.waits[:1]:
+    """With fewer of them the host is ahead of the GPU, and does in time what was waited for."""
+    plan, idle, compute = facts.plan, facts.idle, facts.time(*COMPUTE)
+    for where, count in facts.waits[:1] if _worth(facts, idle) else ():
         why = f"the host waits for the GPU {count} times a step there, and the GPU for the host {_share(facts, idle)}"
-        yield _remedy(facts, f"no synchronisation at {where}", idle, why, 1.05 * idle)
-    if facts.micro_batches > 1 and facts.free_memory > 0.4:
-        name = "token_budget" if facts.task == "vqa" else "micro_batch"
-        cost = "each costs its calls" if facts.busy is None else f"the GPU has nothing to do {_share(facts, idle)}"
-        why = f"{facts.micro_batches:.0f} micro-batches a step, and {cost}"
-        change: dict[str, Any] = {"token_budget": max(USUAL, 4 * plan.token_budget), "max_questions": None}
-        if facts.task != "vqa":
-            change = {"micro_batch": None}
-        yield _remedy(facts, f"a larger plan.{name}", to_floor, why, idle, change)
-    if facts.device == "cuda" and facts.task == "classify" and not plan.cuda_graphs:
+        yield _remedy(facts, f"no synchronisation at {where}", facts.gaps, why, 1.05 * idle)
+    if facts.device == "cuda" and facts.task == "classify" and not plan.cuda_graphs and _worth(facts, idle):
         why = f"the GPU waits for launches {_share(facts, idle)}"
-        yield _remedy(facts, "plan.cuda_graphs true", idle, why, 0.95 * idle, {"cuda_graphs": True})
+        yield _remedy(facts, {"cuda_graphs": True, **_beside_graphs(plan)}, facts.gaps, why, 0.95 * idle)
     fused = facts.task == "classify" and plan.level_kernel == "fused"
     if facts.device == "cuda" and facts.triton and plan.compile == "none" and not fused:
         why = f"products need {_share(facts, facts.executed)}; the rest is launches and small kernels"
-        likely = 0.5 * max(0.0, compute - facts.executed)
-        yield _remedy(facts, "plan.compile layers", to_floor, why, likely, {"compile": "layers"})
+        saved = max(0.0, compute - facts.floor) + facts.gaps
+        yield _remedy(facts, {"compile": "layers"}, saved, why, 0.5 * max(0.0, compute - facts.executed))
+
+
+def _beside_graphs(plan: Plan) -> dict[str, Any]:
+    """What must be otherwise where graphs are recorded: no thread may pin memory meanwhile, as it does for workers, and
+    nothing else may record."""
+    change: dict[str, Any] = {}
+    if plan.workers and plan.pin_memory:
+        change |= {"workers": 0} if plan.images_on == "device" else {"pin_memory": False}
+    return change | ({"compile_mode": "default"} if plan.compile != "none" else {})

@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import re
+import resource
 import statistics
 import textwrap
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sameday.spec.load import load_plan, load_recipe, split_sets
+from sameday.spec.load import load_plan, load_recipe, resolve_path, split_sets
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.spec.record import check_output, write_text
 from sameday.tasks.registry import start_of
 from sameday.tasks.start import Say
 
-TOGETHER = {"share_images": True, "packing": True, "max_questions": None, "token_budget": 2**30}
-"""All questions of a step in one micro-batch, each image once: what no plan does with less."""
+TOGETHER: dict[str, dict[str, Any]] = {
+    "vqa": {"share_images": True, "packing": True, "max_questions": None, "token_budget": 2**30},
+    "classify": {"micro_batch": None},
+}
+"""All of a step in one micro-batch, each image once: what no plan does with less."""
 COUNTED = 4
 """Steps whose floor is counted."""
 WIDTH = 100
+PATIENCE = 5.0
+"""Seconds between two words on how far it is."""
 
 
 def profile(
@@ -50,21 +59,23 @@ def profile(
     start = start_of(recipe, home)
     audited = start.audit(say)
     start.check_model(say)
+    reasons: dict[str, str] = {}
     if plan_path is None:
-        plan, _ = automatic_plan(start, recipe, plan_sets, 1)
+        plan, reasons = automatic_plan(start, recipe, plan_sets, 1)
     machine = look(device_kind(plan))
-    settled = {name: value for name, (value, _) in start.settle(plan, machine).items() if name in Plan.model_fields}
+    settled = start.settle(plan, machine)
+    for choice in choices(plan, reasons, settled):
+        say("\n".join(_wrapped(choice)))
     set_deterministic(plan.deterministic)
     task = start.load(plan, pick_device(plan, Ranks()), audited.parts)
     for note in task.notes:
         say(note)
-    say(f"{warmup} steps to warm up, {steps} to time")
-    line = record(recipe, plan, task, home, steps, warmup)
+    say(f"{_steps(warmup)} to warm up, {steps} to time")
+    timed = record(recipe, plan, task, home, steps, warmup, progress=progress(warmup + steps, say))
     say("the machine's rates: products, memory, copies, disk")
-    folder = home if recipe.task == "vqa" else None
-    peaks = measure(task.device, recipe.precision, folder)
-    plan = plan.model_copy(update=settled)
-    found = summed_up(recipe, plan, task, machine, line, peaks, range(warmup, warmup + COUNTED))
+    peaks = measure(task.device, recipe.precision, images_folder(recipe, plan, home) if recipe.task == "vqa" else None)
+    plan = plan.model_copy(update={name: value for name, (value, _) in settled.items() if name in Plan.model_fields})
+    found = summed_up(recipe, plan, task, machine, timed, peaks, range(warmup, warmup + COUNTED))
     print("\n".join(lines(found)))
     if json_path is not None:
         write_text(json_path, json.dumps(found, indent=1) + "\n")
@@ -75,12 +86,12 @@ def hardware(recipe_path: Path, plan_path: Path | None, sets: Sequence[str], say
     recipe_sets, plan_sets = split_sets(sets)
     recipe, home = load_recipe(recipe_path, recipe_sets), recipe_path.resolve().parent
     plan = load_plan(plan_path, plan_sets, recipe.task)
+    # Before anything that is loaded sets some of its own.
+    environment = {**os.environ, **plan.environment}
 
     from sameday.train.launch import automatic_plan, prepare_environment
 
     prepare_environment(plan)
-
-    import os
 
     from sameday.hardware.kernels import kernels
     from sameday.hardware.machine import device_kind, look, pick_device
@@ -95,7 +106,19 @@ def hardware(recipe_path: Path, plan_path: Path | None, sets: Sequence[str], say
         plan, reasons = automatic_plan(start, recipe, plan_sets, 1)
     print(f"{machine.name}, {machine.memory / 2**30:.0f} GiB, {machine.cores} cores")
     say("measuring its rates")
-    peaks = measure(pick_device(plan, Ranks()), recipe.precision, home)
+    made = [_rates(measure(pick_device(plan, Ranks()), recipe.precision, images_folder(recipe, plan, home)))]
+    for kernel in kernels(machine, recipe.precision):
+        made.append(f"  {'yes' if kernel.there else 'no ':3s}  {kernel.name:22s} {kernel.why}")
+    made += [f"  {line}" for line in choices(plan, reasons, start.settle(plan, machine))]
+    variables = of_libraries(environment)
+    made.append(
+        "environment variables of libraries:" if variables else "environment variables of libraries: none is set"
+    )
+    made += [f"  {each}" for each in judged(variables, installed_files())]
+    print("\n".join(part for line in made for part in _wrapped(line)))
+
+
+def _rates(peaks: Any) -> str:
     rates = {
         "memory": peaks.memory_bytes_per_second,
         "copies to the device": peaks.copy_bytes_per_second,
@@ -104,59 +127,54 @@ def hardware(recipe_path: Path, plan_path: Path | None, sets: Sequence[str], say
     moved = [
         f"{name} " + ("not measured" if each is None else f"{each / 1e9:.4g} GB/s") for name, each in rates.items()
     ]
-    print(f"{peaks.precision} products {peaks.flop_per_second / 1e12:.4g} TFLOP/s, {', '.join(moved)}")
-    for kernel in kernels(machine, recipe.precision):
-        print(f"  {'yes' if kernel.there else 'no ':3s}  {kernel.name:22s} {kernel.why}")
-    chosen = {name: f"{getattr(plan, name)}, because {why}" for name, why in reasons.items()}
-    settled = {name: f"{value}, because {why}" for name, (value, why) in start.settle(plan, machine).items()}
-    for name, words in (chosen | settled).items():
-        print(f"  {name}: {words}")
-    variables = of_libraries({**os.environ, **plan.environment})
-    print("environment variables of libraries:" if variables else "environment variables of libraries: none is set")
-    for each in judged(variables, installed_files()):
-        print(f"  {each}")
+    return f"{peaks.precision} products {peaks.flop_per_second / 1e12:.4g} TFLOP/s, {', '.join(moved)}"
+
+
+def choices(plan: Plan, reasons: Mapping[str, str], settled: Mapping[str, tuple[str, str]]) -> Iterator[str]:
+    """What was chosen for the machine, and what the plan left to it, each with its reason, as `sameday train` says."""
+    from sameday.profile.advice import shown
+
+    chosen = {f"plan.{name}": (shown(getattr(plan, name)), why) for name, why in reasons.items()}
+    for name, (value, why) in (chosen | dict(settled)).items():
+        yield f"{name}: {value}, because {why}"
+
+
+def progress(count: int, say: Say, now: Callable[[], float] = time.perf_counter) -> Callable[[int], None]:
+    """Says every few seconds how many of the steps are done."""
+    began = said = now()
+
+    def show(done: int) -> None:
+        nonlocal said
+        if now() - said >= PATIENCE:
+            said = now()
+            say(f"{min(done, count)} of {_steps(count)}, {said - began:.0f} s")
+
+    return show
+
+
+def images_folder(recipe: Any, plan: Plan, home: Path) -> Path:
+    """A folder on the disk that a step's images are read from; what a cache will make need not be there yet."""
+    where = recipe.data.path if recipe.task == "classify" else recipe.data.image_root
+    path = resolve_path(home, plan.cache_dir if plan.cache in ("pixels", "features") else where).resolve()
+    return next(each for each in (path, *path.parents) if each.is_dir())
 
 
 def summed_up(
     recipe: Recipe, plan: Plan, task: Any, machine: Any, line: Any, peaks: Any, counted: Sequence[int]
 ) -> dict[str, Any]:
     """Everything that was found, as JSON has it."""
-    from sameday.profile.advice import Facts, advise, bound_by
+    from sameday.profile.advice import advise, bound_by
     from sameday.profile.floor import floor_of
 
-    together = copy.copy(task)
-    if recipe.task == "vqa":
-        together.plan = task.plan.model_copy(update=TOGETHER)
-    floors = [(floor_of(task, step, peaks), floor_of(together, step, peaks).plan) for step in counted]
-
-    def mean(values: Any) -> float:
-        return statistics.mean(values)
-
-    own = mean(floor.plan.seconds for floor, _ in floors)
-    least = mean(bound.seconds for _, bound in floors)
-    alone = mean(floor.alone.seconds for floor, _ in floors)
-    total = mean(line.seconds)
+    floors = [floor_of(task, step, peaks) for step in counted]
+    own = statistics.mean(floor.plan.seconds for floor in floors)
     resources = {
-        name: mean(floor.plan.seconds_of[name] for floor, _ in floors) for name in floors[0][0].plan.seconds_of
+        name: statistics.mean(floor.plan.seconds_of[name] for floor in floors) for name in floors[0].plan.seconds_of
     }
-    facts = Facts(
-        task=recipe.task,
-        device=machine.device,
-        plan=plan,
-        parts=line.parts,
-        cores=machine.cores,
-        micro_batches=mean(floor.plan.least.micro_batches for floor, _ in floors),
-        workers=line.workers,
-        floor=min(least, own),
-        executed=mean(floor.executed_flop for floor, _ in floors) / peaks.flop_per_second,
-        alone=alone,
-        bound=max(resources, key=lambda name: resources[name]),
-        busy=line.busy,
-        free_memory=1 - line.memory / machine.memory if line.memory is not None else 1.0,
-        frozen_tower=not getattr(getattr(task, "model", None), "tower_trained", True),
-        triton=machine.triton,
-        waits=line.waits,
-    )
+    together = copy.copy(task)
+    together.plan = task.plan.model_copy(update=TOGETHER[recipe.task])
+    shared = [floor_of(together, step, peaks).plan for step in counted]
+    facts = _facts(recipe, plan, task, machine, line, floors, shared, counted)
     return {
         "fingerprint": recipe.fingerprint,
         "name": recipe.name,
@@ -171,17 +189,17 @@ def summed_up(
         "workers": line.workers,
         "busy": line.busy,
         "launches": line.launches,
-        "waits": [list(each) for each in line.waits],
+        "waits": [list(each) for each in facts.waits],
         "gpu": line.gpu,
         "memory_gib": None if line.memory is None else line.memory / 2**30,
         "floor": {
             "seconds": own,
-            "share": own / total,
-            "bound": facts.bound,
+            "share": own / statistics.mean(line.seconds),
+            "bound": max(resources, key=lambda name: resources[name]),
             "resources": resources,
             "executed": facts.executed,
-            "shared": {"seconds": least},
-            "one_at_a_time": {"seconds": alone},
+            "shared": {"seconds": statistics.mean(each.seconds for each in shared)},
+            "one_at_a_time": {"seconds": statistics.mean(floor.alone.seconds for floor in floors)},
             "peaks": peaks.as_dict(),
         },
         "bound_by": bound_by(facts),
@@ -190,6 +208,61 @@ def summed_up(
             for each in advise(facts)
         ],
     }
+
+
+def _facts(
+    recipe: Any,
+    plan: Plan,
+    task: Any,
+    machine: Any,
+    line: Any,
+    floors: Sequence[Any],
+    shared: Sequence[Any],
+    counted: Sequence[int],
+) -> Any:
+    """What advice is given from. `floors` are of the plan, `shared` of all of a step at once."""
+    from sameday.models.build import no_fused_levels
+    from sameday.profile.advice import Cut, Facts, cuts_to_try
+    from sameday.profile.floor import recut
+
+    mean, rate = statistics.mean, floors[0].peaks.flop_per_second
+    cuts = []
+    for change in cuts_to_try(recipe.task, machine.device, plan):
+        pieces, flop = zip(*(recut(task, step, change) for step in counted), strict=True)
+        cuts.append(Cut(change, mean(pieces), mean(flop) / rate))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return Facts(
+        task=recipe.task,
+        device=machine.device,
+        plan=plan,
+        parts=line.parts,
+        cores=machine.cores,
+        samples=line.samples,
+        micro_batches=mean(floor.plan.least.micro_batches for floor in floors),
+        workers=line.workers,
+        floor=min(mean(each.without_disk for each in shared), mean(floor.plan.without_disk for floor in floors)),
+        executed=mean(floor.executed_flop for floor in floors) / rate,
+        moved=mean(floor.plan.seconds_of["memory"] for floor in floors),
+        alone=mean(floor.alone.without_disk for floor in floors),
+        busy=line.busy,
+        memory=machine.memory,
+        used=peak if line.memory is None else line.memory,
+        frozen_tower=not getattr(getattr(task, "model", None), "tower_trained", True),
+        triton=machine.triton,
+        fusable=recipe.task == "classify" and no_fused_levels(recipe, machine) is None,
+        waits=tuple((short_place(where), count) for where, count in line.waits),
+        cuts=tuple(cuts),
+    )
+
+
+def short_place(where: str) -> str:
+    """A line of a source file, from the folder on that packages lie in, where that is known."""
+    package = str(Path(__file__).resolve().parents[2]) + os.sep
+    return re.sub(r"^.*/(site|dist)-packages/", "", where.removeprefix(package))
+
+
+def _steps(count: int) -> str:
+    return f"{count} step" if count == 1 else f"{count} steps"
 
 
 def lines(found: dict[str, Any]) -> list[str]:
@@ -201,7 +274,7 @@ def lines(found: dict[str, Any]) -> list[str]:
     made = [
         f"{found['name']} {found['fingerprint']} on {who}: {1000 * seconds['median']:.2f} ms a step "
         f"({1000 * seconds['least']:.2f}-{1000 * seconds['most']:.2f}), {found['samples'] / total:.1f} samples/s, "
-        f"{found['steps']} steps",
+        f"{_steps(found['steps'])}",
     ]
     if found["left_out"]:
         slow = ", ".join(f"{each:.2f}" for each in found["left_out"])
@@ -237,7 +310,7 @@ def lines(found: dict[str, Any]) -> list[str]:
         f"{1000 * floor['one_at_a_time']['seconds']:.2f} ms; rates measured here: "
         f"{floor['peaks']['flop_per_second'] / 1e12:.3g} TFLOP/s, "
         f"{floor['peaks']['memory_bytes_per_second'] / 1e9:.3g} GB/s",
-        f"bound by {found['bound_by']}",
+        f"bound by {found['bound_by']}; at that rate its products take {floor['executed'] / total:.1%} of the step",
         "",
     ]
     for remedy in found["advice"]:

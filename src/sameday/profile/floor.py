@@ -4,6 +4,7 @@ Everything overlaps with everything, so that the slowest resource alone is the b
 from __future__ import annotations
 
 import copy
+import importlib.util
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from sameday.data.questions.batch import Batch
 from sameday.data.questions.sample import ImageRef
 from sameday.data.questions.source import Look, Picture, Source
 from sameday.data.times import Times
+from sameday.hardware.choose import attention_kernel
 from sameday.hardware.peaks import Peaks
 from sameday.hardware.ranks import Ranks
 from sameday.models.flops import count_images, executed, needed
@@ -58,6 +60,11 @@ class Bound:
     @property
     def seconds(self) -> float:
         return self.seconds_of[self.by]
+
+    @property
+    def without_disk(self) -> float:
+        """What holds for images that memory has, or a faster disk."""
+        return max(seconds for resource, seconds in self.seconds_of.items() if resource != "disk")
 
     def share(self, measured: float) -> float:
         """Of the floor that a step reaches which took so many seconds: 1 is as fast as can be."""
@@ -108,6 +115,23 @@ def floor_of(task: Task, step: int, peaks: Peaks, budget: int | None = None, ran
     if precision != peaks.precision:
         raise ValueError(f"the peaks are of {peaks.precision} products, and the recipe's are {precision}")
     return Floor(peaks, bound(plan, peaks), bound(alone, peaks), done)
+
+
+def recut(task: Task, step: int, change: Mapping[str, Any]) -> tuple[int, int]:
+    """Micro-batches of a step, and the FLOPs that are executed, if these fields of the plan were so."""
+    changed = copy.copy(task)
+    if isinstance(changed, VqaTask):
+        changed.plan, changed.model = changed.plan.model_copy(update=dict(change)), copy.copy(changed.model)
+        triton = importlib.util.find_spec("triton") is not None
+        device, precision = changed.device.type, changed.recipe.precision
+        changed.model.kernel, _ = attention_kernel(changed.plan, device, precision, triton)
+        least, done = _questions(changed, step, None, Ranks())
+    elif isinstance(changed, ClassifyTask):
+        changed.plan = changed.plan.model_copy(update=dict(change))
+        least, done = _pictures(changed, step, None, Ranks())
+    else:
+        raise TypeError(f"nothing is known of how a {type(task).__name__} is cut")
+    return least.micro_batches, done
 
 
 def bound(least: Least, peaks: Peaks) -> Bound:

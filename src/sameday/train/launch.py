@@ -59,6 +59,8 @@ def train_from_files(
         if ranks.first:
             say(f"{recipe.name} {recipe.fingerprint} in {path}: {audited.sizes['train']} {recipe.sample}s")
             run.write_json("skipped.json", [asdict(each) for each in audited.left_out])
+            if audited.left_out:
+                say("what was left out is recorded in skipped.json")
             run.write_json("choices.json", reasons)
         ranks.wait()
         set_deterministic(plan.deterministic)
