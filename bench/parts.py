@@ -15,7 +15,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +89,8 @@ PLAN = {"vqa": SHARED, "bdh": {}}
 class Bench:
     """A recipe with its data and model, ready to be loaded under any plan."""
 
-    def __init__(self, what: str, folder: Path, small: bool) -> None:
-        prepare(what, folder, small)
+    def __init__(self, what: str, folder: Path, small: bool, size: str = "8b") -> None:
+        prepare(what, folder, small, size)
         self.what, self.home, self.recipe = what, folder, load_recipe(folder / "recipe.yaml")
         if small and what == "bdh":
             tiny = self.recipe.model.model_copy(update={"latents": 4, "levels": 2, "width": 48})
@@ -196,39 +196,50 @@ def seconds_of(bench: Bench, plan: Plan, task: Any, steps: range, clock: Clock |
     return time.perf_counter() - began
 
 
-def advice(bench: Bench) -> None:
-    """What is planted, what is advised first, what that may give at most, and what it gave."""
-    spare = max(1, bench.machine.cores - 1)
-    planted: dict[str, tuple[dict[str, Any], tuple[Any, str] | None]] = {
-        "nothing shared, one at a time": ({"share_images": False, "packing": False, "max_questions": 1}, None),
-        "tiny batches": ({"token_budget": 1}, None),
-        "full checkpointing": ({"checkpointing": "full"}, None),
-        "logits of every place": ({"label_only_logits": False}, None),
-        "slow decode, no worker": ({}, (source, "open_rgb")),
-        "slow decode, all workers": ({"workers": spare}, (source, "open_rgb")),
+Planted = tuple[dict[str, Any], tuple[Any, str] | None, Callable[[], None]]
+
+
+def planted_in(cores: int, cuda: bool) -> dict[str, Planted]:
+    """Fields of the plan, what is slowed down, and how."""
+    rest, decode, read = (lambda: time.sleep(0.3)), (source, "open_rgb"), (Path, "read_bytes")
+    apart = {"share_images": False, "packing": False, "max_questions": 1}
+    found: dict[str, Planted] = {
+        "nothing shared, one at a time": (apart, None, rest),
+        "tiny batches": ({"token_budget": 1}, None, rest),
+        "full checkpointing": ({"checkpointing": "full"}, None, rest),
+        "logits of every place": ({"label_only_logits": False}, None, rest),
+        "slow disk": ({}, read, rest),
+        "slow decode, no worker": ({}, decode, rest),
+        "slow decode, one worker": ({"workers": 1}, decode, rest),
+        "slow decode, all workers": ({"workers": max(1, cores - 1)}, decode, rest),
     }
+    if cuda:
+        found["a needless synchronise"] = ({}, (QwenVL, "_run"), lambda: float(torch.ones(1, device="cuda")) and None)
+    return found
+
+
+def advice(bench: Bench) -> None:
+    """What is planted, what is advised first, what that may give at most, and what it gave. Where the remedy is not in
+    the plan, what was planted is taken away."""
+    cuda = bench.machine.device == "cuda"
+    fast = {"optimizer_impl": "fused", "pin_memory": True, "workers": 4} if cuda else {}
     print(f"{'planted':30s} {'first advice':58s} {'at most':>8s} {'gave':>7s}")
-    for name, (fields, slow) in planted.items():
-        plan = Plan(**(SHARED | fields))
-        with slowed(*slow, lambda: time.sleep(0.3)) if slow else closing(_Nothing()):
+    for name, (fields, slow, wait) in planted_in(bench.machine.cores, cuda).items():
+        # Data is slow where the step waits for it itself.
+        plan = Plan(**(SHARED | fast | ({"workers": 0} if slow and slow[0] is not QwenVL else {}) | fields))
+        with slowed(*slow, wait) if slow else nullcontext():
             before = bench.profile(plan)
             if not before["advice"]:
                 print(f"{name:30s} none")
                 continue
             first = before["advice"][0]
-            if not first["change"]:
-                print(f"{name:30s} {first['remedy'][:58]:58s} {first['at_most']:7.2f}× (not in the plan)")
-                continue
             after = plan.model_copy(update=first["change"])
             if first["change"].get("cache"):
                 bench.profile(after)  # fills it
-            gave = before["seconds"]["median"] / bench.profile(after)["seconds"]["median"]
+            seconds = bench.profile(after)["seconds"]["median"] if first["change"] else None
+        seconds = seconds or bench.profile(plan)["seconds"]["median"]
+        gave = before["seconds"]["median"] / seconds
         print(f"{name:30s} {first['remedy'][:58]:58s} {first['at_most']:7.2f}× {gave:6.2f}×", flush=True)
-
-
-class _Nothing:
-    def close(self) -> None:
-        pass
 
 
 def main() -> None:
@@ -236,10 +247,11 @@ def main() -> None:
     parser.add_argument("command", choices=("delays", "overhead", "advice"))
     parser.add_argument("what", choices=tuple(WHERE))
     parser.add_argument("--small", action="store_true", help="tiny models")
+    parser.add_argument("--size", default="8b", choices=("8b", "1b"), help="of the model that is asked on a GPU")
     parser.add_argument("--work", type=Path, help="keep model and data here, for the next time")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(args.what, args.work or Path(folder), args.small)
+        bench = Bench(args.what, args.work or Path(folder), args.small, args.size)
         {"delays": delays, "overhead": overhead, "advice": advice}[args.command](bench)
 
 

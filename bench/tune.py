@@ -49,7 +49,7 @@ HAND: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-def prepare(what: str, folder: Path, small: bool) -> None:
+def prepare(what: str, folder: Path, small: bool, size: str = "8b") -> None:
     """Data, model and recipe, where they are not there yet."""
     if (folder / "recipe.yaml").exists():
         return
@@ -59,11 +59,11 @@ def prepare(what: str, folder: Path, small: bool) -> None:
         text = (EXAMPLES / "cifar10_bdh.yaml").read_text()
         (folder / "recipe.yaml").write_text(text.replace("data/cifar-10-batches-py, val: 10000", "set, val: 64"))
         return
-    shapes = {"device": "cuda", "dtype": torch.bfloat16, **SHAPES["8b"]} if not small else {}
+    shapes = {"device": "cuda", "dtype": torch.bfloat16, **SHAPES[size]} if not small else {}
     write_model(folder / "model", [" ".join(WORDS)], 0, **shapes)
-    size = (128, 96) if small else (1280, 1024)
-    write_data(folder, images=24, each=8, size=size, words=56, seed=0)
-    more = {"name": "tiny", "precision": "float32"} if small else {"name": "8b-shapes"}
+    pixels = (128, 96) if small else (1280, 1024)
+    write_data(folder, images=24, each=8, size=pixels, words=56, seed=0)
+    more = {"name": "tiny", "precision": "float32"} if small else {"name": f"{size}-shapes"}
     (folder / "recipe.yaml").write_text(dump_yaml(recipe(folder, effective_batch=16, num_epochs=100, **more)))
 
 

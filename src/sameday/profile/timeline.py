@@ -179,6 +179,7 @@ def _watched(
     more = 2 + int(WATCHED / seconds)
     with closing(practice(recipe, plan, task, range(first, first + 2 * steps + 2 + more))) as done:
         next(done)
+        torch.cuda.synchronize()  # what was begun ahead is not of these steps
         with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
             for _ in range(steps):
                 next(done)
@@ -209,12 +210,20 @@ def covered(spans: list[tuple[float, float]]) -> float:
 def _waits(work: Any) -> list[tuple[str, int]]:
     """Places at which `work` makes the host wait for the GPU, the most frequent first, without this file's own."""
     found: Counter[str] = Counter()
+    synchronize = torch.cuda.synchronize
+
+    def asked(device: torch.device | str | int | None = None) -> None:
+        warnings.warn("synchronizing, since it was asked for", stacklevel=2)
+        synchronize(device)
+
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
+        torch.cuda.synchronize = asked
         try:
             work()
         finally:
+            torch.cuda.synchronize = synchronize
             torch.cuda.set_sync_debug_mode("default")
     for each in heard:
         if "synchronizing" in str(each.message) and Path(each.filename) != Path(__file__):
