@@ -34,7 +34,7 @@ from sameday.hardware.peaks import measure
 from sameday.hardware.ranks import Ranks
 from sameday.models.qwen_vl import QwenVL
 from sameday.models.vision_bdh import VisionBDH
-from sameday.profile.command import summed_up
+from sameday.profile.found import summed_up
 from sameday.profile.timeline import Timeline, practice, record
 from sameday.spec.load import load_recipe
 from sameday.spec.plan import Plan

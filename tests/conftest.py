@@ -12,6 +12,8 @@ os.environ |= {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
 }
 
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -55,3 +57,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     array = [r for r in reports if "equivalence/test_array" in r.nodeid]
     if array:
         terminalreporter.write_line(f"pairwise arrays of plans: {sum(r.duration for r in array):.0f} s of one process")
+
+
+@pytest.fixture
+def own_signals() -> Iterator[None]:
+    """A run that leaves early keeps its signal handlers; the tests that follow have theirs again."""
+    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)

@@ -20,7 +20,8 @@ from sameday.cli import app
 from sameday.data.questions import source
 from sameday.hardware.parts import PARTS
 from sameday.profile import timeline
-from sameday.profile.command import PATIENCE, images_folder, progress, short_place
+from sameday.profile.command import PATIENCE, images_folder, progress
+from sameday.profile.found import short_place
 from sameday.profile.timeline import covered
 from sameday.spec.errors import BadInput, RunStopped
 from sameday.spec.load import dump_yaml, load_recipe

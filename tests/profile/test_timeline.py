@@ -18,6 +18,8 @@ from sameday.spec.errors import EXIT_DIVERGED, EXIT_STOPPED, RunStopped
 from sameday.spec.plan import Plan
 from sameday.train import checkpoint, ending
 
+pytestmark = pytest.mark.usefixtures("own_signals")
+
 PLANS = {"as it is known": Plan(), "a step ahead": Plan(optimizer_impl="fused")}
 
 
@@ -58,12 +60,9 @@ def test_as_many_steps_as_were_asked_for(
 
 def test_asked_to_stop(ready: Any, tmp_path: Path, plan: Plan) -> None:
     recipe, task = ready(plan)
-    before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(RunStopped, match="asked to stop before all steps were timed") as stopped:
         record(recipe, plan, task, tmp_path, 3, 1, lambda n: os.kill(os.getpid(), signal.SIGTERM) if n == 2 else None)
     assert stopped.value.code == EXIT_STOPPED
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
-        signal.signal(number, before if number != signal.SIGINT else signal.default_int_handler)
 
 
 def test_a_run_that_diverges_says_so(ready: Any, tmp_path: Path, plan: Plan) -> None:

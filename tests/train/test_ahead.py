@@ -7,7 +7,7 @@ import math
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ from sameday.tasks.vqa import VqaTask
 from sameday.train import ending
 from sameday.train.loop import train
 
+pytestmark = pytest.mark.usefixtures("own_signals")
+
 PLAN = Plan(
     share_images=True,
     packing=True,
@@ -39,15 +41,6 @@ PLAN = Plan(
 )
 
 Change = Callable[[VqaTask], None]
-
-
-@pytest.fixture(autouse=True)
-def handlers() -> Iterator[None]:
-    """A run that leaves early keeps its signal handlers."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,8 @@ from sameday.spec.record import RunFolder, read_metrics
 from sameday.tasks.vqa import VqaTask
 from sameday.train import loop
 from sameday.train.loop import train
+
+pytestmark = pytest.mark.usefixtures("own_signals")
 
 PLANS = {
     "shared and packed": Plan(share_images=True, packing=True, max_questions=None, token_budget=2048),
@@ -56,15 +56,6 @@ class Shortage:
             return plain(batch, step)
 
         task.loss_sum = loss_sum  # type: ignore[method-assign]
-
-
-@pytest.fixture(autouse=True)
-def handlers() -> Iterator[None]:
-    """A run that leaves early keeps its signal handlers."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="module")

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
-import re
-import resource
-import statistics
-import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sameday.profile.found import lines, steps_of, summed_up, wrapped
 from sameday.spec.load import load_plan, load_recipe, resolve_path, split_sets
 from sameday.spec.plan import Plan
-from sameday.spec.recipe import Recipe
 from sameday.spec.record import check_output, write_text
 from sameday.tasks.registry import start_of
 from sameday.tasks.start import Say
 
-TOGETHER: dict[str, dict[str, Any]] = {
-    "vqa": {"share_images": True, "packing": True, "max_questions": None, "token_budget": 2**30},
-    "classify": {"micro_batch": None},
-}
-"""All of a step in one micro-batch, each image once: what no plan does with less."""
 COUNTED = 4
 """Steps whose floor is counted."""
-WIDTH = 100
 PATIENCE = 5.0
 """Seconds between two words on how far it is."""
 
@@ -65,12 +54,12 @@ def profile(
     machine = look(device_kind(plan))
     settled = start.settle(plan, machine)
     for choice in choices(plan, reasons, settled):
-        say("\n".join(_wrapped(choice)))
+        say("\n".join(wrapped(choice)))
     set_deterministic(plan.deterministic)
     task = start.load(plan, pick_device(plan, Ranks()), audited.parts)
     for note in task.notes:
         say(note)
-    say(f"{_steps(warmup)} to warm up, {steps} to time")
+    say(f"{steps_of(warmup)} to warm up, {steps} to time")
     timed = record(recipe, plan, task, home, steps, warmup, progress=progress(warmup + steps, say))
     say("the machine's rates: products, memory, copies, disk")
     peaks = measure(task.device, recipe.precision, images_folder(recipe, plan, home) if recipe.task == "vqa" else None)
@@ -115,7 +104,7 @@ def hardware(recipe_path: Path, plan_path: Path | None, sets: Sequence[str], say
         "environment variables of libraries:" if variables else "environment variables of libraries: none is set"
     )
     made += [f"  {each}" for each in judged(variables, installed_files())]
-    print("\n".join(part for line in made for part in _wrapped(line)))
+    print("\n".join(part for line in made for part in wrapped(line)))
 
 
 def _rates(peaks: Any) -> str:
@@ -147,7 +136,7 @@ def progress(count: int, say: Say, now: Callable[[], float] = time.perf_counter)
         nonlocal said
         if now() - said >= PATIENCE:
             said = now()
-            say(f"{min(done, count)} of {_steps(count)}, {said - began:.0f} s")
+            say(f"{min(done, count)} of {steps_of(count)}, {said - began:.0f} s")
 
     return show
 
@@ -157,171 +146,3 @@ def images_folder(recipe: Any, plan: Plan, home: Path) -> Path:
     where = recipe.data.path if recipe.task == "classify" else recipe.data.image_root
     path = resolve_path(home, plan.cache_dir if plan.cache in ("pixels", "features") else where).resolve()
     return next(each for each in (path, *path.parents) if each.is_dir())
-
-
-def summed_up(
-    recipe: Recipe, plan: Plan, task: Any, machine: Any, line: Any, peaks: Any, counted: Sequence[int]
-) -> dict[str, Any]:
-    """Everything that was found, as JSON has it."""
-    from sameday.profile.advice import advise, bound_by
-    from sameday.profile.floor import floor_of
-
-    floors = [floor_of(task, step, peaks) for step in counted]
-    own = statistics.mean(floor.plan.seconds for floor in floors)
-    resources = {
-        name: statistics.mean(floor.plan.seconds_of[name] for floor in floors) for name in floors[0].plan.seconds_of
-    }
-    together = copy.copy(task)
-    together.plan = task.plan.model_copy(update=TOGETHER[recipe.task])
-    shared = [floor_of(together, step, peaks).plan for step in counted]
-    facts = _facts(recipe, plan, task, machine, line, floors, shared, counted)
-    return {
-        "fingerprint": recipe.fingerprint,
-        "name": recipe.name,
-        "machine": {"device": machine.device, "name": machine.name, "cores": machine.cores},
-        "plan": plan.model_dump(mode="json"),
-        "steps": len(line.steps),
-        "left_out": list(line.left_out),
-        "samples": line.samples,
-        "micro_batches": facts.micro_batches,
-        "seconds": {"median": statistics.median(line.seconds), "least": min(line.seconds), "most": max(line.seconds)},
-        "parts": line.parts,
-        "workers": line.workers,
-        "busy": line.busy,
-        "launches": line.launches,
-        "waits": [list(each) for each in facts.waits],
-        "gpu": line.gpu,
-        "memory_gib": None if line.memory is None else line.memory / 2**30,
-        "floor": {
-            "seconds": own,
-            "share": own / statistics.mean(line.seconds),
-            "bound": max(resources, key=lambda name: resources[name]),
-            "resources": resources,
-            "executed": facts.executed,
-            "shared": {"seconds": statistics.mean(each.seconds for each in shared)},
-            "one_at_a_time": {"seconds": statistics.mean(floor.alone.seconds for floor in floors)},
-            "peaks": peaks.as_dict(),
-        },
-        "bound_by": bound_by(facts),
-        "advice": [
-            {"remedy": each.remedy, "at_most": each.at_most, "why": each.why, "change": each.change}
-            for each in advise(facts)
-        ],
-    }
-
-
-def _facts(
-    recipe: Any,
-    plan: Plan,
-    task: Any,
-    machine: Any,
-    line: Any,
-    floors: Sequence[Any],
-    shared: Sequence[Any],
-    counted: Sequence[int],
-) -> Any:
-    """What advice is given from. `floors` are of the plan, `shared` of all of a step at once."""
-    from sameday.models.build import no_fused_levels
-    from sameday.profile.advice import Cut, Facts, cuts_to_try
-    from sameday.profile.floor import recut
-
-    mean, rate = statistics.mean, floors[0].peaks.flop_per_second
-    cuts = []
-    for change in cuts_to_try(recipe.task, machine.device, plan):
-        pieces, flop = zip(*(recut(task, step, change) for step in counted), strict=True)
-        cuts.append(Cut(change, mean(pieces), mean(flop) / rate))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return Facts(
-        task=recipe.task,
-        device=machine.device,
-        plan=plan,
-        parts=line.parts,
-        cores=machine.cores,
-        samples=line.samples,
-        micro_batches=mean(floor.plan.least.micro_batches for floor in floors),
-        workers=line.workers,
-        floor=min(mean(each.without_disk for each in shared), mean(floor.plan.without_disk for floor in floors)),
-        executed=mean(floor.executed_flop for floor in floors) / rate,
-        moved=mean(floor.plan.seconds_of["memory"] for floor in floors),
-        alone=mean(floor.alone.without_disk for floor in floors),
-        busy=line.busy,
-        memory=machine.memory,
-        used=peak if line.memory is None else line.memory,
-        frozen_tower=not getattr(getattr(task, "model", None), "tower_trained", True),
-        triton=machine.triton,
-        fusable=recipe.task == "classify" and no_fused_levels(recipe, machine) is None,
-        waits=tuple((short_place(where), count) for where, count in line.waits),
-        cuts=tuple(cuts),
-    )
-
-
-def short_place(where: str) -> str:
-    """A line of a source file, from the folder on that packages lie in, where that is known."""
-    package = str(Path(__file__).resolve().parents[2]) + os.sep
-    return re.sub(r"^.*/(site|dist)-packages/", "", where.removeprefix(package))
-
-
-def _steps(count: int) -> str:
-    return f"{count} step" if count == 1 else f"{count} steps"
-
-
-def lines(found: dict[str, Any]) -> list[str]:
-    """One screen."""
-    from sameday.hardware.parts import PARTS
-
-    seconds, floor, total = found["seconds"], found["floor"], sum(found["parts"].values())
-    who = found["machine"]["name"]
-    made = [
-        f"{found['name']} {found['fingerprint']} on {who}: {1000 * seconds['median']:.2f} ms a step "
-        f"({1000 * seconds['least']:.2f}-{1000 * seconds['most']:.2f}), {found['samples'] / total:.1f} samples/s, "
-        f"{_steps(found['steps'])}",
-    ]
-    if found["left_out"]:
-        slow = ", ".join(f"{each:.2f}" for each in found["left_out"])
-        made.append(f"left out, since far from the others: steps of {slow} s")
-    made.append("")
-    most = max(found["parts"].values())
-    for name, words in PARTS.items():
-        spent = found["parts"].get(name)
-        if spent is not None:
-            bar = "█" * round(30 * spent / most)
-            made.append(f"  {words:20s} {1000 * spent:10.3f} ms {spent / total:6.1%}  {bar}")
-    if found["workers"]:
-        beside = ", ".join(f"{name} {1000 * each:.1f}" for name, each in found["workers"].items())
-        made.append(f"  in worker processes, beside the step, ms: {beside}")
-    made.append("")
-    if found["busy"] is not None:
-        made.append(
-            f"the GPU's kernels fill {found['busy']:.0%} of the time, {found['launches']:.0f} of them a step; "
-            f"{found['memory_gib']:.1f} GiB"
-        )
-    if found["gpu"]:
-        gpu = found["gpu"]
-        made.append(
-            f"use {gpu['use_percent']:.0f}% by NVML, "
-            f"clock {gpu['clock_mhz']:.0f} of {gpu['highest_clock_mhz']:.0f} MHz, {gpu['power_watts']:.0f} W, "
-            f"{gpu['celsius']:.0f} °C"
-        )
-    each = ", ".join(f"{name} {1000 * value:.2f}" for name, value in floor["resources"].items())
-    made += [
-        f"floor of this plan {1000 * floor['seconds']:.2f} ms, by {floor['bound']} ({each}); the step reaches "
-        f"{floor['share']:.1%} of it",
-        f"floor with each image once {1000 * floor['shared']['seconds']:.2f} ms, one sample at a time "
-        f"{1000 * floor['one_at_a_time']['seconds']:.2f} ms; rates measured here: "
-        f"{floor['peaks']['flop_per_second'] / 1e12:.3g} TFLOP/s, "
-        f"{floor['peaks']['memory_bytes_per_second'] / 1e9:.3g} GB/s",
-        f"bound by {found['bound_by']}; at that rate its products take {floor['executed'] / total:.1%} of the step",
-        "",
-    ]
-    for remedy in found["advice"]:
-        made.append(f"  {remedy['remedy']}: at most {remedy['at_most']:.2f}×, {remedy['why']}")
-    if not found["advice"]:
-        made.append("  nothing that is known here would give more than a few hundredths")
-    return [part for line in made for part in _wrapped(line)]
-
-
-def _wrapped(line: str) -> list[str]:
-    if len(line) <= WIDTH:
-        return [line]
-    indent = " " * (len(line) - len(line.lstrip()) + 2)
-    return textwrap.wrap(line, WIDTH, subsequent_indent=indent, drop_whitespace=True)
