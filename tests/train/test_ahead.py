@@ -15,8 +15,6 @@ from typing import Any
 import pytest
 import torch
 import worlds
-from commands import finished, records, write_run
-from test_ranks import assert_agrees
 from torch import Tensor
 
 from sameday.hardware.ranks import Ranks
@@ -169,51 +167,3 @@ def test_asked_to_stop(runs: Runs, how: str) -> None:
     assert stopped.value.code == EXIT_STOPPED
     assert runs.metrics("ahead")[-1]["step"] == 6
     assert same(plain, runs.train("ahead", 1)) and runs.metrics("plain") == runs.metrics("ahead")
-
-
-DRIVER = """\
-\"\"\"`sameday train` with a step ahead; in step {at} rank 1 is asked to stop, or is short of memory.\"\"\"
-import os
-import signal
-
-import torch
-
-from sameday.cli import main
-from sameday.tasks.vqa import VqaTask
-from sameday.train import ending
-
-ending.AHEAD["cpu"] = 1
-plain = VqaTask.loss_sum
-met = []
-
-
-def loss_sum(self, batch, step):
-    if os.environ["RANK"] == "1" and step + 1 == {at} and not met:
-        met.append(step)
-        if {short}:
-            raise torch.OutOfMemoryError("planted")
-        os.kill(os.getpid(), signal.SIGTERM)
-    return plain(self, batch, step)
-
-
-VqaTask.loss_sum = loss_sum
-main()
-"""
-
-
-def test_two_ranks_decide_together(tmp_path: Path, tiny_qwen3: Path) -> None:
-    """What one of them meets is known to both a step later: neither may be alone in a sum."""
-    lora = {"r": 4, "alpha": 8}
-    folder = write_run(tmp_path, tiny_qwen3, num_epochs=2, lora=lora, eps=1e-4)
-    sets = ("plan.save_steps=100", "plan.eval_steps=null", "plan.optimizer_impl=fused")
-    finished(folder, *sets, out="alone")
-    script = folder / "driver.py"
-    script.write_text(DRIVER.format(at=2, short=True))
-    short = finished(folder, *sets, out="short", ranks=2, script=script)
-    assert short.stdout.count("step 2: out of memory") == 1
-    assert_agrees(short.run, folder / "alone")
-
-    script.write_text(DRIVER.format(at=2, short=False))
-    asked = finished(folder, *sets, out="asked", ranks=2, script=script, code=1)
-    assert asked.stderr.count("asked to stop: step 3 of 8 is saved") == 1, "the one that was under way is done"
-    assert [r["step"] for r in records(asked.run)] == [1, 2, 3]

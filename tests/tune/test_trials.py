@@ -15,6 +15,7 @@ from sameday.spec.errors import BadInput
 from sameday.spec.load import dump_yaml, load_plan
 from sameday.spec.plan import Plan
 from sameday.tasks.classify_start import ClassifyStart
+from sameday.tune import command
 from sameday.tune.command import Trials, tune
 from sameday.tune.search import OutOfTime
 from sameday.tune.trial import FIRST, NO_MEMORY, Job, Result, run
@@ -80,17 +81,31 @@ def test_the_plain_plan_must_run(home: Path, tmp_path: Path) -> None:
     assert not measure.forks, "it was tried from nothing too"
 
 
+def test_processes_that_cannot_be_forked_begin_from_nothing(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NoSocket:
+        def __init__(self, **_: object) -> None:
+            pass
+
+        def start(self) -> None:
+            raise OSError("AF_UNIX path too long")
+
+    monkeypatch.setattr(command._forked, "Process", NoSocket)
+    measure = trials(home, tmp_path, 600, [])
+    assert not measure.measure(Plan()).failed and not measure.forks
+
+
 @pytest.mark.parametrize("task", ["classify", "vqa"])
 def test_a_plain_plan_without_room(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_qwen3: Path, task: str
 ) -> None:
-    """Layers are computed twice then, where there are such; the trials' process has no room until they are."""
-    from sameday.tune import command
+    """Layers are computed twice then, where there are such."""
 
-    def no_room(self: Trials, place: Path, plan: Plan) -> Result:
-        return measured(self, place, plan) if plan.checkpointing == "full" else Result({}, failed=NO_MEMORY)
+    def no_room(_: Trials, __: Path, plan: Plan) -> Result:
+        enough = plan.checkpointing == "full"
+        return Result(dict.fromkeys(range(4, 9), 0.1)) if enough else Result({}, failed=NO_MEMORY)
 
-    measured = Trials._run
     monkeypatch.setattr(command.Trials, "_run", no_room)
     if task == "classify":
         with pytest.raises(BadInput, match=r"out of memory under the plain plan; --set plan.micro_batch=… takes less"):

@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -121,9 +122,7 @@ class Trials:
         """In a process that begins where torch is loaded and no GPU is in use yet; in one from the very start where
         the plan has variables of its own, since libraries read them as they are loaded."""
         files = [str(place / name) for name in ("job.json", "result.json", "log")]
-        early = self.forks and plan.environment == self.environment
-        process = (_forked if early else _spawned).Process(target=logged, args=(files, plan.environment))
-        process.start()
+        process = self._started(files, plan)
         try:
             process.join(max(5.0, self.left))
             if process.is_alive() and self.plain is None:
@@ -141,6 +140,19 @@ class Trials:
         log = (place / "log").read_text(errors="replace").splitlines() if (place / "log").exists() else []
         said = log[-1] if log else "without a word"
         return Result({}, failed=f"exit code {process.exitcode}: {said}", crashed=True)
+
+    def _started(self, files: list[str], plan: Plan) -> BaseProcess:
+        work: dict[str, Any] = {"target": logged, "args": (files, plan.environment)}
+        if self.forks and plan.environment == self.environment:
+            try:
+                process: BaseProcess = _forked.Process(**work)
+                process.start()
+                return process
+            except OSError:  # where the path for temporary files is too long for a socket's
+                self.forks = False
+        process = _spawned.Process(**work)
+        process.start()
+        return process
 
     def _tell(self, plan: Plan, result: Result) -> None:
         known = self.found
