@@ -18,8 +18,7 @@ from sameday.report import tables, words
 from sameday.report.charts import number
 from sameday.report.curves import floor_chart, timeline_charts, training_curves, validated_once
 from sameday.report.gather import Run, gather
-from sameday.spec.errors import BadInput
-from sameday.spec.record import write_text
+from sameday.spec.record import check_output, write_text
 
 MOST_SKIPPED = 200
 MOST_DIFFERENCES = 40
@@ -33,8 +32,7 @@ def report_from_files(
     verdicts: Sequence[Path] = (),
 ) -> Path:
     """Write the report of these runs, whole or not at all."""
-    if out.is_dir() or not out.absolute().parent.is_dir():
-        raise BadInput(f"--out {out}: must be a file in a folder that is there")
+    check_output("--out", out)
     write_text(out, render(gather(paths, profiles, tunes, verdicts)))
     return out
 
