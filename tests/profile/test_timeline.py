@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import statistics
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,3 +78,19 @@ def test_practice_gives_each_step_once(ready: Any, plan: Plan) -> None:
     start = [p.detach().clone() for p in task.trained().values()]
     assert list(practice(recipe, plan, task, [0, 4, 5])) == [3, 3, 3]
     assert all(torch.equal(p, q) for p, q in zip(task.trained().values(), start, strict=True))
+
+
+def test_a_step_that_is_done_again_counts_once(ready: Any, tmp_path: Path, plan: Plan) -> None:
+    recipe, task = ready(plan)
+    plain, refused = task.loss_sum, list[int]()
+
+    def loss_sum(batch: Any, step: int) -> Any:
+        if step == 2 and not refused:
+            refused.append(step)
+            time.sleep(0.5)
+            raise torch.OutOfMemoryError("planted")
+        return plain(batch, step)
+
+    task.loss_sum = loss_sum
+    line = record(recipe, plan, task, tmp_path, 3, 1)
+    assert refused and len(line.steps) + len(line.left_out) == 3 and max((*line.seconds, *line.left_out)) < 0.5

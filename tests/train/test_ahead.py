@@ -7,6 +7,7 @@ import math
 import os
 import re
 import signal
+import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -18,7 +19,7 @@ import worlds
 from torch import Tensor
 
 from sameday.hardware.ranks import Ranks
-from sameday.spec.errors import EXIT_DIVERGED, EXIT_STOPPED, RunStopped
+from sameday.spec.errors import EXIT_DIVERGED, EXIT_STOPPED, BadInput, RunStopped
 from sameday.spec.plan import Plan
 from sameday.spec.record import RunFolder, read_metrics
 from sameday.tasks.vqa import VqaTask
@@ -167,3 +168,33 @@ def test_asked_to_stop(runs: Runs, how: str) -> None:
     assert stopped.value.code == EXIT_STOPPED
     assert runs.metrics("ahead")[-1]["step"] == 6
     assert same(plain, runs.train("ahead", 1)) and runs.metrics("plain") == runs.metrics("ahead")
+
+
+@pytest.mark.parametrize("spoiled", [False, True])
+def test_what_was_begun_is_not_lost_with_what_fails_after_it(runs: Runs, spoiled: bool) -> None:
+    """Data that cannot be read in step 7; step 6 was good, or was not finite and is the one to be named."""
+
+    def fail(task: VqaTask) -> None:
+        plain = task.loss_sum
+
+        def loss_sum(batch: Any, step: int) -> tuple[Tensor, Tensor]:
+            if step == 6:
+                raise BadInput("unreadable")
+            loss, each = plain(batch, step)
+            return (loss * math.nan, each * math.nan) if spoiled and step == 5 else (loss, each)
+
+        task.loss_sum = loss_sum  # type: ignore[method-assign]
+
+    kind, words = (RunStopped, "step 6: loss nan") if spoiled else (BadInput, "unreadable")
+    for name, ahead in (("plain", 0), ("ahead", 1)):
+        with pytest.raises(kind, match=words):
+            runs.train(name, ahead, fail)
+    assert runs.metrics("plain") == runs.metrics("ahead")
+    assert runs.metrics("ahead")[-1]["step"] == (5 if spoiled else 6)
+
+
+def test_each_step_has_its_own_seconds(runs: Runs) -> None:
+    """Those whose end is waited for too, and those after them."""
+    runs.train("ahead", 1, lambda task: before_losses(task, lambda _, __: time.sleep(0.05)))
+    steps = [r for r in read_metrics(runs.folder / "ahead" / "metrics.jsonl") if "split" not in r]
+    assert all(r["seconds"] >= 0.05 and r["wait"] <= r["seconds"] for r in steps)

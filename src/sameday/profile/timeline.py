@@ -81,6 +81,10 @@ class _Laps(Clock):
         super().__init__(device)
         self._most, self._progress, self._count = most, progress, -1
 
+    def again(self) -> None:
+        super().again()
+        self._count -= 1
+
     def lap(self) -> None:
         super().lap()
         self._count += 1
@@ -149,7 +153,7 @@ def practice(recipe: Recipe, plan: Plan, task: Task, steps: Sequence[int]) -> Ge
     is as late as in the loop, how many micro-batches it had. Raises where memory runs out."""
     gradients = Gradients(task.trained())
     ending = Ending(make_optimizer(task.trained(), recipe, plan), gradients, recipe.max_grad_norm)
-    begun: deque[tuple[int, Answer]] = deque()
+    begun: deque[tuple[int, int, Answer]] = deque()
     task.training(True)
     with closing(batches_of_steps(task, plan, steps, None, Ranks())) as feed:
         for number, step in enumerate(steps, 1):
@@ -159,12 +163,12 @@ def practice(recipe: Recipe, plan: Plan, task: Task, steps: Sequence[int]) -> Ge
             accumulate(task, pieces, gradients, step, 1 / task.count(task.step_ids(step)))
             answer = ending.begin(0.0)
             feed.look_ahead()
-            begun.append((pieces.count, answer))
+            begun.append((step, pieces.count, answer))
             while len(begun) > (ending.ahead if number < len(steps) else 0):
-                count, answer = begun.popleft()
+                done, count, answer = begun.popleft()
                 _, out_of_memory, _, _ = ending.finish(answer)
                 if out_of_memory:
-                    raise torch.OutOfMemoryError(f"in step {step + 1}")
+                    raise torch.OutOfMemoryError(f"in step {done + 1}")
                 yield count
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import torch
 
@@ -13,18 +14,40 @@ AHEAD = {"cuda": 1}
 """Steps that a device takes on before it is through with the one before; a CPU would only know of each later."""
 
 
+class Moment:
+    """A place in what the device does, and when it came to it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._event = None
+        if device.type == "cuda":
+            self._event = torch.cuda.Event(enable_timing=True)
+            self._event.record(torch.cuda.current_stream(device))
+        self._here = time.perf_counter()
+
+    def wait(self) -> None:
+        if self._event is not None:
+            self._event.synchronize()
+
+    def since(self, earlier: Moment) -> float:
+        """Seconds; both must be past."""
+        if self._event is None or earlier._event is None:
+            return self._here - earlier._here
+        return float(earlier._event.elapsed_time(self._event)) / 1000
+
+
 class Answer:
     """Numbers on their way from the device. Whoever reads them waits for nothing that was asked of it later."""
 
     def __init__(self, numbers: torch.Tensor) -> None:
-        self._numbers, self._there = numbers, None
         if numbers.device.type == "cuda":
-            self._numbers = torch.empty_like(numbers, device="cpu", pin_memory=True).copy_(numbers, non_blocking=True)
-            self._there = torch.cuda.current_stream(numbers.device).record_event()
+            here = torch.empty_like(numbers, device="cpu", pin_memory=True)
+            self._numbers = here.copy_(numbers, non_blocking=True)
+        else:
+            self._numbers = numbers
+        self.moment = Moment(numbers.device)
 
     def read(self) -> list[float]:
-        if self._there is not None:
-            self._there.synchronize()
+        self.moment.wait()
         found: list[float] = self._numbers.tolist()
         return found
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import signal
-import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing
@@ -25,9 +24,11 @@ from sameday.spec.recipe import Recipe
 from sameday.spec.record import RunFolder
 from sameday.tasks.base import Task
 from sameday.train import checkpoint
-from sameday.train.ending import Answer, Ending
+from sameday.train.ending import Answer, Ending, Moment
 from sameday.train.optim import Gradients, learning_rate, make_optimizer, optimizer_tensors, restore_optimizer
 from sameday.train.watch import Watch
+
+NO_MEMORY = "out of memory"
 
 
 def train(
@@ -62,7 +63,25 @@ def train(
         ending = Ending(optimizer, gradients, recipe.max_grad_norm)
         begun: deque[_Begun] = deque()  # steps that the device has and whose end is not known yet
         feed = held.enter_context(closing(batches_of_steps(task, plan, range(step, total), budget, ranks)))
-        mark = time.perf_counter()
+        # Where nothing is begun ahead, the update is part of the step, and the host sees its end.
+        where = task.device if ending.ahead else torch.device("cpu")
+        mark = Moment(where)
+
+        def known(done: _Begun) -> str | None:
+            """The end of a step: written down where it was good; otherwise what is wrong with it."""
+            nonlocal step, asked, mark
+            loss, out_of_memory, stopping, norm = ending.finish(done.answer)
+            if out_of_memory:
+                return NO_MEMORY
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                return f"loss {loss}" if not math.isfinite(loss) else f"gradient norm {norm} at loss {loss:.4f}"
+            now = done.answer.moment if ending.ahead else Moment(where)
+            step, asked = step + 1, asked or bool(stopping)
+            with during("log"):
+                watch.step(step, loss, now.since(mark), len(done.ids), done.facts(norm))
+            mark = now
+            return None
+
         while step < total:
             at = step + len(begun)
             for earlier in begun:
@@ -71,9 +90,16 @@ def train(
             if timed is not None:
                 timed.lap()
             ids = task.step_ids(at)
-            with during("optimizer"):
-                gradients.zero()
-            accumulate(task, next(feed), gradients, at, 1 / task.count(ids))
+            try:
+                with during("optimizer"):
+                    gradients.zero()
+                short = accumulate(task, next(feed), gradients, at, 1 / task.count(ids))
+            except Exception as error:
+                # What was begun before is not lost. Other ranks are not asked: they wait for this one's part of a sum.
+                wrong = next(filter(None, map(known, begun)), None)
+                if wrong not in (None, NO_MEMORY) and ranks.size == 1:
+                    raise RunStopped(_diverged(task, gradients, step, wrong, ranks), EXIT_DIVERGED) from error
+                raise
             ends_here = stop_after is not None and at + 1 >= stop_after
             # The one exchange of a step: gradients, loss, and what the ranks must decide together.
             with during("exchange"):
@@ -87,40 +113,39 @@ def train(
 
             last, epoch_ends = at + 1 == total, (at + 1) % per_epoch == 0
             save, validate = (last or _due(every, at + 1, epoch_ends) for every in (plan.save_steps, plan.eval_steps))
-            # All ranks come to the same: a signal is known to one of them alone until the sum.
-            settle = save or validate or ends_here or (stop.asked and ranks.size == 1)
-            smaller = None
-            while len(begun) > (0 if settle or asked else ending.ahead):
+            # All ranks come to the same: a signal and a shortage are known to one of them alone until the sum.
+            settle = save or validate or ends_here or ((stop.asked or short) and ranks.size == 1)
+            wrong = None
+            while wrong is None and len(begun) > (0 if settle or asked else ending.ahead):
                 done = begun.popleft()
-                loss, out_of_memory, stopping, norm = ending.finish(done.answer)
-                now = time.perf_counter()
-                if out_of_memory:
-                    smaller = task.smaller_budget(step, budget, ranks)
-                    if smaller is None:
-                        raise RunStopped(_too_large(recipe, task, done.ids), EXIT_OUT_OF_MEMORY)
-                    change = _lowered(task, task.budget(step, budget, ranks), smaller)
-                    watch.say(f"step {step + 1}: out of memory; {change}, the step is done again")
-                    break
-                if not (math.isfinite(loss) and math.isfinite(norm)):
-                    raise RunStopped(_diverged(task, gradients, step, loss, norm, ranks), EXIT_DIVERGED)
-                step, asked = step + 1, asked or bool(stopping)
-                with during("log"):
-                    watch.step(step, loss, now - mark, len(done.ids), done.facts(norm))
-                mark = now
-            if smaller is not None:
+                wrong = known(done)
+            if wrong is not None:
+                for each in begun:
+                    each.answer.read()  # so that the device is through with it
                 for each in (done, *begun):
                     each.stop_clock()
                 begun.clear()
                 ending.again()
-                budget, mark = smaller, time.perf_counter()
+            if wrong is not None and not asked:
+                if wrong != NO_MEMORY:
+                    raise RunStopped(_diverged(task, gradients, step, wrong, ranks), EXIT_DIVERGED)
+                smaller = task.smaller_budget(step, budget, ranks)
+                if smaller is None:
+                    raise RunStopped(_too_large(recipe, task, done.ids), EXIT_OUT_OF_MEMORY)
+                change = _lowered(task, task.budget(step, budget, ranks), smaller)
+                watch.say(f"step {step + 1}: out of memory; {change}, the step is done again")
+                if clock is not None:
+                    clock.again()
                 held.close()
                 torch.cuda.empty_cache()
+                budget, mark = smaller, Moment(where)
                 feed = held.enter_context(closing(batches_of_steps(task, plan, range(step, total), budget, ranks)))
                 continue
             if begun:
                 continue
 
-            if validate:
+            # Asked to stop in a step that was good, a run does not try again one that was not: it ends before it.
+            if validate and wrong is None:
                 scores = task.evaluate("val", ranks, budget)
                 if scores:
                     watch.evaluation(step, "val", scores)
@@ -130,9 +155,9 @@ def train(
                 if ranks.first:
                     _save(recipe, plan, run, task, optimizer, trained, step, best)
                 ranks.wait()
-            if asked and not last:
+            if asked and step < total:
                 raise RunStopped(f"asked to stop: step {step} of {total} is saved; run again to go on", EXIT_STOPPED)
-            mark = time.perf_counter()
+            mark = Moment(where)
         if not scores:  # a run killed between its last checkpoint and its end
             scores = task.evaluate("val", ranks)
         if ranks.first:
@@ -193,9 +218,9 @@ def batches_of_steps(task: Task, plan: Plan, steps: Sequence[int], budget: int |
     )
 
 
-def accumulate(task: Task, batches: Iterable[Any], gradients: Gradients, step: int, scale: float) -> None:
-    """Forward and backward of this rank's micro-batches, on the device already. Memory running out is a result, not an
-    end: the other ranks wait for this one's part of the sum."""
+def accumulate(task: Task, batches: Iterable[Any], gradients: Gradients, step: int, scale: float) -> bool:
+    """Forward and backward of this rank's micro-batches, on the device already. Memory running out is a result, which
+    is returned, and not an end: the other ranks wait for this one's part of the sum."""
     try:
         for batch in batches:
             loss, _ = task.loss_sum(batch, step)
@@ -206,6 +231,8 @@ def accumulate(task: Task, batches: Iterable[Any], gradients: Gradients, step: i
     except torch.OutOfMemoryError:
         gradients.zero()
         gradients.tail[1] = 1
+        return True
+    return False
 
 
 def _due(every: int | str | None, step: int, epoch_ends: bool) -> bool:
@@ -250,7 +277,7 @@ def _finish(
     run.write_json("eval.json", {"val": scores, "best": best})
 
 
-def _diverged(task: Task, gradients: Gradients, step: int, loss: float, norm: float, ranks: Ranks) -> str:
+def _diverged(task: Task, gradients: Gradients, step: int, what: str, ranks: Ranks) -> str:
     mine: list[str] = []
     # One sample that is not finite may spoil others of its micro-batch: look at each by itself.
     for batch in task.batches(step, 1, ranks):
@@ -261,7 +288,6 @@ def _diverged(task: Task, gradients: Gradients, step: int, loss: float, norm: fl
         # Zero times a norm that is not finite is NaN: a bad gradient of a finite loss is found too.
         mine += task.culprits(batch, each + 0 * gradients.norm())
     named = sorted({name for part in ranks.gather(mine) for name in part})
-    what = f"loss {loss}" if not math.isfinite(loss) else f"gradient norm {norm} at loss {loss:.4f}"
     whole = f"in the step of {_listed(task.names(task.step_ids(step)))}"
     who = f"not finite at {_listed(named)}" if named else whole
     return f"step {step + 1}: {what}, {who}. The weights were not touched; earlier checkpoints are good."

@@ -90,7 +90,8 @@ def run(job: Job) -> Result:
         task = start.load(job.plan, device, pickle.load(file))
     compiled = job.plan.compile != "none" or job.plan.cuda_graphs
     # Sizes that were not met before are compiled or recorded first.
-    steps = [*range(FIRST if compiled else 1), *range(FIRST, FIRST + job.most)]
+    # One more than are timed: the last is not followed by another, which is no usual step.
+    steps = [*range(FIRST if compiled else 1), *range(FIRST, FIRST + job.most + 1)]
     found: dict[int, float] = {}
     pieces: list[int] = []
     ends = math.inf
@@ -99,7 +100,7 @@ def run(job: Job) -> Result:
             began = time.perf_counter()
             for step, count in zip(steps, done, strict=False):
                 now = time.perf_counter()
-                if step >= FIRST:
+                if FIRST <= step < FIRST + job.most:
                     found[step] = now - began
                     pieces.append(count)
                 ends, began = min(ends, now + job.seconds), now
