@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import time
 from pathlib import Path
 
@@ -42,6 +43,7 @@ def test_a_trial_times_the_same_steps_under_every_plan(home: Path, tmp_path: Pat
         found = run(job)
         assert list(found.seconds) == list(range(FIRST, FIRST + 4)) and min(found.seconds.values()) > 0
         assert found.pieces == pieces and found.failed is None
+        assert found.loading > 0 and found.warming > 0
     assert len(run(make_job(home, Plan(), seconds=0.0)).seconds) == 2, "as few as are asked for at least"
 
 
@@ -56,6 +58,14 @@ def test_a_plan_that_cannot_run_is_a_result(home: Path, tmp_path: Path) -> None:
     found = measure.measure(Plan(cuda_graphs=True))
     assert found.failed is not None and "needs a GPU" in found.failed
     assert "plain" in said[0] and "cuda_graphs true" in said[1] and measure.start > 0
+    went = re.fullmatch(
+        r"1 trials took ([\d.]+) s each: ([\d.]+) to load the model, ([\d.]+) for first steps, where things are "
+        r"compiled, ([\d.]+) for the steps that are timed, ([\d.]+) to begin and to end",
+        measure.where_it_went(),
+    )
+    assert went is not None
+    whole, *parts = map(float, went.groups())
+    assert whole == pytest.approx(sum(parts), abs=0.3) and min(parts) >= 0
 
 
 def test_trials_end_with_the_time(home: Path, tmp_path: Path) -> None:

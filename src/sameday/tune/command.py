@@ -66,6 +66,8 @@ class Trials:
     def __post_init__(self) -> None:
         self.began = time.monotonic()
         self.took: list[float] = []
+        self.good: list[tuple[float, Result]] = []
+        """And what it took, of those that gave something."""
         self.plain: Result | None = None
         self.found: Found | None = None
 
@@ -109,6 +111,7 @@ class Trials:
             result = self._run(place, plan)
         self.took.append(time.monotonic() - began)
         if not result.failed:
+            self.good.append((self.took[-1], result))
             start = self.took[-1] - sum(result.seconds.values())
             self.start = max(self.start if self.count > 1 else 0.0, start)
         if self.plain is None and result.failed != NO_MEMORY:
@@ -153,6 +156,18 @@ class Trials:
         process = _spawned.Process(**work)
         process.start()
         return process
+
+    def where_it_went(self) -> str:
+        """The time of trials: most of it is not for the steps that are timed."""
+        count, whole = len(self.good), sum(took for took, _ in self.good)
+        each = {
+            "to load the model": sum(result.loading for _, result in self.good),
+            "for first steps, where things are compiled": sum(result.warming for _, result in self.good),
+            "for the steps that are timed": sum(sum(result.seconds.values()) for _, result in self.good),
+        }
+        each["to begin and to end"] = whole - sum(each.values())
+        parts = ", ".join(f"{seconds / count:.1f} {what}" for what, seconds in each.items())
+        return f"{count} trials took {whole / count:.1f} s each: {parts}"
 
     def _tell(self, plan: Plan, result: Result) -> None:
         known = self.found
@@ -300,7 +315,9 @@ def _explored(ground: Ground, seconds: float, check: bool, say: Say) -> tuple[Fo
         found = _begun(ground, trials)
         if check:
             trials.reserve(_to_verify(found.results[found.plain.model_dump_json()], trials.start))
-        return found, explore(found, trials, ground.allowed)
+        worth = explore(found, trials, ground.allowed)
+        say(trials.where_it_went())
+        return found, worth
 
 
 def _begun(ground: Ground, trials: Trials) -> Found:

@@ -64,6 +64,10 @@ class Result:
     failed: str | None = None
     crashed: bool = False
     """Without a result of its own."""
+    loading: float = 0.0
+    """Seconds until the model was there."""
+    warming: float = 0.0
+    """And from then until steps were timed."""
 
     @classmethod
     def read(cls, path: Path) -> Result:
@@ -74,6 +78,7 @@ class Result:
 def run(job: Job) -> Result:
     from sameday.train.launch import prepare_environment
 
+    started = time.perf_counter()
     prepare_environment(job.plan)
 
     import torch
@@ -88,13 +93,14 @@ def run(job: Job) -> Result:
     set_deterministic(job.plan.deterministic)
     with job.data.open("rb") as file:
         task = start.load(job.plan, device, pickle.load(file))
+    loading = (loaded := time.perf_counter()) - started
     compiled = job.plan.compile != "none" or job.plan.cuda_graphs
     # Sizes that were not met before are compiled or recorded first.
     # One more than are timed: the last is not followed by another, which is no usual step.
     steps = [*range(FIRST if compiled else 1), *range(FIRST, FIRST + job.most + 1)]
     found: dict[int, float] = {}
     pieces: list[int] = []
-    ends = math.inf
+    ends, warmed = math.inf, loaded
     try:
         with closing(practice(job.recipe, job.plan, task, steps)) as done:
             began = time.perf_counter()
@@ -103,13 +109,15 @@ def run(job: Job) -> Result:
                 if FIRST <= step < FIRST + job.most:
                     found[step] = now - began
                     pieces.append(count)
+                elif step < FIRST:
+                    warmed = now
                 ends, began = min(ends, now + job.seconds), now
                 if len(found) >= job.least and now >= ends:
                     break
     except torch.OutOfMemoryError:
         return Result({}, failed=NO_MEMORY)
     memory = torch.cuda.max_memory_reserved() if device.type == "cuda" else None
-    return Result(found, statistics.mean(pieces), memory)
+    return Result(found, statistics.mean(pieces), memory, loading=loading, warming=warmed - loaded)
 
 
 def logged(files: Sequence[str], environment: Mapping[str, str]) -> None:
