@@ -11,11 +11,16 @@ import time
 from pathlib import Path
 
 import pytest
+import sets
 import worlds
+from arms import Stage, run
 
 from sameday.spec.load import dump_yaml
 from sameday.spec.plan import Plan
+from sameday.train import ending
+from sameday.verify.compare import compare
 from sameday.verify.limits import LIMITS
+from sameday.verify.trace import Trace
 
 SHARED = Plan(share_images=True, packing=True, max_questions=None, attention="split", label_only_logits=True)
 BUG = """
@@ -93,6 +98,27 @@ def test_a_bug_in_the_installed_package_is_found(world: Path, tmp_path: Path) ->
     assert done.stdout.startswith("different: NOT the same model")
     assert "first       step 1, positions: sample" in done.stdout
     assert "NOT equal" in done.stdout
+
+
+def test_a_step_whose_loss_is_not_known_yet_when_the_arm_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a step ahead the weights are changed before the loss is read: it is known from when the step was done again,
+    and only there may it be missing."""
+    stage = Stage(tmp_path, sets.write_set(tmp_path / "set"), sets.tiny_recipe(), steps=4)
+    plain = stage.plain
+    monkeypatch.setattr(ending, "AHEAD", {"cpu": 1})
+    arm = run(stage.job("plan", Plan(optimizer_impl="fused")))
+    assert [(r.part, r.step) for r in arm.records if r.cut] == [(1, 3)]
+    found = compare(arm, plain, None)
+    assert found.worst["loss"] < 1e-5 and not found.differences
+    for part, step in ((1, 2), (2, 4)):
+        log = arm.path / f"part-{part}" / "metrics.jsonl"
+        whole = log.read_text()
+        log.write_text("".join(line for line in whole.splitlines(keepends=True) if json.loads(line)["step"] != step))
+        lost = compare(Trace(arm.path), plain, None).differences
+        assert (step, "training loss") in [(each.step, each.name) for each in lost]
+        log.write_text(whole)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from sameday.verify.limits import LIMITS, Limits
 from sameday.verify.replay import replay
 from sameday.verify.structure import Difference, structure
-from sameday.verify.trace import Tensors, Trace
+from sameday.verify.trace import Record, Tensors, Trace
 
 
 @dataclass
@@ -180,17 +180,8 @@ def _trajectory(found: Comparison, plan: Trace, plain: Trace, limits: Limits) ->
         if other is None:
             continue
         again = " (after the resume)" if record.part == 2 else ""
-        loss = relative(record.loss, other.loss)
-        found.note("loss", loss)
-        found.bitwise = found.bitwise and record.loss == other.loss
-        if not loss <= allowed["loss"]:
-            text = f"{record.loss:.6f}, not {other.loss:.6f} (limit {allowed['loss']:.0e} relative)"
-            found.differences.append(Difference(record.step, "loss" + again, "training loss", text))
-        norm = relative(record.norm, other.norm)
-        found.note("norm", norm)
-        if not norm <= allowed["norm"]:
-            text = f"{record.norm:.6f}, not {other.norm:.6f} (limit {allowed['norm']:.0e} relative)"
-            found.differences.append(Difference(record.step, "gradient in training" + again, "its norm", text))
+        if not record.cut or plan.last[record.step] is record:  # otherwise it is known from when it was done again
+            _told(found, record, other, again, allowed)
         for what in ("gradient", "update"):
             limit = allowed[f"trained {what}"]
             files = (record.gradient, other.gradient) if what == "gradient" else (record.weights, other.weights)
@@ -210,6 +201,21 @@ def _trajectory(found: Comparison, plan: Trace, plain: Trace, limits: Limits) ->
                 name = next(n for n in each if each[n] >= min(limit, max(each.values())))
                 text = f"relative difference {each[name]:.1e}, of all {whole:.1e} (limit {limit:.0e})"
                 found.differences.append(Difference(record.step, f"{what} in training{again}", name, text))
+
+
+def _told(found: Comparison, record: Record, other: Record, again: str, allowed: Mapping[str, float]) -> None:
+    """What the loop said of a step."""
+    loss = relative(record.loss, other.loss)
+    found.note("loss", loss)
+    found.bitwise = found.bitwise and record.loss == other.loss
+    if not loss <= allowed["loss"]:
+        text = f"{record.loss:.6f}, not {other.loss:.6f} (limit {allowed['loss']:.0e} relative)"
+        found.differences.append(Difference(record.step, "loss" + again, "training loss", text))
+    norm = relative(record.norm, other.norm)
+    found.note("norm", norm)
+    if not norm <= allowed["norm"]:
+        text = f"{record.norm:.6f}, not {other.norm:.6f} (limit {allowed['norm']:.0e} relative)"
+        found.differences.append(Difference(record.step, "gradient in training" + again, "its norm", text))
 
 
 def _validation(found: Comparison, plan: Trace, plain: Trace, limits: Limits) -> None:

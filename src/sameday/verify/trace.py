@@ -193,6 +193,8 @@ class Record:
     norm: float
     gradient: Path
     weights: Path
+    cut: bool = False
+    """The process was killed before the step's loss was known: it had begun the next one ahead."""
 
 
 class Trace:
@@ -219,11 +221,13 @@ class Trace:
         for part in (1, 2):
             folder = self.path / f"part-{part}"
             metrics = {r["step"]: r for r in _lines(folder / "metrics.jsonl") if "split" not in r}
-            for facts in _lines(folder / STEPS):
+            done = _lines(folder / STEPS)
+            for facts in done:
                 step = facts["step"]
                 kept = metrics.get(step, {"loss": math.nan, "grad_norm": math.nan})
-                files = (folder / f"{what}-{step:06d}.safetensors" for what in ("gradient", "weights"))
-                found.append(Record(part, step, facts, kept["loss"], kept["grad_norm"], *files))
+                cut = part == 1 and facts is done[-1] and step not in metrics
+                gradient, weights = (folder / f"{what}-{step:06d}.safetensors" for what in ("gradient", "weights"))
+                found.append(Record(part, step, facts, kept["loss"], kept["grad_norm"], gradient, weights, cut))
         return found
 
     @cached_property
