@@ -206,7 +206,10 @@ def planted_in(cores: int, cuda: bool) -> dict[str, Planted]:
     """Fields of the plan, what is slowed down, and how."""
     rest, decode, read = (lambda: time.sleep(0.3)), (source, "open_rgb"), (Path, "read_bytes")
     apart = {"share_images": False, "packing": False, "max_questions": 1}
-    found: dict[str, Planted] = {
+    found: dict[str, Planted] = {}
+    if cuda:
+        found["a needless synchronise"] = ({}, (QwenVL, "_run"), lambda: float(torch.ones(1, device="cuda")) and None)
+    return found | {
         "nothing shared, one at a time": (apart, None, rest),
         "tiny batches": ({"token_budget": 1}, None, rest),
         "full checkpointing": ({"checkpointing": "full"}, None, rest),
@@ -216,9 +219,6 @@ def planted_in(cores: int, cuda: bool) -> dict[str, Planted]:
         "slow decode, one worker": ({"workers": 1}, decode, rest),
         "slow decode, all workers": ({"workers": max(1, cores - 1)}, decode, rest),
     }
-    if cuda:
-        found["a needless synchronise"] = ({}, (QwenVL, "_run"), lambda: float(torch.ones(1, device="cuda")) and None)
-    return found
 
 
 def advice(bench: Bench) -> None:

@@ -40,7 +40,10 @@ LETTER = re.compile(rb"[A-Za-z0-9_]")
 SECRET = re.compile(r"TOKEN(?!IZER)|KEY|SECRET|PASSWORD|CREDENTIAL")
 """Names whose values are shown to nobody."""
 JOINED = ("ONEDNN_", "DNNL_")
-"""oneDNN puts these and the rest of a name together when it runs: the name stands nowhere."""
+"""oneDNN puts these and the rest of a name together when it runs: the name stands nowhere, and a compiler may leave the
+beginning nowhere either."""
+ONEDNN = b"ONEDNN_VERBOSE"
+"""Stands in its messages, by which a file that has it is known."""
 CONTAINER = re.compile(r"NVIDIA_(VISIBLE_DEVICES|DRIVER_CAPABILITIES|DISABLE_REQUIRE|REQUIRE_\w+)")
 """What is read before anything in the container runs."""
 PACKAGES = (
@@ -106,7 +109,7 @@ def knowers(names: list[str], files: Iterable[Path]) -> dict[str, list[str]]:
 
 def _spellings(name: str) -> list[list[bytes]]:
     """Words of which all must stand in a file: the name, or what it is joined from."""
-    joined = [[prefix.encode(), name.removeprefix(prefix).encode()] for prefix in JOINED if name.startswith(prefix)]
+    joined = [[ONEDNN, name.removeprefix(prefix).encode()] for prefix in JOINED if name.startswith(prefix)]
     return [[name.encode()], *joined]
 
 
