@@ -360,7 +360,8 @@ def measures(verdict: Verdict) -> list[tuple[str, str, str, str]]:
 def group_rows(verdict: Verdict) -> list[tuple[str, str, str]]:
     """Kinds of tensors by R, all of them together first."""
     names = sorted(verdict.groups, key=lambda k: (k != "all", -(verdict.groups[k].get("R") or 0.0)))
-    limit = {name: verdict.limits.get("ratio_all" if name == "all" else "ratio_group") for name in names}
+    usual = {name: verdict.limits.get("ratio_all" if name == "all" else "ratio_group") for name in names}
+    limit = {name: verdict.groups[name].get("limit", usual[name]) for name in names}
     return [(name, _small(verdict.groups[name].get("R")), _small(limit[name])) for name in names]
 
 

@@ -105,8 +105,8 @@ def _against_reference(found: Comparison, plan: Trace, plain: Trace, reference: 
         found.bitwise = found.bitwise and equal(a, b)
         for name in r.keys() & a.keys() & b.keys():  # what only one of them trains is told by the structure
             x, y, z = a[name].double(), b[name].double(), r[name].double()
-            products = ((x - z).square(), (y - z).square(), x * z, y * z, z * z)
-            sums.setdefault(name, torch.zeros(steps, 5, dtype=torch.float64))[step - 1] = torch.stack(
+            products = ((x - z).square(), (y - z).square(), x * z, y * z, z * z, (z != 0).double())
+            sums.setdefault(name, torch.zeros(steps, 6, dtype=torch.float64))[step - 1] = torch.stack(
                 [p.sum() for p in products]
             )
     kinds: dict[str, list[str]] = {}
@@ -123,24 +123,26 @@ def _against_reference(found: Comparison, plan: Trace, plain: Trace, reference: 
     for kind, members in kinds.items():
         together = torch.stack([sums[name] for name in members]).sum(0)
         group = _judge(together)
-        found.groups[kind] = group
-        found.note("ratio_group", group["R"], kind)
-        found.note("slope", group["off"], kind)
-        if not group["R"] <= limits.ratio_group:
-            text = f"R {group['R']:.2f} (limit {limits.ratio_group})"
-            first = _first(together, limits.ratio_group)
+        limit, allowed = limits.ratio("ratio_group", group["numbers"]), limits.slope_of(group["numbers"])
+        found.groups[kind] = {**group, "limit": limit}
+        # Where a limit is wider, what is noted is as much of the usual one.
+        found.note("ratio_group", group["R"] * limits.ratio_group / limit, kind)
+        found.note("slope", group["off"] * limits.slope / allowed, kind)
+        if not group["R"] <= limit:
+            text = f"R {group['R']:.2f} (limit {limit:.2f})"
+            first = _first(together, limit)
             found.differences.append(Difference(first, "gradient", members[0], f"{kind}: {text}"))
-        if not group["off"] <= limits.slope:
+        if not group["off"] <= allowed:
             text = f"slope {group['slope']:.4f}, the other plan's {group['plain slope']:.4f}"
-            text += f": {group['off']:.2f} of its error (limit {limits.slope})"
+            text += f": {group['off']:.2f} of its error (limit {allowed:.2f})"
             found.differences.append(Difference(None, "slope of the gradient", members[0], f"{kind}: {text}"))
         for name in members:
             one = _judge(sums[name])
-            found.note("ratio_tensor", one["R"], name)
-            if not one["R"] <= limits.ratio_tensor:
-                text = f"R {one['R']:.2f} (limit {limits.ratio_tensor})"
-                first = _first(sums[name], limits.ratio_tensor)
-                found.differences.append(Difference(first, "gradient", name, text))
+            limit = limits.ratio("ratio_tensor", one["numbers"])
+            found.note("ratio_tensor", one["R"] * limits.ratio_tensor / limit, name)
+            if not one["R"] <= limit:
+                text = f"R {one['R']:.2f} (limit {limit:.2f})"
+                found.differences.append(Difference(_first(sums[name], limit), "gradient", name, text))
 
 
 def _first(sums: Tensor, limit: float) -> int | None:
@@ -149,10 +151,11 @@ def _first(sums: Tensor, limit: float) -> int | None:
 
 
 def _judge(sums: Tensor) -> dict[str, float]:
-    """Over all steps, (steps, 5)."""
-    off_plan, off_plain, on_plan, on_plain, size = sums.sum(0).tolist()
+    """Over all steps, (steps, 6)."""
+    off_plan, off_plain, on_plan, on_plain, size, numbers = sums.sum(0).tolist()
     if not size:  # a tensor that takes no part
-        return {"R": math.inf if off_plan else 1.0, "slope": 1.0, "plain slope": 1.0, "error": 0.0, "off": 0.0}
+        nothing = {"slope": 1.0, "plain slope": 1.0, "error": 0.0, "off": 0.0, "numbers": 0.0}
+        return {"R": math.inf if off_plan else 1.0, **nothing}
     error = math.sqrt(off_plain / size)
     slopes = on_plan / size, on_plain / size
     return {
@@ -161,6 +164,7 @@ def _judge(sums: Tensor) -> dict[str, float]:
         "plain slope": slopes[1],
         "error": error,
         "off": (abs(slopes[0] - 1) - abs(slopes[1] - 1)) / error if error else 0.0,
+        "numbers": numbers,
     }
 
 

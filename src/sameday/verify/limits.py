@@ -4,7 +4,14 @@ with a model of 2.0 B parameters on an H200 (`bench/verify.py alarms`), where fe
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+
+FEW = 8.0
+"""bf16: by chance alone the logarithm of R and the slope, in units of the error, spread as one over the root of how
+many numbers they are of. So many times that is allowed. With errors in proportion to the numbers, which spread the
+most, about 4 in 1000 tensors of eight numbers are beyond it, and 2 in 10000 of forty; without it 200 and 23 in 1000
+would be."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,13 @@ class Limits:
 
     doubtful: float = 1e-2
     """Relative difference of float32 gradients up to which a reference in float64 is asked."""
+
+    def ratio(self, name: str, numbers: float) -> float:
+        """The limit of this R where it is of so many numbers: a bias of two classes has few."""
+        return max(float(getattr(self, name)), math.exp(min(FEW / math.sqrt(max(1.0, numbers)), FEW)))
+
+    def slope_of(self, numbers: float) -> float:
+        return max(self.slope, FEW / math.sqrt(max(1.0, numbers)))
 
     def looser(self, error: float) -> Limits:
         """For a float32 plan that is itself so far from float64: what holds once the arms have trained grows with it.

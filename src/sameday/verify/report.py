@@ -123,7 +123,8 @@ class Report:
         ]
         kinds = sorted(self.found.groups, key=lambda k: (k != "all", -self.found.groups[k]["R"]))
         for kind in kinds[: max(1, room)]:
-            g, limit = self.found.groups[kind], LIMITS.ratio_all if kind == "all" else LIMITS.ratio_group
+            g = self.found.groups[kind]
+            limit = g.get("limit", LIMITS.ratio_all if kind == "all" else LIMITS.ratio_group)
             lines.append(
                 f"  {_short(kind, 34):34s} {g['R']:6.3f} {limit:6.2f} {g['slope']:8.4f} {g['plain slope']:8.4f} "
                 f"{g['error']:7.4f}"
