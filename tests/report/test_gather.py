@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reported import NASTY, PARTS, Runs, profile, tune, verdict
+from reported import EVIL, NASTY, PARTS, Runs, profile, tune, verdict
 from typed import refused, sameday
 
 from sameday.report.gather import Run, gather
+from sameday.report.page import render
 from sameday.report.words import PARTS as ORDER
 from sameday.report.words import in_order
 from sameday.spec.errors import BadInput
@@ -50,9 +51,30 @@ def test_a_finished_run_is_read_whole(runs: Runs) -> None:
 
 def test_an_unfinished_run_says_so(runs: Runs) -> None:
     [run] = gather([runs.stopped])
-    assert not run.finished and run.state == "unfinished: step 1 of 3"
+    assert not run.finished and run.state == "unfinished: step 1 of 3, asked to stop"
     missing = [each.what for each in run.missing]
     assert missing[0] == "The run's end" and "Validation" in missing
+    assert run.missing[0].remedy == "asked to stop: step 1 of 3 is saved; run again to go on"
+
+
+def test_what_ended_a_run_is_told_until_it_goes_on(runs: Runs, copied: Copied) -> None:
+    path = copied(runs.stopped)
+    (path / "stopped.json").write_text(json.dumps({"why": f"step 2: loss nan {EVIL}", "code": 3}))
+    [run] = gather([path])
+    assert run.state == "unfinished: step 1 of 3, diverged" and run.missing[0].remedy == f"step 2: loss nan {EVIL}"
+    page = render([run])
+    assert EVIL not in page and "diverged" in page
+    for odd in ([], {"why": 3, "code": 3}, {"why": "no"}):
+        (path / "stopped.json").write_text(json.dumps(odd))
+        with pytest.raises(BadInput, match=r"stopped\.json: is not what a run wrote"):
+            gather([path])
+    (path / "stopped.json").unlink()
+    [run] = gather([path])
+    assert run.state == "unfinished: step 1 of 3" and "the command that started it" in run.missing[0].remedy
+    words = ("train", "recipe.yaml", "--on-bad", "skip", "--out", str(path), "--plan", "plain.yaml")
+    assert sameday(runs.home, *words, "--stop-after", "2").code == 75
+    assert json.loads((path / "stopped.json").read_text())["code"] == 75
+    assert sameday(runs.home, *words).code == 0 and not (path / "stopped.json").exists()
 
 
 def test_optional_files_are_found_beside_a_run_or_named(runs: Runs, copied: Copied, tmp_path: Path) -> None:

@@ -63,6 +63,8 @@ def test_loss_is_not_finite(tmp_path: Path, tiny_qwen3: Path, value: float, sets
     assert "Traceback" not in process.stderr
     assert re.search(r"step 3: loss (nan|inf|-inf), not finite at ", process.stderr)
     assert re.findall(r"\S*\.jsonl:\d+", process.stderr) == [f"train.jsonl:{LINE}"]
+    noted = json.loads((process.run / "stopped.json").read_text())
+    assert noted["code"] == EXIT_DIVERGED and noted["why"] in process.stderr
     assert training_steps(process.run) == [1, 2]
     kept = checkpoint.steps(process.run / "checkpoints")
     assert [step for step, _ in kept] == [1, 2]

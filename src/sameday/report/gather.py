@@ -11,13 +11,14 @@ from typing import Any
 
 from sameday.report.beside import MOST, Profile, Tune, Verdict, read_beside, read_json
 from sameday.report.words import count, in_order
-from sameday.spec.errors import BadInput
+from sameday.spec.errors import EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, EXIT_STOPPED, BadInput
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
-from sameday.spec.record import RunFolder
+from sameday.spec.record import STOPPED, RunFolder
 
 Record = dict[str, Any]
 
+ENDS = {EXIT_DIVERGED: "diverged", EXIT_OUT_OF_MEMORY: "out of memory", EXIT_STOPPED: "asked to stop"}
 SELDOM = ("log_steps", "eval_steps", "save_steps", "save_total_limit")
 """Plan fields that do not say how a step is computed."""
 
@@ -44,6 +45,14 @@ class Timeline:
         return sum(self.parts.values())
 
 
+@dataclass(frozen=True)
+class Stopped:
+    """What ended a run before its last step, in a word and in the run's own."""
+
+    word: str
+    why: str
+
+
 @dataclass
 class Run:
     """Everything that files say about one run."""
@@ -62,6 +71,7 @@ class Run:
     scores: dict[str, dict[str, float]]
     best_step: int | None
     finished: bool
+    stopped: Stopped | None = None
     profile: Profile | None = None
     tune: Tune | None = None
     verdict: Verdict | None = None
@@ -80,7 +90,8 @@ class Run:
         of = f" of {self.recipe.max_steps:,}" if self.recipe.max_steps else ""
         if self.finished:
             return f"finished, {count(self.last_step, 'step')}"
-        return f"unfinished: step {self.last_step:,}{of}" if self.steps else "unfinished: no step yet"
+        why = f", {self.stopped.word}" if self.stopped else ""
+        return f"unfinished: step {self.last_step:,}{of}{why}" if self.steps else f"unfinished: no step yet{why}"
 
     @property
     def rates(self) -> list[float]:
@@ -195,6 +206,7 @@ def _read_run(path: Path, label: str, profile: Path | None, tune: Path | None, v
         scores=scores,
         best_step=best,
         finished=folder.result.is_dir(),
+        stopped=_stopped(path / STOPPED),
         profile=_beside(path / "profile.json", profile, Profile),
         tune=_beside(path / "tune.json", tune, Tune),
         verdict=_beside(path / "verify.json", verdict, Verdict),
@@ -220,6 +232,16 @@ def _mapping(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise BadInput(f"{path}: is not what a run wrote: must be a mapping")
     return found
+
+
+def _stopped(path: Path) -> Stopped | None:
+    if not path.is_file():
+        return None
+    found = _mapping(path)
+    why, code = found.get("why"), found.get("code")
+    if not isinstance(why, str) or not isinstance(code, int):
+        raise BadInput(f"{path}: is not what a run wrote: must say why and with which code the run ended")
+    return Stopped(ENDS.get(code, f"exit code {code}"), why)
 
 
 def _environment(path: Path) -> dict[str, Any]:
@@ -302,6 +324,7 @@ def _missing(run: Run) -> list[Missing]:
     found = []
     if not run.finished:
         again = "it is still going on, or was stopped or killed; the command that started it goes on with it"
+        again = run.stopped.why if run.stopped else again
         found.append(Missing("The run's end", again))
     if not run.steps:
         found.append(Missing("Curves of training", "metrics.jsonl holds no step"))

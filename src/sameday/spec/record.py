@@ -30,6 +30,8 @@ DISTRIBUTIONS = (
     *("safetensors", "numpy", "pillow", "pydantic"),
 )
 """Packages whose versions may decide what a run computes."""
+STOPPED = "stopped.json"
+"""Why a run ended before its last step; gone when it goes on."""
 
 
 def default_path(recipe: Recipe) -> Path:
@@ -206,6 +208,12 @@ class RunFolder:
         write_text(self.path / name, json.dumps(plain(obj), indent=2, allow_nan=False) + "\n")
         return self.path / name
 
+    def stopped(self, why: str, code: int) -> None:
+        """Note what ended the run before its last step, for whoever looks at it later."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        with contextlib.suppress(OSError):  # a full disk may be the reason itself
+            self.write_json(STOPPED, {"why": why, "code": code, "time": now})
+
     def close(self) -> None:
         """Let another process have the folder."""
         if self._file is not None:
@@ -223,6 +231,7 @@ class RunFolder:
     def _start(self) -> None:
         for remains in (*self.path.glob(".*.tmp"), *self.checkpoints.glob(".*.tmp")):
             remains.unlink()  # half a file of a killed run
+        (self.path / STOPPED).unlink(missing_ok=True)
         recipe_path, environment_path = self.path / "recipe.yaml", self.path / "environment.json"
         environment = _environment(self.recipe_dir)
         now = datetime.now(UTC).isoformat(timespec="seconds")

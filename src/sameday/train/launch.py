@@ -76,6 +76,8 @@ def train_from_files(
         # All ranks stop together and with the same words: the first one says them.
         if not ranks.first:
             sys.exit(stop.code)
+        for folder in opened:
+            folder.stopped(str(stop), stop.code)
         raise
     finally:
         for folder in opened:
