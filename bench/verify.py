@@ -4,6 +4,7 @@ equivalent plans over seeds, which must raise no alarm.
     python bench/verify.py best       # sameday verify, image-shared and compiled against plain, 8B shapes, timed
     python bench/verify.py array      # every pair of plan values on a small model, bf16
     python bench/verify.py alarms     # 20 comparisons of equivalent plans, a model of more than 1B parameters
+    python bench/verify.py images     # as many of Vision-BDH, which starts anew with each seed, with 2 and more classes
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,14 @@ import transformers
 from PIL import Image
 from vlm_step import SIZES
 
+from sameday.demo.patterns import write_patterns
 from sameday.demo.tiny import write_model
-from sameday.spec.load import dump_yaml
+from sameday.spec.load import dump_yaml, load_recipe
 from sameday.spec.plan import Plan
+from sameday.spec.recipe import Recipe
 from sameday.spec.vqa import VqaRecipe
 from sameday.tasks import vqa
+from sameday.tune.command import STEPS_TO_VERIFY
 from sameday.verify.arm import Job, run_here
 from sameday.verify.compare import Comparison, compare
 from sameday.verify.limits import LIMITS
@@ -126,7 +130,7 @@ def best(folder: Path) -> None:
 class Stage:
     """One model and its data, read from disk once; the plain arm and the reference are run once."""
 
-    def __init__(self, folder: Path, recipe: VqaRecipe, steps: int) -> None:
+    def __init__(self, folder: Path, recipe: Recipe, steps: int) -> None:
         self.folder, self.trial = folder, make_trial(recipe, steps)
         self.plain = self.run("plain", Plan())
         reference = reference_job(self.job("plain", Plan()), folder / "reference")
@@ -197,15 +201,45 @@ def alarms(folder: Path, first_seed: int) -> None:
         "shared, split, checkpointing": Plan(**SHARED, attention="split", checkpointing="full"),
         "best": Plan(**BEST),
     }
-    found, count, largest = [], 0, Comparison("bf16")
-    for seed in range(first_seed, first_seed + 5):
+
+    def stage(seed: int) -> Stage:
         home = folder / str(seed)
         write_data(home, images=4, each=6, size=(448, 384), words=24, seed=seed)
-        made = recipe(home, effective_batch=8, seed=seed, model=str(folder / "model"))
-        stage = Stage(home, made, 6)
-        if seed == first_seed:
-            parameters = sum(p.numel() for p in kept[made.precision].parameters())
-            print(f"{parameters / 1e9:.2f} B parameters", flush=True)
+        return Stage(home, recipe(home, effective_batch=8, seed=seed, model=str(folder / "model")), 6)
+
+    seeds = range(first_seed, first_seed + 5)
+    compared(stage, seeds, plans)
+    print(f"{sum(p.numel() for each in kept.values() for p in each.parameters()) / len(kept) / 1e9:.2f} B parameters")
+
+
+def images(folder: Path, first_seed: int) -> None:
+    """In as few steps as `sameday tune` compares."""
+    made = load_recipe(Path(__file__).resolve().parents[1] / "examples" / "cifar10_bdh.yaml")
+    cuda = torch.cuda.is_available()
+    if not cuda:  # only to see that this runs
+        made = made.model_copy(update={"model": made.model.model_copy(update={"levels": 1, "width": 48, "latents": 2})})
+    fast = {"optimizer_impl": "fused", "rotary": "cached"}
+    plans = {
+        "fused": Plan(level_kernel="fused" if cuda else "plain", **fast),
+        "fused, recorded": Plan(
+            level_kernel="fused" if cuda else "plain", cuda_graphs=cuda, images_on="device", **fast
+        ),
+        "compiled": Plan(compile="layers" if cuda else "none", micro_batch=16, **fast),
+    }
+
+    def stage(seed: int) -> Stage:
+        home, classes = folder / str(seed), (2, 3, 4)[seed % 3]
+        write_patterns(home / "set", train=96, test=16, classes=classes, seed=seed)
+        data = made.data.model_copy(update={"path": "set", "val": 16})
+        return Stage(home, made.model_copy(update={"seed": seed, "data": data}), STEPS_TO_VERIFY)
+
+    compared(stage, range(first_seed, first_seed + (7 if cuda else 1)), plans)
+
+
+def compared(stage_of: Callable[[int], Stage], seeds: Iterable[int], plans: Mapping[str, Plan]) -> None:
+    found, count, largest = [], 0, Comparison("bf16")
+    for seed in seeds:
+        stage = stage_of(seed)
         for name, plan in plans.items():
             began = time.perf_counter()
             result = stage.compare(plan)
@@ -221,13 +255,13 @@ def alarms(folder: Path, first_seed: int) -> None:
 def main() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read once, and some of the plans are deterministic
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("best", "array", "alarms"))
-    parser.add_argument("--first-seed", type=int, default=0, help="alarms: five seeds from here on")
+    parser.add_argument("what", choices=("best", "array", "alarms", "images"))
+    parser.add_argument("--first-seed", type=int, default=0, help="alarms, images: some seeds from here on")
     args = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as folder:
-        if args.what == "alarms":
-            alarms(Path(folder), args.first_seed)
+        if args.what in ("alarms", "images"):
+            {"alarms": alarms, "images": images}[args.what](Path(folder), args.first_seed)
         else:
             {"best": best, "array": array}[args.what](Path(folder))
 
