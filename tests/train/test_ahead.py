@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sets
 import torch
 import worlds
 from torch import Tensor
@@ -79,14 +80,14 @@ def same(a: VqaTask, b: VqaTask) -> bool:
     return all(torch.equal(p, q) for p, q in zip(a.trained().values(), b.trained().values(), strict=True))
 
 
-def before_losses(task: VqaTask, then: Callable[[Any, int], None]) -> None:
+def before_losses(task: Any, then: Callable[[Any, int], None]) -> None:
     plain = task.loss_sum
 
     def loss_sum(batch: Any, step: int) -> tuple[Tensor, Tensor]:
         then(batch, step)
         return plain(batch, step)
 
-    task.loss_sum = loss_sum  # type: ignore[method-assign]
+    task.loss_sum = loss_sum
 
 
 def test_the_same_run(runs: Runs) -> None:
@@ -198,3 +199,33 @@ def test_each_step_has_its_own_seconds(runs: Runs) -> None:
     runs.train("ahead", 1, lambda task: before_losses(task, lambda _, __: time.sleep(0.05)))
     steps = [r for r in read_metrics(runs.folder / "ahead" / "metrics.jsonl") if "split" not in r]
     assert all(r["seconds"] >= 0.05 and r["wait"] <= r["seconds"] for r in steps)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("at", [2, 3])
+def test_memory_runs_out_after_graphs_were_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the device has begun is thrown away; smaller batches are recorded anew."""
+    home, recipe = sets.write_set(tmp_path), sets.tiny_recipe()
+    plan = Plan(cuda_graphs=True, images_on="device", optimizer_impl="fused", save_steps=4, log_steps=1)
+    found = []
+    for ahead in (0, 1):
+        monkeypatch.setattr(ending, "AHEAD", {"cuda": ahead})
+        task = sets.make_task(home, recipe, plan, "cuda")
+        refused: list[int] = []
+
+        def refuse(_: Any, step: int, refused: list[int] = refused) -> None:
+            if step == at and not refused:
+                refused.append(step)
+                torch.empty(2**45, device="cuda")
+
+        before_losses(task, refuse)
+        with closing(RunFolder.open(tmp_path / str(ahead), recipe, plan, home)) as run:
+            train(recipe, plan, task, run, Ranks())
+        losses = [r["loss"] for r in read_metrics(tmp_path / str(ahead) / "metrics.jsonl") if "split" not in r]
+        found.append((losses, [p.detach().cpu() for p in task.trained().values()]))
+    assert re.findall(r"step (\d+): out of memory", capsys.readouterr().out) == [str(at + 1)] * 2
+    (losses, weights), (others, same_weights) = found
+    assert losses == pytest.approx(others, rel=1e-5) and len(losses) == 8
+    assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(weights, same_weights, strict=True))
