@@ -244,6 +244,40 @@ def test_a_choice_is_not_left_out_for_one_bad_moment(slower: float) -> None:
     assert leave_out(found, world.measure, allowed) and found.best.attention == "auto"
 
 
+def test_what_looked_faster_without_a_choice_is_settled_first_or_told() -> None:
+    """Evidence that is there needs one pair of processes; where there is no time for it, it is told."""
+    world = World(COSTS, noise=0.0)
+    best = Plan(share_images=True, packing=True, max_questions=None, label_only_logits=True, attention="sdpa")
+    world.costs = {**COSTS, "attention": {"sdpa": 1.6}}
+    for more, kept in ((2, "auto"), (0, "sdpa")):
+        found = Found(Plan(), CHOICES)
+        found.best = found.sure = best
+        world.trials, world.most = 0, 100
+        for plan in (Plan(), best, best.model_copy(update={"attention": "auto"})):
+            found.timed(plan, world.measure)
+        world.most = world.trials + more
+        leave_out(found, world.measure, allowed)
+        assert found.best.attention == kept
+        ablation(found, world.measure, allowed)
+        told = "again, which no time was left for: the best plan looked faster without attention"
+        assert (told in found.not_tried) == (more == 0)
+
+
+def test_a_plan_without_the_choice_in_question_answers_nothing() -> None:
+    """A kernel for packed rows cannot run alone: the plain plan in its place would be called as fast as itself."""
+    world = World(COSTS, noise=0.0)
+
+    def packed(plan: Plan) -> bool:
+        return allowed(plan) and (plan.attention != "split" or plan.packing)
+
+    found = Found(Plan(), CHOICES)
+    found.best = found.sure = Plan(share_images=True, packing=True, max_questions=None, attention="split")
+    rows = {row.name: row for row in ablation(found, world.measure, packed)}
+    assert rows["attention"].alone is None and rows["attention"].added is not None
+    assert rows["attention"].left_out is not None and rows["share_images"].left_out is not None
+    assert "alone: no such plan can run for attention" in found.not_tried
+
+
 def test_a_machine_that_became_slower_does_not_take_the_best_plan_away() -> None:
     world = World(COSTS, noise=0.0)
     found = searched(world)
@@ -251,6 +285,7 @@ def test_a_machine_that_became_slower_does_not_take_the_best_plan_away() -> None
     world.costs = {**COSTS, "deterministic": {False: 20.0}}
     confirm(found, world.measure)
     assert found.best == found.sure == best and not found.refused
+    assert found.unsteady == pytest.approx(20.0)
     plain, again = found.of(Plan()), found.of(best)
     assert plain is not None and again is not None
     assert math.exp(gain(again, plain)[0]) == pytest.approx(world.cost(Plan()) / world.cost(best)), (

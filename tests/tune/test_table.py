@@ -37,7 +37,8 @@ def row(name: str, value: Any, **measured: Any) -> dict[str, Any]:
 
 def table(*rows: dict[str, Any], **more: Any) -> dict[str, Any]:
     sides = {name: {**timed(s), "finish_hours": [s, s]} for name, s in (("plain", 8.0), ("best", 1.0))}
-    return {**sides, "steps": 84, "times": 8.0, "ablation": [*rows], "looked_faster": 0, "not_tried": [], **more}
+    rest = {"tried": True, "unsteady": 1.0, "looked_faster": 0, "not_tried": []}
+    return {**sides, "steps": 84, "times": 8.0, "ablation": [*rows], **rest, **more}
 
 
 def cells(line: str) -> list[str]:
@@ -60,10 +61,17 @@ def test_no_choice_has_the_gain_of_one_before_it(gap: dict[str, Any] | None) -> 
 
 def test_nothing_faster_is_a_sentence() -> None:
     found = lines(table(not_tried=["the search ended before workers"], looked_faster=1))
-    assert found[0] == "nothing that was tried is faster than the plain plan"
+    assert found[0] == "nothing that was tried is faster than the plain plan for sure"
     assert found[1] == "looked faster, and was not when it was timed again: 1"
     assert found[2] == "not measured: the search ended before workers"
     assert found[3].startswith("plain ") and len(found) == 4
+    assert lines(table(tried=False))[0] == "no other plan than the plain one could be timed: give more --minutes"
+
+
+def test_a_machine_that_is_not_steady_is_told() -> None:
+    told = "this machine is not steady: timed again, the best plan took 2.35 times as long"
+    assert told in " ".join(lines(table(row("packing", True), unsteady=2.35)))
+    assert not any("steady" in line for line in lines(table(row("packing", True), unsteady=1.2)))
 
 
 def test_long_choices_are_cut_and_variables_read_as_such() -> None:

@@ -19,7 +19,7 @@ from sameday.tasks.classify_start import ClassifyStart
 from sameday.tune import command
 from sameday.tune.command import Trials, tune
 from sameday.tune.search import OutOfTime
-from sameday.tune.trial import FIRST, NO_MEMORY, Job, Result, run
+from sameday.tune.trial import FIRST, NO_MEMORY, Job, Result, logged, run
 
 
 @pytest.fixture(scope="module")
@@ -59,13 +59,30 @@ def test_a_plan_that_cannot_run_is_a_result(home: Path, tmp_path: Path) -> None:
     assert found.failed is not None and "needs a GPU" in found.failed
     assert "plain" in said[0] and "cuda_graphs true" in said[1] and measure.start > 0
     went = re.fullmatch(
-        r"1 trials took ([\d.]+) s each: ([\d.]+) to load the model, ([\d.]+) for first steps, where things are "
-        r"compiled, ([\d.]+) for the steps that are timed, ([\d.]+) to begin and to end",
+        r"one trial took ([\d.]+) s: ([\d.]+) to load the model, ([\d.]+) for first steps, which may compile, "
+        r"([\d.]+) for the steps that are timed, ([\d.]+) to begin and to end",
         measure.where_it_went(),
     )
     assert went is not None
     whole, *parts = map(float, went.groups())
     assert whole == pytest.approx(sum(parts), abs=0.3) and min(parts) >= 0
+
+
+def test_another_plan_is_begun_however_long_the_plain_one_took(home: Path, tmp_path: Path) -> None:
+    measure = trials(home, tmp_path, 600, [])
+    measure.plain, measure.count, measure.took = Result({4: 40.0}), 1, [160.0]
+    measure.seconds = measure.spent + 100
+    assert not measure.measure(Plan()).failed
+    measure.took, measure.seconds = [160.0], measure.spent + 4
+    with pytest.raises(OutOfTime):
+        measure.measure(Plan())
+
+
+def test_a_trial_whose_folder_is_gone_says_nothing(tmp_path: Path) -> None:
+    """Where tune was told to end while the process began."""
+    files = [str(tmp_path / "gone" / name) for name in ("job.json", "result.json", "log")]
+    logged(files, {})
+    assert not (tmp_path / "gone").exists()
 
 
 def test_trials_end_with_the_time(home: Path, tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ LEAST, MOST = 3, 16
 """Steps that are timed of a plan."""
 SHARE = 0.0125
 """Of the minutes, for the steps of one trial; what it takes to start is not in it."""
+SHORTEST = 5.0
+"""Seconds that any trial takes."""
 STEPS_TO_VERIFY = 4
 WEEK = 7 * 24 * 60
 """In minutes."""
@@ -94,10 +96,11 @@ class Trials:
         if seconds <= 0.4 * self.seconds:
             self.seconds -= seconds
         else:
-            self.say(f"verify comes after these minutes and may take {seconds / 60:.1f} more")
+            self.say(f"verify of what is found comes after these minutes and may take {seconds / 60:.1f} more")
 
     def measure(self, plan: Plan) -> Result:
-        if self.plain is not None and self.left < min(self.took):  # one that takes longer is ended with the time
+        # One that takes longer is ended with the time; the plain plan's trial is the longest as a rule.
+        if self.plain is not None and self.left < min(self.took[1:], default=SHORTEST):
             raise OutOfTime
         self.count += 1
         place = self.folder / f"{self.count:03d}"
@@ -127,7 +130,7 @@ class Trials:
         files = [str(place / name) for name in ("job.json", "result.json", "log")]
         process = self._started(files, plan)
         try:
-            process.join(max(5.0, self.left))
+            process.join(max(SHORTEST, self.left))
             if process.is_alive() and self.plain is None:
                 raise BadInput(
                     f"tune: to start and to time {LEAST + 1} steps of the plain plan takes longer than all of the "
@@ -162,12 +165,13 @@ class Trials:
         count, whole = len(self.good), sum(took for took, _ in self.good)
         each = {
             "to load the model": sum(result.loading for _, result in self.good),
-            "for first steps, where things are compiled": sum(result.warming for _, result in self.good),
+            "for first steps, which may compile": sum(result.warming for _, result in self.good),
             "for the steps that are timed": sum(sum(result.seconds.values()) for _, result in self.good),
         }
         each["to begin and to end"] = whole - sum(each.values())
         parts = ", ".join(f"{seconds / count:.1f} {what}" for what, seconds in each.items())
-        return f"{count} trials took {whole / count:.1f} s each: {parts}"
+        each_of = f"{count} trials took {whole / count:.1f} s each" if count > 1 else f"one trial took {whole:.1f} s"
+        return f"{each_of}: {parts}"
 
     def _tell(self, plan: Plan, result: Result) -> None:
         known = self.found

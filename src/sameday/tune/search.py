@@ -89,6 +89,8 @@ class Found:
     """Plans that looked faster and were not, when they were timed again."""
     missing: dict[str, list[str]] = field(default_factory=dict)
     """What the ablation could not say: why, and the choices."""
+    unsteady: float = 1.0
+    """How many times as long the best plan took once more, or the other way round, at the worst."""
 
     def __post_init__(self) -> None:
         self.best = self.plain
@@ -122,6 +124,11 @@ class Found:
         if self.best not in (self.sure, self.plain):
             told.append("the best plan a second time, which would leave its luck out")
         return told + [f"{why} {listed(names)}" for why, names in self.missing.items()]
+
+    @property
+    def tried(self) -> bool:
+        """Whether a plan besides the plain one was timed."""
+        return len(self.results) > 1
 
     def _cut_short(self) -> str:
         names = [choice.name for choice in self.ahead]
@@ -196,8 +203,10 @@ def confirm(found: Found, measure: Measure) -> None:
     if found.best in (found.sure, found.plain) or plain is None:
         return
     with contextlib.suppress(OutOfTime):
-        again = measure(found.best)
+        again, once = measure(found.best), found.of(found.best)
         found.results[found.best.model_dump_json()] = again
+        if once and once.seconds and again.seconds:
+            found.unsteady = max(found.unsteady, math.exp(abs(gain(again, once)[0])))
         if not faster(again, plain):
             with contextlib.suppress(OutOfTime):  # the machine may be slower now than it was
                 plain = found.results[found.plain.model_dump_json()] = measure(found.plain)
@@ -212,10 +221,10 @@ def leave_out(found: Found, measure: Measure, allowed: Allowed) -> bool:
     """Whether the best plan was faster for sure without one of its choices. Then it is without it from now on. Always
     by a second pair of processes: the best plan's own time may be of another hour."""
     before = found.best
+    asked = [plan for (_, how), plan in _asked(found, allowed).items() if how == "left out" and plan != found.plain]
     with contextlib.suppress(OutOfTime):
-        for (_, how), plan in _asked(found, allowed).items():
-            fair = how == "left out" and plan != found.plain and allowed(plan)
-            if fair and _beats(found, plan, measure, clear=math.inf):
+        for plan in sorted(asked, key=lambda plan: found.of(plan) is None):  # what is timed already needs less time
+            if allowed(plan) and _beats(found, plan, measure, clear=math.inf):
                 found.best = plan
     return found.best != before
 
@@ -281,7 +290,8 @@ class Worth:
 
 
 def _asked(found: Found, allowed: Allowed) -> dict[tuple[str, str], Plan]:
-    """The plans of an ablation by choice and question, in the order of asking. Some may not be allowed."""
+    """The plans of an ablation by choice and question, in the order of asking. Some may not be allowed, as one that
+    cannot run without what is asked about."""
     made = choices_made(found.best, found.plain, found.known)
     plans: dict[tuple[str, str], Plan] = {}
     before = found.plain
@@ -291,11 +301,16 @@ def _asked(found: Found, allowed: Allowed) -> dict[tuple[str, str], Plan]:
         plans[choice.name, "left out"] = without(found.best, found.plain, set(change) - others)
         plans[choice.name, "added"] = before
         plans[choice.name, "alone"] = found.plain.model_copy(update=change)
+    changes = {choice.name: change for choice, change in made}
+
+    def that_runs(name: str, how: str, plan: Plan) -> Plan:
+        runs = _that_runs(plan, found.plain, allowed)
+        # With the choice itself gone it would be another question's answer.
+        kept = runs != found.best if how == "left out" else _holds(runs, changes[name])
+        return runs if kept else plan
+
     return {
-        (name, how): _that_runs(plan, found.plain, allowed)
-        for kind in HOW
-        for (name, how), plan in plans.items()
-        if how == kind
+        (name, how): that_runs(name, how, plan) for kind in HOW for (name, how), plan in plans.items() if how == kind
     }
 
 
@@ -311,6 +326,10 @@ def ablation(found: Found, measure: Measure, allowed: Allowed) -> list[Worth]:
             results[name, how] = found.timed(plan, measure)
         except OutOfTime:
             found.missing.setdefault(f"{how}: no time was left for", []).append(name)
+    best = found.of(found.best)
+    doubts = [name for (name, how), each in results.items() if how == "left out" and best and faster(each, best)]
+    if doubts:
+        found.missing["again, which no time was left for: the best plan looked faster without"] = doubts
     return [
         Worth(choice.name, change, *(results.get((choice.name, how)) for how in ("alone", "added", "left out")))
         for choice, change in choices_made(found.best, found.plain, found.known)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sameday.spec.plan import Plan, changed, claims
 from sameday.spec.recipe import Recipe
-from sameday.tune.search import Found, Worth, gain, middle
+from sameday.tune.search import Found, Worth, middle
 from sameday.tune.trial import Result
 
 if TYPE_CHECKING:  # it loads torch
@@ -18,6 +17,8 @@ if TYPE_CHECKING:  # it loads torch
 
 WIDTH = 100
 """Columns of a line."""
+UNSTEADY = 1.25
+"""Times as long, from which on it is told."""
 UNITS = ((3600.0, "seconds"), (60.0, "minutes"), (1.0, "hours"))
 """By how many there are in an hour."""
 
@@ -39,7 +40,7 @@ def as_json(
             "finish_hours": finish(best, steps),
             "plan": found.best.model_dump(mode="json"),
         },
-        "times": math.exp(gain(best, plain)[0]),
+        "times": middle(plain) / middle(best),
         "ablation": [
             {
                 "field": each.name,
@@ -51,6 +52,8 @@ def as_json(
             }
             for each in worth
         ],
+        "tried": found.tried,
+        "unsteady": found.unsteady,
         "looked_faster": len(found.refused),
         "not_tried": found.not_tried,
     }
@@ -80,7 +83,17 @@ def _numbers(result: Result | None) -> dict[str, Any] | None:
 
 def lines(table: dict[str, Any]) -> list[str]:
     """The whole as people read it."""
-    found = _ablation(table) if table["ablation"] else ["nothing that was tried is faster than the plain plan"]
+    nothing = "nothing that was tried is faster than the plain plan for sure"
+    if not table["tried"]:
+        nothing = "no other plan than the plain one could be timed: give more --minutes"
+    found = _ablation(table) if table["ablation"] else [nothing]
+    if table["unsteady"] > UNSTEADY:
+        found.append(
+            wrapped(
+                f"this machine is not steady: timed again, the best plan took {table['unsteady']:.2f} times as long, "
+                "or as short; what was timed earlier and later may not compare"
+            )
+        )
     if table["looked_faster"]:
         found.append(f"looked faster, and was not when it was timed again: {table['looked_faster']}")
     found += [wrapped(f"not measured: {text}") for text in table["not_tried"]]
@@ -96,8 +109,8 @@ def lines(table: dict[str, Any]) -> list[str]:
 
 
 def _ablation(table: dict[str, Any]) -> list[str]:
-    """How many times faster each choice is alone and added to those before it, and how many times slower the best plan
-    is without it. What was added to a plan that was not measured is not known."""
+    """How many times as fast each choice is alone and added to those before it, and the best plan without it: there,
+    less than one means that the choice is worth having. What was added to a plan that was not measured is not known."""
     plain, best = (table[name]["seconds"]["median"] for name in ("plain", "best"))
     before: float | None = plain
     rows = [("choice", "claim", "alone", "added", "left out")]
@@ -108,7 +121,8 @@ def _ablation(table: dict[str, Any]) -> list[str]:
         added = (row["added"] or {}).get("seconds")
         before = added and added["median"]
     width = max(34, *(len(row[0]) for row in rows))
-    return [f"{name:{width}s} {claim:12s} {a:>8s} {b:>8s} {c:>9s}" for name, claim, a, b, c in rows]
+    told = [f"{name:{width}s} {claim:12s} {a:>8s} {b:>8s} {c:>9s}" for name, claim, a, b, c in rows]
+    return [*told, "times as fast: alone as the plain plan, added as those above, left out as the best plan"]
 
 
 def _cell(measured: dict[str, Any] | None, over: float | None) -> str:

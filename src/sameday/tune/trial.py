@@ -125,6 +125,8 @@ def logged(files: Sequence[str], environment: Mapping[str, str]) -> None:
     die_with_parent()
     os.environ.update(environment)
     job, out, log = map(Path, files)
+    if not log.parent.is_dir():  # told to end while this one was on its way
+        return
     with log.open("w") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
