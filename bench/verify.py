@@ -246,7 +246,7 @@ def compared(stage_of: Callable[[int], Stage], seeds: Iterable[int], plans: Mapp
             count += 1
             show(count, f"seed {seed}, {name}", result, time.perf_counter() - began, found)
             for measure, value in result.worst.items():
-                largest.note(measure, value, result.names[measure])
+                largest.note(measure, value, result.names[measure], result.bounds.get(measure))
     print(f"{count} comparisons, {len(found)} false alarms; the largest of each measure:")
     for measure, value in largest.worst.items():
         print(f"  {measure:20s} {value:9.2e}  {largest.names[measure]}")

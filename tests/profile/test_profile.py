@@ -222,6 +222,17 @@ def test_bad_wishes(homes: dict[str, Path], tmp_path: Path) -> None:
     assert "must be a file in a folder that is there" in str(done.exception)
 
 
+def test_what_is_read_is_not_written_over(homes: dict[str, Path], tmp_path: Path) -> None:
+    recipe, plan = homes["classify"] / "recipe.yaml", tmp_path / "plan.yaml"
+    plan.write_text("workers: 0\n")
+    before = recipe.read_text()
+    for out in (recipe, plan):
+        done = CliRunner().invoke(app, ["profile", str(recipe), "--plan", str(plan), "--json", str(out)])
+        said = f"--json {out}: is one of the files that are read; choose another one"
+        assert isinstance(done.exception, BadInput) and str(done.exception) == said
+    assert recipe.read_text() == before and plan.read_text() == "workers: 0\n"
+
+
 def test_a_run_that_cannot_go_on_says_why(homes: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sameday.tasks.classify.ClassifyTask.smaller_budget", lambda *_: None)
     monkeypatch.setattr("sameday.tasks.classify.ClassifyTask.loss_sum", _no_memory)

@@ -171,6 +171,21 @@ def test_what_is_no_run_is_refused(runs: Runs, tmp_path: Path) -> None:
     assert not (runs.home / "report.html").exists()
 
 
+def test_what_is_read_is_not_written_over(runs: Runs, copied: Copied, tmp_path: Path) -> None:
+    run = copied(runs.images)
+    sameday(tmp_path, "eval", "images", "--split", "val")
+    before = {path: path.read_bytes() for path in run.iterdir() if path.suffix in (".yaml", ".json", ".jsonl")}
+    assert {"recipe.yaml", "metrics.jsonl", "eval.json", "eval-val.json"} <= {path.name for path in before}
+    (tmp_path / "given.json").write_text("{}")
+    outs = [f"images/{path.name}" for path in before] + ["images/stopped.json", "images/verify.json", "given.json"]
+    for out in outs:
+        said = refused(tmp_path, "report", "images", "--profile", "given.json", "-o", out)
+        assert said == f"--out {out}: is one of the files that are read; choose another one"
+    assert before == {path: path.read_bytes() for path in before}
+    for _ in range(2):  # an earlier report may be replaced
+        assert sameday(tmp_path, "report", "images", "-o", "images/report.html").code == 0
+
+
 HOMELESS = (
     "is not what a run wrote: recipe_dir must name the recipe's folder; "
     "put the file back as it was, or leave this run out"

@@ -20,6 +20,7 @@ from reported import EVIL, NASTY, PARTS, Runs, profile, tune, verdict
 
 from sameday.report import tables, words
 from sameday.report.beside import Profile
+from sameday.report.curves import training_curves
 from sameday.report.gather import Run, gather
 from sameday.report.page import render, report_from_files
 from sameday.spec.load import load_plan, load_recipe
@@ -173,6 +174,33 @@ def test_what_other_commands_measured(runs: Runs, tmp_path: Path) -> None:
         assert said.lower() in page.text.lower(), said
     assert "another recipe" not in page.text and "another plan" not in page.text
     assert "Not in this report" not in page.text
+
+
+def test_a_largest_value_stands_beside_its_own_limit(runs: Runs, tmp_path: Path) -> None:
+    [run] = gather([runs.finished])
+    data = judged(run)
+    data["largest"] |= {"ratio_tensor": 17.5, "slope": 1.25}
+    data["limits"] |= {"ratio_tensor": 4.0, "slope": 0.6}
+    data["whose"] |= {"ratio_tensor": "head.bias", "slope": "bias"}
+    # A file of an earlier version has the usual limits alone.
+    older = rendered(tmp_path, runs.finished, verify=data).text
+    assert "R of one tensor 17.5 4 head.bias" in older
+    page = rendered(tmp_path, runs.finished, verify=data | {"bounds": {"ratio_tensor": 54.5, "slope": 4.25}}).text
+    assert "R of one tensor 17.5 54.5 head.bias" in page and "slope against the reference 1.25 4.25 bias" in page
+    assert "R of all tensors 1.05 1.35" in page
+
+
+def test_clipping_is_told_where_there_is_any(runs: Runs) -> None:
+    images, bare = gather([runs.images, runs.bare])
+    free = dataclasses.replace(bare, recipe=bare.recipe.model_copy(update={"max_grad_norm": None}))
+    spike = [{"step": step, "grad_norm": 500.0 if step == 50 else 1 + step % 2} for step in range(1, 401)]
+    for shown, note in (
+        ([images, bare], "before clipping"),
+        ([free], ""),
+        ([images, free], "of images before clipping"),
+        ([dataclasses.replace(free, steps=spike)], "one step lies outside the frame, the furthest 500 at step 50"),
+    ):
+        assert [chart.note for chart in training_curves(shown) if chart.title == "Norm of the gradient"] == [note]
 
 
 def test_files_about_something_else_are_told_so(runs: Runs, tmp_path: Path) -> None:

@@ -16,7 +16,16 @@ from hypothesis import strategies as st
 from sameday.spec.errors import BadInput
 from sameday.spec.load import load_plan
 from sameday.spec.plan import Plan
-from sameday.spec.record import RunFolder, check_output, default_path, plain, read_metrics, write_text
+from sameday.spec.record import (
+    RunFolder,
+    check_output,
+    default_path,
+    plain,
+    read_metrics,
+    run_files,
+    same_file,
+    write_text,
+)
 from sameday.spec.vqa import VqaRecipe
 
 
@@ -235,6 +244,33 @@ def test_what_cannot_be_written_is_known_before(tmp_path: Path) -> None:
     for fine in (None, tmp_path / "file", Path("/dev/null")):
         check_output("--json", fine)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link"], "nothing is left of the attempt"
+
+
+def test_what_is_read_is_not_written_over(tmp_path: Path) -> None:
+    recipe, link, far = tmp_path / "recipe.yaml", tmp_path / "link", tmp_path / "far"
+    recipe.write_text("text")
+    link.symlink_to("recipe.yaml")
+    far.symlink_to(".")
+    long = tmp_path / ("n" * 256)
+    for path in (recipe, link, far / "recipe.yaml"):
+        with pytest.raises(BadInput) as error:
+            check_output("--json", path, (None, long, recipe))
+        assert str(error.value) == f"--json {path}: is one of the files that are read; choose another one"
+    check_output("--json", tmp_path / "other.yaml", (None, long, recipe))
+    check_output("--json", Path("/dev/null"), (Path("/dev/null"),))
+    assert same_file(far / "none", tmp_path / "none") and not same_file(tmp_path / "none", recipe)
+
+
+def test_the_files_of_a_run(tmp_path: Path) -> None:
+    run = started(tmp_path / "run")
+    run.append({"step": 1})
+    run.stopped("asked", 75)
+    run.write_json("eval.json", {})
+    run.write_json("eval-test.json", {})
+    run.close()
+    there = {path for path in run.path.iterdir() if path.name != ".lock"}
+    assert there == {path for path in run_files(run.path) if path.exists()}
+    assert run_files(tmp_path / "none") == run_files(run.path / "plan.yaml") == []
 
 
 def test_what_is_no_run_folder(tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ def test_loss_is_not_finite(tmp_path: Path, tiny_qwen3: Path, value: float, sets
     assert "Traceback" not in process.stderr
     assert re.search(r"step 3: loss (nan|inf|-inf), not finite at ", process.stderr)
     assert re.findall(r"\S*\.jsonl:\d+", process.stderr) == [f"train.jsonl:{LINE}"]
+    assert "The weights were not touched; earlier checkpoints are good." in process.stderr
     noted = json.loads((process.run / "stopped.json").read_text())
     assert noted["code"] == EXIT_DIVERGED and noted["why"] in process.stderr
     assert training_steps(process.run) == [1, 2]
@@ -103,6 +104,7 @@ def test_gradient_is_not_finite(tmp_path: Path, tiny_qwen3: Path) -> None:
     assert stopped.value.code == EXIT_DIVERGED
     assert re.search(r"step 3: gradient norm nan at loss \d", str(stopped.value))
     assert re.findall(r"\S*\.jsonl:\d+", str(stopped.value)) == [guilty.where]
+    assert not checkpoint.steps(run.checkpoints) and str(stopped.value).endswith(". The weights were not touched.")
     assert training_steps(run.path) == [1, 2]
     moved = [name for name, value in task.trained().items() if not torch.equal(value, start[name])]
     assert moved and all(value.isfinite().all() for value in task.trained().values())

@@ -55,7 +55,8 @@ def test_equivalent_plans_raise_no_alarm(tmp_path: Path, precision: str) -> None
             found = here.compare(Plan.model_validate(plan.model_dump()))
             count += 1
             for measure, value in found.worst.items():
-                largest.note(measure, value, f"seed {seed} {found.names[measure]}")
+                whose, limit = f"seed {seed} {found.names[measure]}", found.bounds.get(measure)
+                largest.note(measure, value, whose, limit)
             alarms += [f"seed {seed}, {plan}: {difference}" for difference in found.differences]
         print(f"{precision}: seed {seed}, {count} comparisons, {len(alarms)} alarms", flush=True)
     print(f"\n{precision}: {count} comparisons, {len(alarms)} false alarms; the largest of each measure:")

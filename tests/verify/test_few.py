@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +18,12 @@ STEPS, DRAWS = 4, 400
 
 
 def arm(gradients: list[Tensor]) -> Any:
-    return SimpleNamespace(fixed=lambda step: {"bias": gradients[step - 1]}, fixed_losses=[0.0] * STEPS)
+    return arms({"bias": each} for each in gradients)
+
+
+def arms(gradients: Iterable[dict[str, Tensor]]) -> Any:
+    known = list(gradients)
+    return SimpleNamespace(fixed=lambda step: known[step - 1], fixed_losses=[0.0] * len(known))
 
 
 def judged(numbers: int, scale: float) -> int:
@@ -30,7 +37,8 @@ def judged(numbers: int, scale: float) -> int:
         found = Comparison("bf16")
         _against_reference(found, arm([scale * z for z in plan]), arm(plain), arm(true), LIMITS)
         alarms += any(difference.name == "bias" and "all" not in difference.text for difference in found.differences)
-        assert found.worst["ratio_tensor"] <= LIMITS.ratio_tensor or found.differences
+        assert found.bounds["ratio_tensor"] == LIMITS.ratio("ratio_tensor", STEPS * numbers)
+        assert found.worst["ratio_tensor"] <= found.bounds["ratio_tensor"] or found.differences
     return alarms
 
 
@@ -48,3 +56,32 @@ def test_many_numbers_have_the_usual_limits() -> None:
     assert LIMITS.ratio("ratio_group", 200) == LIMITS.ratio_group and LIMITS.slope_of(200) == LIMITS.slope
     assert LIMITS.ratio("ratio_tensor", 40) == LIMITS.ratio_tensor < LIMITS.ratio("ratio_tensor", 20)
     assert LIMITS.ratio("ratio_tensor", 0) < float("inf")
+
+
+def test_what_is_kept_is_the_true_ratio_and_its_own_limit() -> None:
+    """Of two tensors the one that is the further for its limit, though the other's R is larger."""
+    few, many = torch.ones(4).double(), torch.ones(400).double()
+    plain = {"head.bias": few * 1.01, "body.kernel": many * 1.01}
+    plan = {"head.bias": few * 1.06, "body.kernel": many * 0.965}  # R is 6 and 3.5, which few and many may have
+    found = Comparison("bf16")
+    _against_reference(found, arms([plan]), arms([plain]), arms([{"head.bias": few, "body.kernel": many}]), LIMITS)
+    assert found.names["ratio_tensor"] == "body.kernel"
+    assert found.worst["ratio_tensor"] == pytest.approx(3.5) and found.bounds["ratio_tensor"] == LIMITS.ratio_tensor
+    assert found.groups["head.bias"]["R"] == pytest.approx(6)
+    assert found.worst["ratio_group"] == pytest.approx(3.5) and found.bounds["ratio_group"] == LIMITS.ratio_group
+    # Slopes: 0.06 and 0.035 from 1, the other plan's 0.01, all of an error of 0.01.
+    assert found.worst["slope"] == pytest.approx(2.5) and found.bounds["slope"] == LIMITS.slope
+
+    alone = Comparison("bf16")
+    _against_reference(alone, arm([few * 1.06]), arm([few * 1.01]), arm([few]), LIMITS)
+    assert alone.worst["ratio_tensor"] == pytest.approx(6) and alone.worst["slope"] == pytest.approx(5)
+    assert alone.bounds["ratio_tensor"] == LIMITS.ratio("ratio_tensor", 4) > 50
+    assert alone.bounds["slope"] == LIMITS.slope_of(4) == 4
+
+
+def test_what_is_not_a_number_is_the_worst() -> None:
+    found = Comparison("bf16")
+    for value, limit in ((3.0, 4.0), (math.nan, 50.0), (math.inf, 2.0), (5.0, 4.0)):
+        found.note("ratio_tensor", value, f"{value}", limit)
+    assert math.isnan(found.worst["ratio_tensor"])
+    assert found.names["ratio_tensor"] == "nan" and found.bounds["ratio_tensor"] == 50.0

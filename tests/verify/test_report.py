@@ -18,15 +18,17 @@ from sameday.verify.structure import Difference
 
 TENSOR = "base_model.model.model.language_model.layers.{}.self_attn.q_proj.lora_A.default.weight"
 TRAINED = {"loss": 1e-7, "trained gradient": 1e-6, "trained update": 1e-6, "validation": 1e-7, "replay": 1e-7}
+SEEN = ["tokens", "positions", "images", "patches", "targets", "weights"]
 FAST = Plan(share_images=True, packing=True, max_questions=None, environment={"A": "b" * 200})
 
 
 def found(half: bool, kinds: int = 3, differences: int = 0) -> Comparison:
-    result = Comparison("bf16" if half else "float32", bitwise=False)
+    result = Comparison("bf16" if half else "float32", bitwise=False, seen=SEEN)
     if half:
         one = {"R": 1.02, "slope": 0.998, "plain slope": 0.997, "error": 0.02, "off": 0.05}
         result.groups = {"all": one, **{f"{'long.' * (i % 9)}kind_{i}": one for i in range(kinds)}}
-        result.worst = {"ratio_all": 1.02, "ratio_group": 1.1, "ratio_tensor": 1.4, "slope": 0.05, **TRAINED}
+        result.worst = {"ratio_all": 1.02, "ratio_group": 1.1, "ratio_tensor": 17.4, "slope": 1.25, **TRAINED}
+        result.bounds = {"ratio_group": 1.8, "ratio_tensor": 54.6, "slope": 4.0}
     else:
         result.worst = {"gradient": 2e-6, "tensor": 3e-6, **TRAINED}
     result.names = dict.fromkeys(result.worst, TENSOR.format(7))
@@ -94,6 +96,22 @@ def test_it_fits(half: bool, kinds: int, differences: int, name: str, ranks: int
     text = "\n".join(lines)
     assert ("no difference" in text) == (differences == 0)
     assert not differences or "first       step 3, gradient" in text, "the end is never what is cut"
+
+
+def test_each_number_has_its_own_limit_beside_it() -> None:
+    """A bias of few numbers may be further from the reference than others."""
+    made = report(found(half=True))
+    text = " ".join(" ".join(made.lines()).split())
+    assert "one tensor, largest for its limit 17.400 54.60 base_model.mod" in text
+    assert "slope, largest for its limit: 1.25 of the error further from 1 (limit 4.00), of base_mod" in text
+    data = json.loads(json.dumps(made.as_json()))
+    assert data["largest"]["ratio_tensor"] == 17.4 and data["bounds"]["ratio_tensor"] == 54.6
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_all_that_was_compared_exactly_is_named(half: bool) -> None:
+    text = " ".join(" ".join(report(found(half)).lines()).split())
+    assert f"structure equal: samples, {', '.join(SEEN)}, rates, groups, dtypes, flags" in text
 
 
 def test_the_rate_of_false_alarms_is_claimed_only_where_it_was_measured() -> None:

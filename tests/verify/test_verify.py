@@ -135,6 +135,21 @@ def test_what_cannot_be_compared(world: Path, words: tuple[str, ...], said: str)
     assert said in verify(world, *words, code=2).stderr
 
 
+def test_what_is_read_is_not_written_over(world: Path) -> None:
+    (world / "run").mkdir(exist_ok=True)
+    words = ("float32.yaml", "--plan", "shared.yaml", "--against", "plain.yaml")
+    (world / "plain.yaml").write_text(dump_yaml(Plan()))
+    before = [(world / name).read_text() for name in (words[0], words[2], words[4])]
+    for asked, out in (
+        *((words, name) for name in (words[0], words[2], words[4])),
+        (("run", "other"), "run/metrics.jsonl"),
+        (("run", "other", "--recipes"), "run/eval.json"),
+    ):
+        said = f"--json {out}: is one of the files that are read; choose another one"
+        assert said in verify(world, *asked, "--json", out, code=2).stderr
+    assert before == [(world / name).read_text() for name in (words[0], words[2], words[4])]
+
+
 def test_an_arm_that_fails(world: Path) -> None:
     """The reason comes with the exit code, not a traceback of the parent alone."""
     done = verify(world, "float32.yaml", "--plan", "shared.yaml", "--set", "plan.packing=false", code=2)

@@ -31,7 +31,7 @@ def profile(
     json_path: Path | None,
     say: Say,
 ) -> None:
-    check_output("--json", json_path)
+    check_output("--json", json_path, (recipe_path, plan_path))
     recipe_sets, plan_sets = split_sets(sets)
     recipe, home = load_recipe(recipe_path, recipe_sets), recipe_path.resolve().parent
     plan = load_plan(plan_path, plan_sets, recipe.task)

@@ -143,6 +143,8 @@ class Verdict(Lenient):
     differences: list[Found] | dict[str, list[str]] = Field(default_factory=list)
     largest: dict[str, Number | None] = Field(default_factory=dict)
     whose: dict[str, str] = Field(default_factory=dict)
+    bounds: dict[str, Number | None] = Field(default_factory=dict)
+    """The limits of those in `largest` that have one of their own; the others' are in `limits`."""
     groups: dict[str, dict[str, Number | None]] = Field(default_factory=dict)
     limits: dict[str, Number | None] = Field(default_factory=dict)
     seconds: Amount | None = None

@@ -55,8 +55,15 @@ def training_curves(runs: Sequence[Run]) -> list[Chart]:
     norms = [_smoothed(run, i, "grad_norm") for i, run in enumerate(runs)]
     if any(curve.points for curve in norms):
         chart = line_chart(norms, "step", "norm", about="Norm of the gradient, step by step")
-        charts.append(Chart("Norm of the gradient", chart, _beyond(norms, "before clipping")))
+        charts.append(Chart("Norm of the gradient", chart, _beyond(norms, _clipping(runs))))
     return charts
+
+
+def _clipping(runs: Sequence[Run]) -> str:
+    clipped = [run.label for run in runs if run.recipe.max_grad_norm is not None]
+    if not clipped:
+        return ""
+    return "before clipping" if len(clipped) == len(runs) else f"of {' and '.join(clipped)} before clipping"
 
 
 def _smoothed(run: Run, colour: int, key: str) -> Curve:
@@ -92,7 +99,8 @@ def _beyond(curves: Sequence[Curve], note: str) -> str:
         return note
     far = max(out, key=lambda point: abs(point[1] - (low + high) / 2))
     count = f"{len(out)} steps lie" if len(out) > 1 else "one step lies"
-    return f"{note}; {count} outside the frame, the furthest {number(far[1])} at step {number(far[0])}"
+    said = f"{count} outside the frame, the furthest {number(far[1])} at step {number(far[0])}"
+    return f"{note}; {said}" if note else said
 
 
 def _validation(runs: Sequence[Run]) -> list[Chart]:

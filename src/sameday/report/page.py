@@ -15,10 +15,11 @@ from markupsafe import Markup
 
 import sameday
 from sameday.report import tables, words
+from sameday.report.beside import COMMANDS
 from sameday.report.charts import number
 from sameday.report.curves import floor_chart, timeline_charts, training_curves, validated_once
 from sameday.report.gather import Run, gather
-from sameday.spec.record import check_output, write_text
+from sameday.spec.record import check_output, run_files, write_text
 
 MOST_SKIPPED = 200
 MOST_DIFFERENCES = 40
@@ -32,7 +33,9 @@ def report_from_files(
     verdicts: Sequence[Path] = (),
 ) -> Path:
     """Write the report of these runs, whole or not at all."""
-    check_output("--out", out)
+    beside = [path / f"{command}.json" for path in paths for command in COMMANDS]
+    read = [file for path in paths for file in run_files(path)]
+    check_output("--out", out, (*read, *beside, *profiles, *tunes, *verdicts))
     write_text(out, render(gather(paths, profiles, tunes, verdicts)))
     return out
 

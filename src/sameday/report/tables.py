@@ -344,12 +344,12 @@ MEASURES = {
 
 
 def measures(verdict: Verdict) -> list[tuple[str, str, str, str]]:
-    """Name, largest, limit, and whose it is."""
+    """Name, largest, limit, and whose it is. Where limits differ, it is the largest over its own limit."""
     half = bool(verdict.groups) and verdict.precision != "float32"
     rows = []
     for key, largest in verdict.largest.items():
         name, *limits = MEASURES.get(key, (key, "", ""))
-        limit = verdict.limits.get(limits[half])
+        limit = verdict.bounds.get(key, verdict.limits.get(limits[half]))
         rows.append((name, _small(largest), _small(limit), verdict.whose.get(key, "")))
     for kind in verdict.compared:
         beyond = f"{kind.beyond:,} beyond" if kind.beyond else "none beyond"

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import warnings
 import weakref
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -39,8 +40,24 @@ def default_path(recipe: Recipe) -> Path:
     return Path("runs") / f"{recipe.name}-{recipe.fingerprint}"
 
 
-def check_output(option: str, path: Path | None) -> None:
-    """Before hours are spent on what could not be written then."""
+def run_files(folder: Path) -> list[Path]:
+    """What a run writes into its folder besides weights, there already or not; nothing where there is no folder."""
+    if not os.path.isdir(folder):
+        return []
+    asked, told = ("recipe.yaml", "plan.yaml"), ("environment.json", "choices.json", "skipped.json", STOPPED)
+    found = ("metrics.jsonl", "eval.json")
+    return [*(folder / name for name in (*asked, *told, *found)), *folder.glob("eval-*.json")]
+
+
+def same_file(one: Path, other: Path) -> bool:
+    """Whether what is written to one is written over the other. Pipes and devices may serve twice."""
+    if os.path.exists(one) and os.path.exists(other):
+        return os.path.isfile(one) and os.path.samefile(one, other)
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
+def check_output(option: str, path: Path | None, inputs: Iterable[Path | None] = ()) -> None:
+    """Before hours are spent on what could not be written then, or would be written over what was read."""
     if path is None:
         return
     try:
@@ -56,6 +73,8 @@ def check_output(option: str, path: Path | None) -> None:
                 pass
     except OSError as error:
         raise BadInput(f"{option} {path}: cannot be written: {error.strerror}") from None
+    if any(same_file(path, each) for each in inputs if each is not None):
+        raise BadInput(f"{option} {path}: is one of the files that are read; choose another one")
 
 
 def _takes_bytes(path: Path) -> bool:

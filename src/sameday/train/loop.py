@@ -98,7 +98,7 @@ def train(
                 # What was begun before is not lost. Other ranks are not asked: they wait for this one's part of a sum.
                 wrong = next(filter(None, map(known, begun)), None)
                 if wrong not in (None, NO_MEMORY) and ranks.size == 1:
-                    raise RunStopped(_diverged(task, gradients, step, wrong, ranks), EXIT_DIVERGED) from error
+                    raise RunStopped(_diverged(task, run, gradients, step, wrong, ranks), EXIT_DIVERGED) from error
                 raise
             ends_here = stop_after is not None and at + 1 >= stop_after
             # The one exchange of a step: gradients, loss, and what the ranks must decide together.
@@ -128,7 +128,7 @@ def train(
                 ending.again()
             if wrong is not None and not asked:
                 if wrong != NO_MEMORY:
-                    raise RunStopped(_diverged(task, gradients, step, wrong, ranks), EXIT_DIVERGED)
+                    raise RunStopped(_diverged(task, run, gradients, step, wrong, ranks), EXIT_DIVERGED)
                 smaller = task.smaller_budget(step, budget, ranks)
                 if smaller is None:
                     raise RunStopped(_too_large(recipe, task, done.ids), EXIT_OUT_OF_MEMORY)
@@ -277,7 +277,7 @@ def _finish(
     run.write_json("eval.json", {"val": scores, "best": best})
 
 
-def _diverged(task: Task, gradients: Gradients, step: int, what: str, ranks: Ranks) -> str:
+def _diverged(task: Task, run: RunFolder, gradients: Gradients, step: int, what: str, ranks: Ranks) -> str:
     mine: list[str] = []
     # One sample that is not finite may spoil others of its micro-batch: look at each by itself.
     for batch in task.batches(step, 1, ranks):
@@ -290,7 +290,8 @@ def _diverged(task: Task, gradients: Gradients, step: int, what: str, ranks: Ran
     named = sorted({name for part in ranks.gather(mine) for name in part})
     whole = f"in the step of {_listed(task.names(task.step_ids(step)))}"
     who = f"not finite at {_listed(named)}" if named else whole
-    return f"step {step + 1}: {what}, {who}. The weights were not touched; earlier checkpoints are good."
+    kept = "; earlier checkpoints are good" if checkpoint.steps(run.checkpoints) else ""
+    return f"step {step + 1}: {what}, {who}. The weights were not touched{kept}."
 
 
 def _lowered(task: Task, was: int, smaller: int) -> str:

@@ -23,7 +23,7 @@ from sameday.spec.errors import BadInput
 from sameday.spec.load import dump_yaml, load_plan, load_recipe, split_sets
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
-from sameday.spec.record import check_output, write_text
+from sameday.spec.record import check_output, same_file, write_text
 from sameday.tasks.registry import start_of
 from sameday.tasks.start import Audited, Say, Start
 from sameday.tune.search import Found, OutOfTime, Worth, explore
@@ -248,20 +248,13 @@ def _check_outputs(recipe: Path, out: Path, json_path: Path | None, say: Say) ->
     outputs = {"--out": out} | ({"--json": json_path} if json_path is not None else {})
     for option, path in outputs.items():
         check_output(option, path)
-        if _same_file(path, recipe):
+        if same_file(path, recipe):
             raise BadInput(f"{option} {path}: is the recipe itself; choose another file")
-    if json_path is not None and _same_file(out, json_path):
+    if json_path is not None and same_file(out, json_path):
         raise BadInput(f"--json {json_path}: is the file of --out too; choose another one")
     for path in outputs.values():
         if path.is_file():
             say(f"{path} is there already and will be replaced")
-
-
-def _same_file(one: Path, other: Path) -> bool:
-    """Pipes and devices may serve twice."""
-    if one.exists() and other.exists():
-        return one.is_file() and one.samefile(other)
-    return one.resolve() == other.resolve()
 
 
 def _write(option: str, path: Path, text: str) -> None:

@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from sameday.spec.errors import BadInput, RunStopped
-from sameday.spec.record import check_output, plain, write_text
+from sameday.spec.record import check_output, plain, run_files, write_text
 
 DEFAULTS: dict[str, Any] = {"plan": None, "against": None, "sets": (), "steps": 8, "precision": None, "ranks": 1}
 
 
 def verify(what: Sequence[Path], asked: dict[str, Any], recipes: bool, out: Path | None) -> int:
     """Print the verdict, write it where asked, and give the exit code. Nothing but a verdict leaves with 1."""
-    check_output("--json", out)
+    read = [file for each in what for file in (each, *run_files(each))]
+    check_output("--json", out, (*read, asked.get("plan"), asked.get("against")))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that arms and folders are cleared
     try:
         report = _report(what, asked, recipes)

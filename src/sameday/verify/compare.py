@@ -30,15 +30,20 @@ class Comparison:
     worst: dict[str, float] = field(default_factory=dict)
     groups: dict[str, dict[str, float]] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
+    bounds: dict[str, float] = field(default_factory=dict)
+    """The limits of those in `worst` whose limits depend on how many numbers they are of."""
     seen: list[str] = field(default_factory=list)
     """What was compared of each sample."""
 
-    def note(self, measure: str, value: float, name: str = "") -> None:
-        """Keep the largest value of a measure, and whose it was."""
+    def note(self, measure: str, value: float, name: str = "", limit: float | None = None) -> None:
+        """Keep the largest value of a measure, and whose it was. Where each has a limit of its own, the one that is the
+        largest over its limit is kept, and the limit with it."""
+        before = self.worst.get(measure, -math.inf) / self.bounds.get(measure, 1.0)
         # What is not a number is beyond everything, and stays.
-        before = self.worst.get(measure, -math.inf)
-        if not value <= before and not math.isnan(before):
+        if not value / (limit or 1.0) <= before and not math.isnan(before):
             self.worst[measure], self.names[measure] = value, name
+            if limit is not None:
+                self.bounds[measure] = limit
 
     @property
     def same(self) -> bool:
@@ -63,8 +68,9 @@ def compare(
     _validation(found, plan, plain, limits)
     for arm, trace in (("the plan", plan), ("the other plan", plain)):
         _replayed(found, trace, arm, limits)
-    # As a run would meet them; gradients over all steps are those at its start.
-    found.differences.sort(key=lambda difference: 1 if difference.step is None else difference.step)
+    # As a run would meet them. Of gradients over all steps another step's samples may be the reason, where they differ.
+    over_all = math.inf if any(difference.exact for difference in found.differences) else 1
+    found.differences.sort(key=lambda difference: over_all if difference.step is None else difference.step)
     return found
 
 
@@ -125,9 +131,8 @@ def _against_reference(found: Comparison, plan: Trace, plain: Trace, reference: 
         group = _judge(together)
         limit, allowed = limits.ratio("ratio_group", group["numbers"]), limits.slope_of(group["numbers"])
         found.groups[kind] = {**group, "limit": limit}
-        # Where a limit is wider, what is noted is as much of the usual one.
-        found.note("ratio_group", group["R"] * limits.ratio_group / limit, kind)
-        found.note("slope", group["off"] * limits.slope / allowed, kind)
+        found.note("ratio_group", group["R"], kind, limit)
+        found.note("slope", group["off"], kind, allowed)
         if not group["R"] <= limit:
             text = f"R {group['R']:.2f} (limit {limit:.2f})"
             first = _first(together, limit)
@@ -139,7 +144,7 @@ def _against_reference(found: Comparison, plan: Trace, plain: Trace, reference: 
         for name in members:
             one = _judge(sums[name])
             limit = limits.ratio("ratio_tensor", one["numbers"])
-            found.note("ratio_tensor", one["R"] * limits.ratio_tensor / limit, name)
+            found.note("ratio_tensor", one["R"], name, limit)
             if not one["R"] <= limit:
                 text = f"R {one['R']:.2f} (limit {limit:.2f})"
                 found.differences.append(Difference(_first(sums[name], limit), "gradient", name, text))

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from sameday.verify.compare import Comparison
 
 WIDTH, HEIGHT = 100, 40
+AROUND_KINDS = 6
+"""Lines above and below the kinds of tensors in their table."""
 WORDS = {
     "bitwise": "the same bits",
     "rounding": "the same mathematics, in another order of rounding",
@@ -63,6 +65,7 @@ class Report:
             "differences": [{**d.__dict__} for d in self.found.differences],
             "largest": self.found.worst,
             "whose": self.found.names,
+            "bounds": self.found.bounds,
             "groups": self.found.groups,
             "limits": dict(self.found.limits.__dict__),
             "seconds": self.seconds,
@@ -84,8 +87,9 @@ class Report:
         ]
         if self.recipe.dropout:
             head += _wrapped("dropout", f"compared with it off; the recipe has {self.recipe.dropout:g}")
-        tail = self._first_difference()
-        body = [*self._structure(), *self._gradients(HEIGHT - len(head) - len(tail) - 10), *self._training()]
+        head += self._structure()
+        tail = [*self._training(), *self._first_difference()]
+        body = self._gradients(HEIGHT - len(head) - len(tail) - AROUND_KINDS)
         return [line[:WIDTH] for line in [*head, *body, *tail]][:HEIGHT]
 
     def _ranked(self) -> str:
@@ -101,10 +105,10 @@ class Report:
     def _structure(self) -> list[str]:
         odd = sum(difference.exact for difference in self.found.differences)
         words = ", ".join(["samples", *self.found.seen, "rates", "groups", "dtypes", "flags"])
-        return [_row("structure", f"NOT equal: {odd} differences" if odd else f"equal: {words}")]
+        return _wrapped("structure", f"NOT equal: {odd} differences" if odd else f"equal: {words}")
 
     def _gradients(self, room: int) -> list[str]:
-        worst = self.found.worst
+        worst, bounds = self.found.worst, self.found.bounds
         if not self.found.groups:
             return [
                 _row(
@@ -132,10 +136,13 @@ class Report:
         if len(kinds) > room:
             lines.append(f"  and {len(kinds) - room} kinds of tensors with smaller R")
         lines.append(
-            f"  {'one tensor, the largest':34s} {worst['ratio_tensor']:6.3f} {LIMITS.ratio_tensor:6.2f}"
+            f"  {'one tensor, largest for its limit':34s} {worst['ratio_tensor']:6.3f} {bounds['ratio_tensor']:6.2f}"
             f" {_short(self.found.names['ratio_tensor'], WIDTH - 52)}"
         )
-        lines.append(f"  slopes: at most {worst['slope']:.2f} of the error further from 1 (limit {LIMITS.slope})")
+        lines.append(
+            f"  slope, largest for its limit: {worst['slope']:.2f} of the error further from 1 "
+            f"(limit {bounds['slope']:.2f}), of {_short(self.found.names['slope'], 25)}"
+        )
         lines.append(f"  limits: {false_alarms(self.recipe.task)}")
         return lines
 
