@@ -27,7 +27,7 @@ from sameday.spec.errors import BadInput, RunStopped
 from sameday.spec.load import dump_yaml, load_recipe
 from sameday.spec.plan import Plan
 
-SLOW = 0.15
+SLOW = 0.1
 SHARED = ["share_images=true", "packing=true", "max_questions=null", "label_only_logits=true", "optimizer_impl=foreach"]
 CPU = ["device=cpu", "workers=0"]
 """What these tests are about, on a machine with a GPU too."""

@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "train"))  # for commands, when this file runs alone
 
-from commands import finished, write_run
+from commands import write_run
+from typed import sameday
 
 from sameday.spec.classify import ClassifyRecipe
 from sameday.spec.errors import BadInput
@@ -45,7 +46,9 @@ def home(tmp_path_factory: pytest.TempPathFactory, tiny_qwen3: Path) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     write_run(folder, tiny_qwen3, lora=lora, max_steps=STEPS, learning_rate=0.01, eps=0.1)
     for name, sets in RUNS.items():
-        finished(folder, *SETS, *sets, out=name)
+        options = [part for field in (*SETS, *sets) for part in ("--set", field)]
+        said = sameday(folder, "train", "recipe.yaml", "--out", name, *options)
+        assert said.code == 0, said.err
     return folder
 
 
