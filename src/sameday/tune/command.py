@@ -28,7 +28,7 @@ from sameday.tasks.registry import start_of
 from sameday.tasks.start import Audited, Say, Start
 from sameday.tune.search import Found, OutOfTime, Worth, explore
 from sameday.tune.space import Choice, choices, differing
-from sameday.tune.table import as_json, lines, trial_line
+from sameday.tune.table import as_json, lines, trial_line, wrapped
 from sameday.tune.trial import LOADED, NO_MEMORY, Job, Result, logged
 from sameday.verify.trial import plain_beside
 
@@ -313,7 +313,7 @@ def _explored(ground: Ground, seconds: float, check: bool, say: Say) -> tuple[Fo
         if check:
             trials.reserve(_to_verify(found.results[found.plain.model_dump_json()], trials.start))
         worth = explore(found, trials, ground.allowed)
-        say(trials.where_it_went())
+        say(wrapped(trials.where_it_went()))
         return found, worth
 
 
