@@ -64,9 +64,13 @@ def test_the_recipe_is_not_written_over(home: Path, tmp_path: Path) -> None:
     recipe = home / "recipe.yaml"
     (tmp_path / "link.yaml").symlink_to(recipe)
     for out, table, why in (
-        (recipe, None, r"--out .*recipe.yaml: is the recipe itself"),
-        (tmp_path / "link.yaml", None, r"--out .*link.yaml: is the recipe itself"),
-        (tmp_path / "plan.yaml", home / ".." / home.name / "recipe.yaml", r"--json .*: is the recipe itself"),
+        (recipe, None, r"--out .*recipe.yaml: is one of the files that are read"),
+        (tmp_path / "link.yaml", None, r"--out .*link.yaml: is one of the files that are read"),
+        (
+            tmp_path / "plan.yaml",
+            home / ".." / home.name / "recipe.yaml",
+            r"--json .*: is one of the files that are read",
+        ),
         (tmp_path / "x", tmp_path / "." / "x", r"--json .*x: is the file of --out too"),
     ):
         with pytest.raises(BadInput, match=why):

@@ -323,9 +323,8 @@ def _missing(run: Run) -> list[Missing]:
     profiling = f"sameday profile {with_plan} {profile}"
     found = []
     if not run.finished:
-        again = "it is still going on, or was stopped or killed; the command that started it goes on with it"
-        again = run.stopped.why if run.stopped else again
-        found.append(Missing("The run's end", again))
+        unknown = "it is still going on, or was stopped or killed; the command that started it goes on with it"
+        found.append(Missing("The run's end", run.stopped.why if run.stopped else unknown))
     if not run.steps:
         found.append(Missing("Curves of training", "metrics.jsonl holds no step"))
     if not run.evaluations and not run.scores:

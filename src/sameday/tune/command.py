@@ -40,7 +40,7 @@ LEAST, MOST = 3, 16
 SHARE = 0.0125
 """Of the minutes, for the steps of one trial; what it takes to start is not in it."""
 SHORTEST = 5.0
-"""Seconds that any trial takes."""
+"""Seconds that each trial gets, and that one takes as far as is known before the first."""
 STEPS_TO_VERIFY = 4
 WEEK = 7 * 24 * 60
 """In minutes."""
@@ -69,7 +69,7 @@ class Trials:
         self.began = time.monotonic()
         self.took: list[float] = []
         self.good: list[tuple[float, Result]] = []
-        """And what it took, of those that gave something."""
+        """What those took that gave a result, and the result."""
         self.plain: Result | None = None
         self.found: Found | None = None
 
@@ -247,9 +247,7 @@ def tune(
 def _check_outputs(recipe: Path, out: Path, json_path: Path | None, say: Say) -> None:
     outputs = {"--out": out} | ({"--json": json_path} if json_path is not None else {})
     for option, path in outputs.items():
-        check_output(option, path)
-        if same_file(path, recipe):
-            raise BadInput(f"{option} {path}: is the recipe itself; choose another file")
+        check_output(option, path, (recipe,))
     if json_path is not None and same_file(out, json_path):
         raise BadInput(f"--json {json_path}: is the file of --out too; choose another one")
     for path in outputs.values():
