@@ -75,6 +75,7 @@ def train(
                 return NO_MEMORY
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 return f"loss {loss}" if not math.isfinite(loss) else f"gradient norm {norm} at loss {loss:.4f}"
+            done.stop_clock()  # before the step's own end, which its parts must lie within
             now = done.answer.moment if ending.ahead else Moment(where)
             step, asked = step + 1, asked or bool(stopping)
             with during("log"):
