@@ -26,8 +26,8 @@ from sameday.models.compiled import Compiled
 from sameday.models.vision_bdh import VisionBDH, forward_flops
 from sameday.models.vit import ViT
 from sameday.models.vit import forward_flops as vit_flops
-from sameday.spec.classify import BdhModel, VitModel
 from sameday.spec.plan import Plan
+from sameday.spec.vision import BdhModel, VitModel
 
 CLASSES, SIZE = 10, 32
 

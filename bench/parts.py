@@ -28,7 +28,7 @@ from sameday.data.labelled.batch import ImageBatch
 from sameday.data.questions import source
 from sameday.data.questions.batch import Batch
 from sameday.data.questions.processor import ImageProcessor
-from sameday.hardware.machine import device_kind, look, pick_device
+from sameday.hardware.machine import device_kind, pick_device
 from sameday.hardware.parts import Clock
 from sameday.hardware.peaks import measure
 from sameday.hardware.ranks import Ranks
@@ -38,10 +38,10 @@ from sameday.profile.found import summed_up
 from sameday.profile.timeline import Timeline, practice, record
 from sameday.spec.load import load_recipe
 from sameday.spec.plan import Plan
-from sameday.tasks.classify import ClassifyTask
-from sameday.tasks.registry import start_of
-from sameday.tasks.vqa import VqaTask
-from sameday.train.ending import Answer
+from sameday.tasks.classify.task import ClassifyTask
+from sameday.tasks.registry import setup_of
+from sameday.tasks.vqa.task import VqaTask
+from sameday.train.commit import PendingScalars
 from sameday.train.watch import Watch
 
 DELAY = 0.02
@@ -51,7 +51,7 @@ BOTH: dict[str, tuple[Any, str]] = {
     "backward": (torch.Tensor, "backward"),
     "exchange": (Ranks, "sum_"),
     "optimizer": (torch.optim.AdamW, "step"),
-    "check": (Answer, "read"),
+    "check": (PendingScalars, "read"),
     "log": (Watch, "step"),
 }
 WHERE: dict[str, dict[str, tuple[Any, str]]] = {
@@ -96,9 +96,9 @@ class Bench:
             tiny = self.recipe.model.model_copy(update={"latents": 4, "levels": 2, "width": 48})
             changes = {"precision": "float32", "model": tiny, "effective_batch": 32}
             self.recipe = self.recipe.model_copy(update=changes)
-        self.start = start_of(self.recipe, folder)
+        self.start = setup_of(self.recipe, folder)
         self.parts = self.start.audit(lambda _: None).parts
-        self.machine = look(device_kind(Plan()))
+        self.machine = detect_machine(device_kind(Plan()))
         self.peaks: Any = None
 
     def load(self, plan: Plan) -> Any:

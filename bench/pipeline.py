@@ -36,11 +36,11 @@ from sameday.hardware.ranks import Ranks
 from sameday.models.qwen_vl import QwenVL
 from sameday.spec.plan import Plan
 from sameday.spec.vqa import VqaRecipe
-from sameday.tasks.vqa import VqaTask
-from sameday.tasks.vqa_cache import open_cache, settings_of
-from sameday.tasks.vqa_fill import Filling
-from sameday.tasks.vqa_start import VqaStart
-from sameday.train.ending import Ending
+from sameday.tasks.vqa.cache import open_cache, settings_of
+from sameday.tasks.vqa.fill import Filling
+from sameday.tasks.vqa.setup import VqaSetup
+from sameday.tasks.vqa.task import VqaTask
+from sameday.train.commit import StepCommit
 from sameday.train.loop import accumulate, batches_of_steps
 from sameday.train.optim import Gradients, make_optimizer
 
@@ -83,7 +83,7 @@ def write_set(folder: Path, images: int, questions: int, size: tuple[int, int]) 
 
 
 def load(folder: Path, recipe: VqaRecipe, **plan: Any) -> VqaTask:
-    start = VqaStart(recipe, folder)
+    start = VqaSetup(recipe, folder)
     return start.load(Plan(**SHARED, **plan), torch.device("cpu"), start.audit(lambda _: None).parts)
 
 
@@ -200,7 +200,7 @@ def wait(folder: Path, recipe: VqaRecipe, workers: int, steps: int) -> None:
         opened = open_cache(recipe, plan, folder / "sameday-cache", host.processor, model, contents)
         task = VqaTask(recipe, plan, model, host.encoder, host.processor, host.splits, cache=opened)
         gradients = Gradients(task.trained())
-        ending = Ending(make_optimizer(task.trained(), recipe, plan), gradients, 1.0)
+        ending = StepCommit(make_optimizer(task.trained(), recipe, plan), gradients, 1.0)
         task.training(True)
         seconds, waited = [], []
         with closing(batches_of_steps(task, plan, range(steps), None, Ranks())) as feed:

@@ -25,7 +25,7 @@ from sameday.demo.patterns import write_patterns
 from sameday.demo.tiny import write_model
 from sameday.spec.load import dump_yaml, load_plan, load_recipe
 from sameday.spec.plan import Plan
-from sameday.tasks.registry import start_of
+from sameday.tasks.registry import setup_of
 from sameday.tune.command import Trials
 from sameday.tune.search import middle
 
@@ -108,7 +108,7 @@ def main() -> None:
 def by_hand(what: str, folder: Path, best: Plan) -> None:
     """The plan that was found and those made by hand, timed one after another in the same way."""
     given = load_recipe(folder / "recipe.yaml")
-    (folder / "data.pickle").write_bytes(pickle.dumps(start_of(given, folder).audit(lambda _: None).parts))
+    (folder / "data.pickle").write_bytes(pickle.dumps(setup_of(given, folder).audit(lambda _: None).parts))
     shutil.rmtree(folder / "trials", ignore_errors=True)
     (folder / "trials").mkdir()
     trials = Trials(given, folder, folder / "data.pickle", folder / "trials", 1200.0, partial(print, flush=True))

@@ -33,7 +33,7 @@ from sameday.spec.load import dump_yaml, load_recipe
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.spec.vqa import VqaRecipe
-from sameday.tasks import vqa
+from sameday.tasks.vqa import task as vqa
 from sameday.tune.command import STEPS_TO_VERIFY
 from sameday.verify.arm import Job, run_here
 from sameday.verify.compare import Comparison, compare

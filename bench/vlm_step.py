@@ -31,9 +31,9 @@ from sameday.hardware.ranks import Ranks
 from sameday.models.qwen_vl import QwenVL
 from sameday.spec.plan import Plan
 from sameday.spec.vqa import VqaRecipe
-from sameday.tasks.vqa import VqaTask
-from sameday.tasks.vqa_cache import Opened
-from sameday.train.ending import Ending
+from sameday.tasks.vqa.cache import Opened
+from sameday.tasks.vqa.task import VqaTask
+from sameday.train.commit import StepCommit
 from sameday.train.loop import accumulate
 from sameday.train.optim import Gradients, make_optimizer
 
@@ -193,7 +193,7 @@ def measure(
         generator = torch.Generator().manual_seed(i)
         parameter.data += 0.01 * torch.randn(parameter.shape, generator=generator).to(device)
     gradients = Gradients(trained)
-    ending = Ending(make_optimizer(trained, recipe, plan), gradients, recipe.max_grad_norm)
+    ending = StepCommit(make_optimizer(trained, recipe, plan), gradients, recipe.max_grad_norm)
     batches = [b.pin_memory() if cuda else b for b in task.batches(0, None, Ranks())]
     ids = task.step_ids(0)
     task.training(True)

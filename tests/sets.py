@@ -10,8 +10,8 @@ import torch
 from sameday.demo.patterns import write_patterns
 from sameday.spec.classify import ClassifyRecipe
 from sameday.spec.plan import Plan
-from sameday.tasks.classify import ClassifyTask
-from sameday.tasks.classify_start import ClassifyStart
+from sameday.tasks.classify.setup import ClassifySetup
+from sameday.tasks.classify.task import ClassifyTask
 
 TINY = {"kind": "vision_bdh", "levels": 2, "heads": 2, "width": 32, "latents": 2, "patch": 8}
 """17 tokens, 32 latents in each of two heads."""
@@ -38,6 +38,6 @@ def tiny_recipe(**changes: Any) -> ClassifyRecipe:
 
 
 def make_task(home: Path, recipe: ClassifyRecipe, plan: Plan | None = None, device: str = "cpu") -> ClassifyTask:
-    start = ClassifyStart(recipe, home)
+    start = ClassifySetup(recipe, home)
     audited = start.audit(lambda _: None, ("train", "val", "test"))
-    return start.load(plan or Plan(), torch.device(device), audited.parts)
+    return start.load(plan or Plan(), torch.device(device), audited.splits)

@@ -83,7 +83,7 @@ def test_imports_point_one_way() -> None:
 
 def test_the_rule_sees_every_form_of_import() -> None:
     text = (
-        "import sameday.train.loop\ndef f():\n    from sameday.tasks.vqa import VqaTask\n    from sameday import cli\n"
+        "import sameday.train.loop\ndef f():\n    from sameday.tasks.vqa.task import VqaTask\n    from sameday import cli\n"
     )
     assert [line.split(", ")[0] for line in wrong_way({"models.thing": text})] == [
         "sameday.models.thing:1 imports from train",

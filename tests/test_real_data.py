@@ -23,8 +23,8 @@ from sameday.data.questions.processor import ImageProcessor
 from sameday.data.questions.sample import Sample, images_of
 from sameday.spec.record import read_metrics
 from sameday.spec.vqa import VqaRecipe
-from sameday.tasks.vqa_fill import Filling
-from sameday.tasks.vqa_start import VqaStart
+from sameday.tasks.vqa.fill import Filling
+from sameday.tasks.vqa.setup import VqaSetup
 from sameday.train.launch import evaluate_run, train_from_files
 
 DATA = Path(os.environ.get("SAMEDAY_TEST_DATA") or "no folder")
@@ -143,7 +143,7 @@ def test_a_cache_has_each_content_once(radiology: Path, model: Path, tmp_path: P
     assert len(names) == 2_244
     data = {split: f"{split}.jsonl" for split in SPLITS} | {"image_root": "images"}
     fields = {"model": str(model), "data": data, "effective_batch": 16, "learning_rate": 1e-4}
-    start = VqaStart(VqaRecipe.model_validate(fields), tmp_path)
+    start = VqaSetup(VqaRecipe.model_validate(fields), tmp_path)
     images = images_of(start.audit(print, tuple(SPLITS)).parts)
     processor = ImageProcessor.load(str(model))
     filling = Filling("pixels", processor, images, tmp_path / "cache", print)

@@ -15,7 +15,7 @@ from sameday.data.questions.audit import check
 from sameday.demo.tiny import write_model
 from sameday.spec.plan import Plan
 from sameday.spec.vqa import VqaRecipe
-from sameday.tasks.vqa import VqaTask
+from sameday.tasks.vqa.task import VqaTask
 
 WORDS = ["is", "there", "a", "red", "polyp", "near", "the", "left", "wall", "what", "size", "shape", "colour"]
 WORDS += ["how", "many", "instruments", "can", "you", "see", "here"]

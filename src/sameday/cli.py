@@ -85,7 +85,7 @@ def cache(
     sets: Sets = [],  # noqa: B006 (typer reads it, nothing changes it)
 ) -> None:
     """Prepare a recipe's images ahead of training, each content once."""
-    from sameday.tasks.start import Caching
+    from sameday.tasks.base import Caching
     from sameday.train.launch import cache_from_files
 
     if check + prune + measure > 1:

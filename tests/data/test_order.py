@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sameday.data.order import Place, epoch_steps
-from sameday.spec.vqa import Order
+from sameday.spec.order import Order
 
 KINDS: list[dict[str, Any]] = [
     {"kind": "shuffle"},

@@ -12,7 +12,7 @@ from catalogue import planted
 from torch import Tensor
 
 from sameday.models.vision_bdh import norm, rotate
-from sameday.tasks import classify
+from sameday.tasks.classify import task as classify
 
 ON_DEVICE = {"images_on": "device"}
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 import worlds
 from arms import Stage
+from covering import uncovered
 
 from sameday.models import qwen_vl
 from sameday.spec.plan import Plan, claims
-from sameday.verify.covering import uncovered
 from sameday.verify.registry import trial_plans, trial_values
 
 QUESTION = 30

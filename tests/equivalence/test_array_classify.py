@@ -8,10 +8,10 @@ import pytest
 import sets
 import torch
 from arms import Stage
+from covering import uncovered
 
 from sameday.models import compiled
 from sameday.spec.plan import Plan, claims
-from sameday.verify.covering import uncovered
 from sameday.verify.registry import trial_plans, trial_values
 
 VALUES = trial_values("classify", "cpu", 2)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from sameday.hardware.ranks import Ranks
 from sameday.spec.plan import Plan
-from sameday.tasks import vqa
+from sameday.tasks.vqa import task as vqa
 from sameday.verify.arm import Plant
 from sameday.verify.compare import Comparison
 

@@ -19,7 +19,7 @@ from sameday.hardware.ranks import Ranks
 from sameday.kernels import attention
 from sameday.models.qwen_vl import QwenVL, load_base
 from sameday.spec.plan import Plan
-from sameday.tasks.vqa import VqaTask
+from sameday.tasks.vqa.task import VqaTask
 from sameday.train.loop import accumulate
 from sameday.train.optim import Gradients
 

@@ -17,7 +17,7 @@ from sameday.kernels import bdh
 from sameday.kernels.bdh import Launch, even_then_odd, refusal, token_tile, too_many, two_parts
 from sameday.kernels.dropout import PairDropout
 from sameday.models.vision_bdh import VisionBDH
-from sameday.spec.classify import BdhModel
+from sameday.spec.vision import BdhModel
 
 CLASSES = 5
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

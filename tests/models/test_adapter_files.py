@@ -19,7 +19,7 @@ from worlds import make_task, tiny_recipe, write_world
 from sameday.data.questions.images import open_rgb
 from sameday.spec.plan import Plan
 from sameday.spec.vqa import VqaRecipe
-from sameday.tasks.vqa import VqaTask
+from sameday.tasks.vqa.task import VqaTask
 from sameday.train.launch import train_from_files
 
 QUICK = {

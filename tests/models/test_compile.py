@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters
 from sameday.hardware.ranks import Ranks
 from sameday.models import qwen_vl
 from sameday.spec.plan import Plan
-from sameday.tasks.vqa import VqaTask
+from sameday.tasks.vqa.task import VqaTask
 from sameday.train.loop import accumulate
 from sameday.train.optim import Gradients
 

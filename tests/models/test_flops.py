@@ -29,9 +29,9 @@ from sameday.models.flops import Counted, Work, block_pairs, causal_pairs, count
 from sameday.models.tower import image_attention
 from sameday.models.vision_bdh import VisionBDH
 from sameday.models.vit import ViT
-from sameday.spec.classify import BdhModel, VitModel
 from sameday.spec.plan import Plan
-from sameday.tasks.vqa import VqaTask
+from sameday.spec.vision import BdhModel, VitModel
+from sameday.tasks.vqa.task import VqaTask
 
 AGREES, ALLOWED = 0.001, 0.02
 """They agree to the FLOP where this was written; more than 2% apart, the count would be of something else."""

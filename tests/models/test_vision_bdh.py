@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sameday.kernels.dropout import PairDropout
 from sameday.models.vision_bdh import VisionBDH, forward_flops
-from sameday.spec.classify import BdhModel
+from sameday.spec.vision import BdhModel
 
 CLASSES = 7
 SMALL = {"width": 12, "heads": 3, "latents": 4, "levels": 3, "patch": 2}

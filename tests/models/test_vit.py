@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from sameday.models.vit import EPS, ViT, forward_flops
-from sameday.spec.classify import VitModel
+from sameday.spec.vision import VitModel
 
 CLASSES = 7
 SMALL = {"width": 12, "heads": 3, "depth": 2, "patch": 2}

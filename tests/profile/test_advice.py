@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sameday.hardware.choose import attention_kernel, choose_plan
-from sameday.hardware.choose_classify import check_plan
 from sameday.hardware.machine import Machine
 from sameday.profile.advice import COMPUTE, DATA, ONCE, OTHER, Cut, Facts, Remedy, advise, bound_by, cuts_to_try
 from sameday.spec.plan import Plan, fields_of
 from sameday.spec.plan import changed as changed_fields
 from sameday.spec.vqa import VqaRecipe
+from sameday.tasks.classify.automatic import check_plan
+from sameday.tasks.vqa.automatic import attention_kernel, choose_plan
 
 BEST = Plan(
     share_images=True,

@@ -23,7 +23,7 @@ from sameday.models.flops import count, needed
 from sameday.profile.advice import cuts_to_try
 from sameday.profile.floor import Floor, Least, bound, floor_of, recut
 from sameday.spec.plan import Plan
-from sameday.tasks.vqa import VqaTask
+from sameday.tasks.vqa.task import VqaTask
 
 PEAKS = Peaks("a device", "float32", 1e12, 1e11, 1e10, 1e9)
 SHARED: dict[str, Any] = {"share_images": True, "packing": True, "max_questions": None, "label_only_logits": True}

@@ -9,8 +9,8 @@ import pytest
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from sameday.spec.load import RECIPES
 from sameday.spec.plan import Claim, Plan, claims, fields_of
+from sameday.spec.registry import RECIPES
 from sameday.verify.registry import trial_values
 
 

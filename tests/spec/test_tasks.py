@@ -7,10 +7,10 @@ import pytest
 
 from sameday.spec.classify import ClassifyRecipe
 from sameday.spec.errors import BadInput
-from sameday.spec.load import RECIPES, dump_yaml, load_plan, load_recipe, recipe_from
 from sameday.spec.plan import Plan, fields_of, foreign
 from sameday.spec.recipe import Recipe, differences
 from sameday.spec.record import RunFolder
+from sameday.spec.registry import RECIPES, dump_yaml, load_plan, load_recipe, recipe_from
 from sameday.spec.vqa import VqaRecipe
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -17,15 +17,15 @@ from torch import Tensor
 from sameday.data.labelled.batch import ImageBatch
 from sameday.data.seen import Seen
 from sameday.demo.patterns import write_patterns
-from sameday.hardware.machine import Machine, look
+from sameday.hardware.machine import Machine
 from sameday.hardware.ranks import Ranks
 from sameday.models.build import load_model
 from sameday.models.compiled import Compiled
 from sameday.models.vision_bdh import VisionBDH
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
-from sameday.tasks.classify import ClassifyTask
-from sameday.tasks.classify_start import ClassifyStart
+from sameday.tasks.classify.setup import ClassifySetup
+from sameday.tasks.classify.task import ClassifyTask
 from sameday.train.loop import accumulate
 from sameday.train.optim import Gradients
 
@@ -289,7 +289,7 @@ def test_recorded_micro_batches_learn_what_eager_ones_do(
 
 def test_what_cannot_run_here_is_refused_or_replaced(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    start, machine = ClassifyStart(sets.tiny_recipe(), home), look("cpu")
+    start, machine = ClassifySetup(sets.tiny_recipe(), home), detect_machine("cpu")
     with pytest.raises(BadInput, match=r"plan.level_kernel fused needs Triton.*on a CPU; allowed: auto, plain"):
         start.settle(Plan(level_kernel="fused"), machine)
     with pytest.raises(BadInput, match=r"plan.cuda_graphs true needs a GPU; allowed here: false"):
@@ -310,7 +310,7 @@ def test_what_cannot_run_here_is_refused_or_replaced(home: Path, monkeypatch: py
     ],
 )
 def test_a_model_without_fused_kernels(home: Path, model: dict[str, Any], why: str) -> None:
-    start = ClassifyStart(sets.tiny_recipe(model=model), home)
+    start = ClassifySetup(sets.tiny_recipe(model=model), home)
     gpu = Machine("cuda", "a GPU", 2**36, 8, True, 227 * 1024)
     kernel, reason = start.settle(Plan(level_kernel="auto"), gpu)["level_kernel"]
     assert kernel == "plain" and why in reason
@@ -319,7 +319,7 @@ def test_a_model_without_fused_kernels(home: Path, model: dict[str, Any], why: s
 
 
 def test_a_gpu_with_less_shared_memory_than_the_tiles_take(home: Path) -> None:
-    start = ClassifyStart(sets.tiny_recipe(), home)
+    start = ClassifySetup(sets.tiny_recipe(), home)
     small, large = (Machine("cuda", "a GPU", 2**36, 8, True, kib * 1024) for kib in (163, 227))
     kernel, reason = start.settle(Plan(level_kernel="auto"), small)["level_kernel"]
     assert kernel == "plain" and "227 KiB" in reason and "a GPU has 163" in reason
@@ -329,7 +329,7 @@ def test_a_gpu_with_less_shared_memory_than_the_tiles_take(home: Path) -> None:
 
 
 def test_graphs_are_not_recorded_beside_a_pinning_thread(home: Path) -> None:
-    start = ClassifyStart(sets.tiny_recipe(), home)
+    start = ClassifySetup(sets.tiny_recipe(), home)
     gpu = Machine("cuda", "a GPU", 2**36, 8, True, 227 * 1024)
     start.settle(Plan(cuda_graphs=True, pin_memory=True), gpu)
     with pytest.raises(BadInput, match="cannot record while a thread pins"):
@@ -337,7 +337,7 @@ def test_graphs_are_not_recorded_beside_a_pinning_thread(home: Path) -> None:
 
 
 def test_the_automatic_plan_says_why(home: Path) -> None:
-    start = ClassifyStart(sets.tiny_recipe(), home)
+    start = ClassifySetup(sets.tiny_recipe(), home)
     plan, reasons = start.choose_plan(Machine("cuda", "a GPU", 2**36, 8, True), 1)
     assert plan.cuda_graphs and plan.images_on == "auto" and plan.optimizer_impl == "fused"
     assert all(reasons[name] for name, value in plan.model_dump().items() if value != getattr(Plan(), name))
@@ -346,7 +346,7 @@ def test_the_automatic_plan_says_why(home: Path) -> None:
 
 def test_a_recipe_without_held_out_images_has_no_validation(home: Path) -> None:
     recipe = sets.tiny_recipe(data={"path": "set"})
-    start = ClassifyStart(recipe, home)
+    start = ClassifySetup(recipe, home)
     assert "data.val is 0" in (start.lacks("val") or "")
     assert set(start.audit(print).parts) == {"train"} and start.audit(print).sizes == {"train": 40}
     assert sets.make_task(home, recipe).evaluate("val", Ranks()) == {}
@@ -380,12 +380,12 @@ def test_evaluation_without_room_goes_on_in_halves(home: Path, plan: Plan) -> No
 
 
 def test_a_recorded_gpu_plan_is_evaluated_anywhere(home: Path) -> None:
-    start = ClassifyStart(sets.tiny_recipe(), home)
+    start = ClassifySetup(sets.tiny_recipe(), home)
     plan = Plan(
         level_kernel="fused", cuda_graphs=True, images_on="device", compile="auto", device="cuda", micro_batch=5
     )
     found = start.for_evaluation(plan)
-    assert found.micro_batch == 5 and start.settle(found, look("cpu"))["level_kernel"][0] == "plain"
+    assert found.micro_batch == 5 and start.settle(found, detect_machine("cpu"))["level_kernel"][0] == "plain"
     assert sets.make_task(home, sets.tiny_recipe(), found).evaluate("test", Ranks())["samples"] == 16
 
 
@@ -393,7 +393,7 @@ def test_one_class_and_all_problems_at_once(tmp_path: Path) -> None:
     write_patterns(tmp_path / "set", train=12, test=4, layout="folders")
     (tmp_path / "set/train/rings/dead.png").symlink_to("/nonexistent.png")
     (tmp_path / "set/test/blobs/broken.png").write_bytes(b"no image")
-    start = ClassifyStart(sets.tiny_recipe(data={"path": "set", "val": 2}), tmp_path)
+    start = ClassifySetup(sets.tiny_recipe(data={"path": "set", "val": 2}), tmp_path)
     with pytest.raises(BadInput) as error:
         start.audit(print, ("train", "test"))
     assert "dead.png" in str(error.value) and "broken.png" in str(error.value)

@@ -31,12 +31,12 @@ from sameday.hardware.ranks import Ranks
 from sameday.spec.errors import EXIT_STOPPED, BadInput
 from sameday.spec.load import dump_yaml
 from sameday.spec.plan import Plan
-from sameday.tasks.registry import start_of
-from sameday.tasks.start import Caching
-from sameday.tasks.vqa import VqaTask
-from sameday.tasks.vqa_cache import settings_of, write_measured
-from sameday.tasks.vqa_fill import Filling
-from sameday.tasks.vqa_start import VqaStart
+from sameday.tasks.base import Caching
+from sameday.tasks.registry import setup_of
+from sameday.tasks.vqa.cache import settings_of, write_measured
+from sameday.tasks.vqa.fill import Filling
+from sameday.tasks.vqa.setup import VqaSetup
+from sameday.tasks.vqa.task import VqaTask
 from sameday.train.launch import automatic_plan, cache_from_files
 from sameday.train.loop import accumulate
 from sameday.train.optim import Gradients
@@ -164,7 +164,7 @@ def test_another_tower_and_another_size_are_named(home: Path) -> None:
 def test_features_of_a_trained_tower_are_refused(home: Path) -> None:
     recipe = worlds.tiny_recipe(home / "model", train_vision=True, train="all")
     with pytest.raises(BadInput, match=r"plan.cache features .* recipe.train_vision trains the tower; allowed: none"):
-        VqaStart(recipe, home).settle(Plan(cache="features"), Machine("cpu", "CPU", 2**34, 2, False))
+        VqaSetup(recipe, home).settle(Plan(cache="features"), Machine("cpu", "CPU", 2**34, 2, False))
     (home / "recipe.yaml").write_text(dump_yaml(recipe))
     with pytest.raises(BadInput, match="train_vision"):
         cache_from_files(home / "recipe.yaml", None, [], Caching("features", "fill", False))
@@ -220,7 +220,7 @@ def test_a_cache_is_filled_checked_and_pruned(home: Path, kind: Any, capsys: pyt
 def test_measured_steps_decide_what_auto_is(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (home / "recipe.yaml").write_text(dump_yaml(worlds.tiny_recipe(home / "model", order="by_image")))
     plan, _ = automatic_plan(
-        start_of(worlds.tiny_recipe(home / "model"), home), worlds.tiny_recipe(home / "model"), [], 1
+        setup_of(worlds.tiny_recipe(home / "model"), home), worlds.tiny_recipe(home / "model"), [], 1
     )
     auto = plan.model_dump() | {"cache": "auto"}
     assert "cache: none, because no steps of this recipe and plan were timed" in make(home, **auto).notes[0]
@@ -323,7 +323,7 @@ def test_one_image_under_many_names_is_one_entry(home: Path) -> None:
     kept = [row for row in rows if isinstance(row.get("image"), str)]
     (home / "many.jsonl").write_text("\n".join(map(json.dumps, kept)))
     recipe = worlds.tiny_recipe(home / "model", data={"train": "many.jsonl", "image_root": "copies"})
-    start = VqaStart(recipe, home)
+    start = VqaSetup(recipe, home)
     splits = start.audit(print).parts
     filling = Filling("pixels", make(home).processor, images_of(splits), home / "cache", print)
     filling.fill(workers=2)

@@ -14,7 +14,7 @@ from PIL import Image
 from sameday.data.questions.encode import Encoder
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
-from sameday.tasks.vqa_start import VqaStart
+from sameday.tasks.vqa.setup import VqaSetup
 
 
 def test_what_was_sifted_is_not_encoded_again(
@@ -27,11 +27,11 @@ def test_what_was_sifted_is_not_encoded_again(
     rows.append(rows[0] | {"image": "large.png"})
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     recipe = worlds.tiny_recipe(tiny_qwen3, max_length=60)
-    start = VqaStart(recipe, folder)
+    start = VqaSetup(recipe, folder)
     parts = start.audit(print).parts
     with pytest.raises(BadInput, match=r"train\.jsonl:10: .*\n.*on_bad=skip leaves them out"):
         start.sift(parts)
-    start = VqaStart(recipe.model_copy(update={"data": recipe.data.model_copy(update={"on_bad": "skip"})}), folder)
+    start = VqaSetup(recipe.model_copy(update={"data": recipe.data.model_copy(update={"on_bad": "skip"})}), folder)
     sifted = pickle.loads(pickle.dumps(start.sift(parts)))
     assert {name: len(each) for name, each in sifted.items()} == {
         name: len(each) - (name == "train") for name, each in parts.items()

@@ -23,7 +23,7 @@ from sameday.hardware.ranks import Ranks
 from sameday.spec.errors import EXIT_DIVERGED, EXIT_STOPPED, BadInput, RunStopped
 from sameday.spec.plan import Plan
 from sameday.spec.record import RunFolder, read_metrics
-from sameday.tasks.vqa import VqaTask
+from sameday.tasks.vqa.task import VqaTask
 from sameday.train import ending
 from sameday.train.loop import train
 
@@ -93,14 +93,14 @@ def before_losses(task: Any, then: Callable[[Any, int], None]) -> None:
 def test_the_same_run(runs: Runs) -> None:
     begun: list[int] = []
     known: list[int] = []
-    finish = ending.Ending.finish
+    finish = ending.StepCommit.finish
 
-    def finishing(self: ending.Ending, answer: ending.Answer) -> list[float]:
+    def finishing(self: ending.StepCommit, answer: ending.PendingScalars) -> list[float]:
         known.append(len(begun))
         return finish(self, answer)
 
     plain = runs.train("plain", 0)
-    runs.patch.setattr(ending.Ending, "finish", finishing)
+    runs.patch.setattr(ending.StepCommit, "finish", finishing)
     ahead = runs.train("ahead", 1, lambda task: before_losses(task, lambda _, step: begun.append(step)))
     assert same(plain, ahead) and runs.metrics("plain") == runs.metrics("ahead")
     each = len(begun) // runs.total

@@ -25,7 +25,7 @@ from sameday.models.vision_bdh import VisionBDH
 from sameday.spec.errors import RunStopped
 from sameday.spec.plan import Plan
 from sameday.spec.record import RunFolder, read_metrics
-from sameday.train.ending import Answer
+from sameday.train.commit import PendingScalars
 from sameday.train.loop import train
 from sameday.train.watch import Watch
 
@@ -45,7 +45,7 @@ WHERE: dict[str, dict[str, tuple[Any, str]]] = {
         "backward": (torch.Tensor, "backward"),
         "exchange": (Ranks, "sum_"),
         "optimizer": (torch.optim.AdamW, "step"),
-        "check": (Answer, "read"),
+        "check": (PendingScalars, "read"),
         "log": (Watch, "step"),
         "other": (worlds.VqaTask, "count"),
     },
@@ -58,7 +58,7 @@ WHERE: dict[str, dict[str, tuple[Any, str]]] = {
         "backward": (torch.Tensor, "backward"),
         "exchange": (Ranks, "sum_"),
         "optimizer": (torch.optim.AdamW, "step"),
-        "check": (Answer, "read"),
+        "check": (PendingScalars, "read"),
         "log": (Watch, "step"),
         "other": (sets.ClassifyTask, "count"),
     },

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
-from sameday.train.ending import Ending
+from sameday.train.commit import StepCommit
 from sameday.train.optim import Gradients, make_optimizer, optimizer_tensors
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
@@ -30,7 +30,7 @@ class Training:
         self.draw = draw
 
     def end(self, rate: float, limit: float | None) -> list[float]:
-        ending = Ending(self.optimizer, self.gradients, limit)
+        ending = StepCommit(self.optimizer, self.gradients, limit)
         return ending.finish(ending.begin(rate))
 
     def fill(self, loss: float = 1.0, out_of_memory: float = 0.0, scale: float = 1.0) -> None:
@@ -99,7 +99,7 @@ def test_a_bad_step_leaves_everything_as_it_was(device: str, implementation: str
 @pytest.mark.parametrize("device", DEVICES)
 def test_nothing_changes_after_a_bad_step_until_it_is_mended(device: str) -> None:
     training = Training(device, "fused")
-    ending = Ending(training.optimizer, training.gradients, 1.0)
+    ending = StepCommit(training.optimizer, training.gradients, 1.0)
     training.fill()
     ending.finish(ending.begin(1e-2))
     before = training.state()

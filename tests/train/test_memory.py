@@ -20,7 +20,7 @@ from sameday.hardware.ranks import Ranks
 from sameday.spec.errors import EXIT_OUT_OF_MEMORY, RunStopped
 from sameday.spec.plan import Plan
 from sameday.spec.record import RunFolder, read_metrics
-from sameday.tasks.vqa import VqaTask
+from sameday.tasks.vqa.task import VqaTask
 from sameday.train import loop
 from sameday.train.loop import train
 

@@ -80,7 +80,7 @@ import os
 import torch
 
 from sameday.cli import main
-from sameday.tasks.vqa import VqaTask
+from sameday.tasks.vqa.task import VqaTask
 from sameday.train import ending
 
 ending.AHEAD["cpu"] = 1

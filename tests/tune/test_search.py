@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sameday.hardware.choose import attention_kernel
-from sameday.hardware.choose_classify import check_plan
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan, fields_of
+from sameday.tasks.classify.automatic import check_plan
+from sameday.tasks.vqa.automatic import attention_kernel
 from sameday.tune.search import Found, OutOfTime, ablation, confirm, explore, faster, gain, leave_out, search
 from sameday.tune.space import BUDGETS, Choice, choices, choices_made
 from sameday.tune.trial import Result

@@ -15,7 +15,7 @@ import worlds
 from sameday.spec.errors import BadInput
 from sameday.spec.load import dump_yaml, load_plan
 from sameday.spec.plan import Plan
-from sameday.tasks.classify_start import ClassifyStart
+from sameday.tasks.classify.setup import ClassifySetup
 from sameday.tune import command
 from sameday.tune.command import Trials, tune
 from sameday.tune.search import OutOfTime
@@ -25,7 +25,7 @@ from sameday.tune.trial import FIRST, NO_MEMORY, Job, Result, logged, run
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = sets.write_set(tmp_path_factory.mktemp("set"), train=80)
-    parts = ClassifyStart(sets.tiny_recipe(), home).audit(print).parts
+    parts = ClassifySetup(sets.tiny_recipe(), home).audit(print).parts
     (home / "data.pickle").write_bytes(pickle.dumps(parts))
     (home / "recipe.yaml").write_text(dump_yaml(sets.tiny_recipe()))
     return home

@@ -8,10 +8,9 @@ from itertools import combinations, product
 from typing import Any
 
 import pytest
+from covering import TRIES, pairwise, uncovered
 from hypothesis import given
 from hypothesis import strategies as st
-
-from sameday.verify.covering import TRIES, pairwise, uncovered
 
 Forbidden = tuple[tuple[str, int], tuple[str, int]]
 

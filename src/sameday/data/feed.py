@@ -116,7 +116,7 @@ class Feed:
                 return sent.batch.to(self._device, non_blocking=self._pinned)
             compute = torch.cuda.current_stream(self._device)
             compute.wait_event(sent.arrives)
-        for tensor in _tensors(sent.batch):
+        for tensor in tensors_of(sent.batch):
             if tensor.is_cuda:
                 # The allocator knows of the side stream only: the memory must not be used again before it was read.
                 tensor.record_stream(compute)
@@ -138,13 +138,13 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def tensors_of(value: Any) -> Iterator[Tensor]:
     """Every tensor in a micro-batch, however it is put together."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, tuple | list):
         for each in value:
-            yield from _tensors(each)
+            yield from tensors_of(each)
     elif is_dataclass(value):
         for field in fields(value):
-            yield from _tensors(getattr(value, field.name))
+            yield from tensors_of(getattr(value, field.name))

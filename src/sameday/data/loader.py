@@ -3,7 +3,6 @@ when a batch is made, never what is in it."""
 
 from __future__ import annotations
 
-import atexit
 import signal
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Generic, TypedDict, TypeVar
@@ -32,6 +31,12 @@ def supply(plan: Plan, device: torch.device) -> Supply:
     }
 
 
+def feed(plan: Plan, device: torch.device, jobs: Sequence[Job], build: Callable[[Job], Iterable[Any]]) -> Feed:
+    """The batches that `build` makes of each job, on the device."""
+    how = supply(plan, device)
+    return Feed(stream(jobs, build, **how), device, how["pin_memory"])
+
+
 class _Jobs(Dataset, Generic[Job]):
     def __init__(self, jobs: Sequence[Job], build: Callable[[Job], Iterable[Any]]) -> None:
         self.jobs, self.build = jobs, build
@@ -58,63 +63,12 @@ def stream(
             made = build(job)
             yield (batch.pin_memory() for batch in made) if pin_memory else made
         return
-    ahead = iter(_loader(jobs, build, workers, prefetch, pin_memory, keep=False))
+    ahead = iter(_loader(jobs, build, workers, prefetch, pin_memory))
     try:
         yield from ahead
     finally:
         # Workers ignore the signal that Python's own exit would send them, and it would wait for them for ever.
         ahead._shutdown_workers()  # type: ignore[attr-defined]
-
-
-class Rounds:
-    """Jobs that are gone through again and again, as an evaluation's are, each list of them under its name. Where the
-    plan keeps workers, the same processes do them as long as the jobs stay the same."""
-
-    def __init__(self, plan: Plan, device: torch.device) -> None:
-        self._plan, self._device = plan, device
-        self._kept: dict[str, KeptWorkers[Any]] = {}
-
-    def feed(self, name: str, jobs: Sequence[Job], build: Callable[[Job], Iterable[Any]]) -> Feed:
-        """The batches of each job, on the device."""
-        how = supply(self._plan, self._device)
-        return Feed(self._stream(name, jobs, build, how), self._device, how["pin_memory"])
-
-    def _stream(
-        self, name: str, jobs: Sequence[Job], build: Callable[[Job], Iterable[Any]], how: Supply
-    ) -> Generator[Iterable[Any], None, None]:
-        if not self._plan.keep_workers or self._plan.workers == 0:
-            return stream(jobs, build, **how)
-        if name in self._kept and self._kept[name].jobs != jobs:
-            self._kept.pop(name).close()
-        if name not in self._kept:
-            self._kept[name] = KeptWorkers(jobs, build, **how)
-        return self._kept[name].stream()
-
-
-class KeptWorkers(Generic[Job]):
-    """The same jobs over and over, by processes that stay between the rounds and end with this one."""
-
-    def __init__(
-        self,
-        jobs: Sequence[Job],
-        build: Callable[[Job], Iterable[Any]],
-        *,
-        workers: int,
-        prefetch: int,
-        pin_memory: bool,
-    ) -> None:
-        self.jobs = jobs
-        self._loader = _loader(jobs, build, workers, prefetch, pin_memory, keep=True)
-        atexit.register(self.close)
-
-    def stream(self) -> Generator[Iterable[Any], None, None]:
-        yield from self._loader
-
-    def close(self) -> None:
-        atexit.unregister(self.close)
-        if self._loader._iterator is not None:
-            self._loader._iterator._shutdown_workers()  # type: ignore[attr-defined]
-            self._loader._iterator = None
 
 
 def _loader(
@@ -123,7 +77,6 @@ def _loader(
     workers: int,
     prefetch: int,
     pin_memory: bool,
-    keep: bool,
 ) -> DataLoader[Any]:
     return DataLoader(
         _Jobs(jobs, build),
@@ -132,7 +85,6 @@ def _loader(
         num_workers=workers,
         prefetch_factor=prefetch,
         pin_memory=pin_memory,
-        persistent_workers=keep,
         multiprocessing_context="fork",
         worker_init_fn=_ignore_signals,
     )

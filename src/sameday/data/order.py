@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sameday.spec.vqa import Order
+from sameday.spec.order import Order
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,14 @@ import torch
 
 from sameday.hardware.machine import Machine
 
+FLASH_CAPABILITY = (8, 0)
+_COMMON = ["cum_seq_q", "cum_seq_k", "max_q", "max_k", "dropout_p", "is_causal"]
+FLASH_ARGUMENTS = {
+    "_flash_attention_forward": ["query", "key", "value", *_COMMON],
+    "_flash_attention_backward": ["grad_out", "query", "key", "value", "out", "logsumexp", *_COMMON],
+}
+"""Of torch's operators, in the order in which they are given."""
+
 
 class Kernel(NamedTuple):
     name: str
@@ -21,21 +29,41 @@ def kernels(machine: Machine, precision: str) -> list[Kernel]:
     """Of those that a plan can name."""
     cuda = machine.device == "cuda"
     triton = _triton() if machine.triton else "no GPU" if not cuda else "Triton is not installed"
-    flash = cuda and precision == "bf16" and torch.cuda.get_device_capability() >= (8, 0)
-    split = (
-        "flash attention of shared prefixes and of branches" if flash else f"no flash attention for {precision} here"
-    )
+    no_flash = without_flash(machine, precision)
+    split = no_flash or "flash attention of shared prefixes and of branches"
     compiler = shutil.which("g++") or shutil.which("clang++") or ""
     builds = triton if cuda else compiler or "no C++ compiler"
     return [
         Kernel("attention sdpa", True, "a dense mask, everywhere"),
-        Kernel("attention split", flash or not cuda, split if cuda else "in plain PyTorch"),
+        Kernel("attention split", no_flash is None or not cuda, split if cuda else "in plain PyTorch"),
         Kernel("attention flex", cuda and machine.triton, triton),
         Kernel("level_kernel fused", cuda and machine.triton, triton),
         Kernel("compile layers", machine.triton if cuda else bool(compiler), builds),
         Kernel("cuda_graphs", cuda, f"CUDA {torch.version.cuda}" if cuda else "no GPU"),
         Kernel("optimizer_impl fused", True, "torch's own, on a GPU one kernel"),
     ]
+
+
+def without_flash(machine: Machine, precision: str) -> str | None:
+    """Why this machine has no flash attention for the format; None where it has."""
+    if machine.device != "cuda":
+        return "there is no GPU"
+    if machine.capability < FLASH_CAPABILITY:
+        there, needed = (".".join(map(str, each)) for each in (machine.capability, FLASH_CAPABILITY))
+        return f"{machine.name} has compute capability {there}, and it needs {needed}"
+    if precision != "bf16":
+        return f"it has no {precision}"
+    return None if flash_operators() else f"torch {torch.__version__} has no such operators as are called"
+
+
+def flash_operators() -> bool:
+    """Whether torch's own flash attention, which has no public name with log-sum-exp, takes what it is given here."""
+    for name, called in FLASH_ARGUMENTS.items():
+        operator = getattr(torch.ops.aten, name, None)
+        schema = operator.default._schema if operator is not None else None
+        if schema is None or [argument.name for argument in schema.arguments][: len(called)] != called:
+            return False
+    return True
 
 
 def _triton() -> str:

@@ -22,16 +22,26 @@ class Machine:
     triton: bool
     shared_memory: int = 0
     """What a GPU's multiprocessor can lend to one program, in bytes."""
+    capability: tuple[int, int] = (0, 0)
+    """A GPU's compute capability."""
 
 
-def look(device: str) -> Machine:
+def detect_machine(device: str) -> Machine:
     """The machine as a run on `device` (cuda or cpu) sees it."""
     cores = len(os.sched_getaffinity(0))
     if device == "cuda":
         properties = torch.cuda.get_device_properties(0)
         triton = importlib.util.find_spec("triton") is not None
         shared = getattr(properties, "shared_memory_per_block_optin", 0)
-        return Machine("cuda", properties.name, properties.total_memory, cores, triton, shared)
+        return Machine(
+            "cuda",
+            properties.name,
+            properties.total_memory,
+            cores,
+            triton,
+            shared,
+            (properties.major, properties.minor),
+        )
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return Machine("cpu", "CPU", pages, cores, False)
 

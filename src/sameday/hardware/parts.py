@@ -48,7 +48,6 @@ class Clock:
         self._laps: list[list[tuple[str, Any]]] = []
         self._owner = (0, 0)
         self._stream: Any = None
-        self._void = False
 
     def lap(self) -> None:
         """A step ends here, where one was begun, and another begins."""
@@ -57,16 +56,9 @@ class Clock:
             _clock, self._owner = self, (os.getpid(), threading.get_ident())
             self._stream = torch.cuda.current_stream(self._device) if self._cuda else None
         mark = self._mark()
-        if self._void:
-            self._laps.pop()
-        elif self._laps:
+        if self._laps:
             self._laps[-1].append((self._name, mark))
         self._laps.append([(self._name, mark)])
-        self._void = False
-
-    def again(self) -> None:
-        """The step under way will be begun anew: what it took so far is nobody's."""
-        self._void = True
 
     def stop(self) -> None:
         """The last step ends here, and the clock with it."""

@@ -7,6 +7,7 @@ the vendor's library does best."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +15,11 @@ import torch
 from torch import Tensor
 
 EPS = 1e-5
+
+
+def interpreted() -> bool:
+    """Whether Triton's kernels run in its interpreter, on any device."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 class Launch(NamedTuple):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sameday.kernels.dropout import DropoutKeys, KeyedDropout, name_key
 from sameday.spec.errors import BadInput
-from sameday.spec.vqa import Lora
+from sameday.spec.lora import Lora
 
 LANGUAGE_ONLY = "language_model."
 """Put before a target's name, it leaves out layers of that name in the vision tower."""

@@ -11,13 +11,10 @@ import torch
 from pydantic import TypeAdapter
 from safetensors.torch import load_file, save_file
 
-from sameday.hardware.choose_classify import interpreted
-from sameday.hardware.machine import Machine
-from sameday.kernels.bdh import SHARED_MEMORY, refusal, too_many
 from sameday.models.vision_bdh import VisionBDH
 from sameday.models.vit import ViT
-from sameday.spec.classify import BdhModel, ClassifyRecipe, VitModel
 from sameday.spec.errors import BadInput
+from sameday.spec.vision import BdhModel, VitModel
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 VisionModel = VisionBDH | ViT
@@ -27,21 +24,6 @@ def build_model(shape: BdhModel | VitModel, image_size: int, classes: int, seed:
     if isinstance(shape, BdhModel):
         return VisionBDH(shape, image_size, classes, seed)
     return ViT(shape, image_size, classes, seed)
-
-
-def no_fused_levels(recipe: ClassifyRecipe, machine: Machine) -> str | None:
-    """Why the fused kernels cannot compute this model on this machine, or None."""
-    shape = recipe.model
-    if not isinstance(shape, BdhModel):
-        return f"a {shape.kind} has no levels"
-    if shape.attention == "softmax":
-        return "the kernels have no softmax"
-    if machine.device == "cuda" and machine.shared_memory < SHARED_MEMORY:
-        have, need = machine.shared_memory // 1024, SHARED_MEMORY // 1024
-        return f"their tiles take {need} KiB of a multiprocessor's shared memory, and {machine.name} has {have}"
-    tokens = shape.tokens(recipe.data.image_size)
-    crowded = None if interpreted() else too_many(shape.width, tokens, 2 if recipe.precision == "bf16" else 4)
-    return refusal(shape.width) or crowded
 
 
 def save_model(folder: Path, model: VisionModel, about: dict[str, Any]) -> None:

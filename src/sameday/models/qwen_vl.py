@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.util
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,7 +16,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from sameday.data.questions.batch import Batch
-from sameday.hardware.choose import attention_kernel
 from sameday.hardware.parts import during
 from sameday.kernels import attention
 from sameday.kernels.dropout import DropoutKeys
@@ -26,7 +24,7 @@ from sameday.models.adapters import add_adapters, load_adapters, prepare_adapter
 from sameday.models.tower import make_compilable
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
-from sameday.spec.vqa import VqaRecipe
+from sameday.spec.vlm import VlmRecipe
 
 FAMILIES = ("qwen3_vl", "qwen2_5_vl")
 COMPILE_BACKEND = "inductor"
@@ -43,7 +41,7 @@ class QwenVL:
     def __init__(
         self,
         base: Any,
-        recipe: VqaRecipe,
+        recipe: VlmRecipe,
         plan: Plan,
         device: torch.device,
         levels: np.ndarray,
@@ -71,8 +69,8 @@ class QwenVL:
         self._indices: dict[tuple[tuple[int, int], ...], dict[str, Tensor]] = {}
         if plan.compile == "layers":
             self._compile()
-        triton = importlib.util.find_spec("triton") is not None
-        self.kernel, self.kernel_reason = attention_kernel(plan, device.type, recipe.precision, triton)
+        assert plan.attention != "auto", "the session resolves it"
+        self.kernel = plan.attention
 
     def _trainable(self, base: Any, start_adapter: Path | None) -> Any:
         recipe = self.recipe
@@ -307,7 +305,7 @@ def _digest(model: Any) -> str:
     return digest.hexdigest()
 
 
-def load_base(model: str, recipe: VqaRecipe, device: torch.device) -> Any:
+def load_base(model: str, recipe: VlmRecipe, device: torch.device) -> Any:
     """The pretrained model, frozen parts in the recipe's format."""
     from transformers import AutoConfig, AutoModelForImageTextToText
 

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from sameday.kernels.bdh import EPS, fused_levels
 from sameday.kernels.dropout import PairDropout, keys_of, mix, name_key
-from sameday.spec.classify import BdhModel
+from sameday.spec.vision import BdhModel
 
 THETA = 2.0**16
 
 
 class VisionBDH(nn.Module):
-    """`shape` is recipe; `kernel` (plain or fused) and `cached_rotary` are plan and change rounding at most."""
+    """`shape` is recipe; `kernel` (plain or fused) is plan and changes rounding at most."""
 
     token_keys: Tensor
     level_keys: Tensor
@@ -29,7 +29,7 @@ class VisionBDH(nn.Module):
 
     def __init__(self, shape: BdhModel, image_size: int, classes: int, seed: int) -> None:
         super().__init__()
-        self.shape, self.kernel, self.cached_rotary = shape, "plain", False
+        self.shape, self.kernel = shape, "plain"
         width, heads = shape.width, shape.heads
         self.units = shape.latents * width // heads
         self.tokens = shape.tokens(image_size)
@@ -102,8 +102,6 @@ class VisionBDH(nn.Module):
     def rotary(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Cosines and sines of each token and pair of units."""
         kind = torch.promote_types(self.encoder.dtype, torch.float32)
-        if not self.cached_rotary:
-            return rotary_tables(self.tokens, self.units, device, kind)
         if self._tables is None or self._tables[0].device != device or self._tables[0].dtype != kind:
             self._tables = rotary_tables(self.tokens, self.units, device, kind)
         return self._tables

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sameday.kernels.dropout import PairDropout, keys_of, mix, name_key
-from sameday.spec.classify import VitModel
+from sameday.spec.vision import VitModel
 
 EPS = 1e-6
 

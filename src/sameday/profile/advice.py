@@ -13,18 +13,11 @@ from sameday.spec.plan import Plan
 WORTH_NAMING = 1.02
 """What could give less than this is not told from noise."""
 
-USUAL = 8192
-"""Tokens of a micro-batch that keep a GPU busy."""
-
-CPU_BUDGETS = (256, 512, 1024, 2048)
-"""Tokens of a micro-batch that a CPU may be told to try. It has only dense masks, which grow with the square of a row:
-the last is what would be chosen for it."""
-
 NEAR = 0.4
 """The share of a step that a resource takes at its best rate where it bounds the step."""
 
 PACE = 3.0
-"""How much longer than at their best rate a CPU's small products and dense attention take, about."""
+"""How much longer than at their best rate a CPU's small matmuls and dense attention take, about."""
 
 ROOM = 0.4
 """The share of the memory that must be free where a remedy takes more of it."""
@@ -35,13 +28,13 @@ COMPUTE = ("prepare", "tower", "forward", "loss", "backward")
 ONCE = ("exchange", "optimizer", "check", "log")
 """Done once a step, however it is cut."""
 
-OTHER = "work other than large products"
+OTHER = "work other than large matmuls"
 
 
 @dataclass(frozen=True)
 class Cut:
     """A step in other micro-batches: the plan's fields that would cut it so, how many there would be, and what their
-    products would take at the machine's rate."""
+    matmuls would take at the machine's rate."""
 
     change: dict[str, Any]
     micro_batches: float
@@ -51,12 +44,13 @@ class Cut:
 @dataclass(frozen=True)
 class Facts:
     """Of a step on the average, in seconds. `floor` is what the mathematics of the step takes at the machine's measured
-    rates, each image once and all at once, whatever the disk does; `executed` what the plan's own products take at
+    rates, each image once and all at once, whatever the disk does; `executed` what the plan's own matmuls take at
     those rates, `moved` its weights; `alone` what one question at a time takes."""
 
-    task: str
     device: str
     plan: Plan
+    fields: frozenset[str]
+    """Plan fields that the task can follow."""
     parts: dict[str, float]
     cores: int
     samples: float = 1.0
@@ -71,12 +65,15 @@ class Facts:
     """Bytes that the device has."""
     used: float = 0.0
     """Bytes that this process had of them at most."""
-    frozen_tower: bool = True
     triton: bool = False
-    fusable: bool = True
-    """Whether there are fused kernels for the model here."""
+    cannot: frozenset[tuple[str, str]] = frozenset()
+    """Fields with values that the recipe cannot use here."""
     waits: tuple[tuple[str, int], ...] = ()
     cuts: tuple[Cut, ...] = ()
+
+    def offers(self, name: str, value: Any) -> bool:
+        """Whether this field can be given this value, and has another one."""
+        return name in self.fields and (name, value) not in self.cannot and getattr(self.plan, name) != value
 
     @property
     def total(self) -> float:
@@ -116,14 +113,14 @@ class Facts:
 
     @property
     def pace(self) -> float:
-        """Seconds that the plan takes for a second of products at their best rate, about."""
+        """Seconds that the plan takes for a second of matmuls at their best rate, about."""
         compute = self.time(*COMPUTE)
         spent = compute - self.idle if self.busy is not None else 0.75 * compute
         return min(PACE, max(0.0, spent) / self.executed) if self.executed else PACE
 
     @property
     def calls(self) -> float:
-        """Seconds that are a matter of how many micro-batches there are, about: on a CPU what is not spent on products.
+        """Seconds that are a matter of how many micro-batches there are, about: on a CPU what is not spent on matmuls.
         A GPU's kernels are only a little faster where they are larger."""
         compute = self.time(*COMPUTE)
         if self.busy is not None:
@@ -163,28 +160,12 @@ def advise(facts: Facts) -> list[Remedy]:
     return sorted((each for each in found if each.at_most >= WORTH_NAMING), key=lambda each: -each.likely)
 
 
-def cuts_to_try(task: str, device: str, plan: Plan) -> list[dict[str, Any]]:
-    """Changes of a plan that cut its steps otherwise, only the fields that differ; those that share images are for
-    plans that do not."""
-    if task == "classify":
-        return [] if plan.micro_batch is None else [{"micro_batch": None}]
-    sharing: dict[str, Any] = {"share_images": True, "packing": True, "max_questions": None}
-    if device == "cpu":
-        cuts = [{"token_budget": each, "max_questions": None} for each in CPU_BUDGETS]
-        shared = [sharing | {"token_budget": each} for each in CPU_BUDGETS]
-    else:
-        more = plan.token_budget if plan.max_questions is not None else 4 * plan.token_budget
-        cuts, shared = [{"token_budget": max(USUAL, more), "max_questions": None}], [sharing]
-    differing = (_differing(plan, each) for each in (*cuts, *(shared if not plan.share_images else ())))
-    return [each for each in differing if each]
-
-
 def shown(value: Any) -> str:
     """As a plan has it in its file."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _differing(plan: Plan, change: dict[str, Any]) -> dict[str, Any]:
+def differing(plan: Plan, change: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in change.items() if getattr(plan, name) != value}
 
 
@@ -194,7 +175,7 @@ def _remedy(
     """`what` is the plan's fields that are to be set, all of which are named, or words where it is not in the plan.
     `saved` is the most that it takes away; never so much that a step would be faster than its floor, unless that is
     another one with the remedy."""
-    change = {} if isinstance(what, str) else _differing(facts.plan, what)
+    change = {} if isinstance(what, str) else differing(facts.plan, what)
     words = what if isinstance(what, str) else ", ".join(f"plan.{name} {shown(new)}" for name, new in change.items())
     least = max(facts.total - saved, facts.floor if floor else 0.0, facts.total / 1000)
     return Remedy(words, facts.total / min(least, facts.total), why, saved if likely is None else likely, change)
@@ -226,7 +207,7 @@ def _data(facts: Facts) -> Iterator[Remedy]:
         change = {"workers": most} | ({"pin_memory": False} if plan.cuda_graphs else {})
         yield _remedy(facts, change, exposed, why, spare * max(0.0, exposed - left))
     saved = exposed + facts.crowding
-    if facts.task == "vqa" and plan.cache == "none" and _worth(facts, min(images, preparing)):
+    if "cache" in facts.fields and plan.cache == "none" and _worth(facts, min(images, preparing)):
         why = f"decoding and resizing take {preparing - read:.3f} s of {who} a step, and {waited}"
         # Where more workers would hide it, the disk's space is better kept.
         hidden = plan.workers < most and preparing / most <= rest
@@ -244,9 +225,9 @@ def _data(facts: Facts) -> Iterator[Remedy]:
 
 def _model(facts: Facts) -> Iterator[Remedy]:
     plan, compute = facts.plan, facts.time(*COMPUTE)
-    if facts.task == "vqa":
-        yield from _questions(facts)
-    elif facts.device == "cuda" and facts.triton and facts.fusable and plan.level_kernel == "plain":
+    yield from _decoder(facts)
+    fusable = facts.offers("level_kernel", "fused") and plan.level_kernel == "plain"
+    if facts.device == "cuda" and facts.triton and fusable:
         why = "latents pass through memory dozens of times"
         saved = compute - facts.floor + facts.gaps
         yield _remedy(facts, {"level_kernel": "fused", "compile": "none"}, saved, why, 0.7 * compute)
@@ -257,20 +238,19 @@ def _model(facts: Facts) -> Iterator[Remedy]:
         yield _remedy(facts, {"optimizer_impl": "fused"}, optimizer + late, why, 0.8 * optimizer)
 
 
-def _questions(facts: Facts) -> Iterator[Remedy]:
-    plan = facts.plan
+def _decoder(facts: Facts) -> Iterator[Remedy]:
     tower, loss, forward, backward = (facts.time(name) for name in ("tower", "loss", "forward", "backward"))
-    if plan.checkpointing == "full" and facts.room:
+    if facts.offers("checkpointing", "none") and facts.room:
         why = (
             f"layers are computed twice, and this process used {facts.used / 2**30:.1f} of {facts.memory / 2**30:.1f} "
             "GiB at most"
         )
         yield _remedy(facts, {"checkpointing": "none"}, min(1.25 * forward, backward), why, forward)
-    if not plan.label_only_logits:
+    if facts.offers("label_only_logits", True):
         why = f"logits of every place, {_share(facts, loss)} forward and more backward"
         yield _remedy(facts, {"label_only_logits": True}, min(4 * loss, loss + backward), why, 1.5 * loss)
     prepared = min(facts.time(*EXPOSED), facts.preparing) + facts.time("copy")
-    if plan.cache != "features" and facts.frozen_tower and tower and _worth(facts, tower + prepared):
+    if facts.offers("cache", "features") and tower and _worth(facts, tower + prepared):
         why = f"the frozen tower is {_share(facts, tower)}; `sameday cache` says whether the disk keeps up"
         # The floor has the tower in it.
         saved = tower + facts.time(*DATA) + facts.crowding
@@ -283,7 +263,7 @@ def _cuts(facts: Facts) -> Iterator[Remedy]:
         best = _best(facts, [each for each in facts.cuts if "share_images" in each.change])
         if best is not None:
             repeated = facts.alone / facts.floor
-            why = f"an image is computed for each question about it, {repeated:.1f} times the products that are needed"
+            why = f"an image is computed for each question about it, {repeated:.1f} times the matmuls that are needed"
             yield _remedy(facts, best.change, _fewer(facts, facts.samples, best), why, _gain(facts, best))
     others = [each for each in facts.cuts if "share_images" not in each.change]
     best = _best(facts, [each for each in others if facts.room or each.micro_batches > facts.micro_batches])
@@ -295,7 +275,7 @@ def _cuts(facts: Facts) -> Iterator[Remedy]:
         saved = _fewer(facts, facts.micro_batches, best)
     else:
         spared = 1 - best.executed / facts.executed
-        why = f"a dense mask grows with the square of a row, and shorter rows have {spared:.0%} fewer products"
+        why = f"a dense mask grows with the square of a row, and shorter rows have {spared:.0%} fewer matmuls"
         saved = max(0.0, facts.time(*COMPUTE) - best.executed)
     yield _remedy(facts, best.change, saved, why, _gain(facts, best))
 
@@ -307,14 +287,14 @@ def _best(facts: Facts, cuts: list[Cut]) -> Cut | None:
 
 
 def _gain(facts: Facts, cut: Cut) -> float:
-    """Seconds that are likely saved: of products, at the pace that the plan's have, and of calls."""
+    """Seconds that are likely saved: of matmuls, at the pace that the plan's have, and of calls."""
     fewer = 1 - cut.micro_batches / facts.micro_batches
     return facts.pace * (facts.executed - cut.executed) + facts.calls * fewer
 
 
 def _fewer(facts: Facts, times: float, cut: Cut) -> float:
     """The most that goes away where a step is done in so many times fewer pieces: one that is larger takes no less time
-    than a smaller one did, and no less than its products. What is waited for may go altogether, and what a GPU's host
+    than a smaller one did, and no less than its matmuls. What is waited for may go altogether, and what a GPU's host
     was late with."""
     pieces = facts.total - facts.time(*DATA, *ONCE)
     left = max(pieces / times, cut.executed)
@@ -327,12 +307,12 @@ def _launches(facts: Facts) -> Iterator[Remedy]:
     for where, count in facts.waits[:1] if _worth(facts, idle) else ():
         why = f"the host waits for the GPU {count} times a step there, and the GPU for the host {_share(facts, idle)}"
         yield _remedy(facts, f"no synchronisation at {where}", facts.gaps, why, 1.05 * idle)
-    if facts.device == "cuda" and facts.task == "classify" and not plan.cuda_graphs and _worth(facts, idle):
+    if facts.device == "cuda" and facts.offers("cuda_graphs", True) and _worth(facts, idle):
         why = f"the GPU waits for launches {_share(facts, idle)}"
         yield _remedy(facts, {"cuda_graphs": True, **_beside_graphs(plan)}, facts.gaps, why, 0.95 * idle)
-    fused = facts.task == "classify" and plan.level_kernel == "fused"
+    fused = plan.level_kernel == "fused"
     if facts.device == "cuda" and facts.triton and plan.compile == "none" and not fused:
-        why = f"products need {_share(facts, facts.executed)}; the rest is launches and small kernels"
+        why = f"matmuls need {_share(facts, facts.executed)}; the rest is launches and small kernels"
         saved = max(0.0, compute - facts.floor) + facts.gaps
         yield _remedy(facts, {"compile": "layers"}, saved, why, 0.5 * max(0.0, compute - facts.executed))
 

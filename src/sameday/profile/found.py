@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import re
 import resource
@@ -10,35 +9,35 @@ import statistics
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sameday.spec.plan import Plan
-from sameday.spec.recipe import Recipe
+from sameday.spec.plan import fields_of
+from sameday.tasks.base import Task
+from sameday.train.session import Session
 
-TOGETHER: dict[str, dict[str, Any]] = {
-    "vqa": {"share_images": True, "packing": True, "max_questions": None, "token_budget": 2**30},
-    "classify": {"micro_batch": None},
-}
-"""All of a step in one micro-batch, each image once: what no plan does with less."""
+if TYPE_CHECKING:  # they load torch
+    from sameday.hardware.peaks import Peaks
+    from sameday.profile.advice import Facts
+    from sameday.profile.floor import Bound, Floor
+    from sameday.profile.timeline import Timeline
+
 WIDTH = 100
 
 
-def summed_up(
-    recipe: Recipe, plan: Plan, task: Any, machine: Any, line: Any, peaks: Any, counted: Sequence[int]
-) -> dict[str, Any]:
-    """Everything that was found, as JSON has it."""
+def summed_up(session: Session, task: Task, line: Timeline, peaks: Peaks, counted: Sequence[int]) -> dict[str, Any]:
+    """Everything that was measured, as JSON has it."""
     from sameday.profile.advice import advise, bound_by
-    from sameday.profile.floor import floor_of
+    from sameday.profile.floor import bound, floor_of
 
-    floors = [floor_of(task, step, peaks) for step in counted]
+    recipe, plan, machine, setup = session.recipe, session.resolved.plan, session.machine, session.setup
+    floors = [floor_of(setup, task, step, peaks) for step in counted]
     own = statistics.mean(floor.plan.seconds for floor in floors)
     resources = {
         name: statistics.mean(floor.plan.seconds_of[name] for floor in floors) for name in floors[0].plan.seconds_of
     }
-    together = copy.copy(task)
-    together.plan = task.plan.model_copy(update=TOGETHER[recipe.task])
-    shared = [floor_of(together, step, peaks).plan for step in counted]
-    facts = _facts(recipe, plan, task, machine, line, floors, shared, counted)
+    together = task.with_plan(setup.together)
+    shared = [bound(together.cost(step, None, session.ranks), peaks) for step in counted]
+    facts = _facts(session, task, line, floors, shared, counted)
     return {
         "fingerprint": recipe.fingerprint,
         "name": recipe.name,
@@ -75,30 +74,28 @@ def summed_up(
 
 
 def _facts(
-    recipe: Any,
-    plan: Plan,
-    task: Any,
-    machine: Any,
-    line: Any,
-    floors: Sequence[Any],
-    shared: Sequence[Any],
+    session: Session,
+    task: Task,
+    line: Timeline,
+    floors: Sequence[Floor],
+    shared: Sequence[Bound],
     counted: Sequence[int],
-) -> Any:
+) -> Facts:
     """What advice is given from. `floors` are of the plan, `shared` of all of a step at once."""
-    from sameday.models.build import no_fused_levels
-    from sameday.profile.advice import Cut, Facts, cuts_to_try
-    from sameday.profile.floor import recut
+    from sameday.profile.advice import Cut, Facts, differing
 
+    plan, machine, setup = session.resolved.plan, session.machine, session.setup
     mean, rate = statistics.mean, floors[0].peaks.flop_per_second
     cuts = []
-    for change in cuts_to_try(recipe.task, machine.device, plan):
-        pieces, flop = zip(*(recut(task, step, change) for step in counted), strict=True)
-        cuts.append(Cut(change, mean(pieces), mean(flop) / rate))
+    for change in filter(None, (differing(plan, each) for each in setup.cuts(machine.device, plan))):
+        costs = [task.with_plan(change).cost(step, None, session.ranks) for step in counted]
+        executed = mean(cost.executed_flop for cost in costs) / rate
+        cuts.append(Cut(change, mean(cost.micro_batches for cost in costs), executed))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return Facts(
-        task=recipe.task,
         device=machine.device,
         plan=plan,
+        fields=frozenset(fields_of(session.recipe)),
         parts=line.parts,
         cores=machine.cores,
         samples=line.samples,
@@ -111,9 +108,8 @@ def _facts(
         busy=line.busy,
         memory=machine.memory,
         used=peak if line.memory is None else line.memory,
-        frozen_tower=not getattr(getattr(task, "model", None), "tower_trained", True),
         triton=machine.triton,
-        fusable=recipe.task == "classify" and no_fused_levels(recipe, machine) is None,
+        cannot=setup.cannot(machine),
         waits=tuple((short_place(where), count) for where, count in line.waits),
         cuts=tuple(cuts),
     )
@@ -174,7 +170,7 @@ def lines(found: dict[str, Any]) -> list[str]:
         f"{1000 * floor['one_at_a_time']['seconds']:.2f} ms; rates measured here: "
         f"{floor['peaks']['flop_per_second'] / 1e12:.3g} TFLOP/s, "
         f"{floor['peaks']['memory_bytes_per_second'] / 1e9:.3g} GB/s",
-        f"bound by {found['bound_by']}; at that rate its products take {floor['executed'] / total:.1%} of the step",
+        f"bound by {found['bound_by']}; at that rate its matmuls take {floor['executed'] / total:.1%} of the step",
         "",
     ]
     for remedy in found["advice"]:

@@ -1,12 +1,12 @@
-"""Where the time of a plan's steps goes, by the training loop itself: some steps in a folder that is thrown away."""
+"""Where the time of a plan's steps goes: some steps as the training loop does them, in a folder that is thrown away."""
 
 from __future__ import annotations
 
 import statistics
 import tempfile
 import warnings
-from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,15 +17,13 @@ import torch
 from sameday.data.times import Times
 from sameday.hardware.nvml import Watched
 from sameday.hardware.parts import PARTS, Clock, during
-from sameday.hardware.ranks import Ranks
-from sameday.spec.errors import EXIT_STOPPED, RunStopped
-from sameday.spec.plan import Plan
-from sameday.spec.recipe import Recipe
-from sameday.spec.record import RunFolder, read_metrics
+from sameday.spec.errors import EXIT_OUT_OF_MEMORY, EXIT_STOPPED, RunStopped
+from sameday.spec.record import RunFolder
 from sameday.tasks.base import Task
-from sameday.train.ending import Answer, Ending
-from sameday.train.loop import accumulate, batches_of_steps, train
-from sameday.train.optim import Gradients, make_optimizer
+from sameday.train.cadence import StopRequest
+from sameday.train.session import Session
+from sameday.train.steps import Good
+from sameday.train.watch import Watch
 
 FAR = 3.0
 """A step of so many times the median is not like the others: something was compiled, or the machine was elsewhere."""
@@ -70,110 +68,71 @@ class Timeline:
         }
 
 
-class _Enough(Exception):
-    """All steps are timed."""
-
-
-class _Laps(Clock):
-    """A clock that ends what it times after `most` steps, and tells of each."""
-
-    def __init__(self, device: torch.device, most: int, progress: Callable[[int], None]) -> None:
-        super().__init__(device)
-        self._most, self._progress, self._count = most, progress, -1
-
-    def again(self) -> None:
-        super().again()
-        self._count -= 1
-
-    def lap(self) -> None:
-        super().lap()
-        self._count += 1
-        self._progress(self._count)
-        if self._count == self._most:
-            self.stop()
-            raise _Enough
-
-
 def record(
-    recipe: Recipe,
-    plan: Plan,
+    session: Session,
     task: Task,
-    home: Path,
     steps: int,
     warmup: int,
     progress: Callable[[int], None] = lambda _: None,
     watched: bool = True,
 ) -> Timeline:
-    """`warmup` steps, then `steps` that count. Nothing of the user's is written, and no checkpoint. `progress` is told
-    how many are done; `watched` asks a GPU's profiler too."""
-    asked = {"log_steps": NEVER, "eval_steps": None, "save_steps": NEVER}
-    plan, recipe = plan.model_copy(update=asked), recipe.model_copy(update={"max_steps": warmup + steps + 2})
-    clock = _Laps(task.device, warmup + steps + 1, progress)  # one more: the end of the last is known then
+    """`warmup` steps, then `steps` that count, computed and logged as the training loop does it, at a learning rate of
+    zero. Nothing of the user's is written. `progress` is told how many are done; `watched` asks a GPU too."""
     if task.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    with tempfile.TemporaryDirectory() as folder, closing(RunFolder.open(Path(folder), recipe, plan, home)) as run:
+    plan, numbers = session.resolved.plan, range(warmup + steps + 2)  # the last are followed by others, as usual
+    budget: int | None = None
+    while True:
         try:
-            train(recipe, plan, task, run, Ranks(), clock=clock)
-        except _Enough:
-            pass
-        except RunStopped as stopped:
-            if stopped.code != EXIT_STOPPED:
-                raise
-            raise RunStopped("asked to stop before all steps were timed", EXIT_STOPPED) from None
-        found = clock.steps()[warmup : warmup + steps]
-        records = [each for each in read_metrics(run.metrics_path) if "split" not in each][warmup : warmup + steps]
+            laps, goods = _timed(session, task, numbers, budget, progress)
+            break
+        except torch.OutOfMemoryError:
+            smaller = task.smaller_budget(0, budget, session.ranks)
+            if smaller is None:
+                advice = f"out of memory with a single sample. What is left to try: {task.memory_advice}."
+                raise RunStopped(advice, EXIT_OUT_OF_MEMORY) from None
+            session.say(f"out of memory; {task.budget_field.replace('_', ' ')} {smaller}, all steps again")
+            budget = smaller
+    laps, goods = laps[warmup : warmup + steps], goods[warmup : warmup + steps]
     memory = torch.cuda.max_memory_reserved() if task.device.type == "cuda" else None
-    usual = FAR * statistics.median(sum(step.values()) for step in found)
-    kept = tuple(step for step in found if sum(step.values()) <= usual)
-    workers = {name: statistics.mean(each.get(name, 0.0) for each in records) for name in Times._fields}
+    usual = FAR * statistics.median(sum(lap.values()) for lap in laps)
+    kept = tuple(lap for lap in laps if sum(lap.values()) <= usual)
+    workers = {name: statistics.mean(good.input.get(name, 0.0) for good in goods) for name in Times._fields}
     return Timeline(
         kept,
         {name: seconds for name, seconds in workers.items() if plan.workers and seconds},
-        statistics.mean(each["samples"] for each in records),
-        tuple(sum(step.values()) for step in found if sum(step.values()) > usual),
+        statistics.mean(good.samples for good in goods),
+        tuple(sum(lap.values()) for lap in laps if sum(lap.values()) > usual),
         memory=memory,
-        **(_watched(recipe, plan, task, warmup, kept) if watched and task.device.type == "cuda" else {}),
+        **(_watched(session, task, warmup, kept) if watched and task.device.type == "cuda" else {}),
     )
 
 
-class _Counting:
-    """An iterable that counts what it gives."""
-
-    def __init__(self, source: Iterable[Any]) -> None:
-        self.source, self.count = source, 0
-
-    def __iter__(self) -> Iterator[Any]:
-        for each in self.source:
-            self.count += 1
-            yield each
-
-
-def practice(recipe: Recipe, plan: Plan, task: Task, steps: Sequence[int]) -> Generator[int, None, None]:
-    """The loop's own work for these steps without its records, at a rate of zero: when the end of each is known, which
-    is as late as in the loop, how many micro-batches it had. Raises where memory runs out."""
-    gradients = Gradients(task.trained())
-    ending = Ending(make_optimizer(task.trained(), recipe, plan), gradients, recipe.max_grad_norm)
-    begun: deque[tuple[int, int, Answer]] = deque()
-    task.training(True)
-    with closing(batches_of_steps(task, plan, steps, None, Ranks())) as feed:
-        for number, step in enumerate(steps, 1):
-            with during("optimizer"):
-                gradients.zero()
-            pieces = _Counting(next(feed))
-            accumulate(task, pieces, gradients, step, 1 / task.count(task.step_ids(step)))
-            answer = ending.begin(0.0)
-            feed.look_ahead()
-            begun.append((step, pieces.count, answer))
-            while len(begun) > (ending.ahead if number < len(steps) else 0):
-                done, count, answer = begun.popleft()
-                _, out_of_memory, _, _ = ending.finish(answer)
-                if out_of_memory:
-                    raise torch.OutOfMemoryError(f"in step {done + 1}")
-                yield count
+def _timed(
+    session: Session, task: Task, numbers: Sequence[int], budget: int | None, progress: Callable[[int], None]
+) -> tuple[list[dict[str, float]], list[Good]]:
+    """The phases of each step, by a clock that goes on from one to the next, and how each ended."""
+    clock, goods = Clock(task.device), list[Good]()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        closing(RunFolder.open(Path(folder), session.recipe, session.plan, session.home)) as run,
+        Watch(run, len(numbers), NEVER, task.device, live=False) as watch,
+        StopRequest() as stop,
+        closing(session.steps(task)) as steps,
+    ):
+        for good in steps.run(numbers, clock, budget):
+            with during("log"):
+                watch.step(good)
+            goods.append(good)
+            progress(len(goods))
+            if stop.asked:
+                raise RunStopped("asked to stop before all steps were timed", EXIT_STOPPED)
+        clock.stop()
+    return clock.steps(), goods
 
 
 def _watched(
-    recipe: Recipe, plan: Plan, task: Task, first: int, timed: Sequence[dict[str, float]], steps: int = 4
+    session: Session, task: Task, first: int, timed: Sequence[dict[str, float]], steps: int = 4
 ) -> dict[str, Any]:
     """What only a profiler knows. It makes the host slower and the gaps between kernels longer, but not the kernels:
     their time is held against that of the steps that were timed without it."""
@@ -181,7 +140,8 @@ def _watched(
 
     seconds = statistics.mean(sum(step.values()) for step in timed)
     more = 2 + int(WATCHED / seconds)
-    with closing(practice(recipe, plan, task, range(first, first + 2 * steps + 2 + more))) as done:
+    numbers = range(first, first + 2 * steps + 2 + more)
+    with closing(session.steps(task)) as watched, closing(watched.run(numbers)) as done:
         next(done)
         torch.cuda.synchronize()  # what was begun ahead is not of these steps
         with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:

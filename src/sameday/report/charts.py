@@ -10,6 +10,8 @@ from fractions import Fraction
 from html import escape
 from itertools import accumulate
 
+from sameday.spec.words import number
+
 Point = tuple[float, float]
 Say = Callable[[float], str]
 
@@ -142,19 +144,6 @@ class Axis:
 
     def ticks(self, most: int) -> list[float]:
         return log_ticks(self.low, self.high, most) if self.log else ticks(self.low, self.high, most)
-
-
-def number(value: float) -> str:
-    """A number for people: up to four digits that matter, thousands apart, small ones with an exponent."""
-    if value == 0 or not math.isfinite(value):
-        return "0" if value == 0 else "not finite"
-    size = abs(value)
-    if size >= 1e7 or size < 1e-3:
-        mantissa, exponent = f"{value:.3e}".split("e")
-        return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
-    if size >= 1000 or float(value).is_integer():
-        return f"{value:,.0f}"
-    return f"{value:.4g}"
 
 
 # Text of SVG

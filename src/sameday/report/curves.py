@@ -15,12 +15,12 @@ from sameday.report.charts import (
     bar_chart,
     frame,
     line_chart,
-    number,
     smooth,
     spans_decades,
 )
 from sameday.report.gather import Record, Run, number_of
 from sameday.report.words import PARTS, is_share, percent, plain_name, seconds
+from sameday.spec.words import number
 
 
 @dataclass(frozen=True)

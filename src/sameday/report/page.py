@@ -16,10 +16,10 @@ from markupsafe import Markup
 import sameday
 from sameday.report import tables, words
 from sameday.report.beside import COMMANDS
-from sameday.report.charts import number
 from sameday.report.curves import floor_chart, timeline_charts, training_curves, validated_once
 from sameday.report.gather import Run, gather
 from sameday.spec.record import check_output, run_files, write_text
+from sameday.spec.words import number
 
 MOST_SKIPPED = 200
 MOST_DIFFERENCES = 40

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sameday.report.beside import Ablated, Found, Timed, Tune, Verdict
-from sameday.report.charts import number
 from sameday.report.curves import points_of, window
 from sameday.report.gather import Run, amount_of
 from sameday.report.words import PARTS, VERDICTS, between, count, in_order, percent, plain_name, score, seconds, value
 from sameday.spec.plan import Plan, changed, claims, fields_of
 from sameday.spec.recipe import differences
+from sameday.spec.words import number
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class PlanRow:
 
 def plan_rows(runs: Sequence[Run]) -> list[PlanRow]:
     rows = []
-    tasks = [fields_of(run.recipe.task) for run in runs]
+    tasks = [fields_of(run.recipe) for run in runs]
     plain = Plan()
     moved = [changed(plain, run.plan, run.recipe.dropout > 0) for run in runs]
     usual = [claims(run.recipe.dropout > 0) for run in runs]

@@ -1,15 +1,15 @@
-"""Recipes, claims and parts of a step in plain words."""
+"""Recipes, claims and phases of a step in plain words. What is one task's own, the task says."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
-from sameday.report.charts import number
-from sameday.spec.classify import BdhModel, ClassifyRecipe
 from sameday.spec.recipe import Recipe
-from sameday.spec.vqa import VqaRecipe
+from sameday.spec.words import number
+from sameday.tasks.registry import setup_of
 
 CLAIMS = {
     "bitwise": "the same bits",
@@ -44,73 +44,12 @@ SCHEDULES = {
     "cosine": "falls to zero as a cosine",
     "constant": "stays there",
 }
-ORDERS = {
-    "shuffle": "all questions at random",
-    "listed": "questions as listed in the file",
-    "by_image": "images at random, an image's questions together",
-    "curriculum": "stage by stage, the lowest first",
-}
 
 
 def recipe_words(recipe: Recipe) -> list[str]:
     """What is trained, on what, and how: one paragraph each."""
-    if isinstance(recipe, VqaRecipe):
-        what, data = _vqa(recipe)
-    elif isinstance(recipe, ClassifyRecipe):
-        what, data = _classify(recipe)
-    else:
-        what, data = f"Task {recipe.task}.", "The recipe below has all of its fields."
+    what, data = setup_of(recipe, Path()).words()
     return [what, data, _optimization(recipe)]
-
-
-def _vqa(recipe: VqaRecipe) -> tuple[str, str]:
-    what = f"The model “{recipe.model}” learns answers to questions about images. "
-    if recipe.train == "lora":
-        lora = recipe.lora
-        dropout = f", dropout {number(lora.dropout)}" if lora.dropout else ""
-        what += f"Trained are adapters (LoRA) of rank {lora.r}, alpha {number(lora.alpha)}{dropout}, on "
-        what += f"{', '.join(lora.target_modules)}"
-        what += f", starting from {recipe.start_adapter}. " if recipe.start_adapter else ". "
-    else:
-        what += "Trained are all weights of the language model. "
-    what += "The vision tower is trained too." if recipe.train_vision else "The vision tower is frozen."
-    data = f"Questions come from {recipe.data.train}, {ORDERS[recipe.order.kind]}"
-    if recipe.order.max_per_image:
-        data += f", at most {recipe.order.max_per_image} of one image in a step"
-    data += f"; validated on {recipe.data.val}. " if recipe.data.val else "; there is no validation set. "
-    data += f"Only the first {recipe.data.limit:,} of each file are used. " if recipe.data.limit else ""
-    data += f"Images have at most {recipe.max_pixels:,} pixels. " if recipe.max_pixels else ""
-    data += f"System prompt: “{recipe.system_prompt}”. " if recipe.system_prompt else ""
-    each = "answer token" if recipe.loss_weight == "token" else "question"
-    return what, data + f"In the loss each {each} weighs the same."
-
-
-def _classify(recipe: ClassifyRecipe) -> tuple[str, str]:
-    model = recipe.model
-    if isinstance(model, BdhModel):
-        shape = f"Vision-BDH with {model.levels} levels, {model.latents} latents and {model.attention} attention"
-    else:
-        shape = f"A vision transformer with {model.depth} layers"
-    pool = "a class token" if model.pool == "class" else "the mean of all patches"
-    size, patch = (f"{side}×{side}" for side in (recipe.data.image_size, model.patch))
-    what = (
-        f"{shape}, {model.heads} heads, width {model.width}, learns labels of images from scratch. Images of "
-        f"{size} pixels are cut into patches of {patch}; {pool} is classified. "
-        + (f"Dropout {number(model.dropout)}." if model.dropout else "No dropout.")
-    )
-    held = f"{recipe.data.val:,} of them held out for validation" if recipe.data.val else "none held out for validation"
-    data = f"Images come from {recipe.data.path}, {held}, "
-    data += "at random. " if recipe.order == "shuffle" else "as listed. "
-    data += f"Only the first {recipe.data.limit:,} of each part are used. " if recipe.data.limit else ""
-    if recipe.augment is None:
-        data += "They are not varied."
-    else:
-        low, high = (number(100 * value) for value in recipe.augment.crop_scale)
-        data += f"Each is cropped anew in every epoch to {low}–{high}% of its area"
-        data += " and mirrored half of the time." if recipe.augment.flip else "."
-    if recipe.label_smoothing:
-        data += f" Labels are smoothed by {number(recipe.label_smoothing)}."
-    return what, data
 
 
 def _optimization(recipe: Recipe) -> str:

@@ -13,9 +13,10 @@ from typing import Any
 from sameday.spec import trainer_keys as keys
 from sameday.spec.errors import BadInput
 from sameday.spec.load import Document, dump_yaml, read_document, resolve_path, validate
+from sameday.spec.lora import Lora
 from sameday.spec.plan import Plan
 from sameday.spec.record import write_text
-from sameday.spec.vqa import Lora, VqaRecipe
+from sameday.spec.vqa import VqaRecipe
 
 
 @dataclass(frozen=True)

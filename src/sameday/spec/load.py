@@ -14,14 +14,10 @@ from typing import Any, Literal, TypeVar, Union
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from sameday.spec.classify import ClassifyRecipe
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan, foreign
 from sameday.spec.recipe import Recipe, Strict
-from sameday.spec.vqa import VqaRecipe
-
-RECIPES: dict[str, type[Recipe]] = {"vqa": VqaRecipe, "classify": ClassifyRecipe}
-"""What each task's recipe looks like. The first is meant where a file names no task."""
+from sameday.spec.registry import RECIPES, known_tasks, recipe_type
 
 Spec = TypeVar("Spec", bound=Strict)
 KeyPath = tuple[Any, ...]
@@ -194,24 +190,28 @@ def load_recipe(path: Path, sets: Sequence[str] = ()) -> Recipe:
     document = read_document(path)
     _apply_sets(document, split_sets(sets)[0])
     task = document.values.get("task", next(iter(RECIPES)))
-    if not isinstance(task, str) or task not in RECIPES:
-        allowed = ", ".join(map(repr, RECIPES))
+    kind = recipe_type(task) if isinstance(task, str) else None
+    if kind is None:
+        allowed = ", ".join(map(repr, known_tasks()))
         raise BadInput(f"{document.place(('task',))}: task is {_value(task)}; must be one of {allowed}")
-    return validate(RECIPES[task], document)
+    return validate(kind, document)
 
 
 def recipe_from(values: dict[str, Any]) -> Recipe:
     """A recipe that was written as plain data."""
-    return RECIPES[values["task"]].model_validate(values)
+    kind = recipe_type(values["task"])
+    if kind is None:
+        raise BadInput(f"task {values['task']!r} is not installed here; there are {', '.join(known_tasks())}")
+    return kind.model_validate(values)
 
 
-def load_plan(path: Path | None, sets: Sequence[str] = (), task: str | None = None) -> Plan:
+def load_plan(path: Path | None, sets: Sequence[str] = (), recipe: Recipe | type[Recipe] | None = None) -> Plan:
     """The plan in this file (the plain plan without one), with `plan.KEY=VALUE` settings put over it. BadInput where it
-    sets what is for another task than the recipe's."""
+    sets what the recipe's task cannot follow."""
     document = read_document(path) if path is not None else Document("plan")
     _apply_sets(document, split_sets(sets)[1])
     plan = validate(Plan, document)
-    problems = foreign(plan, task) if task is not None else {}
+    problems = foreign(plan, recipe) if recipe is not None else {}
     if problems:
         lines = [f"{document.place((k,))}: {k} is {_value(getattr(plan, k))}; {why}" for k, why in problems.items()]
         raise BadInput("\n".join(lines))

@@ -1,5 +1,5 @@
-"""Plan: how a recipe is run. No field here may change the model; each says how strictly it keeps it, and for which
-tasks it is."""
+"""Plan: how a recipe is run. No field here may change the model; each says how strictly it keeps it, and what a task
+must have for it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,20 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field, field_validator
 
-from sameday.spec.recipe import Strict
+from sameday.spec.recipe import Recipe, Strict
 
-VQA, CLASSIFY = "vqa", "classify"
-"""Tasks that have fields of their own here."""
+NEEDS = {
+    "shared prefixes": "samples that begin with the same image",
+    "token rows": "samples of different lengths, in tokens",
+    "decoder layers": "a language model's layers",
+    "image cache": "image files that every step reads",
+    "equal samples": "samples that are all of one size",
+    "checked compile": "a model whose compiled layers are compared with eager ones",
+    "fused levels": "levels that fused kernels can compute",
+    "recorded steps": "micro-batches whose kernels can be recorded",
+    "images in memory": "images that are all held in memory",
+}
+"""What plan fields may need of a task, with what each means. A recipe's `has` lists what its task has."""
 
 Claim = Literal["bitwise", "rounding", "statistical"]
 """bitwise: the same bits. rounding: the same mathematics in another order. statistical: another draw of the
@@ -33,15 +43,16 @@ def _field(
     description: str,
     *,
     with_dropout: Claim | None = None,
-    task: str | None = None,
-    values_for: Mapping[str, str] | None = None,
+    needs: str | None = None,
+    values_need: Mapping[str, str] | None = None,
     same_bits: Sequence[str] = (),
     **limits: Any,
 ) -> Any:
-    """`task` is the one that the field is for, where it is not for all; `values_for` names values that are for one
-    task only; between the values in `same_bits` the claim is bitwise."""
+    """`needs` is what a task must have for the field, `values_need` for some of its values; between the values in
+    `same_bits` the claim is bitwise."""
+    assert {needs, *(values_need or {}).values()} <= {None, *NEEDS}, (needs, values_need)
     extra: dict[str, Any] = {"claim": claim, "claim_with_dropout": with_dropout or claim}
-    extra |= {"task": task, "values_for": dict(values_for or {}), "same_bits": list(same_bits)}
+    extra |= {"needs": needs, "values_need": dict(values_need or {}), "same_bits": list(same_bits)}
     return Field(default, description=description, json_schema_extra=extra, **limits)
 
 
@@ -55,18 +66,30 @@ class Plan(Strict):
         "Compute each image once for all of its questions in a step. With dropout one mask serves the prefix of all "
         "questions of an image.",
         with_dropout="statistical",
-        task=VQA,
+        needs="shared prefixes",
     )
-    packing: bool = _field(False, "rounding", "Put a micro-batch into one row instead of padded rows.", task=VQA)
+    packing: bool = _field(
+        False, "rounding", "Put a micro-batch into one row instead of padded rows.", needs="token rows"
+    )
     token_budget: int = _field(
-        8192, "rounding", "Most tokens in a micro-batch, padding counted. A larger question runs alone.", task=VQA, ge=1
+        8192,
+        "rounding",
+        "Most tokens in a micro-batch, padding counted. A larger question runs alone.",
+        needs="token rows",
+        ge=1,
     )
     max_questions: int | None = _field(
-        1, "rounding", "Most questions in a micro-batch; null leaves it to the budget.", task=VQA, ge=1
+        1, "rounding", "Most questions in a micro-batch; null leaves it to the budget.", needs="token rows", ge=1
     )
-    pad_to_multiple: int = _field(1, "rounding", "Row lengths are rounded up to a multiple of this.", task=VQA, ge=1)
+    pad_to_multiple: int = _field(
+        1, "rounding", "Row lengths are rounded up to a multiple of this.", needs="token rows", ge=1
+    )
     micro_batch: int | None = _field(
-        None, "rounding", "Most images in a micro-batch; null takes the whole step at once.", task=CLASSIFY, ge=1
+        None,
+        "rounding",
+        "Most images in a micro-batch; null takes the whole step at once.",
+        needs="equal samples",
+        ge=1,
     )
 
     # What is computed how
@@ -74,41 +97,37 @@ class Plan(Strict):
         "none",
         "rounding",
         "Recompute each decoder layer in the backward pass instead of keeping its activations.",
-        task=VQA,
+        needs="decoder layers",
     )
     compile: Literal["none", "layers", "auto"] = _field(
         "none",
         "rounding",
-        "torch.compile for the model's layers. auto, for task classify: as long as it works and each size of batch "
-        "gives what eager gives when it is first met.",
-        values_for={"auto": CLASSIFY},
+        "torch.compile for the model's layers. auto: as long as it works and each size of batch gives what eager gives "
+        "when it is first met.",
+        values_need={"auto": "checked compile"},
     )
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = _field(
-        "default", "rounding", "torch.compile's mode.", task=CLASSIFY
+        "default", "rounding", "torch.compile's mode.", needs="checked compile"
     )
-    compile_backend: str = _field("inductor", "rounding", "torch.compile's backend.", task=CLASSIFY)
     attention: Literal["auto", "sdpa", "flex", "split"] = _field(
         "auto",
         "rounding",
         "Kernel where questions share a prefix or a row. sdpa: a dense mask. flex: a block mask, GPU only. split: two "
         "variable-length calls merged, for packed rows; flash attention on a GPU. auto: the best that is there.",
-        task=VQA,
+        needs="token rows",
     )
-    label_only_logits: bool = _field(False, "rounding", "Logits only at the positions that have a target.", task=VQA)
+    label_only_logits: bool = _field(
+        False, "rounding", "Logits only at the positions that have a target.", needs="token rows"
+    )
     level_kernel: Literal["auto", "plain", "fused"] = _field(
         "plain",
         "rounding",
         "Vision-BDH's levels in plain PyTorch or as fused Triton kernels. auto: the best that is there.",
-        task=CLASSIFY,
+        needs="fused levels",
     )
-    rotary: Literal["computed", "cached"] = _field(
-        "computed", "bitwise", "Rotary angles at every use, or once for all of them.", task=CLASSIFY
-    )
-    channels_last: bool = _field(False, "rounding", "Images with their colours side by side in memory.", task=CLASSIFY)
     cuda_graphs: bool = _field(
-        False, "rounding", "Record a micro-batch's kernels once and replay them, on a GPU.", task=CLASSIFY
+        False, "rounding", "Record a micro-batch's kernels once and replay them, on a GPU.", needs="recorded steps"
     )
-    cudnn_benchmark: bool = _field(False, "rounding", "Let cuDNN try its kernels and take the fastest.", task=CLASSIFY)
     optimizer_impl: Literal["loop", "foreach", "fused"] = _field(
         "loop", "rounding", "AdamW one tensor at a time, over lists of tensors, or as one kernel."
     )
@@ -117,14 +136,13 @@ class Plan(Strict):
     device: Literal["auto", "cpu", "cuda"] = _field("auto", "rounding", "Where the model runs.")
     workers: int = _field(0, "bitwise", "Processes that decode images ahead; 0 decodes in the training process.", ge=0)
     prefetch: int = _field(2, "bitwise", "Steps each worker prepares ahead.", ge=1)
-    keep_workers: bool = _field(False, "bitwise", "Keep the worker processes of an evaluation for the next one.")
     pin_memory: bool = _field(False, "bitwise", "Page-locked host memory and copies that do not block, on a GPU.")
     images_on: Literal["auto", "host", "device"] = _field(
         "host",
         "bitwise",
         "Where images are prepared. host: on the CPU, by the workers. device: all of them as bytes in device memory, "
         "and augmented there. auto: on the device where they fit.",
-        task=CLASSIFY,
+        needs="images in memory",
     )
     cache: Literal["none", "pixels", "features", "auto"] = _field(
         "none",
@@ -132,14 +150,14 @@ class Plan(Strict):
         "Keep what images become on disk, each content once. pixels: decoded and resized. features: the frozen vision "
         "tower's output. What is missing is made and kept on the way. auto: what `sameday cache` measured to be faster "
         "here, where it is complete.",
-        task=VQA,
+        needs="image cache",
         same_bits=("none", "pixels"),
     )
     cache_dir: str = _field(
         "sameday-cache",
         "bitwise",
         "Folder of the cache, relative to the recipe's folder; several runs may share it.",
-        task=VQA,
+        needs="image cache",
     )
     environment: dict[str, str] = _field(
         {},
@@ -154,13 +172,13 @@ class Plan(Strict):
         "epoch", "bitwise", "Validate every so many steps, at each epoch's end, or only at the end (null)."
     )
     eval_token_budget: int | None = _field(
-        None, "rounding", "Most tokens in an evaluation micro-batch; null takes token_budget.", task=VQA, ge=1
+        None, "rounding", "Most tokens in an evaluation micro-batch; null takes token_budget.", needs="token rows", ge=1
     )
     eval_batch: int | None = _field(
         None,
         "rounding",
         "Most images in an evaluation micro-batch; null takes as many as training has.",
-        task=CLASSIFY,
+        needs="equal samples",
         ge=1,
     )
     save_steps: int | Literal["epoch"] = _field("epoch", "bitwise", "Save every so many steps or at each epoch's end.")
@@ -199,25 +217,32 @@ def claims(dropout: bool = False) -> dict[str, Claim]:
     return {name: _extra(name)["claim_with_dropout" if dropout else "claim"] for name in Plan.model_fields}
 
 
-def fields_of(task: str) -> list[str]:
-    """The plan fields that a task knows."""
-    return [name for name in Plan.model_fields if _extra(name)["task"] in (None, task)]
+def fields_of(recipe: Recipe | type[Recipe]) -> list[str]:
+    """The plan fields that a recipe's task can follow."""
+    return [name for name in Plan.model_fields if _extra(name)["needs"] in (None, *recipe.has)]
 
 
-def foreign(plan: Plan, task: str) -> dict[str, str]:
-    """The fields whose values a task cannot follow, each with the sentence that says why: a setting that is read by
-    nothing would look as if it had been tried."""
-    found = {}
+def foreign(plan: Plan, recipe: Recipe | type[Recipe]) -> dict[str, str]:
+    """The fields whose values a recipe's task cannot follow, each with the sentence that says why: a setting that is
+    read by nothing would look as if it had been tried."""
+    problems = {}
     for name, field in Plan.model_fields.items():
         extra, value = _extra(name), getattr(plan, name)
-        if extra["task"] not in (None, task) and value != field.get_default(call_default_factory=True):
-            found[name] = f"it is for task {extra['task']}, and the recipe's task is {task}: leave it out"
-        owner = extra["values_for"].get(value) if isinstance(value, str) else None
-        if owner not in (None, task):
-            rest = [each for each in get_args(field.annotation) if extra["values_for"].get(each) in (None, task)]
-            allowed = ", ".join(map(repr, rest))
-            found[name] = f"that is for task {owner}, and the recipe's task is {task}; allowed: {allowed}"
-    return found
+        lacking = extra["needs"] not in (None, *recipe.has)
+        if lacking and value != field.get_default(call_default_factory=True):
+            problems[name] = (
+                f"it is for {NEEDS[extra['needs']]}, which {recipe.task_words()} does not have: leave it out"
+            )
+        need = extra["values_need"].get(value) if isinstance(value, str) else None
+        if need is not None and not lacking and need not in recipe.has:
+            rest = [
+                each for each in get_args(field.annotation) if extra["values_need"].get(each) in (None, *recipe.has)
+            ]
+            problems[name] = (
+                f"that is for {NEEDS[need]}, which {recipe.task_words()} does not have; allowed: "
+                f"{', '.join(map(repr, rest))}"
+            )
+    return problems
 
 
 def _extra(name: str) -> dict[str, Any]:

@@ -26,13 +26,15 @@ class Strict(BaseModel):
 class Recipe(Strict):
     """Everything that decides which model comes out, and nothing else."""
 
-    sample: ClassVar[str]
+    has: ClassVar[frozenset[str]] = frozenset()
+    """What the task has that plan fields may need, of `plan.NEEDS`."""
+    sample: ClassVar[str] = "sample"
     """What a step is made of, as people call one of it."""
-    plain: ClassVar[str]
+    plain: ClassVar[str] = "nothing fused, nothing shared"
     """How the plain plan goes through a step."""
-    result: ClassVar[str]
+    result: ClassVar[str] = "model"
     """Folder of the run in which the finished weights lie."""
-    scored_by: ClassVar[tuple[str, ...]]
+    scored_by: ClassVar[tuple[str, ...]] = ()
     """Fields that decide what a validation score means: where they differ, scores are not of one kind."""
 
     name: str = Field("run", pattern=r"^[A-Za-z0-9._-]+$", description="A name for people; not in the fingerprint.")
@@ -66,6 +68,10 @@ class Recipe(Strict):
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas {list(self.betas)}: each must be at least 0 and less than 1")
         return self
+
+    @classmethod
+    def task_words(cls) -> str:
+        return f"task {cls.model_fields['task'].default}"
 
     def identity(self) -> dict[str, Any]:
         """The fields that decide the model, as plain data: what the fingerprint is taken of."""

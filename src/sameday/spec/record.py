@@ -188,7 +188,7 @@ class RunFolder:
             if not (path / name).is_file():
                 raise BadInput(f"{path}: is not a run folder: it has no {name}")
         recipe = load_recipe(path / "recipe.yaml")
-        plan = load_plan(path / "plan.yaml", task=recipe.task)
+        plan = load_plan(path / "plan.yaml", recipe=recipe)
         return cls(path, recipe, plan, Path(_read_environment(path / "environment.json")["recipe_dir"]))
 
     @property

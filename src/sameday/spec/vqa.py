@@ -1,125 +1,15 @@
-"""The recipe of visual question answering: a Qwen-VL model, its adapters, questions about images and their order."""
+"""The recipe of visual question answering: answers are learned token by token."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from sameday.spec.recipe import Recipe, Strict
-
-
-class Lora(Strict):
-    """Low-rank adapters on some of the language model's linear layers."""
-
-    r: int = Field(4, ge=1, description="Rank of the adapters.")
-    alpha: float = Field(8, gt=0, description="Scale: an adapter's output is multiplied by alpha / r.")
-    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout on the input of each adapter.")
-    target_modules: tuple[str, ...] = Field(
-        ("q_proj", "k_proj", "v_proj", "o_proj"),
-        min_length=1,
-        description="Names of the linear layers that get an adapter. A name that only the vision tower has, "
-        "or that it has too, is refused unless train_vision is true.",
-    )
+from sameday.spec.vlm import VlmRecipe
 
 
-class Data(Strict):
-    """Question files (JSONL, one question per line) and where their images lie."""
-
-    train: str = Field(description="JSONL of training questions. Paths are relative to the recipe's folder.")
-    val: str | None = Field(None, description="JSONL of validation questions.")
-    test: str | None = Field(None, description="JSONL of test questions.")
-    image_root: str = Field(".", description="Folder that image paths are relative to, and may not leave.")
-    limit: int | None = Field(None, ge=1, description="Use only the first so many questions of each file.")
-    on_bad: Literal["stop", "skip"] = Field(
-        "stop", description="Bad lines stop the run, or are left out and recorded in the run folder."
-    )
-
-
-class Order(Strict):
-    """In which order questions are seen. Order is recipe: it decides what model comes out."""
-
-    kind: Literal["shuffle", "listed", "by_image", "curriculum"] = Field(
-        "shuffle",
-        description="shuffle: all questions at random. listed: as in the file. by_image: images at random, an "
-        "image's questions together. curriculum: by stage, lowest first.",
-    )
-    within_image: Literal["listed", "stage"] = Field(
-        "listed", description="by_image: an image's questions as in the file, or by clinical stage."
-    )
-    max_per_image: int | None = Field(
-        None,
-        ge=1,
-        description="by_image: at most so many questions of one image in a step, for more images per step. "
-        "Exceeded only where too few images are left to fill the step.",
-    )
-    within_stage: Literal["shuffle", "by_image"] = Field("shuffle", description="curriculum: the order inside a stage.")
-
-    @model_validator(mode="after")
-    def _fits_kind(self) -> Order:
-        if self.kind != "by_image" and (self.max_per_image is not None or self.within_image != "listed"):
-            raise ValueError(f"within_image and max_per_image belong to kind by_image, not {self.kind}")
-        if self.kind != "curriculum" and self.within_stage != "shuffle":
-            raise ValueError(f"within_stage belongs to kind curriculum, not {self.kind}")
-        return self
-
-
-class VqaRecipe(Recipe):
-    """Answers to questions about images, learned token by token."""
-
-    sample: ClassVar[str] = "question"
-    plain: ClassVar[str] = "one question at a time"
-    result: ClassVar[str] = "adapter"
-    scored_by: ClassVar[tuple[str, ...]] = ("data.val", "loss_weight")
+class VqaRecipe(VlmRecipe):
+    """Answers to questions about images."""
 
     task: Literal["vqa"] = Field("vqa", description="What is learned: answers to questions about images.")
-
-    model: str = Field(description="Hub name or local folder of a Qwen3-VL or Qwen2.5-VL model.")
-    revision: str | None = Field(None, description="Hub revision of the model.")
-    start_adapter: str | None = Field(None, description="Folder of a PEFT adapter to start from.")
-    train: Literal["lora", "all"] = Field("lora", description="Adapters, or all of the language model's weights.")
-    lora: Lora = Field(default_factory=Lora, description="The adapters, where train is lora.")
-    train_vision: bool = Field(False, description="Train the vision tower too. Otherwise it is frozen.")
-
-    data: Data = Field(description="Where questions and images are.")
-    system_prompt: str | None = Field(None, description="System message put before every question that has none.")
-    min_pixels: int | None = Field(None, ge=1, description="Smaller images are enlarged. Default: the processor's.")
-    max_pixels: int | None = Field(None, ge=1, description="Larger images are reduced. Default: the processor's.")
-    image_backend: Literal["pil", "torchvision"] = Field(
-        "pil", description="Which implementation resizes images. The two give different pixels."
-    )
-    max_length: int | None = Field(
-        None,
-        ge=8,
-        description="Longest question with its answer, in tokens. Never cuts image tokens or a whole answer.",
-    )
-
-    order: Order = Field(default_factory=Order, description="In which order questions are seen.")
-    loss_weight: Literal["token", "sample"] = Field(
-        "token", description="Each answer token weighs the same, or each question does."
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _order_by_name(cls, values: Any) -> Any:
-        if isinstance(values, dict) and isinstance(values.get("order"), str):
-            return {**values, "order": {"kind": values["order"]}}
-        return values
-
-    @model_validator(mode="after")
-    def _consistent(self) -> VqaRecipe:
-        if self.start_adapter is not None and self.train != "lora":
-            raise ValueError("start_adapter continues an adapter, so train must be lora")
-        if self.min_pixels and self.max_pixels and self.min_pixels > self.max_pixels:
-            raise ValueError(f"min_pixels {self.min_pixels} is larger than max_pixels {self.max_pixels}")
-        return self
-
-    def identity(self) -> dict[str, Any]:
-        fields = super().identity()
-        if self.train != "lora":
-            fields.pop("lora")
-        return fields
-
-    @property
-    def dropout(self) -> float:
-        return self.lora.dropout if self.train == "lora" else 0.0

@@ -1,76 +1,324 @@
-"""The face every task shows to the training loop, once it is loaded."""
+"""What the loop and the tools ask of a task: `TaskSetup` before anything is loaded, `Task` once it is. They know no
+task by name: a new one is a folder with one class of each. Importing this loads no torch, since a plan may set
+variables that torch reads at its start."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import torch
-from torch import Tensor, nn
+from sameday.spec.errors import BadInput
+from sameday.spec.plan import Plan
+from sameday.spec.recipe import Recipe
 
-from sameday.data.seen import Seen
-from sameday.hardware.ranks import Ranks
-from sameday.tasks.start import LeftOut
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from sameday.data.seen import Seen
+    from sameday.hardware.machine import Machine
+    from sameday.hardware.ranks import Ranks
+
+Say = Callable[[str], None]
+
+OPTIMIZER_TRIPS = 8
+"""How often AdamW moves as many bytes as are trained: the weights and both moments are read and written, the gradient
+is written and read."""
 
 
-class Task(Protocol):
-    """Order comes from the recipe, partition from the plan, and sums are never averages: the loop divides once."""
+@dataclass(frozen=True)
+class LeftOut:
+    """A sample that is not trained on, and why."""
 
+    where: str
+    what: str
+
+
+@dataclass(frozen=True)
+class Audited:
+    """Data that was checked. `splits` goes from the first rank to the others, and into `load`; only the task knows what
+    it is. `sizes` counts the samples of each split."""
+
+    splits: Any
+    sizes: dict[str, int]
+    left_out: list[LeftOut]
+
+
+@dataclass(frozen=True)
+class Caching:
+    """What `sameday cache` was asked for: to make entries, or to read all of them, or to remove those of no use to the
+    recipe; and with `measure` to time some steps, so as to say what a cache gives."""
+
+    kind: Literal["pixels", "features"]
+    what: Literal["fill", "check", "prune", "prune all"] = "fill"
+    measure: bool = False
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A plan whose automatic fields have the value that they come to on this machine, and why."""
+
+    plan: Plan
+    why: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def values(self) -> dict[str, tuple[Any, str]]:
+        """Each field that was automatic: what it came to, and why."""
+        return {name: (getattr(self.plan, name), why) for name, why in self.why.items()}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Values of plan fields that the tuner tries one after another. With `climb` they are in order, and only neighbours
+    of the best are tried; one that `cuts` the step into micro-batches need not go on once the step is in one piece."""
+
+    name: str
+    values: tuple[dict[str, Any], ...]
+    climb: bool = False
+    cuts: bool = False
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for value in self.values for name in value))
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """What one rank's part of a step must do at least, and the FLOPs that the plan executes to get there. Weights are
+    read once forward and once backward in each micro-batch; each image is read once from disk, unless memory still
+    holds it from an earlier epoch."""
+
+    samples: int
+    micro_batches: int
+    flop: int
+    executed_flop: int
+    memory_bytes: int
+    copy_bytes: int
+    disk_bytes: int
+
+
+class TaskSetup(ABC):
+    """A task before it is loaded, made of a recipe and the folder that its paths start at. Data, model and plan are
+    checked here, so that bad input is found before weights are loaded; and here the tuner, the profiler, the verifier
+    and the report ask what is the task's own. Methods that need torch import it themselves."""
+
+    recipe_type: ClassVar[type[Recipe]]
+    modules: ClassVar[tuple[str, ...]] = ()
+    """Modules that every process of the task loads: the tuner loads them once for all of its trials."""
+    alone: ClassVar[Mapping[str, Any]] = {}
+    """Plan fields under which each sample is computed by itself, at a budget of one."""
+    together: ClassVar[Mapping[str, Any]] = {}
+    """Plan fields under which a step is one micro-batch, each image computed once: what no plan does with less."""
+    false_alarms: ClassVar[str] = ""
+    """How rarely equivalent plans of this task were called different, in a sentence; empty where not measured."""
+
+    def __init__(self, recipe: Any, home: Path) -> None:
+        self.recipe, self.home = recipe, home
+
+    # Data and model
+
+    def lacks(self, split: str) -> str | None:
+        """Why the recipe has no such split of the data (train, val or test); None where it has one."""
+        return None
+
+    @abstractmethod
+    def audit(
+        self, say: Say, splits: Sequence[str] = ("train", "val"), few: Mapping[str, int] | None = None
+    ) -> Audited:
+        """Those of the splits that there are, checked to the last sample; all problems in one BadInput. `few` takes
+        only so many samples of a split."""
+
+    def check_model(self, say: Say) -> None:  # noqa: B027 (a task may have nothing to check)
+        """Refuses a model that cannot be trained, and says what will be downloaded."""
+
+    def drop_too_long(self, splits: Any) -> Any:
+        """Audited data as `load` would make it ready: whoever loads it several times saves that."""
+        return splits
+
+    @abstractmethod
+    def load(self, plan: Plan, device: torch.device, splits: Any) -> Task:
+        """The task, its model ready on the device, for data that was audited and a plan without automatic fields."""
+
+    # Plans
+
+    def choose_plan(self, machine: Machine, ranks: int) -> tuple[Plan, dict[str, str]]:
+        """A safe plan for this machine, each of its fields with the reason."""
+        return Plan(), {}
+
+    def check_plan(self, plan: Plan, machine: Machine) -> None:  # noqa: B027 (a task may follow every plan)
+        """BadInput where the plan cannot run on this machine, whatever the model and the data are."""
+
+    def resolve_auto(self, plan: Plan, machine: Machine) -> Resolved:
+        """What the plan leaves to the machine. BadInput where it cannot run here."""
+        self.check_plan(plan, machine)
+        return Resolved(plan)
+
+    def low_memory(self, plan: Plan) -> Plan:
+        """The same numbers with less memory, however slow."""
+        return plan
+
+    def fits_two_arms(self, memory: int) -> bool:
+        """Whether two arms of a comparison and a float32 reference's activations fit in so many bytes of a GPU."""
+        return False
+
+    def for_evaluation(self, plan: Plan) -> Plan:
+        """A recorded plan without what only its training's machine may have."""
+        return plan
+
+    # Tools
+
+    def fill_cache(self, session: Any, asked: Caching) -> bool:
+        """What `sameday cache` was asked for; whether all is well."""
+        raise BadInput(f"task {self.recipe.task} has no use for a cache")
+
+    def images_folder(self, plan: Plan) -> Path | None:
+        """A folder on the disk that a step's images are read from; None where a step reads none."""
+        return None
+
+    def choices(self, machine: Machine) -> list[Choice]:
+        """What the tuner may try of the fields that are this task's own, what gave most elsewhere first."""
+        return []
+
+    def cuts(self, device: str, plan: Plan) -> list[dict[str, Any]]:
+        """Changes of a plan that cut its steps into other micro-batches and could be faster."""
+        return []
+
+    def cannot(self, machine: Machine) -> frozenset[tuple[str, str]]:
+        """Plan fields with values that this recipe cannot use on this machine, so that nobody is advised to."""
+        return frozenset()
+
+    def trial_values(self, device: str, size: int) -> dict[str, tuple[Any, ...]]:
+        """For each plan field that is this task's own the values under which its claim is tested, the plain one first.
+        `size` is about how large a sample is, in what the task's budgets count."""
+        return {}
+
+    def words(self) -> tuple[str, str]:
+        """What is trained, and on what: a paragraph each, for the report."""
+        return f"Task {self.recipe.task}.", "The recipe below has all of its fields."
+
+
+class Task(ABC):
+    """A loaded task. Order comes from the recipe, partition from the plan, and sums are never averages: the loop
+    divides once."""
+
+    plan: Plan
     device: torch.device
-    left_out: Sequence[LeftOut]
+    left_out: Sequence[LeftOut] = ()
     """Samples that only loading showed to be unfit."""
-    notes: Sequence[str]
+    notes: Sequence[str] = ()
     """What a user should know about choices that were made while it was loaded."""
     budget_field: str
     """The plan field that bounds a micro-batch: what is lowered when memory runs out."""
     memory_advice: str
     """What is left to try where one sample alone is too much."""
 
+    @abstractmethod
     def trained(self) -> dict[str, nn.Parameter]:
         """What the optimizer updates, by name."""
 
+    @abstractmethod
+    def module(self) -> nn.Module:
+        """Everything that computes, trained or frozen."""
+
+    @abstractmethod
     def steps_per_epoch(self) -> int: ...
 
+    @abstractmethod
     def step_ids(self, step: int) -> list[int]:
         """The samples of a step, counted over all epochs; pure arithmetic."""
 
+    @abstractmethod
     def count(self, ids: Sequence[int]) -> float:
         """What the step's loss sum is divided by."""
 
+    @abstractmethod
+    def names(self, ids: Sequence[int]) -> list[str]:
+        """Samples as a user can find them: file and line."""
+
+    @abstractmethod
     def batches(self, step: int, budget: int | None, ranks: Ranks) -> Iterable[Any]:
         """This rank's micro-batches of a step, with `to(device, non_blocking)` and `pin_memory()`. `budget` overrides
         the plan's `budget_field`; 1 puts each sample by itself."""
 
+    @abstractmethod
     def budget(self, step: int, budget: int | None, ranks: Ranks) -> int:
         """The bound that holds in this step: the given one, or what the plan comes to."""
 
+    @abstractmethod
     def smaller_budget(self, step: int, budget: int | None, ranks: Ranks) -> int | None:
         """Half of the step's largest micro-batch, or None where none can be cut any more."""
 
+    @abstractmethod
     def loss_sum(self, batch: Any, step: int) -> tuple[Tensor, Tensor]:
         """The weighted sum of the micro-batch's losses, and each loss by itself, detached."""
 
+    @abstractmethod
     def seen(self, batch: Any) -> Iterable[Seen]:
         """The samples of a micro-batch as the model sees them, read back from its tensors."""
 
-    def module(self) -> nn.Module:
-        """Everything that computes, trained or frozen."""
-
+    @abstractmethod
     def culprits(self, batch: Any, losses: Tensor) -> list[str]:
         """The samples whose loss is not finite."""
 
-    def names(self, ids: Sequence[int]) -> list[str]:
-        """Samples as a user can find them: file and line."""
+    def training(self, on: bool) -> None:
+        self.module().train(on)
 
-    def training(self, on: bool) -> None: ...
-
+    @abstractmethod
     def evaluate(self, split: str, ranks: Ranks, budget: int | None = None) -> dict[str, float]:
         """Scores of a split: `loss`, `samples` (how many), and shares of the samples; empty where there is none."""
 
+    @abstractmethod
     def digests(self) -> dict[str, str]:
         """What the outcome depends on besides the recipe's text, by name: changes when its content does."""
 
+    @abstractmethod
     def save(self, folder: Path) -> None: ...
 
+    @abstractmethod
     def restore(self, folder: Path) -> None: ...
+
+    # For the profiler
+
+    def with_plan(self, change: Mapping[str, Any]) -> Task:
+        """A copy that cuts and counts its steps as if these plan fields were so. It is counted with, never trained."""
+        import copy
+
+        changed = copy.copy(self)
+        changed.plan = self.plan.model_copy(update=dict(change))
+        return changed
+
+    def cost(self, step: int, budget: int | None, ranks: Ranks) -> StepCost:
+        """What this rank's part of a step takes. By default its matmuls are counted while they run, so that what a
+        plan executes is taken for what is needed; a task that can count by itself knows better."""
+        from torch.utils.flop_counter import FlopCounterMode
+
+        micro_batches, flop, copied = 0, 0, 0
+        self.training(True)
+        for batch in self.batches(step, budget, ranks):
+            on_device = batch.to(self.device)
+            with FlopCounterMode(display=False) as counter:
+                self.loss_sum(on_device, step)[0].backward()
+            micro_batches, flop = micro_batches + 1, flop + counter.get_total_flops()
+            copied += tensor_bytes(batch)
+        for parameter in self.trained().values():
+            if parameter.grad is not None:
+                parameter.grad.zero_()
+        weights = sum(parameter.nbytes for parameter in self.module().parameters())
+        samples = len(self.step_ids(step)[ranks.rank :: ranks.size])
+        memory = 2 * micro_batches * weights + optimizer_bytes(self)
+        return StepCost(samples, micro_batches, flop, flop, memory, copied, 0)
+
+
+def optimizer_bytes(task: Task) -> int:
+    """What AdamW moves for one update."""
+    return OPTIMIZER_TRIPS * sum(parameter.nbytes for parameter in task.trained().values())
+
+
+def tensor_bytes(batch: Any) -> int:
+    """Of all tensors of a micro-batch, however it is put together."""
+    from sameday.data.feed import tensors_of
+
+    return sum(tensor.nbytes for tensor in tensors_of(batch))

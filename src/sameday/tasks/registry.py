@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from sameday.spec.recipe import Recipe
-from sameday.tasks.classify_start import ClassifyStart
-from sameday.tasks.start import Start
-from sameday.tasks.vqa_start import VqaStart
+from sameday.spec.registry import plugin
+from sameday.tasks.base import TaskSetup
+from sameday.tasks.classify.setup import ClassifySetup
+from sameday.tasks.vqa.setup import VqaSetup
 
-STARTS: dict[str, Callable[[Any, Path], Start]] = {"vqa": VqaStart, "classify": ClassifyStart}
+SETUPS: dict[str, type[TaskSetup]] = {"vqa": VqaSetup, "classify": ClassifySetup}
 
 
-def start_of(recipe: Recipe, home: Path) -> Start:
+def setup_of(recipe: Recipe, home: Path) -> TaskSetup:
     """`home` is the folder that the recipe's paths start at."""
-    return STARTS[recipe.task](recipe, home)
+    kind = SETUPS.get(recipe.task) or plugin(recipe.task)
+    setup: TaskSetup = kind(recipe, home)
+    return setup

@@ -86,8 +86,8 @@ def newest(folder: Path, recipe: Recipe, say: Callable[[str], None]) -> Checkpoi
             say(f"checkpoint {path.name} is left aside: {why}")
             continue
         state = json.loads((path / STATE).read_text())
-        if state["fingerprint"] != recipe.fingerprint:
-            there = recipe_from(state["recipe"])
+        there = recipe_from(state["recipe"])
+        if there.fingerprint != recipe.fingerprint:
             raise BadInput(f"{path} is a checkpoint of another recipe:\n  " + "\n  ".join(differences(there, recipe)))
         return Checkpoint(path, step, state)
     return None

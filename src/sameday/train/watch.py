@@ -11,6 +11,7 @@ import torch
 from sameday.hardware.nvml import gpu_use
 from sameday.hardware.parts import silence
 from sameday.spec.record import RunFolder
+from sameday.train.steps import Good
 
 WORTH_SAYING = 0.02
 """The share of the time spent waiting for input from which on the line tells it."""
@@ -25,46 +26,51 @@ def clock(seconds: float) -> str:
 class Watch:
     """Only the first rank has a run folder to write to and a line to show."""
 
-    def __init__(self, run: RunFolder | None, total: int, log_steps: int, device: torch.device) -> None:
+    def __init__(
+        self, run: RunFolder | None, total: int, log_steps: int, device: torch.device, live: bool = True
+    ) -> None:
+        """`live` shows lines; without it everything is only written down."""
         self.run, self.total, self.log_steps = run, total, log_steps
         self.live: Any = None
         self.board: Any = None
         self.gpu = gpu_use(device)
         self._recent: list[tuple[float, int, float]] = []  # (seconds, samples, wait) of the latest steps
-        if run is not None and sys.stdout.isatty():
+        self._shows = live
+        if run is not None and live and sys.stdout.isatty():
             from rich.live import Live
 
             self.live = Live(transient=True, refresh_per_second=4)
             self.live.start()
 
-    def step(self, step: int, loss: float, seconds: float, samples: int, more: dict[str, Any]) -> None:
-        """`step` is the number of steps done. `more` has `lr`, `wait` where input was waited for, and `parts` where the
-        step was timed."""
+    def step(self, good: Good) -> None:
         if self.run is None:
             return
-        self._recent = [*self._recent, (seconds, samples, more.get("wait", 0.0))][-50:]
+        step = good.step + 1  # done
+        self._recent = [*self._recent, (good.seconds, good.samples, good.input.get("wait", 0.0))][-50:]
         spent, seen, waited = (sum(column) for column in zip(*self._recent, strict=True))
         pace = spent / len(self._recent)
         wait = f"  wait {waited / spent:.0%}" if waited >= WORTH_SAYING * spent else ""
         line = (
-            f"step {step}/{self.total}  loss {loss:.4f}  lr {more['lr']:.2e}  {pace:.3f} s/step  "
+            f"step {step}/{self.total}  loss {good.loss:.4f}  lr {good.rate:.2e}  {pace:.3f} s/step  "
             f"{seen / spent:.1f} samples/s{self.gpu()}{wait}  left {clock(pace * (self.total - step))}"
         )
         if self.live is not None:
             self.live.update(line)
         due = step % self.log_steps == 0 or step == self.total
-        if self.live is None and due:
+        if self.live is None and self._shows and due:
             print(line, flush=True)
-        self.run.append({"step": step, "loss": loss, "seconds": seconds, "samples": samples, **more})
+        numbers = {"lr": good.rate, "grad_norm": good.norm, **good.input}
+        timed = {} if good.phases is None else {"parts": good.phases}
+        record = {"step": step, "loss": good.loss, "seconds": good.seconds, "samples": good.samples, **numbers}
+        self.run.append({**record, **timed})
         if self.board is None:
             from torch.utils.tensorboard import SummaryWriter
 
             # A resumed run goes through some steps again: what was charted of them is taken back.
             self.board = SummaryWriter(str(self.run.path / "tensorboard"), purge_step=step)
         if due:
-            parts = {f"parts/{name}": seconds for name, seconds in more.get("parts", {}).items()}
-            numbers = {name: value for name, value in more.items() if name != "parts"}
-            self._chart("train", {"loss": loss, "samples_per_second": seen / spent, **numbers, **parts}, step)
+            parts = {f"parts/{name}": seconds for name, seconds in (good.phases or {}).items()}
+            self._chart("train", {"loss": good.loss, "samples_per_second": seen / spent, **numbers, **parts}, step)
 
     def evaluation(self, step: int, split: str, scores: dict[str, float]) -> None:
         if self.run is None:

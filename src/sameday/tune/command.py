@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from sameday.spec.errors import BadInput
-from sameday.spec.load import dump_yaml, load_plan, load_recipe, split_sets
+from sameday.spec.load import dump_yaml
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.spec.record import check_output, same_file, write_text
-from sameday.tasks.registry import start_of
-from sameday.tasks.start import Audited, Say, Start
+from sameday.tasks.base import Audited, Choice, Say
+from sameday.train.session import Session, Specs
 from sameday.tune.search import Found, OutOfTime, Worth, explore
-from sameday.tune.space import Choice, choices, differing
+from sameday.tune.space import choices, differing
 from sameday.tune.table import as_json, lines, trial_line, wrapped
 from sameday.tune.trial import LOADED, NO_MEMORY, Job, Result, logged
 from sameday.verify.trial import plain_beside
@@ -46,7 +46,6 @@ WEEK = 7 * 24 * 60
 """In minutes."""
 
 _forked, _spawned = multiprocessing.get_context("forkserver"), multiprocessing.get_context("spawn")
-_forked.set_forkserver_preload(list(LOADED))
 
 
 @dataclass
@@ -183,22 +182,25 @@ class Trials:
 class Ground:
     """What there is to tune, and where: the plain plan, the one chosen for the machine, and what may be tried."""
 
-    recipe: Recipe
-    home: Path
-    start: Start
+    session: Session
     audited: Audited
-    parts: Any
+    splits: Any
     """Its data, made ready once for all trials."""
-    machine: Machine
     plain: Plan
     guess: Plan
     known: list[Choice]
 
-    def allowed(self, plan: Plan) -> bool:
-        from sameday.verify.registry import CHECKS
+    @property
+    def recipe(self) -> Recipe:
+        return self.session.recipe
 
+    @property
+    def machine(self) -> Machine:
+        return self.session.machine
+
+    def allowed(self, plan: Plan) -> bool:
         try:
-            CHECKS[self.recipe.task](plan, self.machine.device, self.recipe.precision, self.machine.triton)
+            self.session.setup.check_plan(plan, self.machine)
         except BadInput:
             return False
         return True
@@ -219,13 +221,13 @@ def tune(
     check: bool = True,
 ) -> int:
     began = time.monotonic()
-    recipe_sets, plan_sets = split_sets(sets)
-    recipe = load_recipe(recipe_path, recipe_sets)
+    specs = Specs.from_files(recipe_path, None, sets)
+    recipe = specs.recipe
     if not 0 < minutes <= WEEK:
         raise BadInput(f"--minutes {minutes:g}: must be more than 0 and at most {WEEK}, a week")
     _check_outputs(recipe_path, out, json_path, say)
     with _orderly_end():
-        ground = _ground(recipe, recipe_path.resolve().parent, plan_sets, say)
+        ground = _ground(specs, say)
         name = ground.machine.name
         say(f"{recipe.name} on {name}: {minutes:g} minutes; s/step (least to most), times the plain plan's speed")
         found, worth = _explored(ground, 60 * minutes - (time.monotonic() - began), check, say)
@@ -277,36 +279,26 @@ def _orderly_end() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _ground(recipe: Recipe, home: Path, plan_sets: Sequence[str], say: Say) -> Ground:
-    from sameday.train.launch import automatic_plan, prepare_environment
-
+def _ground(specs: Specs, say: Say) -> Ground:
     # So that nothing asks the driver how many GPUs there are before a trial has a process of its own.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    asked = load_plan(None, plan_sets, recipe.task)
-    prepare_environment(asked)
-
-    from sameday.hardware.machine import device_kind, look
-
-    start = start_of(recipe, home)
-    audited = start.audit(say)
-    start.check_model(say)
-    parts = start.sift(audited.parts)
-    machine = look(device_kind(asked))
-    guess, _ = automatic_plan(start, recipe, plan_sets, 1)
-    fixed = {text.partition("=")[0].split(".")[1].strip() for text in plan_sets}
-    every = choices(recipe.task, machine.device, machine.triton, machine.cores, recipe.effective_batch)
-    settled = start.settle(guess, machine)
-    known = [differing(choice, settled) for choice in every if not fixed & set(choice.fields)]
-    guess = asked.model_copy(update={name: getattr(guess, name) for choice in known for name in choice.fields})
-    return Ground(recipe, home, start, audited, parts, machine, asked, guess, known)
+    session = Session.start(specs, say)
+    setup, asked = session.setup, specs.plan
+    _forked.set_forkserver_preload([*LOADED, *setup.modules])
+    audited = session.audit()
+    splits = setup.drop_too_long(audited.splits)
+    every = choices(setup, session.machine)
+    known = [differing(choice, session.resolved) for choice in every if not set(specs.fixed) & set(choice.fields)]
+    chosen = {name: getattr(session.plan, name) for choice in known for name in choice.fields}
+    return Ground(session, audited, splits, asked, asked.model_copy(update=chosen), known)
 
 
 def _explored(ground: Ground, seconds: float, check: bool, say: Say) -> tuple[Found, list[Worth]]:
     with tempfile.TemporaryDirectory(prefix="sameday-tune-") as folder:
         data = Path(folder) / "data.pickle"
-        data.write_bytes(pickle.dumps(ground.parts))
+        data.write_bytes(pickle.dumps(ground.splits))
         environment = ground.plain.environment
-        trials = Trials(ground.recipe, ground.home, data, Path(folder), seconds, say, environment)
+        trials = Trials(ground.recipe, ground.session.home, data, Path(folder), seconds, say, environment)
         found = _begun(ground, trials)
         if check:
             trials.reserve(_to_verify(found.results[found.plain.model_dump_json()], trials.start))
@@ -317,13 +309,12 @@ def _explored(ground: Ground, seconds: float, check: bool, say: Say) -> tuple[Fo
 
 def _begun(ground: Ground, trials: Trials) -> Found:
     """With the plain plan timed, or one that takes less memory where there is too little for it."""
-    plain, thrifty = ground.plain, ground.start.thrifty(ground.plain)
+    plain, low_memory = ground.plain, ground.session.setup.low_memory(ground.plain)
     first = trials.measure(plain)
-    if first.failed and thrifty != plain:
-        plain, first = thrifty, trials.measure(thrifty)
+    if first.failed and low_memory != plain:
+        plain, first = low_memory, trials.measure(low_memory)
     if first.failed:
-        smaller = "; --set plan.micro_batch=… takes less of it" if ground.recipe.task == "classify" else ""
-        raise BadInput(f"tune: {first.failed} under the plain plan{smaller}")
+        raise BadInput(f"tune: {first.failed} under the plain plan, and with less memory too")
     guess = ground.guess if ground.allowed(ground.guess) else None
     trials.found = Found(plain, ground.known, guess, {plain.model_dump_json(): first})
     return trials.found

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sameday.spec.plan import Plan
-from sameday.tune.space import Choice, choices_made, without
+from sameday.tasks.base import Choice
+from sameday.tune.space import choices_made, without
 from sameday.tune.trial import Result
 
 SURE = 3.0
@@ -248,7 +249,7 @@ def _steps(found: Found, choice: Choice, measure: Measure, allowed: Allowed) -> 
         name = choice.fields[0]
         place = sum(value[name] < getattr(found.best, name) for value in choice.values) - 1
     for way in (1, -1):
-        whole = choice.name == "token_budget" and found.timed(found.best, measure).pieces == 1
+        whole = choice.cuts and found.timed(found.best, measure).pieces == 1
         if way == 1 and whole and found.best != found.plain:
             continue  # whole steps have room already
         start, flat = found.best, 0

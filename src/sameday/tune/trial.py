@@ -13,18 +13,17 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from sameday.spec.errors import BadInput
+from sameday.spec.errors import EXIT_OUT_OF_MEMORY, BadInput, RunStopped
 from sameday.spec.load import recipe_from
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
-from sameday.tasks.registry import start_of
 from sameday.verify.arm import die_with_parent
 
 FIRST = 4
 """The first step that is timed: the same one in every trial, so that steps can be compared one by one."""
 
-LOADED = ("torch", "transformers", "peft", "sameday.tasks.vqa", "sameday.tasks.classify", "sameday.profile.timeline")
-"""Modules that every trial needs: loaded once for all of them. None of them touches a GPU."""
+LOADED = ("torch", "sameday.train.steps")
+"""Modules that every trial needs, besides those of its task: loaded once for all of them. None touches a GPU."""
 
 NO_MEMORY = "out of memory"
 
@@ -76,48 +75,40 @@ class Result:
 
 
 def run(job: Job) -> Result:
-    from sameday.train.launch import prepare_environment
+    from sameday.train.session import Session, Specs
 
     started = time.perf_counter()
-    prepare_environment(job.plan)
+    session = Session.start(Specs(job.recipe, job.home, job.plan))
 
     import torch
 
-    from sameday.hardware.machine import look, pick_device, set_deterministic
-    from sameday.hardware.ranks import Ranks
-    from sameday.profile.timeline import practice
-
-    start = start_of(job.recipe, job.home)
-    device = pick_device(job.plan, Ranks())
-    start.settle(job.plan, look(device.type))
-    set_deterministic(job.plan.deterministic)
     with job.data.open("rb") as file:
-        task = start.load(job.plan, device, pickle.load(file))
+        task = session.load(pickle.load(file))
     loading = (loaded := time.perf_counter()) - started
     compiled = job.plan.compile != "none" or job.plan.cuda_graphs
     # Sizes that were not met before are compiled or recorded first.
     # One more than are timed: the last is not followed by another, which is no usual step.
     steps = [*range(FIRST if compiled else 1), *range(FIRST, FIRST + job.most + 1)]
-    found: dict[int, float] = {}
+    seconds: dict[int, float] = {}
     pieces: list[int] = []
     ends, warmed = math.inf, loaded
     try:
-        with closing(practice(job.recipe, job.plan, task, steps)) as done:
+        with closing(session.steps(task)) as stepped, closing(stepped.run(steps)) as done:
             began = time.perf_counter()
-            for step, count in zip(steps, done, strict=False):
+            for good in done:
                 now = time.perf_counter()
-                if FIRST <= step < FIRST + job.most:
-                    found[step] = now - began
-                    pieces.append(count)
-                elif step < FIRST:
+                if FIRST <= good.step < FIRST + job.most:
+                    seconds[good.step] = now - began
+                    pieces.append(good.micro_batches)
+                elif good.step < FIRST:
                     warmed = now
                 ends, began = min(ends, now + job.seconds), now
-                if len(found) >= job.least and now >= ends:
+                if len(seconds) >= job.least and now >= ends:
                     break
     except torch.OutOfMemoryError:
         return Result({}, failed=NO_MEMORY)
-    memory = torch.cuda.max_memory_reserved() if device.type == "cuda" else None
-    return Result(found, statistics.mean(pieces), memory, loading=loading, warming=warmed - loaded)
+    memory = torch.cuda.max_memory_reserved() if session.device.type == "cuda" else None
+    return Result(seconds, statistics.mean(pieces), memory, loading=loading, warming=warmed - loaded)
 
 
 def logged(files: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -132,6 +123,7 @@ def logged(files: Sequence[str], environment: Mapping[str, str]) -> None:
             os.dup2(file.fileno(), stream)
     try:
         result = run(Job.read(job))
-    except BadInput as error:
-        result = Result({}, failed=str(error))
+    except (BadInput, RunStopped) as error:
+        failed = NO_MEMORY if getattr(error, "code", None) == EXIT_OUT_OF_MEMORY else str(error)
+        result = Result({}, failed=failed)
     out.write_text(json.dumps(asdict(result)))

@@ -14,13 +14,15 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sameday.spec.errors import EXIT_BAD_INPUT, BadInput, RunStopped
 from sameday.spec.load import recipe_from
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
-from sameday.tasks.registry import start_of
+
+if TYPE_CHECKING:  # it need not be loaded to start an arm
+    from sameday.train.session import Session
 
 STIR = 0.05
 """Standard deviation given to parameters that start at zero: enough to matter beside its layer."""
@@ -49,6 +51,8 @@ class Job:
     rounded: bool = False
     trajectory: bool = True
     double: bool = False
+    dropout: bool = False
+    """Whether masks are the same in all arms, so that dropout may stay on."""
 
     def write(self, path: Path) -> None:
         fields = {**self.__dict__, "recipe": self.recipe.model_dump(mode="json"), "home": str(self.home)}
@@ -65,24 +69,17 @@ class Job:
 
 def run_part(job: Job, part: int, die: Callable[[], None], plant: Plant | None = None) -> None:
     """Part 1 computes the gradients and trains until `die` is called; part 2 resumes and trains to the end."""
-    from sameday.train.launch import prepare_environment
-
-    prepare_environment(job.plan)
-
-    from sameday.hardware.machine import device_kind, pick_device, set_deterministic
-    from sameday.hardware.ranks import Ranks
     from sameday.spec.record import RunFolder
     from sameday.train.loop import train
+    from sameday.train.session import Session, Specs
     from sameday.verify.trace import FINAL, Witness, save_tensors
 
-    ranks = Ranks.join(device_kind(job.plan))
+    session = Session.start(Specs(job.recipe, job.home, job.plan), join=True)
+    ranks = session.ranks
     opened: list[RunFolder] = []
     folder = job.out / f"part-{part}"
     try:
-        start = start_of(job.recipe, job.home)
-        audited = ranks.from_first(lambda: start.audit(_quiet, few=job.few))
-        set_deterministic(job.plan.deterministic)
-        task = start.load(job.plan, pick_device(job.plan, ranks), audited.parts)
+        task = session.load(session.audit(few=job.few).splits)
         start_weights(task, job.rounded)
         if job.double:
             task.module().double()
@@ -92,10 +89,11 @@ def run_part(job: Job, part: int, die: Callable[[], None], plant: Plant | None =
                 (job.out / DIED).touch()
                 die()
 
-            witness = Witness(task, folder, ranks, job.dies_in if part == 1 else None, killed)
+            dies_in = job.dies_in if part == 1 else None
+            witness: Any = Witness(task, folder, ranks, dies_in, killed, job.dropout)
             if part == 1:
                 _check_disk(job, task)
-                _fixed_gradients(witness, job, ranks, folder)
+                _fixed_gradients(witness, session, job, folder)
             elif ranks.first:
                 _note_resume(job, folder)
             if not job.trajectory:
@@ -103,7 +101,7 @@ def run_part(job: Job, part: int, die: Callable[[], None], plant: Plant | None =
             ranks.from_first(lambda: opened.append(RunFolder.open(job.out / "run", job.recipe, job.plan, job.home)))
             run = opened[0] if opened else RunFolder(job.out / "run", job.recipe, job.plan, job.home)
             with witness.watching():
-                train(job.recipe, job.plan, witness, run, ranks)
+                train(job.recipe, session.resolved.plan, witness, run, ranks)
             if ranks.first:
                 shutil.copy(run.metrics_path, folder)
                 task.restore(run.result)
@@ -111,7 +109,7 @@ def run_part(job: Job, part: int, die: Callable[[], None], plant: Plant | None =
     finally:
         for run in opened:
             run.close()
-        ranks.leave()
+        session.close()
 
 
 class Killed(BaseException):
@@ -155,30 +153,25 @@ def start_weights(task: Any, rounded: bool) -> None:
             parameter.data.copy_(parameter.data.bfloat16())
 
 
-def _fixed_gradients(task: Any, job: Job, ranks: Any, folder: Path) -> None:
+def _fixed_gradients(witness: Any, session: Session, job: Job, folder: Path) -> None:
     """Each step's gradient, before clipping, with the weights left as they are."""
-    from sameday.train.loop import accumulate, batches_of_steps
-    from sameday.train.optim import Gradients
     from sameday.verify.trace import save_tensors
 
-    trained = task.trained()
-    if ranks.first:
-        save_tensors(folder / "start.safetensors", trained)
-    gradients = Gradients(trained)
-    task.training(True)
-    losses = []
-    with closing(batches_of_steps(task, job.plan, range(job.steps), None, ranks)) as made:
-        for step, batches in enumerate(made):
-            gradients.zero()
-            accumulate(task.unwatched(), batches, gradients, step, 1 / task.count(task.step_ids(step)))
-            ranks.sum_(gradients.buffer)
-            loss, out_of_memory, _ = gradients.tail.tolist()
+    ranks, losses = session.ranks, []
+    witness.training(True)
+    with closing(session.steps(witness.unwatched())) as steps:
+        if ranks.first:
+            save_tensors(folder / "start.safetensors", steps.trained)
+        steps.open(range(job.steps))
+        for step in range(job.steps):
+            steps.gradient(step)
+            loss, out_of_memory, _ = steps.gradients.tail.tolist()
             if out_of_memory:
-                task.smaller_budget(step, None, ranks)
+                witness.smaller_budget(step, None, ranks)
             losses.append(loss)
             if ranks.first:
-                grads = {name: parameter.grad for name, parameter in trained.items()}
-                save_tensors(folder / f"fixed-{step + 1:06d}.safetensors", grads)
+                gradients = {name: parameter.grad for name, parameter in steps.trained.items()}
+                save_tensors(folder / f"fixed-{step + 1:06d}.safetensors", gradients)
     if ranks.first:
         (folder / "fixed.json").write_text(json.dumps(losses))
 
@@ -202,10 +195,6 @@ def _check_disk(job: Job, task: Any) -> None:
             f"{job.out}: an arm of {job.steps} steps keeps about {need / 2**30:.1f} GiB here, and {free / 2**30:.1f} "
             "are free; set TMPDIR to a larger disk, or ask for fewer --steps (at least 4)"
         )
-
-
-def _quiet(_text: str) -> None:
-    pass
 
 
 def die_with_parent() -> None:

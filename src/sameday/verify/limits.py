@@ -79,13 +79,3 @@ class Limits:
 
 
 LIMITS = Limits()
-MEASURED_ON = "vqa"
-"""The task whose equivalent plans the limits come from."""
-
-
-def false_alarms(task: str) -> str:
-    """How rarely equivalent plans are called different. `make soak`, float32 and bf16 each: none of 100 puts the rate
-    below 3% with 95% confidence. Of another task than the measured one nothing is promised."""
-    if task == MEASURED_ON:
-        return "no false alarm in 100 comparisons of equivalent plans on a CPU: fewer than 3 in 100"
-    return f"limits are those of task {MEASURED_ON}; no rate of false alarms was measured for {task}"

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from sameday.spec.errors import EXIT_OUT_OF_MEMORY, BadInput
-from sameday.tasks.registry import start_of
-from sameday.tasks.start import Say
+from sameday.tasks.base import Say
+from sameday.tasks.registry import setup_of
 from sameday.verify.arm import DIED, Job
 
 
@@ -47,7 +47,7 @@ class Arms:
             began = time.perf_counter()
             code, log = self._process(name, job, part)
             if name == "reference" and code == EXIT_OUT_OF_MEMORY:
-                job = replace(job, plan=start_of(job.recipe, job.home).thrifty(job.plan))
+                job = replace(job, plan=setup_of(job.recipe, job.home).low_memory(job.plan))
                 code, log = self._process(name, job, part)
             killed = part == 1 and job.trajectory
             if (job.out / DIED).exists() != killed or (code != 0) != killed:

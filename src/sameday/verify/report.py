@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sameday.spec.plan import Claim
 from sameday.spec.recipe import Recipe
-from sameday.verify.limits import LIMITS, false_alarms
+from sameday.verify.limits import LIMITS
 
 if TYPE_CHECKING:
     from sameday.verify.compare import Comparison
@@ -38,6 +38,10 @@ class Report:
     ranks: int
     found: Comparison
     seconds: float
+    false_alarms: str = ""
+    """How rarely equivalent plans of the task are called different, in a sentence."""
+    dropout: bool = True
+    """Whether the arms trained with the recipe's dropout."""
 
     @property
     def verdict(self) -> str:
@@ -59,7 +63,7 @@ class Report:
             "against": self.names[1],
             "fields": {name: {"against": a, "plan": b, "claim": c} for name, (a, b, c) in self.fields.items()},
             "precision": self.precision,
-            "dropout": "off" if self.recipe.dropout else "none",
+            "dropout": "none" if not self.recipe.dropout else "on" if self.dropout else "off",
             "steps": self.steps,
             "ranks": self.ranks,
             "differences": [{**d.__dict__} for d in self.found.differences],
@@ -86,7 +90,12 @@ class Report:
             ),
         ]
         if self.recipe.dropout:
-            head += _wrapped("dropout", f"compared with it off; the recipe has {self.recipe.dropout:g}")
+            how = (
+                "on, with the same masks"
+                if self.dropout
+                else "off, since its masks are another draw in one of the plans"
+            )
+            head += _wrapped("dropout", f"{self.recipe.dropout:g}, {how}")
         head += self._structure()
         tail = [*self._training(), *self._first_difference()]
         body = self._gradients(HEIGHT - len(head) - len(tail) - AROUND_KINDS)
@@ -117,7 +126,7 @@ class Report:
                     f"one tensor {worst['tensor']:.1e} (limit {LIMITS.tensor:.0e})",
                 ),
                 _row("", f"{_short(self.found.names['tensor'], WIDTH - 30)} is the furthest"),
-                _row("", false_alarms(self.recipe.task)),
+                _row("", self._alarms()),
             ]
         lines = [
             _row(
@@ -143,8 +152,11 @@ class Report:
             f"  slope, largest for its limit: {worst['slope']:.2f} of the error further from 1 "
             f"(limit {bounds['slope']:.2f}), of {_short(self.found.names['slope'], 25)}"
         )
-        lines.append(f"  limits: {false_alarms(self.recipe.task)}")
+        lines.append(f"  limits: {self._alarms()}")
         return lines
+
+    def _alarms(self) -> str:
+        return self.false_alarms or f"no rate of false alarms was measured for task {self.recipe.task}"
 
     def _reference(self) -> str:
         return "float64" if self.found.precision == "float32" else "float32"

@@ -9,12 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sameday.spec.load import load_plan, load_recipe, split_sets
+from sameday.spec.load import load_plan
 from sameday.spec.plan import Claim, Plan, changed
-from sameday.spec.recipe import Recipe
-from sameday.tasks.registry import start_of
-from sameday.tasks.start import Start
-from sameday.train.launch import automatic_plan
+from sameday.train.session import Session, Specs
 from sameday.verify.processes import Arms, Say
 from sameday.verify.report import Report
 from sameday.verify.trial import Trial, make_trial, needs_reference, plain_beside, reference_job
@@ -34,17 +31,20 @@ class Asked:
 
 
 def verify_plan(asked: Asked, say: Say) -> Report:
-    recipe_sets, plan_sets = split_sets(asked.sets)
-    recipe, home = load_recipe(asked.recipe, recipe_sets), asked.recipe.resolve().parent
-    trial = make_trial(recipe, asked.steps, asked.precision)
-    start = start_of(recipe, home)
-    plan = _plan(asked, recipe, start, plan_sets, say)
-    against = load_plan(asked.against, (), recipe.task) if asked.against is not None else plain_beside(plan)
-    two = room_for_two(start, plan)
+    specs = Specs.from_files(asked.recipe, asked.plan, asked.sets)
+    session = Session.start(specs, ranks=asked.ranks)
+    recipe, plan, home = session.recipe, session.plan, session.home
+    for choice in session.choices() if specs.automatic else ():
+        say(choice)
+    against = load_plan(asked.against, (), recipe) if asked.against is not None else plain_beside(plan)
+    fields = changed(against, plan, recipe.dropout > 0)
+    same_masks = all(claim != "statistical" for *_, claim in fields.values())
+    trial = make_trial(recipe, asked.steps, asked.precision, same_masks)
+    # On a CPU two arms would only wait for each other.
+    two = session.machine.device == "cuda" and session.setup.fits_two_arms(session.machine.memory)
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="sameday-verify-") as folder:
         found, plain, resumed_from = _compared(trial, plan, against, home, Path(folder), asked.ranks, two, say)
-    fields = changed(against, plan, recipe.dropout > 0)
     _keep_bits(found, fields, plan, against)
     return Report(
         recipe=recipe,
@@ -58,17 +58,9 @@ def verify_plan(asked: Asked, say: Say) -> Report:
         ranks=asked.ranks,
         found=found,
         seconds=time.perf_counter() - began,
+        false_alarms=session.setup.false_alarms,
+        dropout=same_masks,
     )
-
-
-def _plan(asked: Asked, recipe: Recipe, start: Start, sets: Sequence[str], say: Say) -> Plan:
-    """The plan that is judged: a file's, or the one that `train` would choose."""
-    if asked.plan is not None:
-        return load_plan(asked.plan, sets, recipe.task)
-    plan, reasons = automatic_plan(start, recipe, sets, asked.ranks)
-    for name, why in reasons.items():
-        say(f"plan.{name}: {getattr(plan, name)}, because {why}")
-    return plan
 
 
 def _compared(
@@ -92,14 +84,6 @@ def _compared(
         found = compare(traces["plan"], traces["against"], Trace(judge.out), double=True)
     sizes = tuple(len(record.facts["order"]) for _, record in sorted(traces["against"].last.items()))
     return found, sizes, traces["plan"].resumed_from
-
-
-def room_for_two(start: Start, plan: Plan) -> bool:
-    """Whether two arms fit on the GPU side by side. On a CPU they would only wait for each other."""
-    from sameday.hardware.machine import device_kind, look
-
-    kind = device_kind(plan)
-    return kind == "cuda" and start.two_fit(look(kind).memory)
 
 
 def _keep_bits(found: Any, fields: dict[str, tuple[Any, Any, Claim]], plan: Plan, against: Plan) -> None:

@@ -27,17 +27,24 @@ DRIFT, RESUME, FINAL = "drift.jsonl", "resume.json", "final.safetensors"
 
 
 class Witness:
-    """Shows the loop a task's own face and writes down what passes. Dropout is silent in training, since its masks
-    are another draw in some plans; validation meets it as training would leave it.
+    """Passes the loop's calls on to a task and writes down what passes. With `dropout` off it is silent in training,
+    where its masks are another draw in one of the plans; validation meets it as training would leave it.
 
     `dies_in` is the step (from 0) in whose first micro-batch `die` is called: a kill comes in the middle of things."""
 
     def __init__(
-        self, task: Any, folder: Path, ranks: Ranks, dies_in: int | None = None, die: Callable[[], None] | None = None
+        self,
+        task: Any,
+        folder: Path,
+        ranks: Ranks,
+        dies_in: int | None = None,
+        die: Callable[[], None] | None = None,
+        dropout: bool = False,
     ) -> None:
         self._task, self._folder, self._ranks = task, folder, ranks
         self._dies_in, self._die = dies_in, die
-        self._silent = dropouts(task.module())
+        self._dropouts = dropouts(task.module())
+        self._silent = [] if dropout else self._dropouts
         self._names = {id(p): name for name, p in task.trained().items()}
         self._samples: list[dict[str, Any]] = []
         self._step = -1
@@ -48,7 +55,7 @@ class Witness:
         return getattr(self._task, name)
 
     def unwatched(self) -> Any:
-        """The task itself, with dropout silent, for what is computed beside the loop."""
+        """The task itself, for what is computed beside the loop; dropout is as `training` left it."""
         return self._task
 
     # What the loop calls
@@ -152,7 +159,7 @@ class Witness:
         structure = {
             "parameters": {n: [str(p.dtype), p.requires_grad, list(p.shape)] for n, p in module.named_parameters()},
             "in training": sorted(name for name, m in module.named_modules() if m.training),
-            "dropout": {name: _how(m) for name, m in module.named_modules() if m in self._silent},
+            "dropout": {name: _how(m) for name, m in module.named_modules() if m in self._dropouts},
         }
         if structure != self._structure:
             self._append(STRUCTURE, structure)

@@ -21,6 +21,7 @@ class Trial:
     steps: int
     few: dict[str, int]
     dies_in: int
+    dropout: bool = False
 
     def plan(self, plan: Plan) -> Plan:
         """A plan that would save after the kill only saves at the epoch's end instead."""
@@ -29,10 +30,13 @@ class Trial:
 
     def job(self, plan: Plan, home: Path, out: Path) -> Job:
         rounded = self.recipe.precision == "bf16"
-        return Job(self.recipe, self.plan(plan), home, out, self.steps, self.few, self.dies_in, rounded)
+        return Job(
+            self.recipe, self.plan(plan), home, out, self.steps, self.few, self.dies_in, rounded, dropout=self.dropout
+        )
 
 
-def make_trial(recipe: Recipe, steps: int, precision: str | None = None) -> Trial:
+def make_trial(recipe: Recipe, steps: int, precision: str | None = None, dropout: bool = False) -> Trial:
+    """`dropout` stays on where all arms draw the same masks."""
     if steps < LEAST_STEPS:
         raise BadInput(f"--steps {steps}: two epochs, a kill and a resume need at least {LEAST_STEPS}")
     per_epoch, batch = steps // 2, recipe.effective_batch
@@ -41,7 +45,7 @@ def make_trial(recipe: Recipe, steps: int, precision: str | None = None) -> Tria
     if precision is not None:
         changes["precision"] = precision
     few = {"train": per_epoch * batch - batch // 2, "val": min(32, 2 * batch)}
-    return Trial(recipe.model_copy(update=changes), steps, few, per_epoch + 1)
+    return Trial(recipe.model_copy(update=changes), steps, few, per_epoch + 1, dropout)
 
 
 def plain_beside(plan: Plan) -> Plan:

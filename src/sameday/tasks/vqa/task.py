@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sameday.data.loader import Rounds
+from sameday.data.loader import feed
 from sameday.data.order import Place, epoch_steps
 from sameday.data.questions.batch import Batch, make_batch
 from sameday.data.questions.encode import Encoded, Encoder
@@ -24,18 +26,21 @@ from sameday.data.questions.sample import Sample, images_of
 from sameday.data.questions.seen import read_back
 from sameday.data.questions.source import Look, Source
 from sameday.data.seen import Seen
+from sameday.hardware.machine import detect_machine
 from sameday.hardware.parts import during
 from sameday.hardware.ranks import Ranks
 from sameday.models.qwen_vl import QwenVL, load_base
 from sameday.spec.errors import BadInput
 from sameday.spec.load import resolve_model, resolve_path
 from sameday.spec.plan import Plan
-from sameday.spec.vqa import VqaRecipe
-from sameday.tasks.start import LeftOut
-from sameday.tasks.vqa_cache import Opened, open_cache
+from sameday.spec.vlm import VlmRecipe
+from sameday.tasks.base import LeftOut, StepCost, Task
+from sameday.tasks.vqa.automatic import attention_kernel
+from sameday.tasks.vqa.cache import Opened, open_cache
+from sameday.tasks.vqa.cost import step_cost
 
 
-class VqaTask:
+class VqaTask(Task):
     """`splits` holds audited samples by name; `train` is the one that is learned."""
 
     budget_field = "token_budget"
@@ -43,7 +48,7 @@ class VqaTask:
 
     def __init__(
         self,
-        recipe: VqaRecipe,
+        recipe: VlmRecipe,
         plan: Plan,
         model: QwenVL,
         encoder: Encoder,
@@ -58,7 +63,6 @@ class VqaTask:
         self.source = self.cache.source
         self.notes: Sequence[str] = self.cache.notes
         self.device = model.device
-        self._rounds = Rounds(plan, self.device)
         self.places = [Place(s.id, s.image_key, s.stage) for s in splits.get("train", [])]
         self._epoch = lru_cache(maxsize=2)(self._epoch_steps)
         self._encode = lru_cache(maxsize=4096)(self.encoder.encode)
@@ -66,7 +70,7 @@ class VqaTask:
     @classmethod
     def load(
         cls,
-        recipe: VqaRecipe,
+        recipe: VlmRecipe,
         plan: Plan,
         recipe_dir: Path,
         device: torch.device,
@@ -78,8 +82,8 @@ class VqaTask:
         encoder = load_encoder(recipe, recipe_dir, processor)
         _check_stages(recipe, splits.get("train", []))
         left_out: list[LeftOut] = []
-        if not isinstance(splits, Sifted):
-            splits, left_out = sift(encoder, splits, recipe.data.on_bad == "skip")
+        if not isinstance(splits, Checked):
+            splits, left_out = drop_too_long(encoder, splits, recipe.data.on_bad == "skip")
         start = None if recipe.start_adapter is None else resolve_path(recipe_dir, recipe.start_adapter)
         model = QwenVL(load_base(name, recipe, device), recipe, plan, device, processor.levels, start)
         contents = {image.digest for image in images_of(splits)}
@@ -176,9 +180,6 @@ class VqaTask:
     def trained(self) -> dict[str, nn.Parameter]:
         return self.model.trained()
 
-    def training(self, on: bool) -> None:
-        self.model.module.train(on)
-
     def digests(self) -> dict[str, str]:
         samples = [(s.id, s.image_key, s.messages, s.stage) for s in self.splits["train"]]
         data = hashlib.sha256(repr(samples).encode()).hexdigest()
@@ -195,6 +196,23 @@ class VqaTask:
     def restore(self, folder: Path) -> None:
         self.model.restore(folder)
 
+    # For the profiler
+
+    def with_plan(self, change: Mapping[str, Any]) -> VqaTask:
+        changed = super().with_plan(change)
+        assert isinstance(changed, VqaTask)
+        changed.model = copy.copy(self.model)
+        changed.model.plan = changed.plan
+        if set(change) & {"share_images", "packing", "attention"}:
+            automatic = changed.plan.model_copy(update={"attention": change.get("attention", "auto")})
+            machine = detect_machine(self.device.type)
+            kernel: Any = attention_kernel(automatic, machine, self.recipe.precision)[0]
+            changed.model.kernel = kernel
+        return changed
+
+    def cost(self, step: int, budget: int | None, ranks: Ranks) -> StepCost:
+        return step_cost(self, step, budget, ranks)
+
     # Evaluation
 
     @torch.no_grad()
@@ -209,8 +227,8 @@ class VqaTask:
         mine = self._partition(encoded, cut, ranks.size)[ranks.rank]
         self.training(False)
         sums = torch.zeros(4, dtype=torch.float64, device=self.device)
-        with closing(self._rounds.feed(split, mine, lambda part: [self._build(encoded, part)])) as feed:
-            for batch in chain.from_iterable(feed):
+        with closing(feed(self.plan, self.device, mine, lambda part: [self._build(encoded, part)])) as batches:
+            for batch in chain.from_iterable(batches):
                 sums += self._score(batch)
         self.training(True)
         loss, weight, right, questions = ranks.sum_(sums).tolist()
@@ -230,12 +248,12 @@ class VqaTask:
         return torch.stack([v.to(device=self.device, dtype=torch.float64) for v in values])
 
 
-def load_processor(recipe: VqaRecipe, recipe_dir: Path) -> ImageProcessor:
+def load_processor(recipe: VlmRecipe, recipe_dir: Path) -> ImageProcessor:
     name = resolve_model(recipe_dir, recipe.model)
     return ImageProcessor.load(name, recipe.revision, recipe.image_backend, recipe.min_pixels, recipe.max_pixels)
 
 
-def _check_stages(recipe: VqaRecipe, samples: Sequence[Sample]) -> None:
+def _check_stages(recipe: VlmRecipe, samples: Sequence[Sample]) -> None:
     if recipe.order.kind == "curriculum" or recipe.order.within_image == "stage":
         without = [s.where for s in samples if s.stage is None]
         if without:
@@ -244,21 +262,21 @@ def _check_stages(recipe: VqaRecipe, samples: Sequence[Sample]) -> None:
             )
 
 
-def load_encoder(recipe: VqaRecipe, recipe_dir: Path, processor: ImageProcessor) -> Encoder:
+def load_encoder(recipe: VlmRecipe, recipe_dir: Path, processor: ImageProcessor) -> Encoder:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(resolve_model(recipe_dir, recipe.model), revision=recipe.revision)
     return Encoder(tokenizer, processor.grid, processor.merge_size, recipe.system_prompt, recipe.max_length)
 
 
-class Sifted(dict[str, list[Sample]]):
+class Checked(dict[str, list[Sample]]):
     """Splits of which each question has been through the encoder."""
 
 
-def sift(encoder: Encoder, splits: dict[str, list[Sample]], skip: bool) -> tuple[Sifted, list[LeftOut]]:
+def drop_too_long(encoder: Encoder, splits: dict[str, list[Sample]], skip: bool) -> tuple[Checked, list[LeftOut]]:
     """Every question once through the encoder, before the model is loaded: what max_length has no room for, all in
     one list, or left out."""
-    good = Sifted()
+    good = Checked()
     problems: list[str] = []
     for name, samples in splits.items():
         good[name] = []

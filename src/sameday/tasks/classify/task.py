@@ -19,53 +19,51 @@ from torch.func import functional_call
 from sameday.data.labelled import augment
 from sameday.data.labelled.batch import ImageBatch, read_back
 from sameday.data.labelled.pictures import Pictures
-from sameday.data.loader import Rounds
+from sameday.data.loader import feed
 from sameday.data.order import permutation
 from sameday.data.seen import Seen
-from sameday.hardware.choose_classify import images_place, level_kernel
-from sameday.hardware.machine import look
+from sameday.hardware.machine import detect_machine
 from sameday.hardware.parts import during
 from sameday.hardware.ranks import Ranks
 from sameday.kernels.dropout import dropouts, mix, name_key
-from sameday.models.build import VisionModel, build_model, no_fused_levels, restore_model, save_model
+from sameday.models.build import VisionModel, build_model, restore_model, save_model
 from sameday.models.compiled import Compiled
+from sameday.models.flops import count_images
 from sameday.models.vision_bdh import VisionBDH
 from sameday.spec.classify import ClassifyRecipe
 from sameday.spec.plan import Plan
-from sameday.tasks.start import LeftOut
+from sameday.tasks.base import StepCost, Task, optimizer_bytes
+from sameday.tasks.classify.automatic import images_place
 
 
-class ClassifyTask:
-    """`parts` holds the images by name; `train` is the one that is learned."""
+class ClassifyTask(Task):
+    """`splits` holds the images by name; `train` is the one that is learned."""
 
     budget_field = "micro_batch"
     memory_advice = "plan.level_kernel fused, plan.images_on host, a smaller recipe.model or data.image_size"
-    left_out: Sequence[LeftOut] = ()
 
     def __init__(
-        self, recipe: ClassifyRecipe, plan: Plan, model: VisionModel, parts: dict[str, Pictures], device: torch.device
+        self, recipe: ClassifyRecipe, plan: Plan, model: VisionModel, splits: dict[str, Pictures], device: torch.device
     ) -> None:
-        self.recipe, self.plan, self.model, self.parts, self.device = recipe, plan, model, parts, device
+        self.recipe, self.plan, self.model, self.splits, self.device = recipe, plan, model, splits, device
         self.notes: Sequence[str] = ()
-        size = sum(part.pixels.nbytes for part in parts.values())
-        self.place, _ = images_place(plan, device.type, look(device.type).memory, size)
+        size = sum(split.pixels.nbytes for split in splits.values())
+        self.place, _ = images_place(plan, device.type, detect_machine(device.type).memory, size)
         self._epoch = lru_cache(maxsize=2)(self._epoch_order)
-        self._losses = {name: Losses(recipe, model, self._held(name), plan.channels_last) for name in parts}
+        self._losses = {name: Losses(recipe, model, self._held(name)) for name in splits}
         self._recorded: dict[tuple[int, bool], Any] = {}
-        self._rounds = Rounds(plan, device)
 
     @classmethod
-    def load(cls, recipe: ClassifyRecipe, plan: Plan, device: torch.device, parts: dict[str, Pictures]) -> ClassifyTask:
-        torch.backends.cudnn.benchmark = plan.cudnn_benchmark
-        classes = len(next(iter(parts.values())).classes)
+    def load(
+        cls, recipe: ClassifyRecipe, plan: Plan, device: torch.device, splits: dict[str, Pictures]
+    ) -> ClassifyTask:
+        classes = len(next(iter(splits.values())).classes)
         model = build_model(recipe.model, recipe.data.image_size, classes, recipe.seed)
         model.to(device=device)
         if isinstance(model, VisionBDH):
-            machine = look(device.type)
-            model.kernel, _ = level_kernel(plan, recipe, machine, no_fused_levels(recipe, machine))
-            model.cached_rotary = plan.rotary == "cached"
-        task = cls(recipe, plan, model, parts, device)
-        if plan.compile != "none" and "train" in parts:
+            model.kernel = plan.level_kernel
+        task = cls(recipe, plan, model, splits, device)
+        if plan.compile != "none" and "train" in splits:
             task.compile()
         return task
 
@@ -82,21 +80,21 @@ class ClassifyTask:
         if made.why is not None:
             self.notes = (f"compile: none, because {made.why}",)
 
-    def _held(self, part: str) -> tuple[Tensor, Tensor] | None:
-        """A part's images and labels in the device's memory, where the plan has them there."""
+    def _held(self, split: str) -> tuple[Tensor, Tensor] | None:
+        """A split's images and labels in the device's memory, where the plan has them there."""
         if self.place == "host":
             return None
-        pictures = self.parts[part]
+        pictures = self.splits[split]
         return torch.from_numpy(pictures.pixels).to(self.device), torch.from_numpy(pictures.labels).to(self.device)
 
     # Order: recipe
 
     def _epoch_order(self, epoch: int) -> np.ndarray:
-        count, seed = len(self.parts["train"]), self.recipe.seed
+        count, seed = len(self.splits["train"]), self.recipe.seed
         return np.arange(count) if self.recipe.order == "listed" else permutation(count, "epoch", seed, epoch)
 
     def steps_per_epoch(self) -> int:
-        return -(-len(self.parts["train"]) // self.recipe.effective_batch)
+        return -(-len(self.splits["train"]) // self.recipe.effective_batch)
 
     def step_ids(self, step: int) -> list[int]:
         epoch, number = divmod(step, self.steps_per_epoch())
@@ -105,7 +103,7 @@ class ClassifyTask:
         return ids
 
     def names(self, ids: Sequence[int]) -> list[str]:
-        return [self.parts["train"].names[i] for i in ids]
+        return [self.splits["train"].names[i] for i in ids]
 
     def count(self, ids: Sequence[int]) -> float:
         return float(len(ids))
@@ -131,12 +129,12 @@ class ClassifyTask:
         most = self.budget(step, budget, ranks)
         return (self._build("train", mine[i : i + most], turn) for i in range(0, len(mine), most))
 
-    def _build(self, part: str, ids: Sequence[int], turn: tuple[int, int]) -> ImageBatch:
+    def _build(self, split: str, ids: Sequence[int], turn: tuple[int, int]) -> ImageBatch:
         chosen, at = torch.tensor(ids), torch.tensor(turn)
         if self.place == "device":
             return ImageBatch(chosen, at)
-        pictures = self.parts[part]
-        pixels = _prepared(self.recipe, torch.from_numpy(pictures.pixels[chosen.numpy()]), chosen, at, part == "train")
+        pictures = self.splits[split]
+        pixels = _prepared(self.recipe, torch.from_numpy(pictures.pixels[chosen.numpy()]), chosen, at, split == "train")
         return ImageBatch(chosen, at, pixels, torch.from_numpy(pictures.labels[chosen.numpy()]))
 
     # Forward and loss
@@ -176,41 +174,55 @@ class ClassifyTask:
     def trained(self) -> dict[str, nn.Parameter]:
         return dict(self.model.named_parameters())
 
-    def training(self, on: bool) -> None:
-        self.model.train(on)
-
     def digests(self) -> dict[str, str]:
         known = {"train": "training data", "val": "validation data"}
-        return {what: self.parts[part].digest for part, what in known.items() if part in self.parts}
+        return {what: self.splits[split].digest for split, what in known.items() if split in self.splits}
 
     def save(self, folder: Path) -> None:
-        recipe, part = self.recipe, next(iter(self.parts.values()))
+        recipe, split = self.recipe, next(iter(self.splits.values()))
         about = {
             "image_size": recipe.data.image_size,
-            "classes": list(part.classes),
+            "classes": list(split.classes),
             "normalize_mean": recipe.normalize_mean,
             "normalize_std": recipe.normalize_std,
         }
         save_model(folder, self.model, about)
 
     def restore(self, folder: Path) -> None:
-        restore_model(folder, self.model, next(iter(self.parts.values())).classes)
+        restore_model(folder, self.model, next(iter(self.splits.values())).classes)
+
+    def cost(self, step: int, budget: int | None, ranks: Ranks) -> StepCost:
+        """Images are in memory before a run begins, so that no disk is read."""
+        samples = len(self.step_ids(step)[ranks.rank :: ranks.size])
+        micro_batches = -(-samples // self.budget(step, budget, ranks))
+        counted = count_images(self.model, samples)
+        each = 3 * self.recipe.data.image_size**2 if self.place == "host" else 0
+        weights = sum(parameter.nbytes for parameter in self.model.parameters())
+        return StepCost(
+            samples=samples,
+            micro_batches=micro_batches,
+            flop=counted.needed.total,
+            executed_flop=counted.executed.total,
+            memory_bytes=2 * micro_batches * weights + optimizer_bytes(self),
+            copy_bytes=samples * each,
+            disk_bytes=0,
+        )
 
     # Evaluation
 
     @torch.no_grad()
     def evaluate(self, split: str, ranks: Ranks, budget: int | None = None) -> dict[str, float]:
         """Loss as it is trained, and the share of images whose likeliest class is the right one."""
-        if split not in self.parts:
+        if split not in self.splits:
             return {}
-        mine = list(range(ranks.rank, len(self.parts[split]), ranks.size))
+        mine = list(range(ranks.rank, len(self.splits[split]), ranks.size))
         most = self.plan.eval_batch or budget or self.plan.micro_batch or self.recipe.effective_batch
         jobs = [mine[i : i + most] for i in range(0, len(mine), most)]
         score = self._losses[split]
         self.training(False)
         sums = torch.zeros(3, dtype=torch.float64, device=self.device)
-        with closing(self._rounds.feed(split, jobs, lambda ids: [self._build(split, ids, (0, 0))])) as feed:
-            for batch in chain.from_iterable(feed):
+        with closing(feed(self.plan, self.device, jobs, lambda ids: [self._build(split, ids, (0, 0))])) as batches:
+            for batch in chain.from_iterable(batches):
                 sums += _scored(score, batch.tensors())
         self.training(True)
         loss, right, samples = ranks.sum_(sums).tolist()
@@ -238,11 +250,9 @@ class Losses(nn.Module):
     """From a micro-batch's tensors to each image's loss, in the recipe's numeric format. What is recorded as a graph is
     this, so it asks the host for nothing."""
 
-    def __init__(
-        self, recipe: ClassifyRecipe, model: VisionModel, held: tuple[Tensor, Tensor] | None, channels_last: bool
-    ) -> None:
+    def __init__(self, recipe: ClassifyRecipe, model: VisionModel, held: tuple[Tensor, Tensor] | None) -> None:
         super().__init__()
-        self.recipe, self.model, self.held, self.channels_last = recipe, model, held, channels_last
+        self.recipe, self.model, self.held = recipe, model, held
         # Not a part besides `model`: a weight found twice is swapped twice for a recording, and not put back.
         self.run: Callable[[Tensor, Tensor], Tensor] = model.__call__
 
@@ -260,9 +270,6 @@ class Losses(nn.Module):
             pixels, labels = self.images(ids, turn, *ready, augmented=augmented)
             x = augment.normalise(pixels, _each(recipe.normalize_mean), _each(recipe.normalize_std))
         x = x.to(self.model.positions.dtype)
-        if self.channels_last:
-            # The images alone: a weight laid out otherwise would have its gradient and its moments so too.
-            x = x.contiguous(memory_format=torch.channels_last)
         keys = mix(ids.to(torch.int32) ^ turn[1].to(torch.int32))
         torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
         torch.backends.cudnn.allow_tf32 = precision == "tf32"

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from sameday.hardware.machine import Machine
+from sameday.kernels.bdh import SHARED_MEMORY, interpreted, refusal, too_many
 from sameday.spec.classify import ClassifyRecipe
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
+from sameday.spec.vision import BdhModel
 
 SHARE_FOR_IMAGES = 0.2
 """Of a GPU's memory: a set that takes more is prepared on the host."""
 
 
-def interpreted() -> bool:
-    """Whether Triton's kernels run in its interpreter, on any device."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
-
-
-def check_plan(plan: Plan, device: str, precision: str, triton: bool) -> None:
+def check_plan(plan: Plan, machine: Machine, precision: str) -> None:
     """Refuses what cannot run on this machine whatever the model is."""
-    if plan.level_kernel == "fused" and not (triton or interpreted()):
+    device = machine.device
+    if plan.level_kernel == "fused" and not (machine.triton or interpreted()):
         where = "on a CPU" if device == "cpu" else "here, since it is not installed"
         raise BadInput(f"plan.level_kernel fused needs Triton, which there is not {where}; allowed: auto, plain")
     if plan.level_kernel == "fused" and precision == "bf16" and device == "cpu":
@@ -41,9 +38,25 @@ def check_plan(plan: Plan, device: str, precision: str, triton: bool) -> None:
         )
 
 
-def level_kernel(plan: Plan, recipe: ClassifyRecipe, machine: Machine, refused: str | None) -> tuple[str, str]:
-    """How Vision-BDH's levels are computed, and why. `refused` says why no fused kernel is there for the model here."""
-    check_plan(plan, machine.device, recipe.precision, machine.triton)
+def no_fused_levels(recipe: ClassifyRecipe, machine: Machine) -> str | None:
+    """Why the fused kernels cannot compute this model on this machine, or None."""
+    shape = recipe.model
+    if not isinstance(shape, BdhModel):
+        return f"a {shape.kind} has no levels"
+    if shape.attention == "softmax":
+        return "the kernels have no softmax"
+    if machine.device == "cuda" and machine.shared_memory < SHARED_MEMORY:
+        have, need = machine.shared_memory // 1024, SHARED_MEMORY // 1024
+        return f"their tiles take {need} KiB of a multiprocessor's shared memory, and {machine.name} has {have}"
+    tokens = shape.tokens(recipe.data.image_size)
+    crowded = None if interpreted() else too_many(shape.width, tokens, 2 if recipe.precision == "bf16" else 4)
+    return refusal(shape.width) or crowded
+
+
+def level_kernel(plan: Plan, recipe: ClassifyRecipe, machine: Machine) -> tuple[str, str]:
+    """How Vision-BDH's levels are computed, and why."""
+    refused = no_fused_levels(recipe, machine)
+    check_plan(plan, machine, recipe.precision)
     if plan.level_kernel == "fused" and refused:
         raise BadInput(f"plan.level_kernel fused: {refused}; allowed: auto, plain")
     if plan.level_kernel != "auto":
@@ -77,7 +90,6 @@ def choose_plan(recipe: ClassifyRecipe, machine: Machine) -> tuple[Plan, dict[st
         fields[name], why[name] = value, reason
 
     pick("level_kernel", "auto", "the kernels are taken where they can run")
-    pick("rotary", "cached", "angles are the same at every use")
     pick("images_on", "auto", "the device prepares images where they fit")
     if machine.device == "cpu":
         pick("optimizer_impl", "foreach", "fewer calls than one tensor at a time")

@@ -9,6 +9,12 @@ from functools import cache
 from itertools import accumulate, combinations, combinations_with_replacement, product
 from typing import Any
 
+from sameday.hardware.machine import Machine
+from sameday.spec.errors import BadInput
+from sameday.spec.plan import Plan
+from sameday.tasks.base import TaskSetup
+from sameday.verify.registry import trial_values
+
 TRIES = 200
 """After so many rows that are not allowed, a pair is given up, or a value with all of its pairs. Where the fields
 beside it have no more combinations than this, it is impossible; elsewhere it may only be hard to find."""
@@ -31,6 +37,21 @@ def pairwise(
             raise ValueError(f"choices[{name!r}] is empty: a row needs a value for every field")
     table = _Table(choices, allowed)
     return [table.named(row) for row in table.fewer(table.cover())]
+
+
+def trial_plans(setup: TaskSetup, device: str, size: int) -> list[Plan]:
+    """Every pair of values under which a task's claims are tested and that can stand together, in as few plans as are
+    found."""
+    machine = Machine(device, device, 0, 1, device == "cuda", capability=(9, 0))
+
+    def can_run(row: dict[str, Any]) -> bool:
+        try:
+            setup.check_plan(Plan(**row), machine)
+        except BadInput:
+            return False
+        return True
+
+    return [Plan(**row) for row in pairwise(trial_values(setup, device, size), can_run)]
 
 
 def uncovered(

@@ -4,41 +4,42 @@ from __future__ import annotations
 
 from typing import Any
 
+from sameday.hardware.kernels import without_flash
 from sameday.hardware.machine import Machine
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
-from sameday.spec.vqa import VqaRecipe
+from sameday.spec.vlm import VlmRecipe
 
 BYTES_PER_ACTIVATION = 30 * 2
 """Kept for the backward pass, per token, layer and unit of width: about 30 numbers of two bytes, uncompiled."""
 
 
-def attention_kernel(plan: Plan, device: str, precision: str, triton: bool) -> tuple[str, str]:
-    """Which kernel runs where rows hold several questions, and why."""
-    if plan.attention == "flex" and device == "cpu":
+def attention_kernel(plan: Plan, machine: Machine, precision: str) -> tuple[str, str]:
+    """Which kernel runs where rows hold several questions, and why. BadInput where the one asked for cannot."""
+    no_flash = without_flash(machine, precision)
+    if plan.attention == "flex" and machine.device == "cpu":
         raise BadInput("plan.attention flex has no backward pass on a CPU; allowed there: auto, sdpa, split")
     if plan.attention == "split" and not plan.packing:
         raise BadInput("plan.attention split is for packed rows: set plan.packing true, or attention sdpa or flex")
-    if plan.attention == "split" and device == "cuda" and precision != "bf16":
-        raise BadInput(
-            f"plan.attention split is flash attention on a GPU, which has no {precision}; allowed: sdpa, flex"
-        )
-    if plan.attention == "flex" and not triton:
+    if plan.attention == "split" and machine.device == "cuda" and no_flash:
+        raise BadInput(f"plan.attention split is flash attention on a GPU, and {no_flash}; allowed: sdpa, flex")
+    if plan.attention == "flex" and not machine.triton:
         raise BadInput("plan.attention flex needs Triton, which is not installed; allowed: auto, sdpa, split")
     if plan.attention != "auto":
         return plan.attention, "asked for"
     if not plan.share_images and not plan.packing:
         return "sdpa", "each row is one question, which plain causal attention serves"
-    if device == "cpu":
+    if machine.device == "cpu":
         return "sdpa", "on a CPU a dense mask is the fastest"
-    if plan.packing and precision == "bf16":
-        return "split", "rows are packed and bf16 has flash attention"
-    if triton:
-        return "flex", "there is a GPU with Triton, and no flash attention for this format or layout"
-    return "sdpa", "without Triton only the dense mask is there"
+    if plan.packing and not no_flash:
+        return "split", "rows are packed and there is flash attention"
+    missing = no_flash or "rows are not packed, which flash attention needs"
+    if machine.triton:
+        return "flex", f"there is a GPU with Triton, and {missing}"
+    return "sdpa", f"without Triton only the dense mask is there, and {missing}"
 
 
-def choose_plan(recipe: VqaRecipe, machine: Machine, config: Any, ranks: int) -> tuple[Plan, dict[str, str]]:
+def choose_plan(recipe: VlmRecipe, machine: Machine, config: Any, ranks: int) -> tuple[Plan, dict[str, str]]:
     """A safe plan for this machine and model, field by field with its reason."""
     text = config.text_config
     why: dict[str, str] = {}
@@ -74,7 +75,7 @@ def choose_plan(recipe: VqaRecipe, machine: Machine, config: Any, ranks: int) ->
     return Plan(**fields), why
 
 
-def _spare(recipe: VqaRecipe, machine: Machine, text: Any) -> float:
+def _spare(recipe: VlmRecipe, machine: Machine, text: Any) -> float:
     """Bytes left for activations: nine tenths of the memory less the weights, gradients and optimizer state."""
     half = recipe.precision == "bf16" and recipe.train == "lora"
     each = (2 if half else 4) + (12 if recipe.train == "all" else 0)

@@ -9,28 +9,61 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sameday.cache.build import Job, build
+from sameday.cache.build import Job, build, check_room, estimate
 from sameday.cache.key import Kind, differences
 from sameday.cache.store import BadEntry, Store, in_bytes, others, prune
 from sameday.cache.worth import Measured, judge
+from sameday.data.questions.audit import cores
 from sameday.data.questions.processor import ImageProcessor
-from sameday.data.questions.sample import ImageRef
+from sameday.data.questions.sample import ImageRef, images_of
 from sameday.data.questions.source import FEATURES, PIXELS, decode
 from sameday.hardware.disk import rate_of, read_rate
 from sameday.hardware.ranks import Ranks
 from sameday.models.qwen_vl import QwenVL
-from sameday.spec.errors import EXIT_STOPPED, RunStopped
-from sameday.tasks.start import Say
-from sameday.tasks.vqa import VqaTask
-from sameday.tasks.vqa_cache import settings_of, write_measured
+from sameday.spec.errors import EXIT_STOPPED, BadInput, RunStopped
+from sameday.spec.load import resolve_path
+from sameday.tasks.base import Caching, Say
+from sameday.tasks.vqa.cache import found, in_folder, settings_of, write_measured
+from sameday.tasks.vqa.task import VqaTask, load_processor
 
 STEPS = 4
 """Measured, each after it was done once."""
+
+
+def fill_cache(setup: Any, session: Any, asked: Caching) -> bool:
+    """What `sameday cache` was asked for; whether all is well. `setup` is the task's, in the session of the command."""
+    recipe, say = setup.recipe, session.say
+    if asked.kind == "features" and recipe.train_vision:
+        raise BadInput("features are of no use where recipe.train_vision trains the tower that makes them")
+    audited = session.audit(("train", "val", "test"))
+    plan = session.resolved.plan
+    folder = resolve_path(setup.home, plan.cache_dir)
+    task = None
+    if asked.kind == "features" or asked.measure:
+        task = session.load(audited.splits, plan.model_copy(update={"cache": "none"}))
+    processor = load_processor(recipe, setup.home)
+    with in_folder(folder):
+        model = None if task is None else task.model
+        filling = Filling(asked.kind, processor, images_of(audited.splits), folder, say, model)
+        if asked.what == "check":
+            return filling.check()
+        if asked.what != "fill":
+            filling.prune(everything=asked.what == "prune all")
+            return True
+        say(found(filling.store, [image.digest for image in filling.images]))
+        check_room(filling.store, estimate(filling.store, filling.jobs))
+        measured = None if task is None else filling.measure(task, session.steps(task))
+        filling.fill(workers=plan.workers or cores())
+        if task is None:
+            filling.compare_reading()
+        elif measured is not None:
+            filling.measure_again(task, measured)
+    return True
 
 
 class Filling:
@@ -124,15 +157,16 @@ class Filling:
         files, size = prune(self.store.root, keep)
         self.say(f"{self.kind}: {files} files that this recipe does not use are gone, {in_bytes(size)}")
 
-    def measure(self, task: VqaTask) -> Measured | None:
-        """Some steps of the plan, timed; nothing is updated. Kept beside the entries, for `cache: auto`."""
+    def measure(self, task: VqaTask, steps: Any) -> Measured | None:
+        """Some steps of the plan, timed; nothing is updated. Kept beside the entries, for `cache: auto`. `steps` is
+        what the loop computes them with."""
         disk = read_rate(self.store.root) or rate_of(self._some())
         if disk is None:
             self.say(f"not measured, since nothing can be written or read in {self.store.root}")
             return None
         known = {image.digest: image for image in self.images}
         count = min(STEPS, task.steps_per_epoch())
-        timed = [_timed(task, step) for step in range(count)]
+        timed = [_timed(task, steps, step) for step in range(count)]
         looked = [known[content] for each in timed for content in each.contents]
         measured = Measured(
             step=statistics.median(each.step for each in timed),
@@ -201,13 +235,13 @@ class _Timed(NamedTuple):
     contents: set[str]
 
 
-def _timed(task: VqaTask, step: int) -> _Timed:
+def _timed(task: VqaTask, steps: Any, step: int) -> _Timed:
     host = list(task.batches(step, None, Ranks()))
     batches = [batch.to(task.device) for batch in host]
 
     def learn() -> None:
-        for batch in batches:
-            task.loss_sum(batch, step)[0].backward()
+        steps.gradients.zero()
+        steps.accumulate(batches, step)
 
     def look() -> None:
         for batch in batches:
@@ -216,8 +250,6 @@ def _timed(task: VqaTask, step: int) -> _Timed:
 
     task.training(True)
     step_seconds, tower_seconds = _seconds(learn, task.device), _seconds(look, task.device)
-    for parameter in task.trained().values():
-        parameter.grad = None
     contents = {content for batch in host for content in batch.contents}
     return _Timed(step_seconds, tower_seconds, sum(sum(batch.times) for batch in host), contents)
 

@@ -1,0 +1,21 @@
+"""Which adapters are trained, for any model that has linear layers."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from sameday.spec.recipe import Strict
+
+
+class Lora(Strict):
+    """Low-rank adapters on some of the language model's linear layers."""
+
+    r: int = Field(4, ge=1, description="Rank of the adapters.")
+    alpha: float = Field(8, gt=0, description="Scale: an adapter's output is multiplied by alpha / r.")
+    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout on the input of each adapter.")
+    target_modules: tuple[str, ...] = Field(
+        ("q_proj", "k_proj", "v_proj", "o_proj"),
+        min_length=1,
+        description="Names of the linear layers that get an adapter. A name that only the vision tower has, "
+        "or that it has too, is refused unless train_vision is true.",
+    )

@@ -1,0 +1,66 @@
+"""The shapes of small vision models that are trained from scratch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from sameday.spec.recipe import Strict
+
+
+class VisionModel(Strict):
+    """What all of the models have: an image in patches, a width in heads."""
+
+    kind: str = Field(description="Which model.")
+    width: int = Field(192, ge=1, description="Numbers that stand for a patch; a multiple of heads.")
+    heads: int = Field(3, ge=1, description="Parts of the width that attend on their own.")
+    patch: int = Field(4, ge=1, description="Side of a square patch, in pixels.")
+    pool: Literal["class", "mean"] = Field(
+        "class", description="What is classified: a token of its own, or the mean of all patches."
+    )
+    dropout: float = Field(0.0, ge=0, le=0.99, description="Dropout of the hidden units.")
+
+    def tokens(self, image_size: int) -> int:
+        """Of one image: its patches, and the class token where there is one."""
+        return (image_size // self.patch) ** 2 + (self.pool == "class")
+
+    @model_validator(mode="after")
+    def _whole_heads(self) -> VisionModel:
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is no multiple of heads {self.heads}")
+        return self
+
+
+class BdhModel(VisionModel):
+    """Vision-BDH: one level with shared weights, gone through several times."""
+
+    kind: Literal["vision_bdh"] = Field("vision_bdh", description="Vision-BDH.")
+    levels: int = Field(6, ge=1, description="How often the level is gone through.")
+    heads: int = Field(6, ge=1, description="Parts of the width that attend on their own.")
+    latents: int = Field(32, ge=1, description="Sparse units: each head has latents * width / heads of them.")
+    attention: Literal["linear", "softmax"] = Field(
+        "linear", description="Scores as they are, as published, or through a softmax."
+    )
+    dropout: float = Field(0.1, ge=0, le=0.99, description="Dropout of the sparse units.")
+
+    @model_validator(mode="after")
+    def _pairs(self) -> BdhModel:
+        units = self.latents * self.width // self.heads
+        if units % 2:
+            raise ValueError(f"latents {self.latents} give each head {units} units, and they are rotated in pairs")
+        return self
+
+
+class VitModel(VisionModel):
+    """A vision transformer."""
+
+    kind: Literal["vit"] = Field("vit", description="A vision transformer.")
+    depth: int = Field(12, ge=1, description="Layers.")
+    mlp: int = Field(4, ge=1, description="Hidden units of a layer's perceptron, as a multiple of the width.")
+
+    @model_validator(mode="after")
+    def _pairs(self) -> VitModel:
+        if self.dropout and self.mlp * self.width % 2:
+            raise ValueError(f"width {self.width} times mlp {self.mlp} is odd, and units are dropped by pairs of keys")
+        return self

@@ -1,0 +1,84 @@
+"""The recipe of fine-tuning a vision-language model: its adapters, questions about images, and their order."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from sameday.spec.lora import Lora
+from sameday.spec.order import Order
+from sameday.spec.recipe import Recipe, Strict
+
+
+class Data(Strict):
+    """Question files (JSONL, one question per line) and where their images lie."""
+
+    train: str = Field(description="JSONL of training questions. Paths are relative to the recipe's folder.")
+    val: str | None = Field(None, description="JSONL of validation questions.")
+    test: str | None = Field(None, description="JSONL of test questions.")
+    image_root: str = Field(".", description="Folder that image paths are relative to, and may not leave.")
+    limit: int | None = Field(None, ge=1, description="Use only the first so many questions of each file.")
+    on_bad: Literal["stop", "skip"] = Field(
+        "stop", description="Bad lines stop the run, or are left out and recorded in the run folder."
+    )
+
+
+class VlmRecipe(Recipe):
+    """What all tasks that train a vision-language model on questions about images share."""
+
+    has: ClassVar[frozenset[str]] = frozenset({"shared prefixes", "token rows", "decoder layers", "image cache"})
+    sample: ClassVar[str] = "question"
+    plain: ClassVar[str] = "one question at a time"
+    result: ClassVar[str] = "adapter"
+    scored_by: ClassVar[tuple[str, ...]] = ("data.val", "loss_weight")
+
+    model: str = Field(description="Hub name or local folder of a Qwen3-VL or Qwen2.5-VL model.")
+    revision: str | None = Field(None, description="Hub revision of the model.")
+    start_adapter: str | None = Field(None, description="Folder of a PEFT adapter to start from.")
+    train: Literal["lora", "all"] = Field("lora", description="Adapters, or all of the language model's weights.")
+    lora: Lora = Field(default_factory=Lora, description="The adapters, where train is lora.")
+    train_vision: bool = Field(False, description="Train the vision tower too. Otherwise it is frozen.")
+
+    data: Data = Field(description="Where questions and images are.")
+    system_prompt: str | None = Field(None, description="System message put before every question that has none.")
+    min_pixels: int | None = Field(None, ge=1, description="Smaller images are enlarged. Default: the processor's.")
+    max_pixels: int | None = Field(None, ge=1, description="Larger images are reduced. Default: the processor's.")
+    image_backend: Literal["pil", "torchvision"] = Field(
+        "pil", description="Which implementation resizes images. The two give different pixels."
+    )
+    max_length: int | None = Field(
+        None,
+        ge=8,
+        description="Longest question with its answer, in tokens. Never cuts image tokens or a whole answer.",
+    )
+
+    order: Order = Field(default_factory=Order, description="In which order questions are seen.")
+    loss_weight: Literal["token", "sample"] = Field(
+        "token", description="Each answer token weighs the same, or each question does."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _order_by_name(cls, values: Any) -> Any:
+        if isinstance(values, dict) and isinstance(values.get("order"), str):
+            return {**values, "order": {"kind": values["order"]}}
+        return values
+
+    @model_validator(mode="after")
+    def _consistent(self) -> VlmRecipe:
+        if self.start_adapter is not None and self.train != "lora":
+            raise ValueError("start_adapter continues an adapter, so train must be lora")
+        if self.min_pixels and self.max_pixels and self.min_pixels > self.max_pixels:
+            raise ValueError(f"min_pixels {self.min_pixels} is larger than max_pixels {self.max_pixels}")
+        return self
+
+    def identity(self) -> dict[str, Any]:
+        fields = super().identity()
+        if self.train != "lora":
+            fields.pop("lora")
+        return fields
+
+    @property
+    def dropout(self) -> float:
+        return self.lora.dropout if self.train == "lora" else 0.0

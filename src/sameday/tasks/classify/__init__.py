@@ -1,0 +1,1 @@
+"""Classification: labels of images, learned by small vision models that are trained from scratch."""

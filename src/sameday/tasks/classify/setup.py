@@ -1,0 +1,150 @@
+"""Classification before the loop: labelled images, plan choices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from sameday.data.labelled.pictures import Pictures, Split, read_pictures
+from sameday.spec.classify import ClassifyRecipe
+from sameday.spec.errors import BadInput
+from sameday.spec.load import resolve_path
+from sameday.spec.plan import Plan
+from sameday.tasks.base import Audited, Choice, Resolved, Say, TaskSetup
+from sameday.tasks.classify.words import recipe_words
+
+if TYPE_CHECKING:
+    import torch
+
+    from sameday.hardware.machine import Machine
+    from sameday.tasks.classify.task import ClassifyTask
+
+
+PICTURES = (256, 64)
+"""Images of a micro-batch that the tuner tries, where a step has more."""
+
+
+class ClassifySetup(TaskSetup):
+    recipe_type = ClassifyRecipe
+    modules = ("sameday.tasks.classify.task",)
+    together: ClassVar[Mapping[str, Any]] = {"micro_batch": None}
+
+    recipe: ClassifyRecipe
+
+    def __init__(self, recipe: ClassifyRecipe, home: Path) -> None:
+        super().__init__(recipe, home)
+        self.path = resolve_path(home, recipe.data.path)
+
+    def lacks(self, split: str) -> str | None:
+        if split == "val" and not self.recipe.data.val and not (self.path / "val").is_dir():
+            return f"the recipe holds no images out (data.val is 0), and {self.path} has no val folder"
+        return None
+
+    def audit(
+        self, say: Say, splits: Sequence[str] = ("train", "val"), few: Mapping[str, int] | None = None
+    ) -> Audited:
+        audited: dict[str, Pictures] = {}
+        problems: list[str] = []
+        for split in splits:
+            if self.lacks(split) is not None:
+                continue
+            try:
+                pictures = self._read(split, say)  # type: ignore[arg-type]
+            except BadInput as error:
+                problems.append(str(error))
+                continue
+            if len(pictures.classes) < 2:
+                problems.append(f"{self.path} has one class, {pictures.classes[0]}: there is nothing to tell apart")
+            audited[split] = pictures if few is None else _first(pictures, few[split])
+        if problems:
+            raise BadInput("\n".join(dict.fromkeys(problems)))
+        return Audited(audited, {split: len(pictures) for split, pictures in audited.items()}, [])
+
+    def _read(self, split: Split, say: Say) -> Pictures:
+        data = self.recipe.data
+
+        def progress(done: int, total: int) -> None:
+            if total >= 5000:
+                say(f"reading {split}: {done} of {total} images")
+
+        return read_pictures(
+            self.path, split, data.image_size, data.val, data.split_seed, limit=data.limit, progress=progress
+        )
+
+    def load(self, plan: Plan, device: torch.device, splits: Any) -> ClassifyTask:
+        from sameday.tasks.classify.task import ClassifyTask
+
+        return ClassifyTask.load(self.recipe, plan, device, splits)
+
+    def choose_plan(self, machine: Machine, ranks: int) -> tuple[Plan, dict[str, str]]:
+        from sameday.tasks.classify.automatic import choose_plan
+
+        return choose_plan(self.recipe, machine)
+
+    def check_plan(self, plan: Plan, machine: Machine) -> None:
+        from sameday.tasks.classify.automatic import check_plan
+
+        check_plan(plan, machine, self.recipe.precision)
+
+    def resolve_auto(self, plan: Plan, machine: Machine) -> Resolved:
+        from sameday.tasks.classify.automatic import level_kernel
+
+        kernel, why = level_kernel(plan, self.recipe, machine)
+        if plan.level_kernel != "auto":
+            return Resolved(plan)
+        return Resolved(plan.model_copy(update={"level_kernel": kernel}), {"level_kernel": why})
+
+    def low_memory(self, plan: Plan) -> Plan:
+        return plan.model_copy(update={"micro_batch": max(1, self.recipe.effective_batch // 8)})
+
+    def fits_two_arms(self, memory: int) -> bool:
+        """These models are small beside any GPU."""
+        return True
+
+    def for_evaluation(self, plan: Plan) -> Plan:
+        anywhere = {"device": "auto", "level_kernel": "auto", "images_on": "auto", "cuda_graphs": False}
+        return plan.model_copy(update=anywhere | {"compile": "none"})
+
+    def choices(self, machine: Machine) -> list[Choice]:
+        choices = [Choice("images_on", ({"images_on": "device"},))]
+        if machine.device == "cuda" and machine.triton:
+            choices.insert(0, Choice("level_kernel", ({"level_kernel": "fused", "compile": "none"},)))
+            choices.append(Choice("compile", ({"compile": "layers", "level_kernel": "plain"},)))
+        if machine.device == "cuda":
+            graphs = {"cuda_graphs": True, "images_on": "device", "workers": 0}
+            choices.insert(1, Choice("cuda_graphs", (graphs,)))
+        smaller = tuple({"micro_batch": count} for count in PICTURES if count < self.recipe.effective_batch)
+        return [*choices, Choice("micro_batch", smaller)]
+
+    def cuts(self, device: str, plan: Plan) -> list[dict[str, Any]]:
+        return [] if plan.micro_batch is None else [{"micro_batch": None}]
+
+    def cannot(self, machine: Machine) -> frozenset[tuple[str, str]]:
+        from sameday.tasks.classify.automatic import no_fused_levels
+
+        return frozenset({("level_kernel", "fused")} if no_fused_levels(self.recipe, machine) else ())
+
+    def trial_values(self, device: str, size: int) -> dict[str, tuple[Any, ...]]:
+        from sameday.kernels.bdh import interpreted
+
+        cuda = device == "cuda"
+        return {
+            "micro_batch": (None, 5 * size, size),
+            "compile": ("none", "layers", "auto"),
+            "compile_mode": ("default", *(("reduce-overhead", "max-autotune") if cuda else ())),
+            "level_kernel": ("plain", *(("fused", "auto") if cuda or interpreted() else ())),
+            "cuda_graphs": (False, *((True,) if cuda else ())),
+            "images_on": ("host", "device", "auto"),
+            "eval_batch": (None, 3 * size),
+        }
+
+    def words(self) -> tuple[str, str]:
+        return recipe_words(self.recipe)
+
+
+def _first(pictures: Pictures, count: int) -> Pictures:
+    keep = np.s_[:count]
+    return Pictures(pictures.pixels[keep], pictures.labels[keep], pictures.classes, pictures.names[keep])

@@ -1,0 +1,1 @@
+"""Visual question answering: answers to questions about images, learned token by token."""

@@ -1,0 +1,84 @@
+"""What a step of questions must compute and move at least, and what its plan executes. No image is read."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from sameday.data.questions.batch import Batch
+from sameday.data.questions.sample import ImageRef
+from sameday.data.questions.source import Look, Picture, Source
+from sameday.data.times import Times
+from sameday.hardware.ranks import Ranks
+from sameday.models.flops import executed, needed
+from sameday.models.qwen_vl import QwenVL
+from sameday.tasks.base import StepCost, optimizer_bytes
+
+if TYPE_CHECKING:
+    from sameday.tasks.vqa.task import VqaTask
+
+
+def step_cost(task: VqaTask, step: int, budget: int | None, ranks: Ranks) -> StepCost:
+    names = _Names(task.source)
+    named = copy.copy(task)
+    named.source = names
+    batches = list(named.batches(step, budget, ranks))
+    model = task.model
+    return StepCost(
+        samples=sum(len(batch.sample_ids) for batch in batches),
+        micro_batches=len(batches),
+        flop=sum(needed(model, batch).total for batch in batches),
+        executed_flop=sum(executed(model, batch).total for batch in batches),
+        memory_bytes=sum(_weights_moved(model, batch) for batch in batches) + optimizer_bytes(task),
+        copy_bytes=sum(_image_bytes(model, batch) for batch in batches),
+        disk_bytes=sum(names.sizes.values()),
+    )
+
+
+class _Names(Source):
+    """Stands where a task's source stands, and reads nothing: it notes which images are asked for, and from where."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(source.processor, source.pixels, source.features)
+        self.sizes: dict[str, int] = {}
+
+    def look(self, image: ImageRef) -> Picture:
+        ready = self.features is not None and self.features.has(image.digest)
+        self.sizes[image.digest] = self._size(image)
+        empty = torch.empty(0, 0, 0) if ready else torch.empty(0, dtype=torch.uint8)
+        return Picture(image.digest, empty, ready, Times())
+
+    def once(self) -> Look:
+        return self.look
+
+    def _size(self, image: ImageRef) -> int:
+        stores = (store for store in (self.features, self.pixels) if store is not None)
+        kept = (store.path(image.digest) for store in stores if store.has(image.digest))
+        return next(kept, image.path).stat().st_size
+
+
+def _weights_moved(model: QwenVL, batch: Batch) -> int:
+    """Of a table of embeddings only some rows are read, which is next to nothing."""
+    language = sum(_bytes(part.parameters()) for part in (model.text.layers, model.text.norm, model.head))
+    tower = 0 if all(batch.ready) else _bytes(model.tower.parameters())
+    return 2 * language + (2 if model.tower_trained else 1) * tower
+
+
+def _image_bytes(model: QwenVL, batch: Batch) -> int:
+    """Of pixels, or of features where they are ready."""
+    config, side = model.tower.config, model.patching.side
+    levels = 1 + len(getattr(config, "deepstack_visual_indexes", None) or [])
+    token = levels * config.out_hidden_size * model.levels.dtype.itemsize
+    patches = [high * wide for high, wide in batch.grids]
+    return sum(
+        count // model.patching.merge**2 * token if ready else count * side**2 * 3
+        for count, ready in zip(patches, batch.ready, strict=True)
+    )
+
+
+def _bytes(parameters: Iterable[nn.Parameter]) -> int:
+    return sum(parameter.nbytes for parameter in parameters)

@@ -1,0 +1,226 @@
+"""Visual question answering before the loop: question files and images, the model's configuration, plan choices."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from sameday.data.questions.audit import DEFAULT_SPECIAL, check, report
+from sameday.data.questions.sample import Sample
+from sameday.spec.errors import BadInput
+from sameday.spec.load import resolve_model, resolve_path
+from sameday.spec.plan import Plan
+from sameday.spec.vqa import VqaRecipe
+from sameday.tasks.base import Audited, Caching, Choice, LeftOut, Resolved, Say, TaskSetup
+from sameday.tasks.vqa.words import recipe_words
+
+if TYPE_CHECKING:
+    import torch
+
+    from sameday.hardware.machine import Machine
+    from sameday.tasks.vqa.task import VqaTask
+
+
+SHARING: dict[str, Any] = {"share_images": True, "packing": True, "max_questions": None}
+TUNED_BUDGETS = tuple(2**n for n in range(8, 18))
+"""Tokens of a micro-batch that the tuner tries."""
+USUAL_BUDGET = 8192
+"""Tokens of a micro-batch that keep a GPU busy."""
+CPU_BUDGETS = (256, 512, 1024, 2048)
+"""Tokens of a micro-batch that a CPU may be told to try. It has only dense masks, which grow with the square of a row:
+the last is what would be chosen for it."""
+
+
+class VqaSetup(TaskSetup):
+    recipe_type = VqaRecipe
+    modules = ("transformers", "peft", "sameday.tasks.vqa.task")
+    alone: ClassVar[Mapping[str, Any]] = {
+        "share_images": False,
+        "packing": False,
+        "max_questions": 1,
+        "pad_to_multiple": 1,
+    }
+    together: ClassVar[Mapping[str, Any]] = {**SHARING, "token_budget": 2**30}
+    # `make soak`, float32 and bf16 each: none of 100 puts the rate below 3% with 95% confidence.
+    false_alarms = "no false alarm in 100 comparisons of equivalent plans on a CPU: fewer than 3 in 100"
+
+    recipe: VqaRecipe
+
+    def lacks(self, split: str) -> str | None:
+        return f"the recipe has no data.{split}" if getattr(self.recipe.data, split) is None else None
+
+    def audit(
+        self, say: Say, splits: Sequence[str] = ("train", "val"), few: Mapping[str, int] | None = None
+    ) -> Audited:
+        for token in DEFAULT_SPECIAL:
+            if token in (self.recipe.system_prompt or ""):
+                raise BadInput(f"recipe.system_prompt holds {token}, which would become a real token")
+        data = self.recipe.data
+        audited: dict[str, list[Sample]] = {}
+        skipped: list[Any] = []
+        errors: list[str] = []
+        for name in splits:
+            file = getattr(data, name)
+            if file is None:
+                continue
+            try:
+                audited[name], problems = check(
+                    resolve_path(self.home, file),
+                    resolve_path(self.home, data.image_root),
+                    limit=data.limit,
+                    on_bad=data.on_bad,
+                    progress=_progress(name, say),
+                    label=file,
+                    few=None if few is None else few[name],
+                )
+                skipped += problems
+            except BadInput as error:
+                errors.append(str(error))
+        if errors:
+            raise BadInput("\n".join(errors))
+        if skipped:
+            say(f"left out: {report(skipped)}")
+        sizes = {name: len(samples) for name, samples in audited.items()}
+        return Audited(audited, sizes, [LeftOut(problem.where, problem.what) for problem in skipped])
+
+    def check_model(self, say: Say) -> None:
+        from sameday.models.hub import announce_download
+
+        announce_download(resolve_model(self.home, self.recipe.model), self.recipe.revision, say)
+        _ = self.config
+
+    @cached_property
+    def config(self) -> Any:
+        """The model's configuration; what cannot be trained is refused here, before weights are loaded."""
+        from transformers import AutoConfig
+
+        from sameday.models.qwen_vl import check_supported
+
+        recipe = self.recipe
+        try:
+            config = AutoConfig.from_pretrained(resolve_model(self.home, recipe.model), revision=recipe.revision)
+        except (OSError, ValueError) as error:
+            raise BadInput(f"model {recipe.model!r}: its configuration cannot be read: {error}") from None
+        check_supported(config)
+        return config
+
+    def drop_too_long(self, splits: Any) -> Any:
+        from sameday.tasks.vqa.task import drop_too_long, load_encoder, load_processor
+
+        encoder = load_encoder(self.recipe, self.home, load_processor(self.recipe, self.home))
+        return drop_too_long(encoder, splits, self.recipe.data.on_bad == "skip")[0]
+
+    def load(self, plan: Plan, device: torch.device, splits: Any) -> VqaTask:
+        import transformers
+
+        from sameday.tasks.vqa.task import VqaTask
+
+        if not sys.stderr.isatty():
+            transformers.utils.logging.disable_progress_bar()
+        return VqaTask.load(self.recipe, plan, self.home, device, splits)
+
+    def choose_plan(self, machine: Machine, ranks: int) -> tuple[Plan, dict[str, str]]:
+        from sameday.tasks.vqa.automatic import choose_plan
+
+        return choose_plan(self.recipe, machine, self.config, ranks)
+
+    def check_plan(self, plan: Plan, machine: Machine) -> None:
+        from sameday.tasks.vqa.automatic import attention_kernel
+
+        attention_kernel(plan, machine, self.recipe.precision)
+
+    def resolve_auto(self, plan: Plan, machine: Machine) -> Resolved:
+        from sameday.tasks.vqa.automatic import attention_kernel
+
+        if plan.cache == "features" and self.recipe.train_vision:
+            raise BadInput(
+                "plan.cache features keeps what the vision tower makes of an image, and recipe.train_vision trains the "
+                "tower; allowed: none, pixels, auto"
+            )
+        kernel, why = attention_kernel(plan, machine, self.recipe.precision)
+        if plan.attention != "auto":
+            return Resolved(plan)
+        return Resolved(plan.model_copy(update={"attention": kernel}), {"attention": why})
+
+    def low_memory(self, plan: Plan) -> Plan:
+        return plan.model_copy(update={"checkpointing": "full"})
+
+    def fits_two_arms(self, memory: int) -> bool:
+        """A reference takes twice the weights in float32 and about as much for activations, another arm the weights
+        and activations."""
+        from sameday.tasks.vqa.automatic import language_weights
+
+        return self.recipe.train == "lora" and memory > 5 * 2 * language_weights(self.config.text_config)
+
+    def fill_cache(self, session: Any, asked: Caching) -> bool:
+        from sameday.tasks.vqa.fill import fill_cache
+
+        return fill_cache(self, session, asked)
+
+    def images_folder(self, plan: Plan) -> Path:
+        """What a cache will make need not be there yet."""
+        where = plan.cache_dir if plan.cache in ("pixels", "features") else self.recipe.data.image_root
+        path = resolve_path(self.home, where).resolve()
+        return next(each for each in (path, *path.parents) if each.is_dir())
+
+    def choices(self, machine: Machine) -> list[Choice]:
+        compiles = machine.device == "cuda" and machine.triton
+        kernels = ("sdpa", "split", *(("flex",) if compiles else ()))
+        budgets = tuple({"token_budget": tokens, "max_questions": None} for tokens in TUNED_BUDGETS)
+        choices = [
+            Choice("share_images", (SHARING,)),
+            Choice("label_only_logits", ({"label_only_logits": True},)),
+            Choice("checkpointing", ({"checkpointing": "none"},)),
+            Choice("token_budget", budgets, climb=True, cuts=True),
+        ]
+        if compiles:
+            padded = tuple({"compile": "layers", "pad_to_multiple": multiple} for multiple in (32, 128))
+            choices.append(Choice("compile", padded))
+        return [*choices, Choice("attention", tuple({"attention": kernel} for kernel in kernels))]
+
+    def cuts(self, device: str, plan: Plan) -> list[dict[str, Any]]:
+        """Those that share images are for plans that do not."""
+        if device == "cpu":
+            cuts = [{"token_budget": tokens, "max_questions": None} for tokens in CPU_BUDGETS]
+            shared = [SHARING | {"token_budget": tokens} for tokens in CPU_BUDGETS]
+        else:
+            more = plan.token_budget if plan.max_questions is not None else 4 * plan.token_budget
+            cuts, shared = [{"token_budget": max(USUAL_BUDGET, more), "max_questions": None}], [SHARING]
+        return [*cuts, *(shared if not plan.share_images else ())]
+
+    def cannot(self, machine: Machine) -> frozenset[tuple[str, str]]:
+        return frozenset({("cache", "features")} if self.recipe.train_vision else ())
+
+    def trial_values(self, device: str, size: int) -> dict[str, tuple[Any, ...]]:
+        return {
+            "share_images": (False, True),
+            "packing": (False, True),
+            "token_budget": (8192, 2 * size, 5 * size),
+            "max_questions": (1, 4, None),
+            "pad_to_multiple": (1, 16),
+            "checkpointing": ("none", "full"),
+            "attention": ("auto", "sdpa", "split", *(("flex",) if device == "cuda" else ())),
+            "label_only_logits": (False, True),
+            "cache": ("none", "pixels", "features"),
+            "cache_dir": ("sameday-cache", "sameday-cache/other"),
+            "eval_token_budget": (None, 3 * size),
+        }
+
+    def words(self) -> tuple[str, str]:
+        return recipe_words(self.recipe)
+
+
+def _progress(name: str, say: Say) -> Callable[[int, int], None]:
+    """A line at each tenth of a long audit; nothing for a short one."""
+    shown = 0
+
+    def show(done: int, total: int) -> None:
+        nonlocal shown
+        if total >= 500 and done * 10 // total > shown:
+            shown = done * 10 // total
+            say(f"checking {name}: {done} of {total} images decoded")
+
+    return show

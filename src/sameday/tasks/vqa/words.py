@@ -1,0 +1,35 @@
+"""What a recipe trains, and on what, in plain words."""
+
+from __future__ import annotations
+
+from sameday.spec.vlm import VlmRecipe
+from sameday.spec.words import number
+
+ORDERS = {
+    "shuffle": "all questions at random",
+    "listed": "questions as listed in the file",
+    "by_image": "images at random, an image's questions together",
+    "curriculum": "stage by stage, the lowest first",
+}
+
+
+def recipe_words(recipe: VlmRecipe) -> tuple[str, str]:
+    what = f"The model “{recipe.model}” learns answers to questions about images. "
+    if recipe.train == "lora":
+        lora = recipe.lora
+        dropout = f", dropout {number(lora.dropout)}" if lora.dropout else ""
+        what += f"Trained are adapters (LoRA) of rank {lora.r}, alpha {number(lora.alpha)}{dropout}, on "
+        what += f"{', '.join(lora.target_modules)}"
+        what += f", starting from {recipe.start_adapter}. " if recipe.start_adapter else ". "
+    else:
+        what += "Trained are all weights of the language model. "
+    what += "The vision tower is trained too." if recipe.train_vision else "The vision tower is frozen."
+    data = f"Questions come from {recipe.data.train}, {ORDERS[recipe.order.kind]}"
+    if recipe.order.max_per_image:
+        data += f", at most {recipe.order.max_per_image} of one image in a step"
+    data += f"; validated on {recipe.data.val}. " if recipe.data.val else "; there is no validation set. "
+    data += f"Only the first {recipe.data.limit:,} of each file are used. " if recipe.data.limit else ""
+    data += f"Images have at most {recipe.max_pixels:,} pixels. " if recipe.max_pixels else ""
+    data += f"System prompt: “{recipe.system_prompt}”. " if recipe.system_prompt else ""
+    each = "answer token" if recipe.loss_weight == "token" else "question"
+    return what, data + f"In the loss each {each} weighs the same."

@@ -1,0 +1,152 @@
+"""One start-up for all commands: specs from files, the environment before torch is loaded, ranks, the machine, and
+automatic choices resolved once, into one object."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sameday.spec.errors import EXIT_OUT_OF_MEMORY, RunStopped
+from sameday.spec.load import load_plan, load_recipe, split_sets
+from sameday.spec.plan import Plan
+from sameday.spec.recipe import Recipe
+from sameday.tasks.base import Audited, Resolved, Say, Task, TaskSetup
+from sameday.tasks.registry import setup_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from sameday.hardware.machine import Machine
+    from sameday.hardware.ranks import Ranks
+    from sameday.train.steps import Steps
+
+
+def silent(_text: str) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Specs:
+    """What a command names, read and checked before torch is loaded. Where the plan is `automatic` it holds only what
+    the `fixed` fields were set to, and the rest is chosen for the machine."""
+
+    recipe: Recipe
+    home: Path
+    plan: Plan
+    automatic: bool = False
+    fixed: tuple[str, ...] = ()
+
+    @classmethod
+    def from_files(cls, recipe_path: Path, plan_path: Path | None, sets: Sequence[str]) -> Specs:
+        recipe_sets, plan_sets = split_sets(sets)
+        recipe = load_recipe(recipe_path, recipe_sets)
+        plan = load_plan(plan_path, plan_sets, recipe)
+        fixed = {text.partition("=")[0].split(".")[1].strip() for text in plan_sets}
+        return cls(recipe, recipe_path.resolve().parent, plan, plan_path is None, tuple(sorted(fixed)))
+
+
+@dataclass(frozen=True)
+class Session:
+    """`plan` is what was asked for or chosen, as a run folder records it; `resolved.plan` is the one that runs, without
+    automatic fields. `reasons` has why each was chosen."""
+
+    recipe: Recipe
+    home: Path
+    setup: TaskSetup
+    ranks: Ranks
+    machine: Machine
+    device: torch.device
+    plan: Plan
+    resolved: Resolved
+    reasons: Mapping[str, str]
+    say: Say
+
+    @classmethod
+    def start(cls, specs: Specs, say: Say = silent, join: bool = False, ranks: int | None = None) -> Session:
+        """`join` makes this process one of torchrun's; `ranks` is how many a plan is chosen for, where that is another
+        number."""
+        prepare_environment(specs.plan)
+
+        from sameday.hardware.machine import detect_machine, device_kind, pick_device, set_deterministic
+        from sameday.hardware.ranks import Ranks
+
+        group = Ranks.join(device_kind(specs.plan)) if join else Ranks()
+        try:
+            setup = setup_of(specs.recipe, specs.home)
+            machine = detect_machine(device_kind(specs.plan))
+            group.from_first(lambda: setup.check_model(say))
+            # The first rank's plan is everyone's: ranks that cut a step differently would drop samples.
+            plan, reasons, resolved = group.from_first(lambda: _resolved(specs, setup, machine, ranks or group.size))
+            set_deterministic(plan.deterministic)
+            device = pick_device(plan, group)
+        except BaseException:
+            group.leave()
+            raise
+        say_here = say if group.first else silent
+        return cls(specs.recipe, specs.home, setup, group, machine, device, plan, resolved, reasons, say_here)
+
+    def choices(self) -> Iterator[str]:
+        """What was chosen for the machine, and what the plan left to it, each with its reason."""
+        for name, why in self.reasons.items():
+            yield f"plan.{name}: {getattr(self.plan, name)}, because {why}"
+        for name, (value, why) in self.resolved.values.items():
+            yield f"{name}: {value}, because {why}"
+
+    @property
+    def recorded_choices(self) -> dict[str, str]:
+        return {**self.reasons, **{name: f"{value}: {why}" for name, (value, why) in self.resolved.values.items()}}
+
+    def audit(self, splits: Sequence[str] = ("train", "val"), few: Mapping[str, int] | None = None) -> Audited:
+        """By the first rank, for all of them."""
+        return self.ranks.from_first(lambda: self.setup.audit(self.say, splits, few))
+
+    def load(self, splits: Any, plan: Plan | None = None) -> Task:
+        """The task on this process's device. `plan` stands instead of the session's, resolved too."""
+        import torch
+
+        try:
+            return self.setup.load(plan or self.resolved.plan, self.device, splits)
+        except torch.OutOfMemoryError:
+            lack = f"out of memory while the model was loaded: {self.machine.name} has {_gib(self.machine.memory)}"
+            raise RunStopped(
+                f"{lack}, and other programs may use some of it. What is left to try: a smaller recipe.model, "
+                "recipe.precision bf16, a GPU with more memory.",
+                EXIT_OUT_OF_MEMORY,
+            ) from None
+
+    def steps(self, task: Task) -> Steps:
+        """What the loop computes a step with, for whoever times steps without training."""
+        from sameday.train.steps import Steps
+
+        return Steps(self.recipe, self.resolved.plan, task, self.ranks)
+
+    def close(self) -> None:
+        self.ranks.leave()
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.0f} GiB"
+
+
+def _resolved(specs: Specs, setup: TaskSetup, machine: Machine, ranks: int) -> tuple[Plan, dict[str, str], Resolved]:
+    plan, reasons = automatic_plan(specs, setup, machine, ranks) if specs.automatic else (specs.plan, {})
+    return plan, reasons, setup.resolve_auto(plan, machine)
+
+
+def automatic_plan(specs: Specs, setup: TaskSetup, machine: Machine, ranks: int) -> tuple[Plan, dict[str, str]]:
+    """Choices for this machine; what `--set plan.x=…` says stands."""
+    chosen, reasons = setup.choose_plan(machine, ranks)
+    asked = {name: getattr(specs.plan, name) for name in specs.fixed}
+    plan = Plan.model_validate(chosen.model_dump() | asked)
+    return plan, {k: v for k, v in reasons.items() if k not in asked} | dict.fromkeys(specs.fixed, "asked for")
+
+
+def prepare_environment(plan: Plan) -> None:
+    """Before torch is loaded: variables that it and the tokenizers read once, at their start."""
+    os.environ.update(plan.environment)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # worker processes are forked
+    if plan.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

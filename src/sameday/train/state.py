@@ -1,0 +1,82 @@
+"""What the loop must remember between two processes, as one record that is saved whole; and the files of a run that are
+made of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+
+from sameday.spec.errors import BadInput
+from sameday.spec.plan import Plan
+from sameday.spec.recipe import Recipe
+from sameday.spec.record import RunFolder
+from sameday.tasks.base import Task
+from sameday.train import checkpoint
+from sameday.train.optim import optimizer_tensors, restore_optimizer
+from sameday.train.steps import Steps
+
+
+@dataclass
+class LoopState:
+    """`step` counts the steps done. `best` has the lowest validation loss so far, with its step and other scores.
+    `budget` is what the plan's was lowered to when memory ran out."""
+
+    step: int = 0
+    best: dict[str, Any] | None = None
+    budget: int | None = None
+
+    def compare(self, scores: dict[str, float]) -> None:
+        if scores["loss"] < (self.best["loss"] if self.best else math.inf):
+            self.best = {"step": self.step, **scores}
+
+
+def restore(recipe: Recipe, task: Task, run: RunFolder, steps: Steps, say: Callable[[str], None]) -> LoopState:
+    """The newest valid checkpoint's, weights and optimizer taken back; a new one where there is none."""
+    newest = checkpoint.newest(run.checkpoints, recipe, say)
+    if newest is None:
+        return LoopState()
+    recorded = newest.state["digests"]
+    # An older release may have recorded fewer of them.
+    changed = [name for name, digest in task.digests().items() if recorded.get(name, digest) != digest]
+    if changed:
+        raise BadInput(
+            f"{newest.path}: the {' and the '.join(changed)} changed since this checkpoint; choose another --out"
+        )
+    task.restore(newest.path)
+    restore_optimizer(steps.optimizer, steps.trained, load_file(newest.path / checkpoint.OPTIMIZER))
+    say(f"resumed from {newest.path.name}")
+    return LoopState(
+        **{field.name: newest.state[field.name] for field in fields(LoopState) if field.name in newest.state}
+    )
+
+
+def save(recipe: Recipe, plan: Plan, run: RunFolder, task: Task, steps: Steps, state: LoopState) -> None:
+    def fill(folder: Path) -> None:
+        task.save(folder)
+        save_file(optimizer_tensors(steps.optimizer, steps.trained), folder / checkpoint.OPTIMIZER)
+
+    about = {
+        "fingerprint": recipe.fingerprint,
+        "recipe": recipe.model_dump(mode="json"),
+        "digests": task.digests(),
+    }
+    checkpoint.write(run.checkpoints, f"step-{state.step:06d}", fill, {**asdict(state), **about})
+    _tidy(plan, run, state)
+
+
+def finish_run(plan: Plan, run: RunFolder, task: Task, scores: dict[str, float], state: LoopState) -> None:
+    """The finished weights and scores."""
+    _tidy(plan, run, state)  # once more, for a run killed before it could
+    checkpoint.write(run.path, run.result.name, task.save, None)
+    run.write_json("eval.json", {"val": scores, "best": state.best})
+
+
+def _tidy(plan: Plan, run: RunFolder, state: LoopState) -> None:
+    if state.best is not None:
+        run.write_json("checkpoints/best.json", state.best)
+    checkpoint.prune(run.checkpoints, plan.save_total_limit, state.step, state.best["step"] if state.best else None)

@@ -1,0 +1,262 @@
+"""Optimizer steps, launched on the device and finished in order. The loop, the profiler, the verifier and
+`sameday cache --measure` all step through this."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sameday.data.feed import Feed
+from sameday.data.loader import feed
+from sameday.hardware.parts import Clock, during
+from sameday.hardware.ranks import Ranks
+from sameday.spec.errors import EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, RunStopped
+from sameday.spec.plan import Plan
+from sameday.spec.recipe import Recipe
+from sameday.tasks.base import Task
+from sameday.train.commit import DeviceTime, PendingScalars, StepCommit
+from sameday.train.optim import Gradients, allocate_state, make_optimizer
+
+
+@dataclass(frozen=True)
+class Good:
+    """A step that changed the weights. `step` counts from 0; `stop` says that a rank was asked to stop; `input` is what
+    its data took, `phases` where its time went, if it was timed."""
+
+    step: int
+    loss: float
+    norm: float
+    rate: float
+    seconds: float
+    samples: int
+    micro_batches: int
+    stop: bool
+    input: dict[str, float]
+    phases: dict[str, float] | None
+
+
+@dataclass(frozen=True)
+class OutOfMemory:
+    """A step in which a rank ran out of memory; the weights are as before it."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class Diverged:
+    """A step whose loss or gradient is not finite; the weights are as before it."""
+
+    step: int
+    loss: float
+    norm: float
+
+    def __str__(self) -> str:
+        if not math.isfinite(self.loss):
+            return f"loss {self.loss}"
+        return f"gradient norm {self.norm} at loss {self.loss:.4f}"
+
+
+@dataclass(frozen=True)
+class Failed:
+    """An exception that ended the launch of a step, after the end of those before it."""
+
+    error: Exception
+
+
+Outcome = Good | OutOfMemory | Diverged | Failed
+
+
+@dataclass(frozen=True)
+class _Launched:
+    step: int
+    samples: int
+    micro_batches: int
+    rate: float
+    scalars: PendingScalars
+    input: dict[str, float]
+    clock: Clock | None
+
+    def stop_clock(self) -> None:
+        if self.clock is not None:
+            self.clock.stop()
+
+
+class Steps:
+    """`launch` gives a step to the device whole, `finish` tells how earlier ones ended. Between the two a device may
+    have `ahead` steps more than are known: whoever saves or evaluates finishes all of them first."""
+
+    def __init__(self, recipe: Recipe, plan: Plan, task: Task, ranks: Ranks) -> None:
+        self._recipe, self._plan, self._task, self._ranks = recipe, plan, task, ranks
+        self.trained = task.trained()
+        try:
+            self.gradients = Gradients(self.trained)
+            self.optimizer = make_optimizer(self.trained, recipe, plan)
+            allocate_state(self.optimizer)
+        except torch.OutOfMemoryError:
+            raise RunStopped(
+                "out of memory: gradients and optimizer state do not fit beside the model. What is left to try: "
+                f"{task.memory_advice}.",
+                EXIT_OUT_OF_MEMORY,
+            ) from None
+        self._commit = StepCommit(self.optimizer, self.gradients, recipe.max_grad_norm)
+        self.ahead = self._commit.ahead
+        # Where nothing is launched ahead, the update is part of the step, and the host sees its end.
+        self._where = task.device if self.ahead else torch.device("cpu")
+        self._launched: deque[_Launched] = deque()
+        self._failed: Exception | None = None
+        self._short = False
+        self._feed: Feed | None = None
+        self.restart_timing()
+
+    def open(self, steps: Sequence[int], budget: int | None = None) -> None:
+        """The data of these steps, in this order, in micro-batches of at most `budget`."""
+        self.close()
+        if self._task.device.type == "cuda":
+            torch.cuda.empty_cache()
+        task, ranks = self._task, self._ranks
+        self._feed = feed(self._plan, task.device, steps, lambda step: task.batches(step, budget, ranks))
+        self.restart_timing()
+
+    def close(self) -> None:
+        if self._feed is not None:
+            self._feed.close()
+            self._feed = None
+
+    def restart_timing(self) -> None:
+        """What happened since the last step belongs to no step."""
+        self._mark = DeviceTime(self._where)
+
+    @property
+    def pending(self) -> int:
+        """Steps that were launched and whose end is not known yet."""
+        return len(self._launched)
+
+    def gradient(self, step: int, stop: bool = False) -> int:
+        """The step's whole gradient over all ranks, in place. How many micro-batches this rank had."""
+        assert self._feed is not None, "open comes first"
+        with during("optimizer"):
+            self.gradients.zero()
+        count = self.accumulate(next(self._feed), step)
+        # The one all-reduce of a step: gradients, loss, and what the ranks must decide together.
+        with during("exchange"):
+            if stop:
+                self.gradients.tail[2] = 1
+            self._ranks.sum_(self.gradients.buffer)
+        return count
+
+    def accumulate(self, batches: Iterable[Any], step: int) -> int:
+        """Forward and backward of micro-batches that are on the device. Running out of memory is noted, not raised: the
+        other ranks wait for this one's part of the sum."""
+        gradients, count = self.gradients, 0
+        scale = 1 / self._task.count(self._task.step_ids(step))
+        try:
+            for batch in batches:
+                loss, _ = self._task.loss_sum(batch, step)
+                with during("backward"):
+                    (loss * scale).backward()
+                with during("loss"):
+                    gradients.tail[0] += loss.detach() * scale
+                count += 1
+        except torch.OutOfMemoryError:
+            gradients.zero()
+            gradients.tail[1] = 1
+            self._short = True
+        return count
+
+    def launch(
+        self, step: int, rate: float, stop: bool = False, clock: Clock | None = None, laps: bool = False
+    ) -> None:
+        """`stop` tells all ranks that this one was asked to. `clock` times the step; one that `laps` goes on with the
+        next."""
+        for earlier in self._launched:
+            earlier.stop_clock()
+        if clock is not None:
+            clock.lap()
+        try:
+            count = self.gradient(step, stop)
+        except Exception as error:
+            self._failed = error  # after what was launched before
+            return
+        scalars = self._commit.begin(rate)
+        assert self._feed is not None
+        self._feed.look_ahead()  # while a GPU is at work
+        samples, own = len(self._task.step_ids(step)), None if laps else clock
+        self._launched.append(_Launched(step, samples, count, rate, scalars, self._feed.taken(), own))
+
+    def finish(self, keep: int) -> Iterator[Outcome]:
+        """How launched steps ended, in order, until at most `keep` are pending. A bad one is the last: nothing that was
+        launched after it changed the weights."""
+        # Until the all-reduce only one rank knows of a signal or of running out of memory, so none may branch on it.
+        if self._failed is not None or (self._short and self._ranks.size == 1):
+            keep = 0
+        while len(self._launched) > keep:
+            launched = self._launched.popleft()
+            outcome = self._ended(launched)
+            if not isinstance(outcome, Good):
+                self._discard(launched)
+                # Other ranks still wait for the step that failed here: they cannot be asked about this one.
+                error = self._failed if self._ranks.size > 1 else None
+                self._failed = None
+                yield Failed(error) if error is not None else outcome
+                return
+            keep = 0 if outcome.stop else keep
+            yield outcome
+        if self._failed is not None:
+            error, self._failed = self._failed, None
+            yield Failed(error)
+
+    def run(
+        self, steps: Sequence[int], clock: Clock | None = None, budget: int | None = None
+    ) -> Generator[Good, None, None]:
+        """These steps at a learning rate of zero, each when its end is known: what the loop does, without its records.
+        OutOfMemoryError or RunStopped where one is bad."""
+        self._task.training(True)
+        self.open(steps, budget)
+        for number, step in enumerate(steps, 1):
+            self.launch(step, 0.0, clock=clock, laps=True)
+            for outcome in self.finish(self.ahead if number < len(steps) else 0):
+                if isinstance(outcome, Failed):
+                    raise outcome.error
+                if isinstance(outcome, OutOfMemory):
+                    raise torch.OutOfMemoryError(f"in step {outcome.step + 1}")
+                if isinstance(outcome, Diverged):
+                    raise RunStopped(f"step {outcome.step + 1}: {outcome}", EXIT_DIVERGED)
+                yield outcome
+
+    def _ended(self, launched: _Launched) -> Good | OutOfMemory | Diverged:
+        loss, out_of_memory, stop, norm = self._commit.finish(launched.scalars)
+        if out_of_memory:
+            return OutOfMemory(launched.step)
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            return Diverged(launched.step, loss, norm)
+        launched.stop_clock()  # before the step's own end, which its phases must lie within
+        now = launched.scalars.time if self.ahead else DeviceTime(self._where)
+        seconds, self._mark = now.since(self._mark), now
+        phases = None if launched.clock is None else launched.clock.steps()[0]
+        return Good(
+            step=launched.step,
+            loss=loss,
+            norm=norm,
+            rate=launched.rate,
+            seconds=seconds,
+            samples=launched.samples,
+            micro_batches=launched.micro_batches,
+            stop=bool(stop),
+            input=launched.input,
+            phases=phases,
+        )
+
+    def _discard(self, bad: _Launched) -> None:
+        """What was launched after a bad step."""
+        for each in self._launched:
+            each.scalars.read()  # so that the device is through with it
+        for each in (bad, *self._launched):
+            each.stop_clock()
+        self._launched.clear()
+        self._short = False
+        self._commit.reset()
