@@ -65,7 +65,8 @@ def _announce(session: Session, run: RunFolder, audited: Audited) -> None:
     run.write_json("skipped.json", [asdict(each) for each in audited.left_out])
     if audited.left_out:
         session.say("what was left out is recorded in skipped.json")
-    run.write_json("choices.json", session.recorded_choices)
+    resolved = {name: f"{value}: {why}" for name, (value, why) in session.resolved.values.items()}
+    run.write_json("choices.json", {**session.reasons, **resolved})
 
 
 def _tell_loaded(session: Session, run: RunFolder, audited: Audited, task: Task) -> None:

@@ -31,13 +31,13 @@ class Good:
     step: int
     loss: float
     norm: float
-    rate: float
     seconds: float
+    stop: bool
+    phases: dict[str, float] | None
+    rate: float
     samples: int
     micro_batches: int
-    stop: bool
     input: dict[str, float]
-    phases: dict[str, float] | None
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,10 @@ Outcome = Good | OutOfMemory | Diverged | Failed
 @dataclass(frozen=True)
 class _Launched:
     step: int
-    samples: int
-    micro_batches: int
-    rate: float
     scalars: PendingScalars
-    input: dict[str, float]
     clock: Clock | None
+    data: tuple[float, int, int, dict[str, float]]
+    """Rate, samples, micro-batches and input, as `Good` has them."""
 
     def stop_clock(self) -> None:
         if self.clock is not None:
@@ -185,8 +183,8 @@ class Steps:
         scalars = self._commit.begin(rate)
         assert self._feed is not None
         self._feed.look_ahead()  # while a GPU is at work
-        samples, own = len(self._task.step_ids(step)), None if laps else clock
-        self._launched.append(_Launched(step, samples, count, rate, scalars, self._feed.taken(), own))
+        data = (rate, len(self._task.step_ids(step)), count, self._feed.taken())
+        self._launched.append(_Launched(step, scalars, None if laps else clock, data))
 
     def finish(self, keep: int) -> Iterator[Outcome]:
         """How launched steps ended, in order, until at most `keep` are pending. A bad one is the last: nothing that was
@@ -228,7 +226,7 @@ class Steps:
                     raise RunStopped(f"step {outcome.step + 1}: {outcome}", EXIT_DIVERGED)
                 yield outcome
 
-    def _ended(self, launched: _Launched) -> Good | OutOfMemory | Diverged:
+    def _ended(self, launched: _Launched) -> Outcome:
         loss, out_of_memory, stop, norm = self._commit.finish(launched.scalars)
         if out_of_memory:
             return OutOfMemory(launched.step)
@@ -238,18 +236,7 @@ class Steps:
         now = launched.scalars.time if self.ahead else DeviceTime(self._where)
         seconds, self._mark = now.since(self._mark), now
         phases = None if launched.clock is None else launched.clock.steps()[0]
-        return Good(
-            step=launched.step,
-            loss=loss,
-            norm=norm,
-            rate=launched.rate,
-            seconds=seconds,
-            samples=launched.samples,
-            micro_batches=launched.micro_batches,
-            stop=bool(stop),
-            input=launched.input,
-            phases=phases,
-        )
+        return Good(launched.step, loss, norm, seconds, bool(stop), phases, *launched.data)
 
     def _discard(self, bad: _Launched) -> None:
         """What was launched after a bad step."""
