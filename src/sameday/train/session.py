@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from sameday.train.steps import Steps
 
 
+SPLITS = ("train", "val")
+"""What training reads of the data."""
+
+
 def silent(_text: str) -> None:
     pass
 
@@ -63,11 +67,20 @@ class Session:
     resolved: Resolved
     reasons: Mapping[str, str]
     say: Say
+    audited: Audited | None = None
 
     @classmethod
-    def start(cls, specs: Specs, say: Say = silent, join: bool = False, ranks: int | None = None) -> Session:
+    def start(
+        cls,
+        specs: Specs,
+        say: Say = silent,
+        join: bool = False,
+        ranks: int | None = None,
+        audit: Sequence[str] = (),
+    ) -> Session:
         """`join` makes this process one of torchrun's; `ranks` is how many a plan is chosen for, where that is another
-        number."""
+        number. The splits in `audit` come first: bad data is found before the model is asked for, of the Hub perhaps.
+        """
         prepare_environment(specs.plan)
 
         from sameday.hardware.machine import detect_machine, device_kind, pick_device, set_deterministic
@@ -77,6 +90,7 @@ class Session:
         try:
             setup = setup_of(specs.recipe, specs.home)
             machine = detect_machine(device_kind(specs.plan))
+            audited = group.from_first(lambda: setup.audit(say, audit)) if audit else None
             group.from_first(lambda: setup.check_model(say))
             # The first rank's plan is everyone's: ranks that cut a step differently would drop samples.
             plan, reasons = group.from_first(lambda: _plan(specs, setup, machine, ranks or group.size))
@@ -87,7 +101,8 @@ class Session:
             group.leave()
             raise
         say_here = say if group.first else silent
-        return cls(specs.recipe, specs.home, setup, group, machine, device, plan, resolved, reasons, say_here)
+        fixed = (specs.recipe, specs.home, setup, group, machine, device)
+        return cls(*fixed, plan, resolved, reasons, say_here, audited)
 
     def choices(self) -> Iterator[str]:
         """What was chosen for the machine, and what the plan left to it, each with its reason."""
@@ -96,7 +111,7 @@ class Session:
         for name, (value, why) in self.resolved.values.items():
             yield f"{name}: {value}, because {why}"
 
-    def audit(self, splits: Sequence[str] = ("train", "val"), few: Mapping[str, int] | None = None) -> Audited:
+    def audit(self, splits: Sequence[str] = SPLITS, few: Mapping[str, int] | None = None) -> Audited:
         """By the first rank, for all of them."""
         return self.ranks.from_first(lambda: self.setup.audit(self.say, splits, few))
 
