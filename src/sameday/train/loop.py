@@ -43,7 +43,7 @@ def train(
             at = state.step + steps.pending
             due = cadence.due(at + 1)
             timed = Clock(task.device) if (at + 1) % plan.log_steps == 0 else None
-            steps.launch(at, learning_rate(recipe, at, total), stop.asked or due.stop, timed)
+            steps.launch(at, learning_rate(recipe, at, total), lambda: stop.asked or due.stop, timed)  # noqa: B023
             settle = due.any or asked or (stop.asked and ranks.size == 1)
             for outcome in steps.finish(keep=0 if settle else steps.ahead):
                 match outcome:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,15 +134,16 @@ class Steps:
         """Steps that were launched and whose end is not known yet."""
         return len(self._launched)
 
-    def gradient(self, step: int, stop: bool = False) -> int:
-        """The step's whole gradient over all ranks, in place. How many micro-batches this rank had."""
+    def gradient(self, step: int, stop: Callable[[], bool] = lambda: False) -> int:
+        """The step's whole gradient over all ranks, in place. How many micro-batches this rank had. `stop` is asked
+        once they are computed: whoever is told to stop meanwhile need not go through another step."""
         assert self._feed is not None, "open comes first"
         with during("optimizer"):
             self.gradients.zero()
         count = self.accumulate(next(self._feed), step)
         # The one all-reduce of a step: gradients, loss, and what the ranks must decide together.
         with during("exchange"):
-            if stop:
+            if stop():
                 self.gradients.tail[2] = 1
             self._ranks.sum_(self.gradients.buffer)
         return count
@@ -167,10 +168,15 @@ class Steps:
         return count
 
     def launch(
-        self, step: int, rate: float, stop: bool = False, clock: Clock | None = None, laps: bool = False
+        self,
+        step: int,
+        rate: float,
+        stop: Callable[[], bool] = lambda: False,
+        clock: Clock | None = None,
+        laps: bool = False,
     ) -> None:
-        """`stop` tells all ranks that this one was asked to. `clock` times the step; one that `laps` goes on with the
-        next."""
+        """Where `stop` says so, all ranks are told that this one was asked to. `clock` times the step; one that `laps`
+        goes on with the next."""
         for earlier in self._launched:
             earlier.stop_clock()
         if clock is not None:
