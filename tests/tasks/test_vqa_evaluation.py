@@ -1,13 +1,16 @@
-"""Evaluation of questions: the same scores whoever prepares the micro-batches and however they had to be cut."""
+"""Evaluation of questions: the same scores whoever prepares the micro-batches and however they had to be cut, and a
+match only where the whole answer is there."""
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 import worlds
 from torch import Tensor
 
@@ -29,6 +32,53 @@ def test_workers_give_the_same_scores(tmp_path: Path, tiny_qwen3: Path) -> None:
     for budget in (None, 120, None):
         assert workers.evaluate("val", Ranks(), budget) == plain.evaluate("val", Ranks(), budget)
         assert set(multiprocessing.active_children()) <= before
+
+
+# Exact match
+
+
+def always_right(task: VqaTask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model gives every target."""
+    seen: list[Batch] = []
+
+    def hidden(batch: Batch, step: int = 0) -> Tensor:
+        seen.append(batch)
+        return torch.zeros(batch.tokens.numel(), 1)
+
+    def logits(_hidden: Tensor, at: Tensor) -> Tensor:
+        assert torch.equal(at, seen[-1].target_at)
+        return F.one_hot(seen[-1].target, len(task.encoder.tokenizer)).float()
+
+    monkeypatch.setattr(task.model, "hidden", hidden)
+    monkeypatch.setattr(task.model, "logits", logits)
+
+
+@pytest.mark.parametrize("plan", [{}, {"max_questions": None}, SHARED], ids=["alone", "padded", "shared"])
+def test_an_answer_that_was_cut_never_matches(
+    tmp_path: Path, tiny_qwen3: Path, monkeypatch: pytest.MonkeyPatch, plan: dict[str, Any]
+) -> None:
+    """Though an earlier turn of the same conversation, or of another one in the row, ends as it should."""
+    worlds.write_world(tmp_path, 0, (1,), hard=False)
+
+    def turns(*said: str) -> dict[str, Any]:
+        messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(said)]
+        return {"messages": messages, "images": ["0.png"]}
+
+    long = " ".join(worlds.WORDS * 4)
+    rows = [
+        turns("<image>what?", "a red wall", "size?", "small"),
+        turns("<image>what?", "a red wall", "how so?", long),
+        turns("<image>what?", "yes"),
+        turns("<image>what?", long),
+    ]
+    for name in ("train", "val"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = worlds.make_task(tmp_path, worlds.tiny_recipe(tiny_qwen3, max_length=100), Plan(**plan))
+    cut = [encoded.tokens[-1] != task.encoder.end_token for encoded in map(task._encode, task.splits["val"])]
+    assert cut == [False, True, False, True]
+    always_right(task, monkeypatch)
+    scores = task.evaluate("val", Ranks())
+    assert scores["exact_match"] == 0.5 and scores["samples"] == 4
 
 
 # Memory

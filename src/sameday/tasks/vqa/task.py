@@ -268,8 +268,11 @@ class VqaTask(Task):
         losses = F.cross_entropy(logits, batch.target, reduction="none")
         wrong, ends = torch.zeros(2, len(batch.sample_ids), device=self.device)
         wrong.index_add_(0, batch.owner, (logits.argmax(-1) != batch.target).float())
-        # An answer that was cut has no end, and is never counted as matched.
-        ends.index_add_(0, batch.owner, (batch.target == self.encoder.end_token).float())
+        # An answer that was cut has no end, and is never counted as matched; ends of earlier turns are not its own. A
+        # question's targets stand together.
+        last = torch.ones_like(batch.owner, dtype=torch.bool)
+        last[:-1] = batch.owner[1:] != batch.owner[:-1]
+        ends.index_add_(0, batch.owner, (last & (batch.target == self.encoder.end_token)).float())
         right = (wrong == 0) & (ends > 0)
         # Counted on the device: a number sent there would have to be waited for.
         values = [(losses * batch.weight).sum(), batch.weight.sum(), right.sum(), torch.ones_like(wrong).sum()]
