@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import statistics
 from collections.abc import Sequence
@@ -76,10 +77,16 @@ class Run:
     tune: Tune | None = None
     verdict: Verdict | None = None
     missing: list[Missing] = field(default_factory=list)
+    named_before: frozenset[str] = frozenset()
+    """Fingerprints that earlier releases gave this recipe."""
 
     @property
     def fingerprint(self) -> str:
         return self.recipe.fingerprint
+
+    def has_fingerprint(self, recorded: str | None) -> bool:
+        """Whether what another command recorded is of this run's recipe, or does not say of which it is."""
+        return recorded in (None, self.fingerprint, *self.named_before)
 
     @property
     def last_step(self) -> int:
@@ -115,7 +122,7 @@ class Run:
     def own_profile(self) -> Profile | None:
         """The profile, where it is of this recipe and this plan."""
         found = self.profile
-        if found is None or found.fingerprint not in (None, self.fingerprint) or self.unlike(found.plan):
+        if found is None or not self.has_fingerprint(found.fingerprint) or self.unlike(found.plan):
             return None
         return found
 
@@ -210,9 +217,19 @@ def _read_run(path: Path, label: str, profile: Path | None, tune: Path | None, v
         profile=_beside(path / "profile.json", profile, Profile),
         tune=_beside(path / "tune.json", tune, Tune),
         verdict=_beside(path / "verify.json", verdict, Verdict),
+        named_before=_named_before(folder),
     )
     run.missing = _missing(run)
     return run
+
+
+def _named_before(folder: RunFolder) -> frozenset[str]:
+    """As the folder is called, and as its checkpoints say: a run has one recipe."""
+    names = {folder.path.resolve().name.rpartition("-")[2]}
+    for file in folder.checkpoints.glob("step-*/state.json"):
+        with contextlib.suppress(BadInput):
+            names.add(str(_mapping(file).get("fingerprint")))
+    return frozenset(names)
 
 
 def _by_step(item: tuple[tuple[int, str | None], Record]) -> tuple[int, str]:

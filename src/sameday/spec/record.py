@@ -9,6 +9,7 @@ import json
 import math
 import os
 import platform
+import re
 import shlex
 import socket
 import sys
@@ -36,8 +37,29 @@ STOPPED = "stopped.json"
 
 
 def default_path(recipe: Recipe) -> Path:
-    """Where a run lives without --out: the same recipe finds it again."""
-    return Path("runs") / f"{recipe.name}-{recipe.fingerprint}"
+    """Where a run lives without --out: the same recipe finds it again, also where an earlier release, which took
+    fingerprints otherwise, named the folder."""
+    usual = Path("runs") / f"{recipe.name}-{recipe.fingerprint}"
+    if (usual / "recipe.yaml").exists():
+        return usual
+    named = re.compile(re.escape(recipe.name) + "-[0-9a-f]{12}")
+    earlier = [path for path in sorted(usual.parent.glob(f"{recipe.name}-*")) if named.fullmatch(path.name)]
+    same = [path for path in earlier if _fingerprint_in(path) == recipe.fingerprint]
+    return max(same, key=_last_start, default=usual)
+
+
+def _fingerprint_in(folder: Path) -> str | None:
+    """Of the recipe that a folder's run has, read as recipes are read now; None where there is none to be read."""
+    try:
+        return load_recipe(folder / "recipe.yaml").fingerprint
+    except (BadInput, OSError):
+        return None
+
+
+def _last_start(folder: Path) -> float:
+    with contextlib.suppress(OSError):
+        return (folder / "environment.json").stat().st_mtime
+    return 0.0
 
 
 def run_files(folder: Path) -> list[Path]:
