@@ -13,9 +13,11 @@ from typing import Any
 from sameday.report.beside import MOST, Profile, Tune, Verdict, read_beside, read_json
 from sameday.report.words import count, in_order
 from sameday.spec.errors import EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, EXIT_STOPPED, BadInput
+from sameday.spec.load import dump_yaml
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.spec.record import STOPPED, RunFolder
+from sameday.spec.removed import without_removed
 
 Record = dict[str, Any]
 
@@ -204,11 +206,11 @@ def _read_run(path: Path, label: str, profile: Path | None, tune: Path | None, v
         recipe=folder.recipe,
         plan=folder.plan,
         recipe_text=(path / "recipe.yaml").read_text(encoding="utf-8"),
-        plan_text=(path / "plan.yaml").read_text(encoding="utf-8"),
+        plan_text=dump_yaml(folder.plan),
         environment=environment,
         steps=[record for (_, split), record in sorted(records.items(), key=_by_step) if split is None],
         evaluations=[record for (_, split), record in sorted(records.items(), key=_by_step) if split is not None],
-        choices={str(k): str(v) for k, v in _mapping(path / "choices.json").items()},
+        choices={str(k): str(v) for k, v in without_removed(_mapping(path / "choices.json")).items()},
         skipped=_skipped(path / "skipped.json"),
         scores=scores,
         best_step=best,

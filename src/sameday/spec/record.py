@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from sameday.spec.errors import BadInput
-from sameday.spec.load import dump_yaml, load_plan, load_recipe
+from sameday.spec.load import dump_yaml, load_recipe, load_recorded_plan
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe, differences
 
@@ -214,7 +214,7 @@ class RunFolder:
             if not (path / name).is_file():
                 raise BadInput(f"{path}: is not a run folder: it has no {name}")
         recipe = load_recipe(path / "recipe.yaml")
-        plan = load_plan(path / "plan.yaml", recipe=recipe)
+        plan = load_recorded_plan(path / "plan.yaml", recipe)
         return cls(path, recipe, plan, Path(_read_environment(path / "environment.json")["recipe_dir"]))
 
     @property
