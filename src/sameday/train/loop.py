@@ -11,7 +11,7 @@ from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.spec.record import RunFolder
 from sameday.spec.words import first_names
-from sameday.tasks.base import Task
+from sameday.tasks.base import Say, Task
 from sameday.train import checkpoint
 from sameday.train.cadence import Cadence, StopRequest
 from sameday.train.optim import learning_rate
@@ -57,7 +57,7 @@ def train(
                     case Diverged() if not asked:
                         raise RunStopped(_diverged(task, run, steps, outcome, ranks), EXIT_DIVERGED)
                     case OutOfMemory() if not asked:
-                        state.budget = _lower_budget(recipe, task, outcome.step, state.budget, ranks, watch)
+                        state.budget = lower_budget(recipe, task, outcome.step, state.budget, ranks, watch.say)
                         steps.open(range(state.step, total), state.budget)
             if steps.pending or (state.step <= at and not asked):
                 continue
@@ -92,7 +92,10 @@ def _resumed(recipe: Recipe, task: Task, run: RunFolder, ranks: Ranks, steps: St
     return state
 
 
-def _lower_budget(recipe: Recipe, task: Task, step: int, budget: int | None, ranks: Ranks, watch: Watch) -> int:
+def lower_budget(
+    recipe: Recipe, task: Task, step: int, budget: int | None, ranks: Ranks, say: Say, again: str = "the step is"
+) -> int:
+    """For a step that ran out of memory; RunStopped where it cannot be cut any more."""
     smaller, was = task.smaller_budget(step, budget, ranks), task.budget(step, budget, ranks)
     if smaller is None:
         raise RunStopped(
@@ -102,7 +105,7 @@ def _lower_budget(recipe: Recipe, task: Task, step: int, budget: int | None, ran
         )
     change = f"{task.budget_field.replace('_', ' ')} {was} -> {smaller}"
     assert smaller < was, f"{change} would run out of memory for ever"
-    watch.say(f"step {step + 1}: out of memory; {change}, the step is done again")
+    say(f"step {step + 1}: out of memory; {change}, {again} done again")
     return smaller
 
 
