@@ -53,7 +53,6 @@ class ClassifyRecipe(Recipe):
     )
     sample: ClassVar[str] = "image"
     plain: ClassVar[str] = "a whole step at once, nothing fused"
-    result: ClassVar[str] = "model"
     scored_by: ClassVar[tuple[str, ...]] = ("data.path", "data.val", "data.split_seed", "data.limit", "label_smoothing")
 
     task: Literal["classify"] = Field("classify", description="What is learned: labels of images.")

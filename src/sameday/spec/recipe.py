@@ -34,8 +34,6 @@ class Recipe(Strict):
     """What a step is made of, as people call one of it."""
     plain: ClassVar[str] = "nothing fused, nothing shared"
     """How the plain plan goes through a step."""
-    result: ClassVar[str] = "model"
-    """Folder of the run in which the finished weights lie."""
     scored_by: ClassVar[tuple[str, ...]] = ()
     """Fields that decide what a validation score means: where they differ, scores are not of one kind."""
 
@@ -92,6 +90,16 @@ class Recipe(Strict):
     def dropout(self) -> float:
         """The dropout that training really has."""
         return 0.0
+
+    @property
+    def result(self) -> str:
+        """Folder of the run in which the finished weights lie."""
+        return "model"
+
+    @property
+    def earlier_result(self) -> str | None:
+        """The folder that an earlier release had for them, where it was another."""
+        return None
 
     @property
     def fingerprint(self) -> str:

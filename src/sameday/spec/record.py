@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from sameday.spec.errors import BadInput
-from sameday.spec.load import dump_yaml, load_recipe, load_recorded_plan
+from sameday.spec.load import dump_yaml, load_recipe, load_recorded_plan, resolve_path
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe, differences
 
@@ -201,6 +201,7 @@ class RunFolder:
             raise BadInput(f"{path}: cannot be a run folder: {error.strerror}") from None
         folder._acquire()
         try:
+            folder._check_inputs()
             folder._start()
         except BaseException:
             folder.close()
@@ -223,8 +224,11 @@ class RunFolder:
 
     @property
     def result(self) -> Path:
-        """The finished weights; there once the run is done."""
-        return self.path / self.recipe.result
+        """The finished weights; there once the run is done. Where an earlier release finished it, in its folder."""
+        usual, earlier = self.path / self.recipe.result, self.recipe.earlier_result
+        if earlier is not None and not usual.is_dir() and (self.path / earlier).is_dir():
+            return self.path / earlier
+        return usual
 
     @property
     def metrics_path(self) -> Path:
@@ -272,6 +276,17 @@ class RunFolder:
             self._file = None
         if records or self.metrics_path.exists():
             write_text(self.metrics_path, "".join(json.dumps(record) + "\n" for record in records))
+
+    def _check_inputs(self) -> None:
+        """The result takes the place of a folder that has its name."""
+        result = Path(os.path.realpath(self.result))
+        for written in self.recipe.paths():
+            path = Path(os.path.realpath(resolve_path(self.recipe_dir, written)))
+            if path.is_relative_to(result):
+                raise BadInput(
+                    f"{self.path}: the finished {result.name}/ would be written over {written!r}, "
+                    "which the recipe reads; choose another --out"
+                )
 
     def _start(self) -> None:
         for remains in (*self.path.glob(".*.tmp"), *self.checkpoints.glob(".*.tmp")):

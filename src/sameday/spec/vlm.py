@@ -35,7 +35,6 @@ class VlmRecipe(Recipe):
     has: ClassVar[frozenset[str]] = frozenset({"shared prefixes", "token rows", "decoder layers", "image cache"})
     sample: ClassVar[str] = "question"
     plain: ClassVar[str] = "one question at a time"
-    result: ClassVar[str] = "adapter"
     scored_by: ClassVar[tuple[str, ...]] = ("data.val", "loss_weight")
 
     model: str = Field(
@@ -84,6 +83,14 @@ class VlmRecipe(Recipe):
 
     def ignored(self) -> frozenset[str]:
         return super().ignored() | ({"lora"} if self.train != "lora" else frozenset())
+
+    @property
+    def result(self) -> str:
+        return "adapter" if self.train == "lora" else "model"
+
+    @property
+    def earlier_result(self) -> str | None:
+        return "adapter" if self.train == "all" else None
 
     @property
     def dropout(self) -> float:
