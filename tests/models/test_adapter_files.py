@@ -185,7 +185,7 @@ def whole(
     return trained(folder, tiny_models[request.param], train="all", learning_rate=1e-3, max_steps=2)
 
 
-@pytest.mark.parametrize("name", ["adapter", "checkpoints/step-000002"])
+@pytest.mark.parametrize("name", ["model", "checkpoints/step-000002"])
 def test_a_whole_model_is_saved_as_one(whole: Finished, name: str) -> None:
     task = whole.task()
     before = ours(task, 0)
@@ -198,7 +198,7 @@ def test_a_whole_model_is_saved_as_one(whole: Finished, name: str) -> None:
 
 def test_a_whole_model_is_taken_back_to_the_bit(whole: Finished) -> None:
     task = whole.task()
-    task.restore(whole.run / "adapter")
-    there, here = base(whole.run / "adapter").state_dict(), task.model.module.state_dict()
+    task.restore(whole.run / "model")
+    there, here = base(whole.run / "model").state_dict(), task.model.module.state_dict()
     assert there.keys() == here.keys()
     assert all(torch.equal(there[key], here[key]) for key in there)

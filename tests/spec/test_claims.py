@@ -50,7 +50,7 @@ def test_every_plan_field_has_a_claim(name: str) -> None:
 
 
 def test_no_recipe_field_has_a_claim() -> None:
-    assert not [name for name, field in RECIPE_FIELDS if field.json_schema_extra]
+    assert not [name for name, field in RECIPE_FIELDS if "claim" in (field.json_schema_extra or {})]
 
 
 def test_recipe_and_plan_share_no_field() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import shutil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,10 +13,14 @@ from sameday.hardware.machine import Machine
 FLASH_CAPABILITY = (8, 0)
 _COMMON = ["cum_seq_q", "cum_seq_k", "max_q", "max_k", "dropout_p", "is_causal"]
 FLASH_ARGUMENTS = {
-    "_flash_attention_forward": ["query", "key", "value", *_COMMON],
-    "_flash_attention_backward": ["grad_out", "query", "key", "value", "out", "logsumexp", *_COMMON],
+    "_flash_attention_forward": ["query", "key", "value", *_COMMON, "return_debug_mask"],
+    "_flash_attention_backward": [
+        *("grad_out", "query", "key", "value", "out", "logsumexp", *_COMMON),
+        *("rng_state", "unused"),
+    ],
 }
 """Of torch's operators, in the order in which they are given."""
+FLASH_KEYWORDS = {"scale"}
 
 
 class Kernel(NamedTuple):
@@ -58,12 +62,18 @@ def without_flash(machine: Machine, precision: str) -> str | None:
 
 def flash_operators() -> bool:
     """Whether torch's own flash attention, which has no public name with log-sum-exp, takes what it is given here."""
-    for name, called in FLASH_ARGUMENTS.items():
-        operator = getattr(torch.ops.aten, name, None)
-        schema = operator.default._schema if operator is not None else None
-        if schema is None or [argument.name for argument in schema.arguments][: len(called)] != called:
-            return False
-    return True
+    return all(_takes(getattr(torch.ops.aten, name, None), called) for name, called in FLASH_ARGUMENTS.items())
+
+
+def _takes(operator: Any, called: list[str]) -> bool:
+    """All arguments by position as they are called, and of those by keyword none that must be given besides."""
+    if operator is None:
+        return False
+    arguments = operator.default._schema.arguments
+    keywords = [argument for argument in arguments if argument.kwarg_only]
+    needed = {argument.name for argument in keywords if not argument.has_default_value()}
+    by_position = [argument.name for argument in arguments if not argument.kwarg_only]
+    return by_position == called and needed <= FLASH_KEYWORDS <= {argument.name for argument in keywords}
 
 
 def _triton() -> str:

@@ -7,10 +7,11 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
+from sameday.spec.removed import without_removed
 
 MOST = 1e100
 """No loss, norm or duration is larger: what is was damaged, and its sums might not be finite."""
@@ -24,6 +25,10 @@ class Lenient(BaseModel):
     """Unknown keys are left alone. Numbers are finite."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+PlanFields = Annotated[dict[str, Any], AfterValidator(without_removed)]
+"""A plan that was recorded, perhaps by an earlier release."""
 
 
 class Spread(Lenient):
@@ -59,7 +64,7 @@ class Profile(Lenient):
     seconds: Spread
     machine: dict[str, Any] = Field(default_factory=dict)
     fingerprint: str | None = None
-    plan: dict[str, Any] = Field(default_factory=dict)
+    plan: PlanFields = Field(default_factory=dict)
     steps: Whole | None = None
     workers: dict[str, Number | None] = Field(default_factory=dict)
     busy: Amount | None = None
@@ -77,7 +82,7 @@ class Timed(Lenient):
 
 
 class Best(Timed):
-    plan: dict[str, Any] = Field(default_factory=dict)
+    plan: PlanFields = Field(default_factory=dict)
     verdict: str | None = None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import statistics
 from collections.abc import Sequence
@@ -12,9 +13,11 @@ from typing import Any
 from sameday.report.beside import MOST, Profile, Tune, Verdict, read_beside, read_json
 from sameday.report.words import count, in_order
 from sameday.spec.errors import EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, EXIT_STOPPED, BadInput
+from sameday.spec.load import dump_yaml
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.spec.record import STOPPED, RunFolder
+from sameday.spec.removed import without_removed
 
 Record = dict[str, Any]
 
@@ -76,10 +79,16 @@ class Run:
     tune: Tune | None = None
     verdict: Verdict | None = None
     missing: list[Missing] = field(default_factory=list)
+    named_before: frozenset[str] = frozenset()
+    """Fingerprints that earlier releases gave this recipe."""
 
     @property
     def fingerprint(self) -> str:
         return self.recipe.fingerprint
+
+    def has_fingerprint(self, recorded: str | None) -> bool:
+        """Whether what another command recorded is of this run's recipe, or does not say of which it is."""
+        return recorded in (None, self.fingerprint, *self.named_before)
 
     @property
     def last_step(self) -> int:
@@ -115,7 +124,7 @@ class Run:
     def own_profile(self) -> Profile | None:
         """The profile, where it is of this recipe and this plan."""
         found = self.profile
-        if found is None or found.fingerprint not in (None, self.fingerprint) or self.unlike(found.plan):
+        if found is None or not self.has_fingerprint(found.fingerprint) or self.unlike(found.plan):
             return None
         return found
 
@@ -197,11 +206,11 @@ def _read_run(path: Path, label: str, profile: Path | None, tune: Path | None, v
         recipe=folder.recipe,
         plan=folder.plan,
         recipe_text=(path / "recipe.yaml").read_text(encoding="utf-8"),
-        plan_text=(path / "plan.yaml").read_text(encoding="utf-8"),
+        plan_text=dump_yaml(folder.plan),
         environment=environment,
         steps=[record for (_, split), record in sorted(records.items(), key=_by_step) if split is None],
         evaluations=[record for (_, split), record in sorted(records.items(), key=_by_step) if split is not None],
-        choices={str(k): str(v) for k, v in _mapping(path / "choices.json").items()},
+        choices={str(k): str(v) for k, v in without_removed(_mapping(path / "choices.json")).items()},
         skipped=_skipped(path / "skipped.json"),
         scores=scores,
         best_step=best,
@@ -210,9 +219,19 @@ def _read_run(path: Path, label: str, profile: Path | None, tune: Path | None, v
         profile=_beside(path / "profile.json", profile, Profile),
         tune=_beside(path / "tune.json", tune, Tune),
         verdict=_beside(path / "verify.json", verdict, Verdict),
+        named_before=_named_before(folder),
     )
     run.missing = _missing(run)
     return run
+
+
+def _named_before(folder: RunFolder) -> frozenset[str]:
+    """As the folder is called, and as its checkpoints say: a run has one recipe."""
+    names = {folder.path.resolve().name.rpartition("-")[2]}
+    for file in folder.checkpoints.glob("step-*/state.json"):
+        with contextlib.suppress(BadInput):
+            names.add(str(_mapping(file).get("fingerprint")))
+    return frozenset(names)
 
 
 def _by_step(item: tuple[tuple[int, str | None], Record]) -> tuple[int, str]:

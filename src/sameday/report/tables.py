@@ -250,7 +250,7 @@ def profile_notes(run: Run) -> list[str]:
     if run.profile is None:
         return []
     notes = []
-    if run.profile.fingerprint not in (None, run.fingerprint):
+    if not run.has_fingerprint(run.profile.fingerprint):
         notes.append(f"This profile is of another recipe ({run.profile.fingerprint}).")
     odd = run.unlike(run.profile.plan)
     if odd:
@@ -270,7 +270,7 @@ class Tried:
 
 def tune_notes(run: Run) -> list[str]:
     """Where a tuning is not of this run's recipe. It is of no plan: it tries many."""
-    if run.tune is None or run.tune.fingerprint in (None, run.fingerprint):
+    if run.tune is None or run.has_fingerprint(run.tune.fingerprint):
         return []
     return [f"This tuning is of another recipe ({run.tune.fingerprint})."]
 
@@ -387,7 +387,7 @@ def verdict_notes(run: Run) -> list[str]:
 
 def _not_of(run: Run, verdict: Verdict) -> Iterator[tuple[str, str]]:
     """What else a verdict is of than this run, and how that shows."""
-    if verdict.recipe not in (None, run.fingerprint):
+    if not run.has_fingerprint(verdict.recipe):
         yield "another recipe", f" ({verdict.recipe})"
     odd = run.unlike(verdict.judged)
     if odd:

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from sameday.spec.identity import IS_PATH
 from sameday.spec.recipe import Recipe, Strict
 from sameday.spec.vision import BdhModel, VitModel
 
@@ -13,7 +14,7 @@ from sameday.spec.vision import BdhModel, VitModel
 class ImageData(Strict):
     """Images with labels, a training and a test part."""
 
-    path: str = Field(description="Folder of the images. Relative to the recipe's folder.")
+    path: str = Field(description="Folder of the images. Relative to the recipe's folder.", json_schema_extra=IS_PATH)
     val: int = Field(0, ge=0, description="Images of the training part that are held out for validation.")
     split_seed: int = Field(0, ge=0, description="Which images are held out.")
     image_size: int = Field(32, ge=1, description="Side of the square that the model sees, a multiple of the patch.")
@@ -52,7 +53,6 @@ class ClassifyRecipe(Recipe):
     )
     sample: ClassVar[str] = "image"
     plain: ClassVar[str] = "a whole step at once, nothing fused"
-    result: ClassVar[str] = "model"
     scored_by: ClassVar[tuple[str, ...]] = ("data.path", "data.val", "data.split_seed", "data.limit", "label_smoothing")
 
     task: Literal["classify"] = Field("classify", description="What is learned: labels of images.")

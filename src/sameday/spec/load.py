@@ -18,6 +18,7 @@ from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan, foreign
 from sameday.spec.recipe import Recipe, Strict
 from sameday.spec.registry import RECIPES, known_tasks, recipe_type
+from sameday.spec.removed import REMOVED, refusal, without_removed
 
 Spec = TypeVar("Spec", bound=Strict)
 KeyPath = tuple[Any, ...]
@@ -211,6 +212,17 @@ def load_plan(path: Path | None, sets: Sequence[str] = (), recipe: Recipe | type
     sets what the recipe's task cannot follow."""
     document = read_document(path) if path is not None else Document("plan")
     _apply_sets(document, split_sets(sets)[1])
+    return _plan_of(document, recipe)
+
+
+def load_recorded_plan(path: Path, recipe: Recipe) -> Plan:
+    """The plan that a run folder holds. An earlier release may have written it: fields that are gone are dropped."""
+    document = read_document(path)
+    document.values = without_removed(document.values)
+    return _plan_of(document, recipe)
+
+
+def _plan_of(document: Document, recipe: Recipe | type[Recipe] | None) -> Plan:
     plan = validate(Plan, document)
     problems = foreign(plan, recipe) if recipe is not None else {}
     if problems:
@@ -309,6 +321,8 @@ def _locate(kind: type[BaseModel], loc: KeyPath) -> tuple[KeyPath, type[BaseMode
 
 def _unknown_key(kind: type[BaseModel], owner: type[BaseModel], path: KeyPath) -> str:
     key = str(path[-1])
+    if kind is Plan and key in REMOVED:
+        return refusal(key)
     inside = [(name, kinds) for name, field in kind.model_fields.items() if (kinds := _models(field.annotation))]
     for _, kinds in inside:
         here = next((tag for tag, model in kinds.items() if model is owner), "")

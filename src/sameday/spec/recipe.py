@@ -4,10 +4,12 @@ tasks share; each task's own recipe stands in a file of its name."""
 from __future__ import annotations
 
 import hashlib
-import json
+from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from sameday.spec import identity
 
 
 class Strict(BaseModel):
@@ -32,8 +34,6 @@ class Recipe(Strict):
     """What a step is made of, as people call one of it."""
     plain: ClassVar[str] = "nothing fused, nothing shared"
     """How the plain plan goes through a step."""
-    result: ClassVar[str] = "model"
-    """Folder of the run in which the finished weights lie."""
     scored_by: ClassVar[tuple[str, ...]] = ()
     """Fields that decide what a validation score means: where they differ, scores are not of one kind."""
 
@@ -73,9 +73,18 @@ class Recipe(Strict):
     def task_words(cls) -> str:
         return f"task {cls.model_fields['task'].default}"
 
+    def ignored(self) -> frozenset[str]:
+        """Fields of the top level that decide nothing here."""
+        return frozenset({"name"})
+
     def identity(self) -> dict[str, Any]:
-        """The fields that decide the model, as plain data: what the fingerprint is taken of."""
-        return self.model_dump(mode="json", exclude={"name"})
+        """What the fingerprint is taken of, as plain data: deciding fields that are not at their defaults. A release
+        may add a field whose default is the behaviour before it, and every recipe keeps its fingerprint."""
+        return identity.identity_of(self, self.ignored())
+
+    def paths(self) -> Iterator[str]:
+        """The files and folders that it names, as written."""
+        yield from identity.paths_of(self)
 
     @property
     def dropout(self) -> float:
@@ -83,23 +92,22 @@ class Recipe(Strict):
         return 0.0
 
     @property
+    def result(self) -> str:
+        """Folder of the run in which the finished weights lie."""
+        return "model"
+
+    @property
+    def earlier_result(self) -> str | None:
+        """The folder that an earlier release had for them, where it was another."""
+        return None
+
+    @property
     def fingerprint(self) -> str:
         """Equal exactly when two recipes ask for the same model."""
-        text = json.dumps(self.identity(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+        return hashlib.sha256(identity.as_text(self.identity()).encode()).hexdigest()[:12]
 
 
 def differences(there: Recipe, here: Recipe) -> list[str]:
-    """Which deciding fields differ, one sentence each, nested fields by their full name."""
-
-    def flat(value: Any, path: str) -> dict[str, Any]:
-        if isinstance(value, dict):
-            return {k: v for key, sub in value.items() for k, v in flat(sub, f"{path}.{key}" if path else key).items()}
-        return {path: value}
-
-    old, new = flat(there.identity(), ""), flat(here.identity(), "")
-    return [
-        f"{key}: {old.get(key)!r} there, {new.get(key)!r} here"
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key)
-    ]
+    """Which deciding fields differ, one sentence each, nested fields by their full name. Empty exactly when the
+    fingerprints are equal."""
+    return sorted(identity.differences_of(there, here, there.ignored(), here.ignored()))

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import platform
+import re
 import shlex
 import socket
 import sys
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from sameday.spec.errors import BadInput
-from sameday.spec.load import dump_yaml, load_plan, load_recipe
+from sameday.spec.load import dump_yaml, load_recipe, load_recorded_plan, resolve_path
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe, differences
 
@@ -36,8 +37,29 @@ STOPPED = "stopped.json"
 
 
 def default_path(recipe: Recipe) -> Path:
-    """Where a run lives without --out: the same recipe finds it again."""
-    return Path("runs") / f"{recipe.name}-{recipe.fingerprint}"
+    """Where a run lives without --out: the same recipe finds it again, also where an earlier release, which took
+    fingerprints otherwise, named the folder."""
+    usual = Path("runs") / f"{recipe.name}-{recipe.fingerprint}"
+    if (usual / "recipe.yaml").exists():
+        return usual
+    named = re.compile(re.escape(recipe.name) + "-[0-9a-f]{12}")
+    earlier = [path for path in sorted(usual.parent.glob(f"{recipe.name}-*")) if named.fullmatch(path.name)]
+    same = [path for path in earlier if _fingerprint_in(path) == recipe.fingerprint]
+    return max(same, key=_last_start, default=usual)
+
+
+def _fingerprint_in(folder: Path) -> str | None:
+    """Of the recipe that a folder's run has, read as recipes are read now; None where there is none to be read."""
+    try:
+        return load_recipe(folder / "recipe.yaml").fingerprint
+    except (BadInput, OSError):
+        return None
+
+
+def _last_start(folder: Path) -> float:
+    with contextlib.suppress(OSError):
+        return (folder / "environment.json").stat().st_mtime
+    return 0.0
 
 
 def run_files(folder: Path) -> list[Path]:
@@ -179,6 +201,7 @@ class RunFolder:
             raise BadInput(f"{path}: cannot be a run folder: {error.strerror}") from None
         folder._acquire()
         try:
+            folder._check_inputs()
             folder._start()
         except BaseException:
             folder.close()
@@ -192,7 +215,7 @@ class RunFolder:
             if not (path / name).is_file():
                 raise BadInput(f"{path}: is not a run folder: it has no {name}")
         recipe = load_recipe(path / "recipe.yaml")
-        plan = load_plan(path / "plan.yaml", recipe=recipe)
+        plan = load_recorded_plan(path / "plan.yaml", recipe)
         return cls(path, recipe, plan, Path(_read_environment(path / "environment.json")["recipe_dir"]))
 
     @property
@@ -201,8 +224,11 @@ class RunFolder:
 
     @property
     def result(self) -> Path:
-        """The finished weights; there once the run is done."""
-        return self.path / self.recipe.result
+        """The finished weights; there once the run is done. Where an earlier release finished it, in its folder."""
+        usual, earlier = self.path / self.recipe.result, self.recipe.earlier_result
+        if earlier is not None and not usual.is_dir() and (self.path / earlier).is_dir():
+            return self.path / earlier
+        return usual
 
     @property
     def metrics_path(self) -> Path:
@@ -250,6 +276,17 @@ class RunFolder:
             self._file = None
         if records or self.metrics_path.exists():
             write_text(self.metrics_path, "".join(json.dumps(record) + "\n" for record in records))
+
+    def _check_inputs(self) -> None:
+        """The result takes the place of a folder that has its name."""
+        result = Path(os.path.realpath(self.result))
+        for written in self.recipe.paths():
+            path = Path(os.path.realpath(resolve_path(self.recipe_dir, written)))
+            if path.is_relative_to(result):
+                raise BadInput(
+                    f"{self.path}: the finished {result.name}/ would be written over {written!r}, "
+                    "which the recipe reads; choose another --out"
+                )
 
     def _start(self) -> None:
         for remains in (*self.path.glob(".*.tmp"), *self.checkpoints.glob(".*.tmp")):

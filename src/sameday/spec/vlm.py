@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from sameday.spec.identity import IS_PATH
 from sameday.spec.lora import Lora
 from sameday.spec.order import Order
 from sameday.spec.recipe import Recipe, Strict
@@ -14,10 +15,14 @@ from sameday.spec.recipe import Recipe, Strict
 class Data(Strict):
     """Question files (JSONL, one question per line) and where their images lie."""
 
-    train: str = Field(description="JSONL of training questions. Paths are relative to the recipe's folder.")
-    val: str | None = Field(None, description="JSONL of validation questions.")
-    test: str | None = Field(None, description="JSONL of test questions.")
-    image_root: str = Field(".", description="Folder that image paths are relative to, and may not leave.")
+    train: str = Field(
+        description="JSONL of training questions. Paths are relative to the recipe's folder.", json_schema_extra=IS_PATH
+    )
+    val: str | None = Field(None, description="JSONL of validation questions.", json_schema_extra=IS_PATH)
+    test: str | None = Field(None, description="JSONL of test questions.", json_schema_extra=IS_PATH)
+    image_root: str = Field(
+        ".", description="Folder that image paths are relative to, and may not leave.", json_schema_extra=IS_PATH
+    )
     limit: int | None = Field(None, ge=1, description="Use only the first so many questions of each file.")
     on_bad: Literal["stop", "skip"] = Field(
         "stop", description="Bad lines stop the run, or are left out and recorded in the run folder."
@@ -30,12 +35,15 @@ class VlmRecipe(Recipe):
     has: ClassVar[frozenset[str]] = frozenset({"shared prefixes", "token rows", "decoder layers", "image cache"})
     sample: ClassVar[str] = "question"
     plain: ClassVar[str] = "one question at a time"
-    result: ClassVar[str] = "adapter"
     scored_by: ClassVar[tuple[str, ...]] = ("data.val", "loss_weight")
 
-    model: str = Field(description="Hub name or local folder of a Qwen3-VL or Qwen2.5-VL model.")
+    model: str = Field(
+        description="Hub name or local folder of a Qwen3-VL or Qwen2.5-VL model.", json_schema_extra=IS_PATH
+    )
     revision: str | None = Field(None, description="Hub revision of the model.")
-    start_adapter: str | None = Field(None, description="Folder of a PEFT adapter to start from.")
+    start_adapter: str | None = Field(
+        None, description="Folder of a PEFT adapter to start from.", json_schema_extra=IS_PATH
+    )
     train: Literal["lora", "all"] = Field("lora", description="Adapters, or all of the language model's weights.")
     lora: Lora = Field(default_factory=Lora, description="The adapters, where train is lora.")
     train_vision: bool = Field(False, description="Train the vision tower too. Otherwise it is frozen.")
@@ -73,11 +81,16 @@ class VlmRecipe(Recipe):
             raise ValueError(f"min_pixels {self.min_pixels} is larger than max_pixels {self.max_pixels}")
         return self
 
-    def identity(self) -> dict[str, Any]:
-        fields = super().identity()
-        if self.train != "lora":
-            fields.pop("lora")
-        return fields
+    def ignored(self) -> frozenset[str]:
+        return super().ignored() | ({"lora"} if self.train != "lora" else frozenset())
+
+    @property
+    def result(self) -> str:
+        return "adapter" if self.train == "lora" else "model"
+
+    @property
+    def earlier_result(self) -> str | None:
+        return "adapter" if self.train == "all" else None
 
     @property
     def dropout(self) -> float:

@@ -32,7 +32,7 @@ def train_from_files(
         from sameday.train.loop import train
 
         ranks, opened = session.ranks, list[RunFolder]()
-        path = out or default_path(session.recipe)
+        path = out or ranks.from_first(lambda: default_path(session.recipe))
         try:
             for choice in session.choices():
                 session.say(choice)

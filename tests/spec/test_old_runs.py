@@ -1,0 +1,79 @@
+"""Runs that an earlier release began are gone on with: two of them are kept here, each stopped at step 3."""
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from typed import sameday
+
+from sameday.spec.load import load_recipe
+from sameday.spec.record import RunFolder, read_metrics
+from sameday.spec.removed import REMOVED
+from sameday.train import checkpoint
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "old_runs"
+
+
+@dataclass(frozen=True)
+class Old:
+    """`home` holds the recipe, its data and `run`, which has `steps` steps in all."""
+
+    home: Path
+    run: Path
+    steps: int
+    split: str
+
+
+@pytest.fixture(params=[("questions", 6, "val"), ("images", 4, "test")], ids=lambda param: param[0])
+def old(request: pytest.FixtureRequest, tmp_path: Path) -> Old:
+    kind, steps, split = request.param
+    home = tmp_path / "home"
+    shutil.copytree(FIXTURES / kind, home)
+    (run,) = (home / "runs").iterdir()
+    environment = json.loads((run / "environment.json").read_text())
+    environment["recipe_dir"] = str(home)
+    (run / "environment.json").write_text(json.dumps(environment))
+    return Old(home, run, steps, split)
+
+
+def test_they_are_what_an_earlier_release_wrote(old: Old) -> None:
+    recipe = load_recipe(old.home / "recipe.yaml")
+    assert old.run.name != f"{recipe.name}-{recipe.fingerprint}"
+    assert all(f"\n{name}: " in (old.run / "plan.yaml").read_text() for name in REMOVED)
+    assert checkpoint.fault(old.run / "checkpoints" / "step-000003") is None
+    assert RunFolder.read(old.run).recipe == recipe
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["by recipe", "by --out"])
+def test_the_same_command_goes_on(old: Old, named: bool, own_signals: None) -> None:
+    before = read_metrics(old.run / "metrics.jsonl")
+    said = sameday(old.home, "train", "recipe.yaml", *(("--out", str(old.run)) if named else ()))
+    assert said.code == 0, said.err
+    assert "resumed from step-000003" in said.out
+    assert list((old.home / "runs").iterdir()) == [old.run], "no second folder"
+    records = read_metrics(old.run / "metrics.jsonl")
+    assert records[: len(before)] == before
+    assert [record["step"] for record in records if "split" not in record] == [*range(1, old.steps + 1)]
+    assert RunFolder.read(old.run).result.is_dir() and not (old.run / "stopped.json").exists()
+    history = json.loads((old.run / "environment.json").read_text())["history"]
+    assert len(history) == 2 and history[0]["command"] == "sameday train recipe.yaml --stop-after 3"
+
+    scored = sameday(old.home, "eval", str(old.run), "--split", old.split)
+    assert scored.code == 0 and (old.run / f"eval-{old.split}.json").is_file(), scored.err
+    shown = sameday(old.home, "report", str(old.run), "-o", "page.html")
+    assert shown.code == 0 and "finished" in (old.home / "page.html").read_text(), shown.err
+
+
+def test_one_that_is_not_gone_on_with_is_reported(old: Old) -> None:
+    shown = sameday(old.home, "report", str(old.run), "-o", "page.html")
+    assert shown.code == 0, shown.err
+    page = (old.home / "page.html").read_text()
+    assert "unfinished: step 3" in page and "asked to stop" in page
+    assert not [name for name in REMOVED if name in page]
+
+
+def test_another_recipe_is_still_kept_out(old: Old) -> None:
+    said = sameday(old.home, "train", "recipe.yaml", "--out", str(old.run), "--set", "recipe.seed=11")
+    assert said.code == 2 and ": holds a run of another recipe (" in said.err and " there, 11 here" in said.err
