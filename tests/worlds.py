@@ -13,8 +13,10 @@ from PIL import Image
 
 from sameday.data.questions.audit import check
 from sameday.demo.tiny import write_model
+from sameday.hardware.machine import detect_machine
 from sameday.spec.plan import Plan
 from sameday.spec.vqa import VqaRecipe
+from sameday.tasks.vqa.setup import VqaSetup
 from sameday.tasks.vqa.task import VqaTask
 
 WORDS = ["is", "there", "a", "red", "polyp", "near", "the", "left", "wall", "what", "size", "shape", "colour"]
@@ -114,7 +116,8 @@ def make_task(folder: Path, recipe: VqaRecipe, plan: Plan) -> VqaTask:
         name: check(folder / f"{name}.jsonl", folder / "images", limit=recipe.data.limit)[0]
         for name in ("train", "val")
     }
-    return VqaTask.load(recipe, plan, folder, torch.device("cpu"), splits)
+    setup = VqaSetup(recipe, folder)
+    return setup.load(setup.resolve_auto(plan, detect_machine("cpu")).plan, torch.device("cpu"), splits)
 
 
 def stir(task: VqaTask, seed: int = 7) -> None:

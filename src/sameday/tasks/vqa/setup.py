@@ -8,8 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sameday.data.questions.audit import DEFAULT_SPECIAL, check, report
-from sameday.data.questions.sample import Sample
 from sameday.spec.errors import BadInput
 from sameday.spec.load import resolve_model, resolve_path
 from sameday.spec.plan import Plan
@@ -20,6 +18,7 @@ from sameday.tasks.vqa.words import recipe_words
 if TYPE_CHECKING:
     import torch
 
+    from sameday.data.questions.sample import Sample
     from sameday.hardware.machine import Machine
     from sameday.tasks.vqa.task import VqaTask
 
@@ -55,6 +54,8 @@ class VqaSetup(TaskSetup):
     def audit(
         self, say: Say, splits: Sequence[str] = ("train", "val"), few: Mapping[str, int] | None = None
     ) -> Audited:
+        from sameday.data.questions.audit import DEFAULT_SPECIAL, check, report
+
         for token in DEFAULT_SPECIAL:
             if token in (self.recipe.system_prompt or ""):
                 raise BadInput(f"recipe.system_prompt holds {token}, which would become a real token")
