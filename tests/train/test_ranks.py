@@ -26,8 +26,8 @@ AHEAD = ("plan.save_steps=4", "plan.log_steps=1", "plan.optimizer_impl=fused")
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory, tiny_qwen3: Path) -> Path:
-    """A world with a finished run of one rank: `alone`. Without dropout, whose masks depend on who shares a row;
-    an epsilon above rounding, which AdamW would otherwise blow up where a gradient is nearly zero."""
+    """A world with a finished run of one rank: `alone`. Epsilon is above rounding, which AdamW would otherwise
+    blow up where a gradient is nearly zero."""
     lora = {"r": 4, "alpha": 8}
     folder = write_run(tmp_path_factory.mktemp("ranks"), tiny_qwen3, num_epochs=2, lora=lora, eps=1e-4)
     finished(folder, *SETS, out="alone")
