@@ -28,9 +28,7 @@ slow. Should it die, they learn that from its closed connection at once."""
 class Ranks:
     """Started by torchrun (WORLD_SIZE in the environment) or alone."""
 
-    def __init__(
-        self, rank: int = 0, size: int = 1, local: int = 0, waiting: dist.ProcessGroup | None = None
-    ) -> None:
+    def __init__(self, rank: int = 0, size: int = 1, local: int = 0, waiting: dist.ProcessGroup | None = None) -> None:
         """`waiting` is the group that objects and barriers go through; sums go through the default one."""
         self.rank, self.size, self.local, self._waiting = rank, size, local, waiting
 
