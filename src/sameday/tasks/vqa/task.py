@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
-from functools import lru_cache
-from itertools import chain
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import replace
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +37,13 @@ from sameday.tasks.base import LeftOut, StepCost, Task
 from sameday.tasks.vqa.automatic import attention_kernel
 from sameday.tasks.vqa.cache import Opened, open_cache
 from sameday.tasks.vqa.cost import step_cost
+from sameday.tasks.vqa.digests import (
+    data_digest,
+    processor_digest,
+    template_digest,
+    tensors_digest,
+    tokenizer_digest,
+)
 
 
 class VqaTask(Task):
@@ -56,13 +62,14 @@ class VqaTask(Task):
         splits: dict[str, list[Sample]],
         left_out: Sequence[LeftOut] = (),
         cache: Opened | None = None,
+        start_digest: str | None = None,
     ) -> None:
         self.recipe, self.plan, self.model, self.left_out = recipe, plan, model, left_out
         self.encoder, self.processor, self.splits = encoder, processor, splits
         self.cache = cache or Opened(Source(processor), "none", [])
         self.source = self.cache.source
         self.notes: Sequence[str] = self.cache.notes
-        self.device = model.device
+        self.device, self._start_digest = model.device, start_digest
         self.places = [Place(s.id, s.image_key, s.stage) for s in splits.get("train", [])]
         self._epoch = lru_cache(maxsize=2)(self._epoch_steps)
         self._encode = lru_cache(maxsize=4096)(self.encoder.encode)
@@ -86,9 +93,10 @@ class VqaTask(Task):
             splits, left_out = drop_too_long(encoder, splits, recipe.data.on_bad == "skip")
         start = None if recipe.start_adapter is None else resolve_path(recipe_dir, recipe.start_adapter)
         model = QwenVL(load_base(name, recipe, device), recipe, plan, device, processor.levels, start)
+        start_digest = None if start is None else tensors_digest(model.trained())
         contents = {image.digest for image in images_of(splits)}
         cache = open_cache(recipe, plan, resolve_path(recipe_dir, plan.cache_dir), processor, model, contents)
-        return cls(recipe, plan, model, encoder, processor, splits, left_out, cache)
+        return cls(recipe, plan, model, encoder, processor, splits, left_out, cache, start_digest)
 
     # Order: recipe
 
@@ -190,11 +198,20 @@ class VqaTask(Task):
         return self.model.trained()
 
     def digests(self) -> dict[str, str]:
-        samples = [(s.id, s.image_key, s.messages, s.stage) for s in self.splits["train"]]
-        data = hashlib.sha256(repr(samples).encode()).hexdigest()
-        found = {"training data": data, "base model": self.model.base_digest}
         # A run goes on with what it began with; whoever wants another says which.
-        return found | ({"choice of plan.cache auto": self.cache.kind} if self.plan.cache == "auto" else {})
+        return self._inputs | ({"choice of plan.cache auto": self.cache.kind} if self.plan.cache == "auto" else {})
+
+    @cached_property
+    def _inputs(self) -> dict[str, str]:
+        known = {"train": "training data", "val": "validation data"}
+        return {
+            **{what: data_digest(self.splits[split]) for split, what in known.items() if split in self.splits},
+            "base model": self.model.base_digest,
+            "tokenizer": tokenizer_digest(self.encoder.tokenizer),
+            "chat template": template_digest(self.encoder.tokenizer),
+            "image processor": processor_digest(self.processor),
+            **({"start adapter": self._start_digest} if self._start_digest is not None else {}),
+        }
 
     def save(self, folder: Path) -> None:
         self.model.save(folder)
@@ -235,13 +252,41 @@ class VqaTask(Task):
         cut = self._cut(self.plan.eval_token_budget or budget)
         mine = self._partition(encoded, cut, ranks.size)[ranks.rank]
         self.training(False)
-        sums = torch.zeros(4, dtype=torch.float64, device=self.device)
+        sums = torch.zeros(5, dtype=torch.float64, device=self.device)
+        short: list[str] = []
         with closing(feed(self.plan, self.device, mine, lambda part: [self._build(encoded, part)])) as batches:
-            for batch in chain.from_iterable(batches):
-                sums += self._score(batch)
+            for part, made in zip(mine, batches, strict=True):
+                scores = self._score_or_halve(encoded, part, partial(next, made))
+                if isinstance(scores, str):
+                    # The other ranks wait for this one's sums, and learn from them.
+                    short, sums[4] = [scores], 1
+                    break
+                sums[:4] += scores
         self.training(True)
-        loss, weight, right, questions = ranks.sum_(sums).tolist()
+        loss, weight, right, questions, out_of_memory = ranks.sum_(sums).tolist()
+        if out_of_memory:
+            raise self.evaluation_stopped(self.recipe.sample, short, ranks)
         return {"loss": loss / weight, "exact_match": right / questions, "samples": int(questions)}
+
+    def _score_or_halve(self, encoded: Sequence[Encoded], part: MicroBatch, made: Callable[[], Batch]) -> Tensor | str:
+        """A micro-batch's scores, in halves where memory runs out; where a single question is too much, its name."""
+        with suppress(torch.OutOfMemoryError):
+            return self._score(made())
+        halves = _halves(part)
+        if halves is None:
+            return encoded[part[0].members[0]].sample.where
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        sums = torch.zeros(4, dtype=torch.float64, device=self.device)
+        for half in halves:
+            scores = self._score_or_halve(encoded, half, partial(self._sent, encoded, half))
+            if isinstance(scores, str):
+                return scores
+            sums += scores
+        return sums
+
+    def _sent(self, encoded: Sequence[Encoded], part: MicroBatch) -> Batch:
+        return self._build(encoded, part).to(self.device)
 
     def _score(self, batch: Batch) -> Tensor:
         with self.model.numeric_format():
@@ -249,12 +294,26 @@ class VqaTask(Task):
         losses = F.cross_entropy(logits, batch.target, reduction="none")
         wrong, ends = torch.zeros(2, len(batch.sample_ids), device=self.device)
         wrong.index_add_(0, batch.owner, (logits.argmax(-1) != batch.target).float())
-        # An answer that was cut has no end, and is never counted as matched.
-        ends.index_add_(0, batch.owner, (batch.target == self.encoder.end_token).float())
+        # An answer that was cut has no end, and is never counted as matched; ends of earlier turns are not its own. A
+        # question's targets stand together.
+        last = torch.ones_like(batch.owner, dtype=torch.bool)
+        last[:-1] = batch.owner[1:] != batch.owner[:-1]
+        ends.index_add_(0, batch.owner, (last & (batch.target == self.encoder.end_token)).float())
         right = (wrong == 0) & (ends > 0)
         # Counted on the device: a number sent there would have to be waited for.
         values = [(losses * batch.weight).sum(), batch.weight.sum(), right.sum(), torch.ones_like(wrong).sum()]
         return torch.stack([v.to(device=self.device, dtype=torch.float64) for v in values])
+
+
+def _halves(part: MicroBatch) -> tuple[MicroBatch, MicroBatch] | None:
+    """Of its units, or of the questions of a single one; None for a single question."""
+    if len(part) > 1:
+        return part[: len(part) // 2], part[len(part) // 2 :]
+    (unit,) = part
+    middle = len(unit.members) // 2
+    if not middle:
+        return None
+    return (replace(unit, members=unit.members[:middle]),), (replace(unit, members=unit.members[middle:]),)
 
 
 def load_processor(recipe: VlmRecipe, recipe_dir: Path) -> ImageProcessor:
