@@ -4,6 +4,7 @@
 python bench/pipeline.py stages     # images/s of one process: read, decode, resize, from the cache
 python bench/pipeline.py loaders    # questions/s: ours cold and cached, and a DataLoader with transformers' processor
 python bench/pipeline.py wait       # on a GPU: the share of an image-shared 8B step that is waited for
+python bench/pipeline.py audit --images 6500 --size 256 256    # seconds of a first audit of a set, and of the next
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from sameday.cache.store import Store
-from sameday.data.questions.audit import cores
+from sameday.data.loader import feed
+from sameday.data.questions.audit import audit, cores
 from sameday.data.questions.images import open_rgb
 from sameday.data.questions.sample import images_of
 from sameday.data.questions.source import PIXELS, decode
@@ -40,9 +42,7 @@ from sameday.tasks.vqa.cache import open_cache, settings_of
 from sameday.tasks.vqa.fill import Filling
 from sameday.tasks.vqa.setup import VqaSetup
 from sameday.tasks.vqa.task import VqaTask
-from sameday.train.commit import StepCommit
-from sameday.train.loop import accumulate, batches_of_steps
-from sameday.train.optim import Gradients, make_optimizer
+from sameday.train.steps import Steps
 
 SHARED: dict[str, Any] = {
     "share_images": True,
@@ -84,7 +84,8 @@ def write_set(folder: Path, images: int, questions: int, size: tuple[int, int]) 
 
 def load(folder: Path, recipe: VqaRecipe, **plan: Any) -> VqaTask:
     start = VqaSetup(recipe, folder)
-    return start.load(Plan(**SHARED, **plan), torch.device("cpu"), start.audit(lambda _: None).parts)
+    plan = {"attention": "sdpa"} | plan
+    return start.load(Plan(**SHARED, **plan), torch.device("cpu"), start.audit(lambda _: None).splits)
 
 
 def rate(work: Callable[[Any], Any], items: list[Any], seconds: float = 3.0) -> list[float]:
@@ -148,7 +149,8 @@ def timed(batches: Iterator[Any], count: Callable[[Any], int], seconds: float) -
 
 def ours(task: VqaTask, seconds: float) -> float:
     """Steps over and over, as the loop asks for them."""
-    with closing(batches_of_steps(task, task.plan, range(10**6), None, Ranks())) as steps:
+    jobs = feed(task.plan, task.device, range(10**6), lambda step: task.batches(step, None, Ranks()))
+    with closing(jobs) as steps:
         return timed(steps, lambda step: sum(len(batch.sample_ids) for batch in step), seconds)
 
 
@@ -199,20 +201,9 @@ def wait(folder: Path, recipe: VqaRecipe, workers: int, steps: int) -> None:
         contents = {image.digest for image in images_of(host.splits)}
         opened = open_cache(recipe, plan, folder / "sameday-cache", host.processor, model, contents)
         task = VqaTask(recipe, plan, model, host.encoder, host.processor, host.splits, cache=opened)
-        gradients = Gradients(task.trained())
-        ending = StepCommit(make_optimizer(task.trained(), recipe, plan), gradients, 1.0)
-        task.training(True)
-        seconds, waited = [], []
-        with closing(batches_of_steps(task, plan, range(steps), None, Ranks())) as feed:
-            for step in range(steps):
-                began = time.perf_counter()
-                gradients.zero()
-                accumulate(task, next(feed), gradients, step, 1 / task.count(task.step_ids(step)))
-                answer = ending.begin(1e-4)
-                feed.look_ahead()
-                ending.finish(answer)
-                seconds.append(time.perf_counter() - began)
-                waited.append(feed.taken()["wait"])
+        with closing(Steps(recipe, plan, task, Ranks())) as stepping:
+            done = list(stepping.run(range(steps)))
+        seconds, waited = [step.seconds for step in done], [step.input["wait"] for step in done]
         late = slice(steps // 2, None)  # until then row lengths are compiled
         share = 100 * sum(waited[late]) / sum(seconds[late])
         print(
@@ -222,9 +213,23 @@ def wait(folder: Path, recipe: VqaRecipe, workers: int, steps: int) -> None:
         )
 
 
+def audits(folder: Path, images: int) -> None:
+    """What a start waits for: every image decoded once, and then known by its file."""
+    old = time.time() - 60  # as of a set that was not written a moment ago
+    for path in (folder / "images").iterdir():
+        os.utime(path, (old, old))
+    os.environ["SAMEDAY_CACHE_HOME"] = str(folder / "home")
+    for name in ("first", "second", "third"):
+        began, computed = time.perf_counter(), time.process_time()
+        samples = audit(folder / "train.jsonl", folder / "images").samples
+        seconds, computed = time.perf_counter() - began, time.process_time() - computed
+        what = f"{name} audit of {images} images with {len(samples)} questions"
+        print(f"{what}: {seconds:.2f} s, {computed:.2f} s of CPU", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("stages", "loaders", "wait"))
+    parser.add_argument("what", choices=("stages", "loaders", "wait", "audit"))
     parser.add_argument("--images", type=int, default=48)
     parser.add_argument("--questions", type=int, default=9)
     parser.add_argument("--size", type=int, nargs=2, default=(1280, 1024), metavar=("WIDTH", "HEIGHT"))
@@ -238,6 +243,8 @@ def main() -> None:
         print(f"{args.images} JPEGs of {args.size[0]}×{args.size[1]}, {cores()} cores", flush=True)
         if args.what == "stages":
             stages(folder, recipe)
+        elif args.what == "audit":
+            audits(folder, args.images)
         elif args.what == "wait":
             wait(folder, recipe, args.workers, args.steps)
         else:

@@ -31,6 +31,12 @@ settings.register_profile("sameday", deadline=None)
 settings.load_profile("sameday")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache_home(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What audits learn about images, here and in every process that a test starts, stays out of the user's cache."""
+    os.environ["SAMEDAY_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache-home"))
+
+
 @pytest.fixture(scope="session")
 def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folder of a tiny model of each family. Not to be written to."""

@@ -173,9 +173,9 @@ def test_more_ranks_than_work_change_nothing(bench: Bench) -> None:
     scene = SCENARIOS["qwen3 by image, token"]
     task = bench.task(scene, PLANS["shared, packed"])
     last = task.steps_per_epoch() - 1
-    parts = [list(task.batches(last, None, Ranks(rank, 8))) for rank in range(8)]
+    parts = [list(task.batches(last, None, Ranks(rank, 20))) for rank in range(20)]
     assert [] in parts, "some rank has nothing to do"
-    assert_same(work(task, last, size=8), bench.plain(scene, last))
+    assert_same(work(task, last, size=20), bench.plain(scene, last))
 
 
 def test_the_scenarios_hold_what_they_are_for(bench: Bench) -> None:

@@ -26,8 +26,8 @@ AHEAD = ("plan.save_steps=4", "plan.log_steps=1", "plan.optimizer_impl=fused")
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory, tiny_qwen3: Path) -> Path:
-    """A world with a finished run of one rank: `alone`. Without dropout, whose masks depend on who shares a row;
-    an epsilon above rounding, which AdamW would otherwise blow up where a gradient is nearly zero."""
+    """A world with a finished run of one rank: `alone`. Epsilon is above rounding, which AdamW would otherwise
+    blow up where a gradient is nearly zero."""
     lora = {"r": 4, "alpha": 8}
     folder = write_run(tmp_path_factory.mktemp("ranks"), tiny_qwen3, num_epochs=2, lora=lora, eps=1e-4)
     finished(folder, *SETS, out="alone")
@@ -161,3 +161,40 @@ def test_bad_input_is_said_once(home: Path, tmp_path: Path) -> None:
     assert exit_code(other.stderr) == EXIT_BAD_INPUT
     for stderr in (process.stderr, other.stderr):
         assert stderr.count("Traceback (most") == 1, "torchrun's own, and no rank's"
+
+
+COUNTED = """\
+\"\"\"`sameday train`, and each rank notes the step and tokens of each of its micro-batches.\"\"\"
+import os
+
+from sameday.cli import main
+from sameday.tasks.vqa.task import VqaTask
+
+plain = VqaTask.loss_sum
+
+
+def loss_sum(self, batch, step):
+    with open("tokens-" + os.environ.get("WORLD_SIZE", "1"), "a") as file:
+        print(os.environ.get("RANK", "0"), step, batch.tokens.numel(), file=file)
+    return plain(self, batch, step)
+
+
+VqaTask.loss_sum = loss_sum
+main()
+"""
+
+
+def test_no_rank_is_idle_where_few_images_are_shared(tmp_path: Path, tiny_qwen3: Path) -> None:
+    """Sixteen questions about two images in each step: more ranks than images, and the weights of one rank. Epsilon
+    is above the smaller gradients of so large a step, for the reason that `home` gives."""
+    changes = {"effective_batch": 16, "eps": 1e-2, "lora": {"r": 4, "alpha": 8}, "num_epochs": 3}
+    folder = write_run(tmp_path, tiny_qwen3, (8, 8), **changes)
+    script = folder / "counted.py"
+    script.write_text(COUNTED)
+    sets = ("plan.share_images=true", "plan.packing=true", "plan.max_questions=null", "plan.log_steps=1")
+    for ranks in (1, 2, 4):
+        finished(folder, *sets, out=f"ranks-{ranks}", ranks=ranks, script=script)
+        noted = [tuple(map(int, line.split())) for line in (folder / f"tokens-{ranks}").read_text().splitlines()]
+        assert {(rank, step) for rank, step, _ in noted} == {(rank, step) for rank in range(ranks) for step in range(3)}
+        if ranks > 1:
+            assert_agrees(folder / f"ranks-{ranks}", folder / "ranks-1")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -16,12 +17,20 @@ from sameday.spec.errors import EXIT_BAD_INPUT, BadInput
 
 Value = TypeVar("Value")
 
+SUM_TIMEOUT = timedelta(minutes=30)
+"""Ranks come to the all-reduce of a step within minutes of each other, even where one compiles or reads a slow disk.
+One that is missing for longer hangs."""
+WAIT_TIMEOUT = timedelta(days=1)
+"""While the first rank checks data, saves or evaluates, the others wait: for hours, where a set is large and its disk
+slow. Should it die, they learn that from its closed connection at once."""
+
 
 class Ranks:
     """Started by torchrun (WORLD_SIZE in the environment) or alone."""
 
-    def __init__(self, rank: int = 0, size: int = 1, local: int = 0) -> None:
-        self.rank, self.size, self.local = rank, size, local
+    def __init__(self, rank: int = 0, size: int = 1, local: int = 0, waiting: dist.ProcessGroup | None = None) -> None:
+        """`waiting` is the group that objects and barriers go through; sums go through the default one."""
+        self.rank, self.size, self.local, self._waiting = rank, size, local, waiting
 
     @classmethod
     def join(cls, device: str) -> Ranks:
@@ -31,8 +40,10 @@ class Ranks:
         local = int(os.environ.get("LOCAL_RANK", "0"))
         if device == "cuda":
             torch.cuda.set_device(local)
-        dist.init_process_group("nccl" if device == "cuda" else "gloo")
-        return cls(dist.get_rank(), dist.get_world_size(), local)
+        dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=SUM_TIMEOUT)
+        # Apart from NCCL, which ends every process of a run whose ranks are apart for longer than its time-out.
+        waiting = dist.new_group(backend="gloo", timeout=WAIT_TIMEOUT)
+        return cls(dist.get_rank(), dist.get_world_size(), local, waiting)
 
     @property
     def first(self) -> bool:
@@ -49,7 +60,7 @@ class Ranks:
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value)
+        dist.all_gather_object(values, value, group=self._waiting)
         return values
 
     def from_first(self, make: Callable[[], Value]) -> Value:
@@ -62,7 +73,7 @@ class Ranks:
                 held = [(make(), None)]
             except Exception as error:
                 held = [(None, error)]
-        dist.broadcast_object_list(held, src=0)
+        dist.broadcast_object_list(held, src=0, group=self._waiting)
         value, raised = held[0]
         if raised is not None and self.first:
             raise raised
@@ -72,7 +83,7 @@ class Ranks:
 
     def wait(self) -> None:
         if self.size > 1:
-            dist.barrier()
+            dist.barrier(group=self._waiting)
 
     def leave(self) -> None:
         if self.size > 1 and dist.is_initialized():

@@ -24,6 +24,9 @@ def steps(draw: st.DrawFn) -> list[Item]:
     return items
 
 
+few_images = st.lists(st.tuples(st.sampled_from(list(KEYS)), st.integers(1, 60)), min_size=1, max_size=20).map(
+    lambda asked: [Item(i, KEYS[key] + branch, KEYS[key], key) for i, (key, branch) in enumerate(asked)]
+)
 cuts = st.builds(
     Cut,
     share=st.booleans(),
@@ -82,10 +85,11 @@ def test_the_partition_is_pure(items: list[Item], cut: Cut, count: int) -> None:
 
 @given(items=steps(), cut=cuts, count=ranks)
 def test_within_a_rank_units_keep_the_order_of_the_step(items: list[Item], cut: Cut, count: int) -> None:
-    position = {unit.members: i for i, unit in enumerate(units(items, cut))}
+    position = {index: i for i, unit in enumerate(units(items, cut)) for index in unit.members}
     for rank in micro_batches(items, cut, count):
-        places = [position[unit.members] for part in rank for unit in part]
-        assert places == sorted(places)
+        places = [position[unit.members[0]] for part in rank for unit in part]
+        assert places == sorted(set(places)), "a unit that was split is whole on each rank"
+        assert all(list(unit.members) == sorted(unit.members) for part in rank for unit in part)
 
 
 @given(items=steps(), packing=st.booleans())
@@ -120,11 +124,62 @@ def test_a_group_of_too_many_questions_is_split(branches: list[int], most: int) 
     assert all(len(unit.members) <= most for unit in found)
 
 
+def loads(parts: list[list[MicroBatch]]) -> list[int]:
+    """Tokens of each rank, the fullest first."""
+    return sorted((sum(unit.tokens for part in rank for unit in part) for rank in parts), reverse=True)
+
+
+def unsplit(items: list[Item], cut: Cut, count: int) -> list[int]:
+    """The loads of units as they are, the longest first onto the emptiest rank."""
+    result = [0] * count
+    for unit in sorted(units(items, cut), key=lambda u: -u.tokens):
+        result[result.index(min(result))] += unit.tokens
+    return sorted(result, reverse=True)
+
+
 @given(items=steps(), cut=cuts, count=st.integers(2, 8))
 def test_ranks_are_about_equally_loaded(items: list[Item], cut: Cut, count: int) -> None:
-    loads = [sum(u.tokens for part in rank for u in part) for rank in micro_batches(items, cut, count)]
+    found = loads(micro_batches(items, cut, count))
     largest = max(unit.tokens for unit in units(items, cut))
-    assert max(loads) - min(loads) <= largest
+    assert found[0] - found[-1] <= largest
+
+
+@given(items=steps() | few_images, cut=cuts, count=st.integers(2, 8))
+def test_splitting_never_makes_the_loads_worse(items: list[Item], cut: Cut, count: int) -> None:
+    assert loads(micro_batches(items, cut, count)) <= unsplit(items, cut, count)
+
+
+@given(items=steps() | few_images, cut=cuts | st.just(Cut(True, True, 10**6)), count=st.integers(2, 8))
+def test_no_rank_is_idle_while_there_are_samples(items: list[Item], cut: Cut, count: int) -> None:
+    busy = sum(bool(rank) for rank in micro_batches(items, cut, count))
+    assert busy == min(count, len(items))
+
+
+@given(items=steps(), cut=cuts)
+def test_one_rank_has_the_units_as_they_are(items: list[Item], cut: Cut) -> None:
+    (rank,) = micro_batches(items, cut)
+    assert [unit for part in rank for unit in part] == units(items, cut)
+
+
+def test_two_images_on_four_ranks() -> None:
+    items = [Item(i, 1664 + 16 + i, 1664, i // 8) for i in range(16)]
+    parts = micro_batches(items, Cut(True, True, 8192), 4)
+    quarters = [tuple(range(at, at + 4)) for at in (0, 4, 8, 12)]
+    assert sorted(unit.members for rank in parts for part in rank for unit in part) == quarters
+    assert all(len(rank) == 1 for rank in parts)
+
+
+def test_a_split_that_only_repeats_a_prefix_is_not_made() -> None:
+    """Two images on two ranks: a third prefix would make one rank slower."""
+    items = [Item(i, 1664 + 16, 1664, i // 8) for i in range(16)]
+    parts = micro_batches(items, Cut(True, True, 8192), 2)
+    assert loads(parts) == [1664 + 8 * 16] * 2
+
+
+def test_a_smaller_unit_is_split_where_the_largest_does_not_help() -> None:
+    """Five images of eight long branches on four ranks: the fifth is shared out among all of them."""
+    items = [Item(i, 100 + 100, 100, i // 8) for i in range(40)]
+    assert loads(micro_batches(items, Cut(True, True, 8192), 4)) == [1200] * 4
 
 
 @given(items=steps(), cut=cuts, count=st.integers(1, 8))

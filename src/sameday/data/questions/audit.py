@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from sameday.data.questions.audit_cache import AuditCache
 from sameday.data.questions.images import BadImage, check_aspect, digest, open_rgb, stamp
 from sameday.data.questions.read import Raw, parse_line
 from sameday.data.questions.sample import ImageRef, Sample
@@ -51,11 +52,12 @@ def audit(
     label: str | None = None,
     few: int | None = None,
 ) -> Audit:
-    """Read the file, decode each distinct image once, return the good questions and all that is wrong.
+    """Read the file, decode each distinct image once, return the good questions and all that is wrong. An image that
+    an earlier audit found good, in a file that is as it was, is not decoded again.
 
     `limit` takes the first so many lines that are not blank, good or bad. `progress` is called with the
-    number of images decoded and the number of all. `label` is how problems call the file. `few` looks at so many
-    questions and no more, taken image by image, as a short trial wants them.
+    number of images decoded and the number of all that have to be. `label` is how problems call the file.
+    `few` looks at so many questions and no more, taken image by image, as a short trial wants them.
     """
     root = _resolved_root(image_root)
     raws: dict[int, Raw] = {}
@@ -74,9 +76,10 @@ def audit(
     for number, raw in raws.items():
         found[number] += _text_problems(raw, special_tokens)
 
-    places = {name: _locate(name, root) for raw in raws.values() for name in raw.images}
+    names = dict.fromkeys(name for raw in raws.values() for name in raw.images)
+    places = {name: _locate(name, root) for name in names}
     files = dict.fromkeys(place for place in places.values() if isinstance(place, Path))
-    decoded = _decode_all(list(files), workers, progress)
+    decoded = _decode_all(list(files), root, workers, progress)
     samples: list[Sample] = []
     for number, raw in raws.items():
         refs: list[ImageRef] = []
@@ -196,15 +199,15 @@ def _text_problems(raw: Raw, special_tokens: Sequence[str]) -> list[str]:
     problems = []
     last_user = max(i for i, message in enumerate(raw.messages) if message.role == "user")
     for number, message in enumerate(raw.messages):
-        name = _NAMES[message.role]
+        name, text = _NAMES[message.role], message.text
         bare_user = message.role == "user" and (number == last_user or not message.parts)
-        if (message.role == "assistant" or bare_user) and not message.text.strip():
+        if (message.role == "assistant" or bare_user) and not text.strip():
             problems.append(f"{name} is empty")
         for token in special_tokens:
-            if token in message.text:
+            if token in text:
                 problems.append(f"{name} holds {token!r}, which would become a real token and not text")
         try:
-            message.text.encode()
+            text.encode()
         except UnicodeEncodeError as error:
             code = ord(error.object[error.start])
             problems.append(f"{name} holds half of a surrogate pair (\\u{code:04x}), which is no character")
@@ -238,7 +241,6 @@ def _inspect(path: Path) -> ImageRef | str:
     try:
         before = stamp(path)
         image = open_rgb(path)
-        check_aspect(*image.size)
     except BadImage as error:
         return str(error)
     except OSError as error:
@@ -246,21 +248,34 @@ def _inspect(path: Path) -> ImageRef | str:
     return ImageRef(path, digest(image), image.width, image.height, before)
 
 
-def _decode_all(
-    paths: list[Path], workers: int | None, progress: Callable[[int, int], None] | None
-) -> dict[Path, ImageRef | str]:
-    results: dict[Path, ImageRef | str] = {}
+def _judge(image: ImageRef) -> ImageRef | str:
+    try:
+        check_aspect(image.width, image.height)
+    except BadImage as error:
+        return str(error)
+    return image
 
-    def collect(inspected: Iterator[ImageRef | str]) -> None:
-        for path, result in zip(paths, inspected, strict=True):
-            results[path] = result
-            if progress is not None:
-                progress(len(results), len(paths))
 
+def _inspect_all(paths: Sequence[Path], workers: int | None) -> Iterator[ImageRef | str]:
     workers = cores() if workers is None else workers
     # Threads: decoding and hashing let go of the interpreter's lock, and nothing has to be started or sent.
     with ThreadPoolExecutor(max(1, workers)) as pool:
-        collect(pool.map(_inspect, paths))
+        yield from pool.map(_inspect, paths)
+
+
+def _decode_all(
+    paths: Sequence[Path], root: Path, workers: int | None, progress: Callable[[int, int], None] | None
+) -> dict[Path, ImageRef | str]:
+    with AuditCache(root) as cache:
+        known = {path: _judge(image) for path in paths if (image := cache.get(path)) is not None}
+        unknown = [path for path in paths if path not in known]
+        results = dict(known)
+        for path, result in zip(unknown, _inspect_all(unknown, workers), strict=True):
+            results[path] = judged = _judge(result) if isinstance(result, ImageRef) else result
+            if isinstance(judged, ImageRef):
+                cache.add(judged)
+            if progress is not None:
+                progress(len(results) - len(known), len(unknown))
     return results
 
 

@@ -3,7 +3,7 @@ and supervision as a list of (position, target) pairs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -94,10 +94,12 @@ def lay_out(
     pad_token: int,
     pad_to_multiple: int = 1,
     share_pixels: bool = True,
+    prefix_ids: Mapping[bytes, int] | None = None,
 ) -> Layout:
     """`units` are groups of questions that share a prefix. Packed, all stand in one row: prefixes, then questions
     alone, then branches. Else each group has its own row. With `share_pixels` an image that several groups hold goes
-    through the tower once."""
+    through the tower once. `prefix_ids` has the question that a prefix is keyed by for dropout, by `Encoded.key`; one
+    that is not in it is keyed by the first question of its unit."""
     rows, questions = _rows(units, packing)
     longest = max(sum(piece.count for piece in row) for row in rows)
     length = -(-longest // pad_to_multiple) * pad_to_multiple
@@ -117,7 +119,7 @@ def lay_out(
             positions[:, r, here] = rope_positions(piece.encoded, merge_size)[:, part]
             group[r, here] = piece.group
             branch[r, here] = piece.branch
-            keys[r, here] = _token_keys(piece)
+            keys[r, here] = _token_keys(piece, prefix_ids or {})
             shift = r * length + at - piece.start  # flat place of the question's own token 0
             pictures.add(piece, shift)
             targets.add(piece, shift)
@@ -181,10 +183,25 @@ def _bounds(row: Sequence[_Piece], length: int) -> Bounds:
     )
 
 
-def _token_keys(piece: _Piece) -> np.ndarray:
-    """Names each token by its question and its place there, whatever row it stands in: what dropout is keyed by."""
+def first_of_prefix(questions: Iterable[Encoded]) -> dict[bytes, int]:
+    """The id of the first question of each shared prefix, by `Encoded.key`. Taken of a whole step, it does not depend
+    on how the step is split into units, micro-batches and ranks."""
+    first: dict[bytes, int] = {}
+    for encoded in questions:
+        if encoded.key is not None:
+            first.setdefault(encoded.key, encoded.sample.id)
+    return first
+
+
+def _token_keys(piece: _Piece, prefix_ids: Mapping[bytes, int]) -> np.ndarray:
+    """Names each token by its question and its place there, whatever row it stands in: what dropout is keyed by. A
+    prefix token has the question that its whole group is keyed by, also where this question stands alone."""
+    encoded = piece.encoded
     place = np.arange(piece.start, piece.stop, dtype=np.uint64)
-    return ((piece.encoded.sample.id * 0x9E3779B1 + place * 0x85EBCA77) & 0xFFFFFFFF).astype(np.uint32)
+    own = encoded.sample.id
+    shared = own if encoded.key is None else prefix_ids.get(encoded.key, own)
+    ids = np.where(place < encoded.prefix, np.uint64(shared), np.uint64(own))
+    return ((ids * np.uint64(0x9E3779B1) + place * np.uint64(0x85EBCA77)) & np.uint64(0xFFFFFFFF)).astype(np.uint32)
 
 
 def _joined(pieces: list[np.ndarray]) -> np.ndarray:

@@ -3,8 +3,10 @@ cut, every sample is in it exactly once."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import heapq
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 
 @dataclass(frozen=True)
@@ -65,17 +67,74 @@ def units(items: Sequence[Item], cut: Cut) -> list[Unit]:
 
 
 def micro_batches(items: Sequence[Item], cut: Cut, ranks: int = 1) -> list[list[MicroBatch]]:
-    """One list of micro-batches per rank. Ranks get about the same number of tokens; one may get none."""
-    shares: list[list[Unit]] = [[] for _ in range(ranks)]
-    load = [0] * ranks
+    """One list of micro-batches per rank. Ranks get about the same number of tokens, and with at least as many samples
+    as ranks each gets some: where that evens them out, units are split further, their prefix repeated."""
     pool = units(items, cut)
-    # The longest first onto the emptiest rank; within a rank the step's own order is kept.
-    for unit in sorted(pool, key=lambda u: -u.tokens) if ranks > 1 else pool:
-        rank = load.index(min(load))
+    shares = [pool] if ranks == 1 else _shares(pool, {item.index: item for item in items}, ranks)
+    return [_fill(share, cut) for share in shares]
+
+
+def _shares(pool: Sequence[Unit], items: Mapping[int, Item], ranks: int) -> list[list[Unit]]:
+    """The units of each rank, in the step's order."""
+    spread = _spread(pool, ranks)
+    while (better := _split_further(spread, items)) is not None:
+        spread = better
+    rank_of = {index: rank for rank, share in enumerate(spread) for unit in share for index in unit.members}
+    shares: list[list[Unit]] = [[] for _ in range(ranks)]
+    for unit in pool:
+        # Pieces of a unit that came to one rank after all are one unit there.
+        pieces: dict[int, list[int]] = {}
+        for index in unit.members:
+            pieces.setdefault(rank_of[index], []).append(index)
+        for rank, members in pieces.items():
+            shares[rank].append(_unit(members, items))
+    return shares
+
+
+def _spread(pool: Sequence[Unit], ranks: int) -> list[list[Unit]]:
+    """The longest first onto the emptiest rank."""
+    shares: list[list[Unit]] = [[] for _ in range(ranks)]
+    loads = [(0, rank) for rank in range(ranks)]
+    for unit in sorted(pool, key=lambda u: -u.tokens):
+        load, rank = loads[0]
         shares[rank].append(unit)
-        load[rank] += unit.tokens
-    position = {unit.members[0]: i for i, unit in enumerate(pool)}
-    return [_fill(sorted(share, key=lambda u: position[u.members[0]]), cut) for share in shares]
+        heapq.heapreplace(loads, (load + unit.tokens, rank))
+    return shares
+
+
+def _loads(shares: Sequence[Sequence[Unit]]) -> list[int]:
+    """The fullest rank first: a step lasts as long as that one."""
+    return sorted((sum(unit.tokens for unit in share) for share in shares), reverse=True)
+
+
+def _split_further(shares: Sequence[Sequence[Unit]], items: Mapping[int, Item]) -> list[list[Unit]] | None:
+    """One unit split where that makes the loads better, compared from the fullest rank on; else None. Where a rank is
+    idle each other has one unit, so that halves of any of them are better."""
+    ranks, loads, pool = len(shares), _loads(shares), [unit for share in shares for unit in share]
+    fullest = max(shares, key=lambda share: sum(unit.tokens for unit in share))
+    for unit in sorted(fullest if loads[-1] else pool, key=lambda u: -u.tokens):
+        if len(unit.members) == 1:
+            continue
+        halves = _halves(unit, items)
+        added = sum(half.tokens for half in halves) - unit.tokens
+        if sum(loads) + added > ranks * loads[0]:
+            continue  # some rank would have more than the fullest has now
+        spread = _spread([*(u for u in pool if u is not unit), *halves], ranks)
+        if _loads(spread) < loads:
+            return spread
+    return None
+
+
+def _halves(unit: Unit, items: Mapping[int, Item]) -> tuple[Unit, Unit]:
+    """Two units of the same prefix, as equal in tokens as the order of the questions allows."""
+    branches = list(accumulate(items[index].length - items[index].prefix for index in unit.members))
+    at = min(range(1, len(unit.members)), key=lambda at: max(branches[at - 1], branches[-1] - branches[at - 1]))
+    return _unit(unit.members[:at], items), _unit(unit.members[at:], items)
+
+
+def _unit(members: Sequence[int], items: Mapping[int, Item]) -> Unit:
+    prefix = items[members[0]].prefix
+    return Unit(tuple(members), prefix + sum(items[index].length - prefix for index in members))
 
 
 def size(batch: MicroBatch, packing: bool, multiple: int = 1) -> int:

@@ -18,7 +18,7 @@ from sameday.data.loader import feed
 from sameday.data.order import Place, epoch_steps
 from sameday.data.questions.batch import Batch, make_batch
 from sameday.data.questions.encode import Encoded, Encoder
-from sameday.data.questions.layout import lay_out
+from sameday.data.questions.layout import first_of_prefix, lay_out
 from sameday.data.questions.partition import Cut, Item, MicroBatch, micro_batches, size
 from sameday.data.questions.processor import ImageProcessor
 from sameday.data.questions.sample import Sample, images_of
@@ -137,7 +137,9 @@ class VqaTask(Task):
     def batches(self, step: int, budget: int | None, ranks: Ranks) -> Iterable[Batch]:
         encoded, parts = self._step(step, budget, ranks)
         look = self.source.once()
-        return (self._build(encoded, part, look) for part in parts[ranks.rank])
+        # Of the whole step: which micro-batch or rank a question is in changes no dropout mask.
+        prefix_ids = first_of_prefix(encoded) if self.plan.share_images else {}
+        return (self._build(encoded, part, look, prefix_ids) for part in parts[ranks.rank])
 
     def budget(self, step: int, budget: int | None, ranks: Ranks) -> int:
         return budget or self.plan.token_budget
@@ -148,7 +150,13 @@ class VqaTask(Task):
         can_be_cut = [part for part in flat if sum(len(unit.members) for unit in part) > 1]
         return max(1, max(size(part, self.plan.packing) for part in can_be_cut) // 2) if can_be_cut else None
 
-    def _build(self, encoded: Sequence[Encoded], part: MicroBatch, look: Look | None = None) -> Batch:
+    def _build(
+        self,
+        encoded: Sequence[Encoded],
+        part: MicroBatch,
+        look: Look | None = None,
+        prefix_ids: Mapping[bytes, int] | None = None,
+    ) -> Batch:
         layout = lay_out(
             [[encoded[i] for i in unit.members] for unit in part],
             packing=self.plan.packing,
@@ -157,6 +165,7 @@ class VqaTask(Task):
             pad_token=self.encoder.end_token,
             pad_to_multiple=self.plan.pad_to_multiple,
             share_pixels=self.plan.share_images,
+            prefix_ids=prefix_ids,
         )
         return make_batch(layout, look or self.source.look)
 
