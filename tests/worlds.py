@@ -15,7 +15,7 @@ from sameday.data.questions.audit import check
 from sameday.demo.tiny import write_model
 from sameday.spec.plan import Plan
 from sameday.spec.vqa import VqaRecipe
-from sameday.tasks.vqa.task import VqaTask
+from sameday.tasks.vqa.task import VqaTask, load_family
 
 WORDS = ["is", "there", "a", "red", "polyp", "near", "the", "left", "wall", "what", "size", "shape", "colour"]
 WORDS += ["how", "many", "instruments", "can", "you", "see", "here"]
@@ -93,7 +93,7 @@ def write_world(
 
 def write_tiny(folder: Path, family: str = "qwen3_vl", sharpen: float = 2.0, seed: int = 1, **more: Any) -> Path:
     texts = [*WORDS, " ".join(WORDS)]
-    write_model(folder, texts, seed=seed, family=family, sharpen=sharpen, **more)  # type: ignore[arg-type]
+    write_model(folder, texts, seed=seed, family=family, sharpen=sharpen, **more)
     return folder
 
 
@@ -110,8 +110,9 @@ def tiny_recipe(model: Path, **changes: Any) -> VqaRecipe:
 
 
 def make_task(folder: Path, recipe: VqaRecipe, plan: Plan) -> VqaTask:
+    family = load_family(recipe, folder)
     splits = {
-        name: check(folder / f"{name}.jsonl", folder / "images", limit=recipe.data.limit)[0]
+        name: check(folder / f"{name}.jsonl", folder / "images", family, limit=recipe.data.limit)[0]
         for name in ("train", "val")
     }
     return VqaTask.load(recipe, plan, folder, torch.device("cpu"), splits)

@@ -7,23 +7,16 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Literal
 
-from sameday.data.questions.images import BadImage, check_aspect, digest, open_rgb, stamp
+from sameday.data.questions.family import QuestionFamily
+from sameday.data.questions.images import MAX_ASPECT_RATIO, BadImage, check_aspect, digest, open_rgb, stamp
 from sameday.data.questions.read import Raw, parse_line
 from sameday.data.questions.sample import ImageRef, Sample
 from sameday.spec.errors import BadInput
 
-DEFAULT_SPECIAL = (
-    "<|image_pad|>",
-    "<|video_pad|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|endoftext|>",
-)
 _NAMES = {"system": "system text", "user": "question", "assistant": "answer"}
 
 
@@ -44,39 +37,40 @@ class Audit:
 def audit(
     path: Path,
     image_root: Path,
+    family: QuestionFamily | None,
     limit: int | None = None,
     workers: int | None = None,
-    special_tokens: Sequence[str] = DEFAULT_SPECIAL,
     progress: Callable[[int, int], None] | None = None,
     label: str | None = None,
     few: int | None = None,
 ) -> Audit:
     """Read the file, decode each distinct image once, return the good questions and all that is wrong.
 
-    `limit` takes the first so many lines that are not blank, good or bad. `progress` is called with the
-    number of images decoded and the number of all. `label` is how problems call the file. `few` looks at so many
-    questions and no more, taken image by image, as a short trial wants them.
+    `family` says which tokens must not stand in a text, and how long an image may be; None where the model is not
+    known. `limit` takes the first so many lines that are not blank, good or bad. `progress` is called with the number
+    of images decoded and the number of all. `label` is how problems call the file. `few` looks at so many questions and
+    no more, taken image by image, as a short trial wants them.
     """
     root = _resolved_root(image_root)
     raws: dict[int, Raw] = {}
-    found: dict[int, list[str]] = {}
+    wrong: dict[int, list[str]] = {}
     chosen = None if few is None else _image_by_image(path, root, limit, few)
     for number, line in _lines(path, limit):
         if chosen is not None and number not in chosen:
             continue
-        found[number] = []
+        wrong[number] = []
         try:
             raws[number] = parse_line(_json(line))
         except ValueError as error:
-            found[number].append(str(error))
-    if not found:
+            wrong[number].append(str(error))
+    if not wrong:
         raise BadInput(f"{path} is empty: it holds no question")
     for number, raw in raws.items():
-        found[number] += _text_problems(raw, special_tokens)
+        wrong[number] += _text_problems(raw, () if family is None else family.markers.special)
 
     places = {name: _locate(name, root) for raw in raws.values() for name in raw.images}
     files = dict.fromkeys(place for place in places.values() if isinstance(place, Path))
-    decoded = _decode_all(list(files), workers, progress)
+    decoded = _decode_all(list(files), family, workers, progress)
     samples: list[Sample] = []
     for number, raw in raws.items():
         refs: list[ImageRef] = []
@@ -86,13 +80,13 @@ def audit(
             if isinstance(result, ImageRef):
                 refs.append(result)
             else:
-                found[number].append(f"image {name!r} {result}")
-        if not found[number]:
+                wrong[number].append(f"image {name!r} {result}")
+        if not wrong[number]:
             where = f"{label or path.name}:{number}"
             samples.append(Sample(number, where, tuple(refs), raw.messages, raw.stage))
     # The same thing said twice of one line, as of an image that it lists twice, is one problem.
     problems = [
-        Problem(f"{label or path.name}:{number}", what) for number in found for what in dict.fromkeys(found[number])
+        Problem(f"{label or path.name}:{number}", what) for number in wrong for what in dict.fromkeys(wrong[number])
     ]
     return Audit(samples, problems)
 
@@ -100,16 +94,16 @@ def audit(
 def check(
     path: Path,
     image_root: Path,
+    family: QuestionFamily | None,
     limit: int | None = None,
     workers: int | None = None,
-    special_tokens: Sequence[str] = DEFAULT_SPECIAL,
     progress: Callable[[int, int], None] | None = None,
     on_bad: Literal["stop", "skip"] = "stop",
     label: str | None = None,
     few: int | None = None,
 ) -> tuple[list[Sample], list[Problem]]:
     """The good questions and the problems; any problem stops, or is skipped, as `on_bad` says."""
-    result = audit(path, image_root, limit, workers, special_tokens, progress, label, few)
+    result = audit(path, image_root, family, limit, workers, progress, label, few)
     if result.problems and on_bad == "stop":
         raise BadInput(f"{report(result.problems)}\nrecipe.data.on_bad=skip leaves them out")
     if not result.samples:
@@ -234,11 +228,11 @@ def _locate(name: str, root: Path) -> Path | str:
         return f"is no usable path: {error}"
 
 
-def _inspect(path: Path) -> ImageRef | str:
+def _inspect(path: Path, max_aspect_ratio: int) -> ImageRef | str:
     try:
         before = stamp(path)
         image = open_rgb(path)
-        check_aspect(*image.size)
+        check_aspect(*image.size, max_aspect_ratio)
     except BadImage as error:
         return str(error)
     except OSError as error:
@@ -247,7 +241,7 @@ def _inspect(path: Path) -> ImageRef | str:
 
 
 def _decode_all(
-    paths: list[Path], workers: int | None, progress: Callable[[int, int], None] | None
+    paths: list[Path], family: QuestionFamily | None, workers: int | None, progress: Callable[[int, int], None] | None
 ) -> dict[Path, ImageRef | str]:
     results: dict[Path, ImageRef | str] = {}
 
@@ -260,7 +254,8 @@ def _decode_all(
     workers = cores() if workers is None else workers
     # Threads: decoding and hashing let go of the interpreter's lock, and nothing has to be started or sent.
     with ThreadPoolExecutor(max(1, workers)) as pool:
-        collect(pool.map(_inspect, paths))
+        longest = MAX_ASPECT_RATIO if family is None else family.max_aspect_ratio
+        collect(pool.map(_inspect, paths, repeat(longest)))
     return results
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sameday.data.questions.audit import DEFAULT_SPECIAL, check, report
+from sameday.data.questions.audit import check, report
 from sameday.data.questions.sample import Sample
 from sameday.spec.errors import BadInput
 from sameday.spec.load import resolve_model, resolve_path
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from sameday.hardware.machine import Machine
+    from sameday.models.families.base import Family
     from sameday.tasks.vqa.task import VqaTask
 
 
@@ -55,7 +56,7 @@ class VqaSetup(TaskSetup):
     def audit(
         self, say: Say, splits: Sequence[str] = ("train", "val"), few: Mapping[str, int] | None = None
     ) -> Audited:
-        for token in DEFAULT_SPECIAL:
+        for token in self.family.markers.special:
             if token in (self.recipe.system_prompt or ""):
                 raise BadInput(f"recipe.system_prompt holds {token}, which would become a real token")
         data = self.recipe.data
@@ -70,6 +71,7 @@ class VqaSetup(TaskSetup):
                 audited[name], problems = check(
                     resolve_path(self.home, file),
                     resolve_path(self.home, data.image_root),
+                    self.family,
                     limit=data.limit,
                     on_bad=data.on_bad,
                     progress=_progress(name, say),
@@ -97,20 +99,26 @@ class VqaSetup(TaskSetup):
         """The model's configuration; what cannot be trained is refused here, before weights are loaded."""
         from transformers import AutoConfig
 
-        from sameday.models.qwen_vl import check_supported
+        from sameday.models.families import family_of
 
         recipe = self.recipe
         try:
             config = AutoConfig.from_pretrained(resolve_model(self.home, recipe.model), revision=recipe.revision)
         except (OSError, ValueError) as error:
             raise BadInput(f"model {recipe.model!r}: its configuration cannot be read: {error}") from None
-        check_supported(config)
+        family_of(config.model_type).check_supported(config)
         return config
+
+    @cached_property
+    def family(self) -> Family:
+        from sameday.models.families import family_of
+
+        return family_of(self.config.model_type)
 
     def drop_too_long(self, splits: Any) -> Any:
         from sameday.tasks.vqa.task import drop_too_long, load_encoder, load_processor
 
-        encoder = load_encoder(self.recipe, self.home, load_processor(self.recipe, self.home))
+        encoder = load_encoder(self.recipe, self.home, load_processor(self.family, self.recipe, self.home))
         return drop_too_long(encoder, splits, self.recipe.data.on_bad == "skip")[0]
 
     def load(self, plan: Plan, device: torch.device, splits: Any) -> VqaTask:
@@ -153,7 +161,7 @@ class VqaSetup(TaskSetup):
         and activations."""
         from sameday.tasks.vqa.automatic import language_weights
 
-        return self.recipe.train == "lora" and memory > 5 * 2 * language_weights(self.config.text_config)
+        return self.recipe.train == "lora" and memory > 5 * 2 * language_weights(self.config.get_text_config())
 
     def fill_cache(self, session: Any, asked: Caching) -> bool:
         from sameday.tasks.vqa.fill import fill_cache

@@ -24,12 +24,14 @@ from sameday.data.questions.partition import Cut, Item, MicroBatch, micro_batche
 from sameday.data.questions.processor import ImageProcessor
 from sameday.data.questions.sample import Sample, images_of
 from sameday.data.questions.seen import read_back
-from sameday.data.questions.source import Look, Source
+from sameday.data.questions.source import ReadImage, Source
 from sameday.data.seen import Seen
 from sameday.hardware.machine import detect_machine
 from sameday.hardware.parts import during
 from sameday.hardware.ranks import Ranks
-from sameday.models.qwen_vl import QwenVL, load_base
+from sameday.models.families import family_of
+from sameday.models.families.base import Family
+from sameday.models.vlm import VisionLanguageModel, load_base
 from sameday.spec.errors import BadInput
 from sameday.spec.load import resolve_model, resolve_path
 from sameday.spec.plan import Plan
@@ -50,7 +52,7 @@ class VqaTask(Task):
         self,
         recipe: VlmRecipe,
         plan: Plan,
-        model: QwenVL,
+        model: VisionLanguageModel,
         encoder: Encoder,
         processor: ImageProcessor,
         splits: dict[str, list[Sample]],
@@ -78,14 +80,16 @@ class VqaTask(Task):
     ) -> VqaTask:
         """Tokenizer, image processor and model as the recipe names them, for samples that were audited."""
         name = resolve_model(recipe_dir, recipe.model)
-        processor = load_processor(recipe, recipe_dir)
+        family = load_family(recipe, recipe_dir)
+        processor = load_processor(family, recipe, recipe_dir)
         encoder = load_encoder(recipe, recipe_dir, processor)
         _check_stages(recipe, splits.get("train", []))
         left_out: list[LeftOut] = []
         if not isinstance(splits, Checked):
             splits, left_out = drop_too_long(encoder, splits, recipe.data.on_bad == "skip")
         start = None if recipe.start_adapter is None else resolve_path(recipe_dir, recipe.start_adapter)
-        model = QwenVL(load_base(name, recipe, device), recipe, plan, device, processor.levels, start)
+        base = load_base(name, recipe, device)
+        model = VisionLanguageModel(base, family, recipe, plan, device, processor.byte_table, start)
         contents = {image.digest for image in images_of(splits)}
         cache = open_cache(recipe, plan, resolve_path(recipe_dir, plan.cache_dir), processor, model, contents)
         return cls(recipe, plan, model, encoder, processor, splits, left_out, cache)
@@ -128,8 +132,8 @@ class VqaTask(Task):
 
     def batches(self, step: int, budget: int | None, ranks: Ranks) -> Iterable[Batch]:
         encoded, parts = self._step(step, budget, ranks)
-        look = self.source.once()
-        return (self._build(encoded, part, look) for part in parts[ranks.rank])
+        read_image = self.source.once()
+        return (self._build(encoded, part, read_image) for part in parts[ranks.rank])
 
     def budget(self, step: int, budget: int | None, ranks: Ranks) -> int:
         return budget or self.plan.token_budget
@@ -140,17 +144,18 @@ class VqaTask(Task):
         can_be_cut = [part for part in flat if sum(len(unit.members) for unit in part) > 1]
         return max(1, max(size(part, self.plan.packing) for part in can_be_cut) // 2) if can_be_cut else None
 
-    def _build(self, encoded: Sequence[Encoded], part: MicroBatch, look: Look | None = None) -> Batch:
+    def _build(self, encoded: Sequence[Encoded], part: MicroBatch, read_image: ReadImage | None = None) -> Batch:
         layout = lay_out(
             [[encoded[i] for i in unit.members] for unit in part],
             packing=self.plan.packing,
+            family=self.encoder.family,
             merge_size=self.encoder.merge_size,
             loss_weight=self.recipe.loss_weight,
             pad_token=self.encoder.end_token,
             pad_to_multiple=self.plan.pad_to_multiple,
             share_pixels=self.plan.share_images,
         )
-        return make_batch(layout, look or self.source.look)
+        return make_batch(layout, read_image or self.source.read_image)
 
     # Forward and loss
 
@@ -183,9 +188,9 @@ class VqaTask(Task):
     def digests(self) -> dict[str, str]:
         samples = [(s.id, s.image_key, s.messages, s.stage) for s in self.splits["train"]]
         data = hashlib.sha256(repr(samples).encode()).hexdigest()
-        found = {"training data": data, "base model": self.model.base_digest}
+        digests = {"training data": data, "base model": self.model.base_digest}
         # A run goes on with what it began with; whoever wants another says which.
-        return found | ({"choice of plan.cache auto": self.cache.kind} if self.plan.cache == "auto" else {})
+        return digests | ({"choice of plan.cache auto": self.cache.kind} if self.plan.cache == "auto" else {})
 
     def save(self, folder: Path) -> None:
         self.model.save(folder)
@@ -248,9 +253,16 @@ class VqaTask(Task):
         return torch.stack([v.to(device=self.device, dtype=torch.float64) for v in values])
 
 
-def load_processor(recipe: VlmRecipe, recipe_dir: Path) -> ImageProcessor:
-    name = resolve_model(recipe_dir, recipe.model)
-    return ImageProcessor.load(name, recipe.revision, recipe.image_backend, recipe.min_pixels, recipe.max_pixels)
+def load_family(recipe: VlmRecipe, recipe_dir: Path) -> Family:
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(resolve_model(recipe_dir, recipe.model), revision=recipe.revision)
+    return family_of(config.model_type)
+
+
+def load_processor(family: Family, recipe: VlmRecipe, recipe_dir: Path) -> ImageProcessor:
+    name, limits = resolve_model(recipe_dir, recipe.model), (recipe.min_pixels, recipe.max_pixels)
+    return ImageProcessor.load(family, name, recipe.revision, recipe.image_backend, *limits)
 
 
 def _check_stages(recipe: VlmRecipe, samples: Sequence[Sample]) -> None:
@@ -266,7 +278,7 @@ def load_encoder(recipe: VlmRecipe, recipe_dir: Path, processor: ImageProcessor)
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(resolve_model(recipe_dir, recipe.model), revision=recipe.revision)
-    return Encoder(tokenizer, processor.grid, processor.merge_size, recipe.system_prompt, recipe.max_length)
+    return Encoder(tokenizer, processor, recipe.system_prompt, recipe.max_length)
 
 
 class Checked(dict[str, list[Sample]]):
