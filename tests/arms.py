@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import cached_property
 from pathlib import Path
 
-from sameday.spec.plan import Plan
+from sameday.spec.plan import Plan, changed
 from sameday.spec.recipe import Recipe
 from sameday.verify.arm import Job, Plant, run_here
 from sameday.verify.compare import Comparison, compare, doubtful
 from sameday.verify.trace import Trace
-from sameday.verify.trial import make_trial, needs_reference, reference_job
+from sameday.verify.trial import Trial, make_trial, needs_reference, reference_job
 
 
 def run(job: Job, plant: Plant | None = None) -> Trace:
@@ -18,17 +18,17 @@ def run(job: Job, plant: Plant | None = None) -> Trace:
     return Trace(job.out)
 
 
-class Stage:
-    """A recipe and its data, the plain plan's arm and the float32 reference, each run once for all comparisons."""
+class Plain:
+    """What a trial's arms are compared with: the plain plan's arm and the references, each run once for all of them."""
 
-    def __init__(self, root: Path, home: Path, recipe: Recipe, steps: int = 6) -> None:
-        self.root, self.home, self.trial = root, home, make_trial(recipe, steps)
+    def __init__(self, root: Path, home: Path, trial: Trial) -> None:
+        self.root, self.home, self.trial = root, home, trial
 
     def job(self, name: str, plan: Plan) -> Job:
         return self.trial.job(plan, self.home, self.root / name)
 
     @cached_property
-    def plain(self) -> Trace:
+    def arm(self) -> Trace:
         return run(self.job("plain", Plan()))
 
     @cached_property
@@ -37,16 +37,34 @@ class Stage:
             return None
         return run(reference_job(self.job("plain", Plan()), self.root / "reference"))
 
-    def compare(self, plan: Plan, plant: Plant | None = None) -> Comparison:
-        plain = self.plain  # before the other arm, whose plant must not reach it
-        reference = self.reference
-        return self.judged(run(self.job("plan", plan), plant), plain, reference)
-
-    def judged(self, plan: Trace, plain: Trace, reference: Trace | None) -> Comparison:
-        """As `sameday verify` does it: float64 is asked where float32 leaves a doubt."""
-        found = compare(plan, plain, reference)
-        return compare(plan, plain, self.double, double=True) if doubtful(found) else found
-
     @cached_property
     def double(self) -> Trace:
         return run(reference_job(self.job("plain", Plan()), self.root / "double", double=True))
+
+    def judged(self, plan: Trace) -> Comparison:
+        """As `sameday verify` does it: float64 is asked where float32 leaves a doubt."""
+        found = compare(plan, self.arm, self.reference)
+        return compare(plan, self.arm, self.double, double=True) if doubtful(found) else found
+
+
+class Stage:
+    """A recipe and its data. Dropout is on in a comparison unless the plan draws other masks, as in `sameday
+    verify`."""
+
+    def __init__(self, root: Path, home: Path, recipe: Recipe, steps: int = 6) -> None:
+        self.home, self.recipe = home, recipe
+        folders = {True: root, False: root / "without dropout"}
+        self._plain = {on: Plain(where, home, make_trial(recipe, steps, dropout=on)) for on, where in folders.items()}
+
+    def plain(self, plan: Plan) -> Plain:
+        """What this plan is compared with."""
+        fields = changed(Plan(), plan, self.recipe.dropout > 0)
+        return self._plain[all(claim != "statistical" for *_, claim in fields.values())]
+
+    def job(self, name: str, plan: Plan) -> Job:
+        return self.plain(plan).job(name, plan)
+
+    def compare(self, plan: Plan, plant: Plant | None = None) -> Comparison:
+        plain = self.plain(plan)
+        _ = plain.arm, plain.reference  # before the other arm, whose plant must not reach them
+        return plain.judged(run(self.job("plan", plan), plant))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from sameday.demo.patterns import write_patterns
+from sameday.hardware.machine import detect_machine
 from sameday.spec.classify import ClassifyRecipe
 from sameday.spec.plan import Plan
 from sameday.tasks.classify.setup import ClassifySetup
@@ -38,6 +39,7 @@ def tiny_recipe(**changes: Any) -> ClassifyRecipe:
 
 
 def make_task(home: Path, recipe: ClassifyRecipe, plan: Plan | None = None, device: str = "cpu") -> ClassifyTask:
-    start = ClassifySetup(recipe, home)
-    audited = start.audit(lambda _: None, ("train", "val", "test"))
-    return start.load(plan or Plan(), torch.device(device), audited.splits)
+    setup = ClassifySetup(recipe, home)
+    audited = setup.audit(lambda _: None, ("train", "val", "test"))
+    resolved = setup.resolve_auto(plan or Plan(), detect_machine(device))
+    return setup.load(resolved.plan, torch.device(device), audited.splits)

@@ -7,23 +7,25 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+
+from sameday.spec.registry import RECIPES
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "sameday"
 
 RANK = {
     "spec": 0,
-    "report": 1,
     "cache": 1,
     "hardware": 1,
     "kernels": 1,
     "data": 2,
     "models": 3,
     "tasks": 4,
+    "report": 5,
     "train": 5,
     "demo": 6,
     "profile": 6,
@@ -82,9 +84,7 @@ def test_imports_point_one_way() -> None:
 
 
 def test_the_rule_sees_every_form_of_import() -> None:
-    text = (
-        "import sameday.train.loop\ndef f():\n    from sameday.tasks.vqa.task import VqaTask\n    from sameday import cli\n"
-    )
+    text = "import sameday.train.loop\ndef f():\n    from sameday.tasks.base import Task\n    from sameday import cli\n"
     assert [line.split(", ")[0] for line in wrong_way({"models.thing": text})] == [
         "sameday.models.thing:1 imports from train",
         "sameday.models.thing:3 imports from tasks",
@@ -94,17 +94,96 @@ def test_the_rule_sees_every_form_of_import() -> None:
     assert not wrong_way({"train.thing": "from sameday.train import watch\nfrom sameday.spec.plan import Plan"})
 
 
-def test_the_loop_and_the_verifier_know_no_task() -> None:
-    """What is one task's own is asked of the task: they import the faces and the registry."""
-    faces = {"sameday.tasks.base", "sameday.tasks.start", "sameday.tasks.registry"}
-    specs = {"sameday.spec.vqa", "sameday.spec.classify"}
-    for name, text in sources().items():
-        if name.split(".")[0] not in ("train", "verify", "cli"):
-            continue
-        found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom | ast.Import)]
-        modules = {n.module or "" if isinstance(n, ast.ImportFrom) else n.names[0].name for n in found}
-        known = {m for m in modules if m.startswith(("sameday.tasks", "sameday.models"))} - faces
-        assert not known | (modules & specs), name
+def modules_loaded_by(name: str, text: str, known: set[str]) -> set[str]:
+    """Modules of the package that importing this one loads, whatever is imported inside functions or for types only."""
+    loaded: set[str] = set()
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sameday."):
+            module = (node.module or "").removeprefix("sameday.")
+            inner = {f"{module}.{alias.name}" for alias in node.names} & known
+            loaded |= inner or {module}
+        elif isinstance(node, ast.Import):
+            loaded |= {alias.name.removeprefix("sameday.") for alias in node.names if alias.name.startswith("sameday.")}
+    return loaded - {name}
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    files = sources()
+    graph = {name: modules_loaded_by(name, text, set(files)) for name, text in files.items()}
+    done: set[str] = set()
+    while ready := {name for name in graph.keys() - done if graph[name] <= done}:
+        done |= ready
+    assert not graph.keys() - done, f"a circle among {sorted(graph.keys() - done)}"
+
+
+# Names of tasks
+
+AT_HOME = ("tasks", "spec")
+"""Rooms in which a task's name may stand."""
+
+
+def task_names(text: str, tasks: Iterable[str]) -> list[tuple[int, str]]:
+    """Where code names a task: strings that hold its name as a word, and identifiers and modules that begin with it.
+    What docstrings say is for readers."""
+    pattern = re.compile(rf"(?<![a-z])({'|'.join(tasks)})(?![a-z])", re.IGNORECASE)
+    tree = ast.parse(text)
+    docstrings = {
+        id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    named: list[tuple[int, str]] = []
+    for node in ast.walk(tree):
+        words: list[str] = []
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            words = [node.value]
+        elif isinstance(node, ast.Name):
+            words = [node.id]
+        elif isinstance(node, ast.Attribute):
+            words = [node.attr]
+        elif isinstance(node, ast.ImportFrom):
+            words = [node.module or "", *(alias.name for alias in node.names)]
+        elif isinstance(node, ast.ClassDef | ast.FunctionDef):
+            words = [node.name]
+        # VqaTask is two words to a reader.
+        for word in words:
+            apart = re.sub(r"(?<=[a-z])(?=[A-Z])|_|\.", " ", word)
+            if pattern.search(apart):
+                named.append((getattr(node, "lineno", 0), word))
+    return named
+
+
+def test_no_task_is_named_outside_its_own_folder_the_specs_and_the_registries() -> None:
+    wrong = [
+        f"sameday.{name}:{line} names a task: {word!r}"
+        for name, text in sources().items()
+        if name.split(".")[0] not in AT_HOME
+        for line, word in task_names(text, RECIPES)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_tasks_do_not_name_each_other() -> None:
+    for task in RECIPES:
+        others = set(RECIPES) - {task}
+        for name, text in sources().items():
+            if name.startswith(f"tasks.{task}"):
+                assert not task_names(text, others), name
+            if name in ("tasks", "tasks.base"):
+                assert not task_names(text, RECIPES), name
+
+
+def test_the_rule_sees_every_form_of_a_name() -> None:
+    tasks = ("vqa", "classify")
+    for text in (
+        'if recipe.task == "vqa": pass',
+        "from sameday.tasks.vqa.task import VqaTask",
+        "isinstance(task, ClassifyTask)",
+        "import x\nx.VqaRecipe",
+        "def _vqa(): pass",
+        'say(f"for task classify alone")',
+    ):
+        assert task_names(text, tasks), text
+    for text in ('"""A docstring may speak of vqa."""', 'say("it is classified")', "classified = 1"):
+        assert not task_names(text, tasks), text
 
 
 def test_specs_reports_audit_and_help_do_without_torch() -> None:

@@ -13,9 +13,11 @@ from PIL import Image
 
 from sameday.data.questions.audit import check
 from sameday.demo.tiny import write_model
+from sameday.hardware.machine import detect_machine
 from sameday.spec.plan import Plan
 from sameday.spec.vqa import VqaRecipe
-from sameday.tasks.vqa.task import VqaTask, load_family
+from sameday.tasks.vqa.setup import VqaSetup
+from sameday.tasks.vqa.task import VqaTask
 
 WORDS = ["is", "there", "a", "red", "polyp", "near", "the", "left", "wall", "what", "size", "shape", "colour"]
 WORDS += ["how", "many", "instruments", "can", "you", "see", "here"]
@@ -110,12 +112,12 @@ def tiny_recipe(model: Path, **changes: Any) -> VqaRecipe:
 
 
 def make_task(folder: Path, recipe: VqaRecipe, plan: Plan) -> VqaTask:
-    family = load_family(recipe, folder)
+    setup = VqaSetup(recipe, folder)
     splits = {
-        name: check(folder / f"{name}.jsonl", folder / "images", family, limit=recipe.data.limit)[0]
+        name: check(folder / f"{name}.jsonl", folder / "images", setup.family, limit=recipe.data.limit)[0]
         for name in ("train", "val")
     }
-    return VqaTask.load(recipe, plan, folder, torch.device("cpu"), splits)
+    return setup.load(setup.resolve_auto(plan, detect_machine("cpu")).plan, torch.device("cpu"), splits)
 
 
 def stir(task: VqaTask, seed: int = 7) -> None:

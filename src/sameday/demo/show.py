@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from sameday.spec.errors import EXIT_OK, EXIT_STOPPED
-from sameday.spec.load import dump_yaml
+from sameday.spec.load import dump_yaml, recipe_from
 from sameday.spec.plan import Plan
 from sameday.spec.record import RunFolder
-from sameday.spec.vqa import VqaRecipe
 
 COMPARED_STEPS = 12
 STEPS = 300
@@ -85,7 +84,7 @@ def _prepare(out: Path) -> float:
     rows, val = ([json.loads(line) for line in (out / f"{name}.jsonl").open()] for name in ("train", "val"))
     two_layers = {"num_hidden_layers": 2}
     write_model(out / "model", [f"{r['question']} {r['answer']}" for r in rows], seed=0, text=two_layers)
-    (out / "recipe.yaml").write_text(dump_yaml(VqaRecipe.model_validate(RECIPE)))
+    (out / "recipe.yaml").write_text(dump_yaml(recipe_from(RECIPE)))
     for name, fields in PLANS.items():
         (out / f"{name}_plan.yaml").write_text(dump_yaml(Plan(**fields)))
     print(f"{len(rows)} questions about {len({r['image'] for r in rows})} drawn scenes, for example:")

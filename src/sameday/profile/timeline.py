@@ -17,10 +17,11 @@ import torch
 from sameday.data.times import Times
 from sameday.hardware.nvml import Watched
 from sameday.hardware.parts import PARTS, Clock, during
-from sameday.spec.errors import EXIT_OUT_OF_MEMORY, EXIT_STOPPED, RunStopped
+from sameday.spec.errors import EXIT_STOPPED, RunStopped
 from sameday.spec.record import RunFolder
 from sameday.tasks.base import Task
 from sameday.train.cadence import StopRequest
+from sameday.train.loop import lower_budget
 from sameday.train.session import Session
 from sameday.train.steps import Good
 from sameday.train.watch import Watch
@@ -83,16 +84,13 @@ def record(
     plan, numbers = session.resolved.plan, range(warmup + steps + 2)  # the last are followed by others, as usual
     budget: int | None = None
     while True:
+        goods: list[Good] = []
         try:
-            laps, goods = _timed(session, task, numbers, budget, progress)
+            laps = _timed(session, task, numbers, budget, goods, progress)
             break
         except torch.OutOfMemoryError:
-            smaller = task.smaller_budget(0, budget, session.ranks)
-            if smaller is None:
-                advice = f"out of memory with a single sample. What is left to try: {task.memory_advice}."
-                raise RunStopped(advice, EXIT_OUT_OF_MEMORY) from None
-            session.say(f"out of memory; {task.budget_field.replace('_', ' ')} {smaller}, all steps again")
-            budget = smaller
+            step = numbers[len(goods)]  # they end in order
+            budget = lower_budget(session.recipe, task, step, budget, session.ranks, session.say, "all steps are")
     laps, goods = laps[warmup : warmup + steps], goods[warmup : warmup + steps]
     memory = torch.cuda.max_memory_reserved() if task.device.type == "cuda" else None
     usual = FAR * statistics.median(sum(lap.values()) for lap in laps)
@@ -104,15 +102,20 @@ def record(
         statistics.mean(good.samples for good in goods),
         tuple(sum(lap.values()) for lap in laps if sum(lap.values()) > usual),
         memory=memory,
-        **(_watched(session, task, warmup, kept) if watched and task.device.type == "cuda" else {}),
+        **(_watched(session, task, warmup, budget, kept) if watched and task.device.type == "cuda" else {}),
     )
 
 
 def _timed(
-    session: Session, task: Task, numbers: Sequence[int], budget: int | None, progress: Callable[[int], None]
-) -> tuple[list[dict[str, float]], list[Good]]:
-    """The phases of each step, by a clock that goes on from one to the next, and how each ended."""
-    clock, goods = Clock(task.device), list[Good]()
+    session: Session,
+    task: Task,
+    numbers: Sequence[int],
+    budget: int | None,
+    goods: list[Good],
+    progress: Callable[[int], None],
+) -> list[dict[str, float]]:
+    """The phases of each step, by a clock that goes on from one to the next. How each ended is added to `goods`."""
+    clock = Clock(task.device)
     with (
         tempfile.TemporaryDirectory() as folder,
         closing(RunFolder.open(Path(folder), session.recipe, session.plan, session.home)) as run,
@@ -128,11 +131,16 @@ def _timed(
             if stop.asked:
                 raise RunStopped("asked to stop before all steps were timed", EXIT_STOPPED)
         clock.stop()
-    return clock.steps(), goods
+    return clock.steps()
 
 
 def _watched(
-    session: Session, task: Task, first: int, timed: Sequence[dict[str, float]], steps: int = 4
+    session: Session,
+    task: Task,
+    first: int,
+    budget: int | None,
+    timed: Sequence[dict[str, float]],
+    steps: int = 4,
 ) -> dict[str, Any]:
     """What only a profiler knows. It makes the host slower and the gaps between kernels longer, but not the kernels:
     their time is held against that of the steps that were timed without it."""
@@ -141,7 +149,7 @@ def _watched(
     seconds = statistics.mean(sum(step.values()) for step in timed)
     more = 2 + int(WATCHED / seconds)
     numbers = range(first, first + 2 * steps + 2 + more)
-    with closing(session.steps(task)) as watched, closing(watched.run(numbers)) as done:
+    with closing(session.steps(task)) as watched, closing(watched.run(numbers, budget=budget)) as done:
         next(done)
         torch.cuda.synchronize()  # what was begun ahead is not of these steps
         with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:

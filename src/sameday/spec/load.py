@@ -199,9 +199,10 @@ def load_recipe(path: Path, sets: Sequence[str] = ()) -> Recipe:
 
 def recipe_from(values: dict[str, Any]) -> Recipe:
     """A recipe that was written as plain data."""
-    kind = recipe_type(values["task"])
+    task = values.get("task", next(iter(RECIPES)))
+    kind = recipe_type(task)
     if kind is None:
-        raise BadInput(f"task {values['task']!r} is not installed here; there are {', '.join(known_tasks())}")
+        raise BadInput(f"task {task!r} is not installed here; there are {', '.join(known_tasks())}")
     return kind.model_validate(values)
 
 

@@ -99,12 +99,16 @@ def write_text(path: Path, text: str) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    # The rename itself lives in the folder.
-    folder = os.open(path.parent, os.O_RDONLY)
+    sync(path.parent)  # the rename itself lives in the folder
+
+
+def sync(path: Path) -> None:
+    """A file or folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)
 
 
 def plain(value: Any) -> Any:

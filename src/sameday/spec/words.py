@@ -1,8 +1,9 @@
-"""Numbers as people read them."""
+"""Numbers, durations and lists as people read them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 
 def number(value: float) -> str:
@@ -16,3 +17,16 @@ def number(value: float) -> str:
     if size >= 1000 or float(value).is_integer():
         return f"{value:,.0f}"
     return f"{value:.4g}"
+
+
+def clock(seconds: float) -> str:
+    """1:02:03, or 2:03."""
+    minutes, s = divmod(round(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    return f"{hours}:{m:02d}:{s:02d}" if hours else f"{m}:{s:02d}"
+
+
+def first_names(names: Sequence[str], most: int = 32) -> str:
+    """A step may have thousands of samples; nobody reads that many."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

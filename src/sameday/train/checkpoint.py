@@ -16,6 +16,7 @@ from typing import Any
 from sameday.spec.errors import BadInput
 from sameday.spec.load import recipe_from
 from sameday.spec.recipe import Recipe, differences
+from sameday.spec.record import sync
 
 MANIFEST = "manifest.json"
 STATE = "state.json"
@@ -41,16 +42,16 @@ def write(parent: Path, name: str, fill: Callable[[Path], None], state: dict[str
         (aside / STATE).write_text(json.dumps(state, indent=1))
     files = sorted(p for p in aside.rglob("*") if p.is_file())
     for path in files:
-        _sync(path)
+        sync(path)
     manifest = {str(p.relative_to(aside)): {"bytes": p.stat().st_size, "sha256": _hash(p)} for p in files}
     (aside / MANIFEST).write_text(json.dumps(manifest, indent=1))
-    _sync(aside / MANIFEST)
+    sync(aside / MANIFEST)
     for folder in {p.parent for p in files} | {aside}:
-        _sync(folder)
+        sync(folder)
     if final.exists():  # a broken one that was left aside, or the end of a run that is repeated
         shutil.rmtree(final)
     os.rename(aside, final)
-    _sync(parent)
+    sync(parent)
     return final
 
 
@@ -107,11 +108,3 @@ def prune(folder: Path, keep: int | None, done: int, best: int | None) -> None:
 def _hash(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

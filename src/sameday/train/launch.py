@@ -14,7 +14,7 @@ from sameday.spec.errors import BadInput, RunStopped
 from sameday.spec.record import RunFolder, default_path
 from sameday.tasks.base import Audited, Caching, Task
 from sameday.tasks.registry import setup_of
-from sameday.train.session import Session, Specs
+from sameday.train.session import SPLITS, Session, Specs
 
 show = partial(print, flush=True)
 
@@ -28,7 +28,7 @@ def train_from_files(
 ) -> dict[str, float]:
     """`sameday train`: starts a run, or goes on with it where its folder is there."""
     specs = Specs.from_files(recipe_path, plan_path, sets)
-    with closing(Session.start(specs, show, join=True)) as session:
+    with closing(Session.start(specs, show, join=True, audit=SPLITS)) as session:
         from sameday.train.loop import train
 
         ranks, opened = session.ranks, list[RunFolder]()
@@ -36,7 +36,7 @@ def train_from_files(
         try:
             for choice in session.choices():
                 session.say(choice)
-            audited = session.audit()
+            audited = session.audited or session.audit()
             asked = (path, session.recipe, session.plan, session.home)
             ranks.from_first(lambda: opened.append(RunFolder.open(*asked)))
             run = opened[0] if opened else RunFolder(*asked)
@@ -65,7 +65,8 @@ def _announce(session: Session, run: RunFolder, audited: Audited) -> None:
     run.write_json("skipped.json", [asdict(each) for each in audited.left_out])
     if audited.left_out:
         session.say("what was left out is recorded in skipped.json")
-    run.write_json("choices.json", session.recorded_choices)
+    resolved = {name: f"{value}: {why}" for name, (value, why) in session.resolved.values.items()}
+    run.write_json("choices.json", {**session.reasons, **resolved})
 
 
 def _tell_loaded(session: Session, run: RunFolder, audited: Audited, task: Task) -> None:

@@ -10,7 +10,8 @@ from sameday.spec.errors import EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, EXIT_STOPPED,
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.spec.record import RunFolder
-from sameday.tasks.base import Task
+from sameday.spec.words import first_names
+from sameday.tasks.base import Say, Task
 from sameday.train import checkpoint
 from sameday.train.cadence import Cadence, StopRequest
 from sameday.train.optim import learning_rate
@@ -24,57 +25,56 @@ def train(
 ) -> dict[str, float]:
     """Train to the end, or raise RunStopped with the code that says why. Returns the last validation scores.
     `stop_after` ends this process at that step, saved, as a signal would."""
-    per_epoch = task.steps_per_epoch()
-    total = recipe.max_steps or recipe.num_epochs * per_epoch
-    cadence = Cadence(total, per_epoch, plan.save_steps, plan.eval_steps, stop_after)
-    shown = run if ranks.first else None
-    with Watch(shown, total, plan.log_steps, task.device) as watch, StopRequest() as stop:
-        steps = Steps(recipe, plan, task, ranks)
+    total = recipe.max_steps or recipe.num_epochs * task.steps_per_epoch()
+    cadence = Cadence(total, task.steps_per_epoch(), plan.save_steps, plan.eval_steps, stop_after)
+    with (
+        Watch(run if ranks.first else None, total, plan.log_steps, task.device) as watch,
+        StopRequest() as stop,
+        closing(Steps(recipe, plan, task, ranks)) as steps,
+    ):
         state = _resumed(recipe, task, run, ranks, steps, watch)
         if stop_after is not None and stop_after <= state.step < total:
-            raise RunStopped(
-                f"step {state.step} of {total} is done already; run again without --stop-after", EXIT_STOPPED
-            )
+            already = f"step {state.step} of {total} is done already; run again without --stop-after"
+            raise RunStopped(already, EXIT_STOPPED)
         task.training(True)
         scores, asked = {}, False
-        with closing(steps):
-            steps.open(range(state.step, total), state.budget)
-            while state.step < total:
-                at = state.step + steps.pending
-                due = cadence.due(at + 1)
-                timed = Clock(task.device) if (at + 1) % plan.log_steps == 0 else None
-                steps.launch(at, learning_rate(recipe, at, total), stop.asked or due.stop, timed)
-                settle = due.any or asked or (stop.asked and ranks.size == 1)
-                for outcome in steps.finish(keep=0 if settle else steps.ahead):
-                    match outcome:
-                        case Good():
-                            state.step, asked = outcome.step + 1, asked or outcome.stop
-                            with during("log"):
-                                watch.step(outcome)
-                        case Failed():
-                            raise outcome.error
-                        # Asked to stop in a step that was good, a run does not try again one that was not.
-                        case Diverged() if not asked:
-                            raise RunStopped(_diverged(task, run, steps, outcome, ranks), EXIT_DIVERGED)
-                        case OutOfMemory() if not asked:
-                            state.budget = _lower_budget(recipe, task, outcome.step, state.budget, ranks, watch)
-                            steps.open(range(state.step, total), state.budget)
-                if steps.pending or (state.step <= at and not asked):
-                    continue
-                best = state.best
-                if due.validate and state.step > at:
-                    scores = task.evaluate("val", ranks, state.budget)
-                    if scores:
-                        watch.evaluation(state.step, "val", scores)
-                        state.compare(scores)
-                if due.save or asked or state.best is not best:
-                    if ranks.first:
-                        save(recipe, plan, run, task, steps, state)
-                    ranks.wait()
-                if asked and state.step < total:
-                    done = f"step {state.step} of {total} is saved"
-                    raise RunStopped(f"asked to stop: {done}; run again to go on", EXIT_STOPPED)
-                steps.restart_timing()
+        steps.open(range(state.step, total), state.budget)
+        while state.step < total:
+            at = state.step + steps.pending
+            due = cadence.due(at + 1)
+            timed = Clock(task.device) if (at + 1) % plan.log_steps == 0 else None
+            steps.launch(at, learning_rate(recipe, at, total), lambda: stop.asked or due.stop, timed)  # noqa: B023
+            settle = due.any or asked or (stop.asked and ranks.size == 1)
+            for outcome in steps.finish(keep=0 if settle else steps.ahead):
+                match outcome:
+                    case Good():
+                        state.step, asked = outcome.step + 1, asked or outcome.stop
+                        with during("log"):
+                            watch.step(outcome)
+                    case Failed():
+                        raise outcome.error
+                    # Asked to stop in a step that was good, a run does not try again one that was not.
+                    case Diverged() if not asked:
+                        raise RunStopped(_diverged(task, run, steps, outcome, ranks), EXIT_DIVERGED)
+                    case OutOfMemory() if not asked:
+                        state.budget = lower_budget(recipe, task, outcome.step, state.budget, ranks, watch.say)
+                        steps.open(range(state.step, total), state.budget)
+            if steps.pending or (state.step <= at and not asked):
+                continue
+            best = state.best
+            if due.validate and state.step > at:
+                scores = task.evaluate("val", ranks, state.budget)
+                if scores:
+                    watch.evaluation(state.step, "val", scores)
+                    state.compare(scores)
+            if due.save or asked or state.best is not best:
+                if ranks.first:
+                    save(recipe, plan, run, task, steps, state)
+                ranks.wait()
+            if asked and state.step < total:
+                saved = f"asked to stop: step {state.step} of {total} is saved; run again to go on"
+                raise RunStopped(saved, EXIT_STOPPED)
+            steps.restart_timing()
         if not scores:  # a run killed between its last checkpoint and its end
             scores = task.evaluate("val", ranks, state.budget)
         if ranks.first:
@@ -84,25 +84,28 @@ def train(
 
 def _resumed(recipe: Recipe, task: Task, run: RunFolder, ranks: Ranks, steps: Steps, watch: Watch) -> LoopState:
     state = restore(recipe, task, run, steps, watch.say)
-    found = ranks.gather(state.step)
-    if len(set(found)) > 1:
-        raise BadInput(f"{run.path}: each rank needs the same folder; they find checkpoints {found}")
+    each = ranks.gather(state.step)
+    if len(set(each)) > 1:
+        raise BadInput(f"{run.path}: each rank needs the same folder; they find checkpoints {each}")
     if ranks.first:
         run.rewind(state.step)
     return state
 
 
-def _lower_budget(recipe: Recipe, task: Task, step: int, budget: int | None, ranks: Ranks, watch: Watch) -> int:
+def lower_budget(
+    recipe: Recipe, task: Task, step: int, budget: int | None, ranks: Ranks, say: Say, again: str = "the step is"
+) -> int:
+    """For a step that ran out of memory; RunStopped where it cannot be cut any more."""
     smaller, was = task.smaller_budget(step, budget, ranks), task.budget(step, budget, ranks)
     if smaller is None:
         raise RunStopped(
             f"out of memory with a single {recipe.sample} in a micro-batch, in the step of "
-            f"{_listed(task.names(task.step_ids(step)))}. What is left to try: {task.memory_advice}.",
+            f"{first_names(task.names(task.step_ids(step)))}. What is left to try: {task.memory_advice}.",
             EXIT_OUT_OF_MEMORY,
         )
     change = f"{task.budget_field.replace('_', ' ')} {was} -> {smaller}"
     assert smaller < was, f"{change} would run out of memory for ever"
-    watch.say(f"step {step + 1}: out of memory; {change}, the step is done again")
+    say(f"step {step + 1}: out of memory; {change}, {again} done again")
     return smaller
 
 
@@ -118,13 +121,7 @@ def _diverged(task: Task, run: RunFolder, steps: Steps, outcome: Diverged, ranks
         # Zero times a norm that is not finite is NaN: a bad gradient of a finite loss is found too.
         mine += task.culprits(batch, each + 0 * steps.gradients.norm())
     named = sorted({name for part in ranks.gather(mine) for name in part})
-    whole = f"in the step of {_listed(task.names(task.step_ids(step)))}"
-    who = f"not finite at {_listed(named)}" if named else whole
+    whole = f"in the step of {first_names(task.names(task.step_ids(step)))}"
+    who = f"not finite at {first_names(named)}" if named else whole
     kept = "; earlier checkpoints are good" if checkpoint.steps(run.checkpoints) else ""
     return f"step {step + 1}: {outcome}, {who}. The weights were not touched{kept}."
-
-
-def _listed(names: list[str], most: int = 32) -> str:
-    """A step may have thousands of samples; nobody reads that many."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

@@ -48,15 +48,10 @@ def make_optimizer(trained: dict[str, nn.Parameter], recipe: Recipe, plan: Plan)
 def allocate_state(optimizer: torch.optim.AdamW) -> None:
     """AdamW's moments, as its first step would make them: memory that is too little for them shows before any data is
     read, and not in the middle of an update."""
-    fused = optimizer.defaults["fused"]
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            kind = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
-            optimizer.state[parameter] = {
-                "step": torch.zeros((), dtype=kind, device=parameter.device if fused else "cpu"),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
+    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+        moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+        step = torch.zeros((), device=parameter.device if optimizer.defaults["fused"] else "cpu")
+        optimizer.state[parameter] = {"step": step, **moments}
 
 
 def optimizer_tensors(optimizer: torch.optim.AdamW, trained: dict[str, nn.Parameter]) -> dict[str, Tensor]:

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from sameday.train.steps import Steps
 
 
+SPLITS = ("train", "val")
+"""What training reads of the data."""
+
+
 def silent(_text: str) -> None:
     pass
 
@@ -63,11 +67,20 @@ class Session:
     resolved: Resolved
     reasons: Mapping[str, str]
     say: Say
+    audited: Audited | None = None
 
     @classmethod
-    def start(cls, specs: Specs, say: Say = silent, join: bool = False, ranks: int | None = None) -> Session:
+    def start(
+        cls,
+        specs: Specs,
+        say: Say = silent,
+        join: bool = False,
+        ranks: int | None = None,
+        audit: Sequence[str] = (),
+    ) -> Session:
         """`join` makes this process one of torchrun's; `ranks` is how many a plan is chosen for, where that is another
-        number."""
+        number. The splits in `audit` come first: bad data is found before the model is asked for, of the Hub perhaps.
+        """
         prepare_environment(specs.plan)
 
         from sameday.hardware.machine import detect_machine, device_kind, pick_device, set_deterministic
@@ -77,16 +90,19 @@ class Session:
         try:
             setup = setup_of(specs.recipe, specs.home)
             machine = detect_machine(device_kind(specs.plan))
+            audited = group.from_first(lambda: setup.audit(say, audit)) if audit else None
             group.from_first(lambda: setup.check_model(say))
             # The first rank's plan is everyone's: ranks that cut a step differently would drop samples.
-            plan, reasons, resolved = group.from_first(lambda: _resolved(specs, setup, machine, ranks or group.size))
+            plan, reasons = group.from_first(lambda: _plan(specs, setup, machine, ranks or group.size))
+            resolved = group.from_first(lambda: setup.resolve_auto(plan, machine))
             set_deterministic(plan.deterministic)
             device = pick_device(plan, group)
         except BaseException:
             group.leave()
             raise
         say_here = say if group.first else silent
-        return cls(specs.recipe, specs.home, setup, group, machine, device, plan, resolved, reasons, say_here)
+        fixed = (specs.recipe, specs.home, setup, group, machine, device)
+        return cls(*fixed, plan, resolved, reasons, say_here, audited)
 
     def choices(self) -> Iterator[str]:
         """What was chosen for the machine, and what the plan left to it, each with its reason."""
@@ -95,11 +111,7 @@ class Session:
         for name, (value, why) in self.resolved.values.items():
             yield f"{name}: {value}, because {why}"
 
-    @property
-    def recorded_choices(self) -> dict[str, str]:
-        return {**self.reasons, **{name: f"{value}: {why}" for name, (value, why) in self.resolved.values.items()}}
-
-    def audit(self, splits: Sequence[str] = ("train", "val"), few: Mapping[str, int] | None = None) -> Audited:
+    def audit(self, splits: Sequence[str] = SPLITS, few: Mapping[str, int] | None = None) -> Audited:
         """By the first rank, for all of them."""
         return self.ranks.from_first(lambda: self.setup.audit(self.say, splits, few))
 
@@ -110,9 +122,9 @@ class Session:
         try:
             return self.setup.load(plan or self.resolved.plan, self.device, splits)
         except torch.OutOfMemoryError:
-            lack = f"out of memory while the model was loaded: {self.machine.name} has {_gib(self.machine.memory)}"
             raise RunStopped(
-                f"{lack}, and other programs may use some of it. What is left to try: a smaller recipe.model, "
+                f"out of memory while the model was loaded: {self.machine.name} has {self.machine.memory / 2**30:.0f} "
+                "GiB, and other programs may use some of it. What is left to try: a smaller recipe.model, "
                 "recipe.precision bf16, a GPU with more memory.",
                 EXIT_OUT_OF_MEMORY,
             ) from None
@@ -127,17 +139,10 @@ class Session:
         self.ranks.leave()
 
 
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.0f} GiB"
-
-
-def _resolved(specs: Specs, setup: TaskSetup, machine: Machine, ranks: int) -> tuple[Plan, dict[str, str], Resolved]:
-    plan, reasons = automatic_plan(specs, setup, machine, ranks) if specs.automatic else (specs.plan, {})
-    return plan, reasons, setup.resolve_auto(plan, machine)
-
-
-def automatic_plan(specs: Specs, setup: TaskSetup, machine: Machine, ranks: int) -> tuple[Plan, dict[str, str]]:
-    """Choices for this machine; what `--set plan.x=…` says stands."""
+def _plan(specs: Specs, setup: TaskSetup, machine: Machine, ranks: int) -> tuple[Plan, dict[str, str]]:
+    """What was asked for, or choices for this machine, of which what `--set plan.x=…` says stands."""
+    if not specs.automatic:
+        return specs.plan, {}
     chosen, reasons = setup.choose_plan(machine, ranks)
     asked = {name: getattr(specs.plan, name) for name in specs.fixed}
     plan = Plan.model_validate(chosen.model_dump() | asked)

@@ -50,9 +50,11 @@ def restore(recipe: Recipe, task: Task, run: RunFolder, steps: Steps, say: Calla
     task.restore(newest.path)
     restore_optimizer(steps.optimizer, steps.trained, load_file(newest.path / checkpoint.OPTIMIZER))
     say(f"resumed from {newest.path.name}")
-    return LoopState(
-        **{field.name: newest.state[field.name] for field in fields(LoopState) if field.name in newest.state}
-    )
+    known = {field.name: newest.state[field.name] for field in fields(LoopState) if field.name in newest.state}
+    state, asked = LoopState(**known), getattr(task.plan, task.budget_field)
+    if state.budget is not None and asked is not None:
+        state.budget = min(state.budget, asked)  # whoever resumes may ask for an even lower one
+    return state
 
 
 def save(recipe: Recipe, plan: Plan, run: RunFolder, task: Task, steps: Steps, state: LoopState) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,13 +31,13 @@ class Good:
     step: int
     loss: float
     norm: float
-    rate: float
     seconds: float
+    stop: bool
+    phases: dict[str, float] | None
+    rate: float
     samples: int
     micro_batches: int
-    stop: bool
     input: dict[str, float]
-    phases: dict[str, float] | None
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,10 @@ Outcome = Good | OutOfMemory | Diverged | Failed
 @dataclass(frozen=True)
 class _Launched:
     step: int
-    samples: int
-    micro_batches: int
-    rate: float
     scalars: PendingScalars
-    input: dict[str, float]
     clock: Clock | None
+    data: tuple[float, int, int, dict[str, float]]
+    """Rate, samples, micro-batches and input, as `Good` has them."""
 
     def stop_clock(self) -> None:
         if self.clock is not None:
@@ -136,15 +134,16 @@ class Steps:
         """Steps that were launched and whose end is not known yet."""
         return len(self._launched)
 
-    def gradient(self, step: int, stop: bool = False) -> int:
-        """The step's whole gradient over all ranks, in place. How many micro-batches this rank had."""
+    def gradient(self, step: int, stop: Callable[[], bool] = lambda: False) -> int:
+        """The step's whole gradient over all ranks, in place. How many micro-batches this rank had. `stop` is asked
+        once they are computed: whoever is told to stop meanwhile need not go through another step."""
         assert self._feed is not None, "open comes first"
         with during("optimizer"):
             self.gradients.zero()
         count = self.accumulate(next(self._feed), step)
         # The one all-reduce of a step: gradients, loss, and what the ranks must decide together.
         with during("exchange"):
-            if stop:
+            if stop():
                 self.gradients.tail[2] = 1
             self._ranks.sum_(self.gradients.buffer)
         return count
@@ -169,10 +168,15 @@ class Steps:
         return count
 
     def launch(
-        self, step: int, rate: float, stop: bool = False, clock: Clock | None = None, laps: bool = False
+        self,
+        step: int,
+        rate: float,
+        stop: Callable[[], bool] = lambda: False,
+        clock: Clock | None = None,
+        laps: bool = False,
     ) -> None:
-        """`stop` tells all ranks that this one was asked to. `clock` times the step; one that `laps` goes on with the
-        next."""
+        """Where `stop` says so, all ranks are told that this one was asked to. `clock` times the step; one that `laps`
+        goes on with the next."""
         for earlier in self._launched:
             earlier.stop_clock()
         if clock is not None:
@@ -185,8 +189,8 @@ class Steps:
         scalars = self._commit.begin(rate)
         assert self._feed is not None
         self._feed.look_ahead()  # while a GPU is at work
-        samples, own = len(self._task.step_ids(step)), None if laps else clock
-        self._launched.append(_Launched(step, samples, count, rate, scalars, self._feed.taken(), own))
+        data = (rate, len(self._task.step_ids(step)), count, self._feed.taken())
+        self._launched.append(_Launched(step, scalars, None if laps else clock, data))
 
     def finish(self, keep: int) -> Iterator[Outcome]:
         """How launched steps ended, in order, until at most `keep` are pending. A bad one is the last: nothing that was
@@ -228,7 +232,7 @@ class Steps:
                     raise RunStopped(f"step {outcome.step + 1}: {outcome}", EXIT_DIVERGED)
                 yield outcome
 
-    def _ended(self, launched: _Launched) -> Good | OutOfMemory | Diverged:
+    def _ended(self, launched: _Launched) -> Outcome:
         loss, out_of_memory, stop, norm = self._commit.finish(launched.scalars)
         if out_of_memory:
             return OutOfMemory(launched.step)
@@ -238,18 +242,7 @@ class Steps:
         now = launched.scalars.time if self.ahead else DeviceTime(self._where)
         seconds, self._mark = now.since(self._mark), now
         phases = None if launched.clock is None else launched.clock.steps()[0]
-        return Good(
-            step=launched.step,
-            loss=loss,
-            norm=norm,
-            rate=launched.rate,
-            seconds=seconds,
-            samples=launched.samples,
-            micro_batches=launched.micro_batches,
-            stop=bool(stop),
-            input=launched.input,
-            phases=phases,
-        )
+        return Good(launched.step, loss, norm, seconds, bool(stop), phases, *launched.data)
 
     def _discard(self, bad: _Launched) -> None:
         """What was launched after a bad step."""

@@ -11,16 +11,11 @@ import torch
 from sameday.hardware.nvml import gpu_use
 from sameday.hardware.parts import silence
 from sameday.spec.record import RunFolder
+from sameday.spec.words import clock
 from sameday.train.steps import Good
 
 WORTH_SAYING = 0.02
 """The share of the time spent waiting for input from which on the line tells it."""
-
-
-def clock(seconds: float) -> str:
-    minutes, s = divmod(round(seconds), 60)
-    hours, m = divmod(minutes, 60)
-    return f"{hours}:{m:02d}:{s:02d}" if hours else f"{m}:{s:02d}"
 
 
 class Watch:

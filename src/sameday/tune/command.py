@@ -25,7 +25,7 @@ from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.spec.record import check_output, same_file, write_text
 from sameday.tasks.base import Audited, Choice, Say
-from sameday.train.session import Session, Specs
+from sameday.train.session import SPLITS, Session, Specs
 from sameday.tune.search import Found, OutOfTime, Worth, explore
 from sameday.tune.space import choices, differing
 from sameday.tune.table import as_json, lines, trial_line, wrapped
@@ -282,10 +282,10 @@ def _orderly_end() -> Iterator[None]:
 def _ground(specs: Specs, say: Say) -> Ground:
     # So that nothing asks the driver how many GPUs there are before a trial has a process of its own.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    session = Session.start(specs, say)
+    session = Session.start(specs, say, audit=SPLITS)
     setup, asked = session.setup, specs.plan
     _forked.set_forkserver_preload([*LOADED, *setup.modules])
-    audited = session.audit()
+    audited = session.audited or session.audit()
     splits = setup.drop_too_long(audited.splits)
     every = choices(setup, session.machine)
     known = [differing(choice, session.resolved) for choice in every if not set(specs.fixed) & set(choice.fields)]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
-from sameday.data.labelled.pictures import Pictures, Split, read_pictures
 from sameday.spec.classify import ClassifyRecipe
 from sameday.spec.errors import BadInput
 from sameday.spec.load import resolve_path
@@ -19,6 +17,7 @@ from sameday.tasks.classify.words import recipe_words
 if TYPE_CHECKING:
     import torch
 
+    from sameday.data.labelled.pictures import Pictures, Split
     from sameday.hardware.machine import Machine
     from sameday.tasks.classify.task import ClassifyTask
 
@@ -64,6 +63,8 @@ class ClassifySetup(TaskSetup):
         return Audited(audited, {split: len(pictures) for split, pictures in audited.items()}, [])
 
     def _read(self, split: Split, say: Say) -> Pictures:
+        from sameday.data.labelled.pictures import read_pictures
+
         data = self.recipe.data
 
         def progress(done: int, total: int) -> None:
@@ -146,5 +147,6 @@ class ClassifySetup(TaskSetup):
 
 
 def _first(pictures: Pictures, count: int) -> Pictures:
-    keep = np.s_[:count]
-    return Pictures(pictures.pixels[keep], pictures.labels[keep], pictures.classes, pictures.names[keep])
+    return replace(
+        pictures, pixels=pictures.pixels[:count], labels=pictures.labels[:count], names=pictures.names[:count]
+    )

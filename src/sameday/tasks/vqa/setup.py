@@ -8,8 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sameday.data.questions.audit import check, report
-from sameday.data.questions.sample import Sample
 from sameday.spec.errors import BadInput
 from sameday.spec.load import resolve_model, resolve_path
 from sameday.spec.plan import Plan
@@ -20,6 +18,7 @@ from sameday.tasks.vqa.words import recipe_words
 if TYPE_CHECKING:
     import torch
 
+    from sameday.data.questions.sample import Sample
     from sameday.hardware.machine import Machine
     from sameday.models.families.base import Family
     from sameday.tasks.vqa.task import VqaTask
@@ -56,7 +55,10 @@ class VqaSetup(TaskSetup):
     def audit(
         self, say: Say, splits: Sequence[str] = ("train", "val"), few: Mapping[str, int] | None = None
     ) -> Audited:
-        for token in self.family.markers.special:
+        from sameday.data.questions.audit import check, report
+
+        family, unknown = self._family_or_error(say)
+        for token in () if family is None else family.markers.special:
             if token in (self.recipe.system_prompt or ""):
                 raise BadInput(f"recipe.system_prompt holds {token}, which would become a real token")
         data = self.recipe.data
@@ -71,7 +73,7 @@ class VqaSetup(TaskSetup):
                 audited[name], problems = check(
                     resolve_path(self.home, file),
                     resolve_path(self.home, data.image_root),
-                    self.family,
+                    family,
                     limit=data.limit,
                     on_bad=data.on_bad,
                     progress=_progress(name, say),
@@ -83,10 +85,20 @@ class VqaSetup(TaskSetup):
                 errors.append(str(error))
         if errors:
             raise BadInput("\n".join(errors))
+        if unknown is not None:
+            raise unknown
         if skipped:
             say(f"left out: {report(skipped)}")
         sizes = {name: len(samples) for name, samples in audited.items()}
         return Audited(audited, sizes, [LeftOut(problem.where, problem.what) for problem in skipped])
+
+    def _family_or_error(self, say: Say) -> tuple[Family | None, BadInput | None]:
+        """Data is audited whatever is wrong with the model, and what is wrong with the data is said first."""
+        try:
+            self.check_model(say)
+            return self.family, None
+        except BadInput as error:
+            return None, error
 
     def check_model(self, say: Say) -> None:
         from sameday.models.hub import announce_download

@@ -1,0 +1,109 @@
+"""A task that this package does not know is trained, resumed, verified, profiled, tuned and reported as its own are."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sameday.spec.load import load_plan
+from sameday.spec.record import read_metrics
+
+RECIPE = """\
+task: tabular
+data: {train: train.jsonl, val: val.jsonl}
+precision: float32
+effective_batch: 8
+learning_rate: 0.01
+num_epochs: 2
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package with an entry point, as pip would install it, and a table to learn from."""
+    home = tmp_path_factory.mktemp("tabular")
+    site, about = home / "site", home / "site" / "sameday_tabular-1.0.dist-info"
+    about.mkdir(parents=True)
+    shutil.copy(Path(__file__).with_name("tabular.py"), site)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: sameday-tabular\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[sameday.tasks]\ntabular = tabular:TabularSetup\n")
+    draw = random.Random(0)
+    for split, count in (("train", 44), ("val", 10)):
+        rows = [[draw.gauss(0, 1) for _ in range(4)] for _ in range(count)]
+        lines = [json.dumps({"x": row, "y": row[0] * row[1] - row[2]}) for row in rows]
+        (home / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
+    (home / "recipe.yaml").write_text(RECIPE)
+    return home
+
+
+def sameday(home: Path, *words: str, code: int = 0) -> str:
+    path = os.pathsep.join([str(home / "site"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"PYTHONPATH": path}
+    command = [sys.executable, "-m", "sameday", *words]
+    done = subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
+    return done.stdout + done.stderr
+
+
+def test_it_trains_and_resumes_to_the_same_bits(home: Path) -> None:
+    sameday(home, "train", "recipe.yaml", "--out", "whole")
+    said = sameday(home, "train", "recipe.yaml", "--out", "parts", "--stop-after", "7", code=75)
+    assert "asked to stop: step 7 of 12 is saved" in said
+    assert "resumed from step-000007" in sameday(home, "train", "recipe.yaml", "--out", "parts")
+    weights = [(home / run / "model" / "model.safetensors").read_bytes() for run in ("whole", "parts")]
+    assert weights[0] == weights[1]
+    losses = [record["loss"] for record in read_metrics(home / "whole" / "metrics.jsonl") if "split" in record]
+    assert len(losses) == 2 and losses[1] < losses[0]
+    assert "loss" in sameday(home, "eval", "whole", "--split", "val")
+
+
+def test_two_plans_are_compared(home: Path) -> None:
+    (home / "pieces.yaml").write_text("micro_batch: 3\noptimizer_impl: foreach\n")
+    said = sameday(home, "verify", "recipe.yaml", "--plan", "pieces.yaml", "--steps", "4", "--json", "verify.json")
+    assert json.loads((home / "verify.json").read_text())["verdict"] == "rounding", said
+    assert "equal: samples, row, rates" in said and "no rate of false alarms was measured for task tabular" in said
+
+
+def test_its_steps_are_profiled_with_a_floor(home: Path) -> None:
+    sameday(home, "profile", "recipe.yaml", "--steps", "3", "--warmup", "1", "--json", "profile.json")
+    profiled = json.loads((home / "profile.json").read_text())
+    # Two layers, 4 by 8 and 8 by 1: forward, and backward without the input's gradient.
+    each = 2 * (4 * 8) * 2 + 2 * 8 * 3
+    rate = profiled["floor"]["peaks"]["flop_per_second"]
+    assert profiled["floor"]["executed"] * rate == pytest.approx(8 * each)
+    assert sum(profiled["parts"].values()) == pytest.approx(profiled["seconds"]["median"], rel=2)
+
+
+def test_the_tuner_tries_its_choices_and_no_one_elses(home: Path) -> None:
+    said = sameday(home, "tune", "recipe.yaml", "--minutes", "0.5", "-o", "tuned.yaml", "--json", "tune.json")
+    assert "micro_batch 2" in said
+    assert not {"share_images", "level_kernel", "token_budget"} & set(said.split())
+    sys.path.insert(0, str(home / "site"))
+    try:
+        from tabular import TabularRecipe
+    finally:
+        sys.path.remove(str(home / "site"))
+    load_plan(home / "tuned.yaml", (), TabularRecipe)
+
+
+def test_the_report_has_its_words(home: Path) -> None:
+    sameday(home, "train", "recipe.yaml", "--out", "reported")
+    sameday(home, "report", "reported", "-o", "report.html")
+    page = (home / "report.html").read_text()
+    assert "A perceptron of 8 units learns numbers." in page and "Rows of train.jsonl." in page
+
+
+def test_plan_fields_that_it_cannot_follow_are_refused(home: Path) -> None:
+    said = sameday(home, "train", "recipe.yaml", "--set", "plan.share_images=true", code=2)
+    assert "share_images is true; it is for samples that begin with the same image, which task tabular does not" in said
+    assert "must be one of 'vqa', 'classify', 'tabular'" in sameday(
+        home, "train", "recipe.yaml", "--set", "recipe.task=table", code=2
+    )
+    assert "task tabular has no use for a cache" in sameday(home, "cache", "recipe.yaml", "--kind", "pixels", code=2)
