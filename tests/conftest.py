@@ -20,11 +20,13 @@ import pytest
 import torch
 from hypothesis import settings
 
+from sameday.models.families import known_families
+
 # Triton reads it when a kernel's module is loaded, here and in every process that a test starts.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-FAMILIES = ("qwen3_vl", "qwen2_5_vl")
+FAMILIES = tuple(known_families())
 
 # A first example pays for imports and caches, which says nothing about the code under test.
 settings.register_profile("sameday", deadline=None)

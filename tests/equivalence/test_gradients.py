@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 import torch
 import worlds
+from conftest import FAMILIES
 from torch import Tensor
 
 from sameday.data.questions.batch import Batch
-from sameday.data.questions.encode import END_OF_TURN, IMAGE_TOKEN, Encoder
+from sameday.data.questions.encode import Encoder
 from sameday.hardware.ranks import Ranks
 from sameday.kernels import attention
-from sameday.models.qwen_vl import QwenVL, load_base
+from sameday.models.families import family_of
+from sameday.models.vlm import VisionLanguageModel, load_base
 from sameday.spec.plan import Plan
 from sameday.tasks.vqa.task import VqaTask
 from sameday.train.loop import accumulate
@@ -128,7 +130,8 @@ class Bench:
         first = self._first(scene)
         if scene.family not in self._bases:
             self._bases[scene.family] = load_base(recipe.model, recipe, CPU)
-        model = QwenVL(deepcopy(self._bases[scene.family]), recipe, asked, CPU, first.processor.levels)
+        base, processor = deepcopy(self._bases[scene.family]), first.processor
+        model = VisionLanguageModel(base, family_of(scene.family), recipe, asked, CPU, processor.byte_table)
         task = VqaTask(recipe, asked, model, first.encoder, first.processor, first.splits)
         worlds.stir(task)
         return task
@@ -186,7 +189,7 @@ def test_the_scenarios_hold_what_they_are_for(bench: Bench) -> None:
     for scene in SCENARIOS.values():
         task = bench.task(scene, PLANS["shared, packed"])
         old = task.encoder
-        no_limit = Encoder(old.tokenizer, old.grid, old.merge_size, old.system_prompt)
+        no_limit = Encoder(old.tokenizer, old.processor, old.system_prompt)
         whole = [no_limit.encode(sample) for sample in task.splits["train"]]
         encoded = [task.encoder.encode(sample) for sample in task.splits["train"]]
         cut += sum(a.target_count < b.target_count for a, b in zip(encoded, whole, strict=True))
@@ -357,6 +360,7 @@ def their_inputs(task: VqaTask, ids: Iterable[int]) -> Iterator[dict[str, Tensor
     from PIL import Image
 
     tokenizer, processor = task.encoder.tokenizer, task.processor._processor
+    markers = task.encoder.family.markers
     for i in ids:
         sample = task.splits["train"][i]
         chat = [
@@ -370,13 +374,13 @@ def their_inputs(task: VqaTask, ids: Iterable[int]) -> Iterator[dict[str, Tensor
         seen = processor(images=images, return_tensors="pt")
         counts = (seen["image_grid_thw"].prod(1) // processor.merge_size**2).tolist()
         prompt = tokenizer.apply_chat_template(chat[:-1], tokenize=False, add_generation_prompt=True)
-        pieces = prompt.split(IMAGE_TOKEN)
-        prompt = pieces[0] + "".join(IMAGE_TOKEN * n + text for n, text in zip(counts, pieces[1:], strict=True))
+        pieces = prompt.split(markers.image)
+        prompt = pieces[0] + "".join(markers.image * n + text for n, text in zip(counts, pieces[1:], strict=True))
         context = tokenizer(prompt, return_tensors="pt")["input_ids"]
-        tokens = tokenizer(prompt + sample.answer + END_OF_TURN, return_tensors="pt")["input_ids"]
+        tokens = tokenizer(prompt + sample.answer + markers.end_of_turn, return_tensors="pt")["input_ids"]
         labels = tokens.clone()
         labels[:, : context.shape[1]] = -100
-        image_token = tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
+        image_token = tokenizer.convert_tokens_to_ids(markers.image)
         yield {
             "input_ids": tokens,
             "attention_mask": torch.ones_like(tokens),
@@ -387,7 +391,7 @@ def their_inputs(task: VqaTask, ids: Iterable[int]) -> Iterator[dict[str, Tensor
 
 
 @pytest.mark.parametrize("plan", [None, "shared, packed, split"], ids=["plain", "shared"])
-@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_step_is_that_of_transformers_and_peft(bench: Bench, family: str, plan: str | None) -> None:
     """`sample`: the mean of the questions' own mean losses, as batch 1 with accumulation gives it."""
     scene = scenario(family, 8, (7, 2, 1), order="by_image", loss_weight="sample")
@@ -406,7 +410,7 @@ def test_a_step_is_that_of_transformers_and_peft(bench: Bench, family: str, plan
     assert_same(ours, Result(total, flat, tensors))
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_token_weighting_is_that_of_num_items_in_batch(bench: Bench, family: str) -> None:
     scene = scenario(family, 8, (7, 2, 1), order="by_image", loss_weight="token")
     task = bench.task(scene, PLANS["shared, packed"])
@@ -420,7 +424,7 @@ def test_token_weighting_is_that_of_num_items_in_batch(bench: Bench, family: str
     assert work(task).loss == pytest.approx(total, rel=LOSS)
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_one_question_alone(bench: Bench, family: str) -> None:
     """Loss and gradients of each question by itself, two images and a system prompt among them."""
     scene = scenario(family, 9, (2, 1), loss_weight="token", effective_batch=1)

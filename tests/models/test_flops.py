@@ -13,6 +13,7 @@ import pytest
 import sets
 import torch
 import worlds
+from conftest import FAMILIES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -24,11 +25,13 @@ from sameday.data.questions.batch import Batch
 from sameday.hardware.ranks import Ranks
 from sameday.kernels import split
 from sameday.kernels.attention import visible
-from sameday.models import flops, qwen_vl
-from sameday.models.flops import Counted, Work, block_pairs, causal_pairs, count, count_images, needed_extent
+from sameday.models import flops, vlm
+from sameday.models.flops import Counted, Work, block_pairs, causal_pairs
 from sameday.models.tower import image_attention
 from sameday.models.vision_bdh import VisionBDH
+from sameday.models.vision_flops import count_images
 from sameday.models.vit import ViT
+from sameday.models.vlm_flops import count, needed_extent
 from sameday.spec.plan import Plan
 from sameday.spec.vision import BdhModel, VitModel
 from sameday.tasks.vqa.task import VqaTask
@@ -148,7 +151,7 @@ def make(world: Path, model: Path, plan: dict[str, Any], **recipe: Any) -> VqaTa
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root, two = tmp_path_factory.mktemp("models"), {"num_hidden_layers": 2}
-    return {family: worlds.write_tiny(root / family, family, text=two) for family in ("qwen3_vl", "qwen2_5_vl")}
+    return {family: worlds.write_tiny(root / family, family, text=two) for family in FAMILIES}
 
 
 @pytest.fixture(scope="module")
@@ -208,7 +211,7 @@ def test_the_least_is_the_recipes_and_not_the_plans(world: Path, models: dict[st
 
 def with_features(task: VqaTask, batch: Batch) -> Batch:
     """The same micro-batch as a cache of features would give it."""
-    features = list(task.model.features(batch.pixels, batch.grids))
+    features = list(task.model.features_per_image(batch.pixels, batch.grids))
     ready = (True,) * len(features)
     return replace(batch, ready=ready, features=torch.cat(features, 1), pixels=batch.pixels[:0])
 
@@ -245,7 +248,7 @@ def test_compiled_layers_are_recomputed_whole(
         return make_boxed_func(call)
 
     backend = aot_autograd(fw_compiler=counting, bw_compiler=counting, partition_fn=min_cut_rematerialization_partition)
-    monkeypatch.setattr(qwen_vl, "COMPILE_BACKEND", backend)
+    monkeypatch.setattr(vlm, "COMPILE_BACKEND", backend)
     torch._dynamo.reset()
     task = make(world, models["qwen3_vl"], {**SHARED, **FULL, "compile": "layers"})
     task.model.text.layers = task.model.text.layers[:1]  # one is enough, and compiles sooner

@@ -8,7 +8,7 @@ import torch
 import worlds
 
 from sameday.hardware.ranks import Ranks
-from sameday.models.qwen_vl import KEPT
+from sameday.models.vlm import KEPT
 from sameday.spec.plan import Plan
 
 
@@ -20,16 +20,15 @@ def test_indices_are_made_once_for_a_size(tmp_path: Path, tiny_qwen3: Path) -> N
     for step in range(task.steps_per_epoch()):
         for batch in task.batches(step, None, Ranks()):
             patches = task.model.patches(batch.pixels, batch.grids)
-            first, again = (task.model.see(patches, batch.grids) for _ in range(2))
+            first, again = (task.model.image_features(patches, batch.grids) for _ in range(2))
             other.model._indices.clear()
-            for one, two, fresh in zip(first, again, other.model.see(patches, batch.grids), strict=True):
+            for one, two, fresh in zip(first, again, other.model.image_features(patches, batch.grids), strict=True):
                 assert torch.equal(one, two) and torch.equal(one, fresh)
     made = len(task.model._indices)
     assert 0 < made <= KEPT
     kept = dict(task.model._indices)
     for wide in range(2, 2 * KEPT + 4, 2):
-        grid = torch.tensor([(1, 2, wide)])
-        task.model._tower_indices(((2, wide),), grid)
+        task.model._tower_indices(((2, wide),))
         newest = list(task.model._indices)[-1]
         assert newest == ((2, wide),)
     assert len(task.model._indices) == KEPT and not kept.keys() & task.model._indices.keys()
