@@ -281,7 +281,7 @@ def test_vision_models_execute_what_torch_counts(pictures: Path, shape: dict[str
     task = sets.make_task(pictures, sets.tiny_recipe(model=shape), Plan(micro_batch=3))
     with nullcontext() if fused else sdpa_kernel(SDPBackend.MATH):
         for batch in task.batches(0, None, Ranks()):  # 3, 3 and 2 images
-            counted = count(task.model, batch)
+            counted = count_images(task.model, len(batch))
             assert counted.executed.total == run(task, batch)
             assert counted.needed.total <= counted.executed.total
             for part in (counted.executed.layers, counted.executed.attention):
