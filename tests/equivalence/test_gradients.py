@@ -57,6 +57,7 @@ SCENARIOS = {
         "qwen2_5_vl", 3, (3, 17, 6), order="by_image", loss_weight="sample", max_length=68
     ),
     "qwen25 shuffled, token, chats": scenario("qwen2_5_vl", 4, (8, 3, 2, 1), True, loss_weight="token"),
+    "qwen2 by image, token, chats": scenario("qwen2_vl", 10, (6, 3), True, order="by_image", loss_weight="token"),
 }
 SHARED = {"share_images": True, "max_questions": None}
 PLANS: dict[str, dict[str, Any]] = {
@@ -223,8 +224,9 @@ def test_flex_attention_follows_the_same_rule(bench: Bench) -> None:
         assert distance(outputs["flex"], outputs["sdpa"]) < LOSS
 
 
-def test_all_weights_and_the_tower_trained(bench: Bench) -> None:
-    scene = scenario("qwen3_vl", 5, (5, 3), train="all", train_vision=True, loss_weight="sample")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_all_weights_and_the_tower_trained(bench: Bench, family: str) -> None:
+    scene = scenario(family, 5, (5, 3), train="all", train_vision=True, loss_weight="sample")
     expected = bench.plain(scene)
     assert any(".visual." in name for name in expected.tensors)
     assert any("embed_tokens" in name for name in expected.tensors)

@@ -80,11 +80,11 @@ RECIPES: dict[str, dict[str, Any]] = {
     "all, tower too": {"train": "all", "train_vision": True},
 }
 CASES = [("qwen3_vl", {}, name) for name in PLANS]
-CASES += [("qwen2_5_vl", {}, name) for name in ("4 at a time", "shared, split")]
+CASES += [(family, {}, name) for family in ("qwen2_5_vl", "qwen2_vl") for name in ("4 at a time", "shared, split")]
 CASES += [("qwen3_vl", recipe, "shared, full checkpointing") for recipe in RECIPES.values()]
 CASES += [
     (family, RECIPES[recipe], "one at a time, full checkpointing")
-    for family in ("qwen3_vl", "qwen2_5_vl")
+    for family in FAMILIES
     for recipe in ("adapters with dropout on some layers", "adapters in the tower", "all, tower too")
 ]
 CASES += [("qwen3_vl", {"precision": "bf16"}, "one at a time, labels only")]

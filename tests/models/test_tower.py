@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 import worlds
+from conftest import FAMILIES
 
 from sameday.hardware.ranks import Ranks
 from sameday.models.vlm import KEPT
 from sameday.spec.plan import Plan
 
 
-def test_indices_are_made_once_for_a_size(tmp_path: Path, tiny_qwen3: Path) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_indices_are_made_once_for_a_size(tmp_path: Path, tiny_models: dict[str, Path], family: str) -> None:
     folder = worlds.write_world(tmp_path, 5, (3, 2, 4, 2), hard=False)
     plan = Plan(share_images=True, packing=True, max_questions=None)
-    recipe = worlds.tiny_recipe(tiny_qwen3, effective_batch=4, order="by_image")
+    recipe = worlds.tiny_recipe(tiny_models[family], effective_batch=4, order="by_image")
     task, other = (worlds.make_task(folder, recipe, plan) for _ in range(2))
     for step in range(task.steps_per_epoch()):
         for batch in task.batches(step, None, Ranks()):
