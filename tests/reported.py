@@ -77,7 +77,7 @@ def tune() -> dict[str, Any]:
             },
             {"field": "workers", "value": 8, "claim": "bitwise", "alone": None, "added": timed(0.3, 30.0)},
         ],
-        "not_tried": ["channels_last: for another task"],
+        "not_tried": ["micro_batch: for another task"],
     }
 
 

@@ -166,7 +166,7 @@ def test_a_plan_key_in_a_recipe_is_told_so(world: Path) -> None:
         ("recipe.seed=-1", "--set recipe.seed=-1: seed is -1; must be greater than or equal to 0"),
         (
             "plan.worker=2",
-            "--set plan.worker=2: worker is not a key here; nearest: workers, keep_workers",
+            "--set plan.worker=2: worker is not a key here; nearest: workers",
         ),
         ("recipe.lora.r=many", "--set recipe.lora.r=many: lora.r is 'many'; must be an integer"),
     ],

@@ -144,8 +144,8 @@ def test_a_cache_has_each_content_once(radiology: Path, model: Path, tmp_path: P
     assert len(names) == 2_244
     data = {split: f"{split}.jsonl" for split in SPLITS} | {"image_root": "images"}
     fields = {"model": str(model), "data": data, "effective_batch": 16, "learning_rate": 1e-4}
-    start = VqaSetup(VqaRecipe.model_validate(fields), tmp_path)
-    images = images_of(start.audit(print, tuple(SPLITS)).parts)
+    setup = VqaSetup(VqaRecipe.model_validate(fields), tmp_path)
+    images = images_of(setup.audit(print, tuple(SPLITS)).splits)
     processor = ImageProcessor.load(family_of("qwen3_vl"), str(model))
     filling = Filling("pixels", processor, images, tmp_path / "cache", print)
     filling.fill(workers=2)

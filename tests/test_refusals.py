@@ -82,7 +82,7 @@ def test_special_tokens_in_the_system_prompt_are_refused(world: Path) -> None:
 
 def test_a_plan_for_another_task_is_refused_wherever_it_meets_the_recipe(world: Path) -> None:
     (world / "plan.yaml").write_text("workers: 0\nmicro_batch: 4\n")
-    why = "micro_batch is 4; it is for task classify, and the recipe's task is vqa: leave it out"
+    why = "micro_batch is 4; it is for samples that are all of one size, which task vqa does not have: leave it out"
     for words in (("train", "recipe.yaml"), ("verify", "recipe.yaml")):
         assert refused(world, *words, "--plan", "plan.yaml") == f"plan.yaml:2: {why}"
         assert refused(world, *words, "--set", "plan.micro_batch=4") == f"--set plan.micro_batch=4: {why}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -14,22 +15,24 @@ from torch import Tensor
 from sameday.data.questions.batch import Batch
 from sameday.kernels.dropout import dropouts
 from sameday.train import loop
+from sameday.train.state import LoopState
 
 # What a kill and a resume leave
 
 
 def _resumed(change: Callable[..., Any]) -> AbstractContextManager[Any]:
     """`change` gets the optimizer and what it trains, once they are restored, and may give other steps done."""
-    resume = loop._resume
+    restore = loop.restore
 
-    def resumed(recipe: Any, task: Any, run: Any, optimizer: Any, trained: Any, watch: Any) -> tuple[int, Any]:
-        start, best = resume(recipe, task, run, optimizer, trained, watch)
-        return (change(start, optimizer, trained) or start if start else start), best
+    def restored(recipe: Any, task: Any, run: Any, steps: Any, say: Any) -> LoopState:
+        state = restore(recipe, task, run, steps, say)
+        start = change(state.step, steps.optimizer, steps.trained) if state.step else None
+        return replace(state, step=start or state.step)
 
-    return patch.object(loop, "_resume", resumed)
+    return patch.object(loop, "restore", restored)
 
 
-@planted(SHARED, "after the resume", "train.loop")
+@planted(SHARED, "after the resume", "train.state")
 def optimizer_state_lost(_task: Any, _ranks: Any) -> Any:
     """A resumed run starts with empty moments."""
     return _resumed(lambda _start, optimizer, _trained: optimizer.state.clear())
@@ -57,19 +60,19 @@ def saved_in_half_precision(_task: Any, _ranks: Any) -> Any:
     return _resumed(change)
 
 
-@planted(SHARED, "resume: the first step", "train.loop")
+@planted(SHARED, "resume: the first step", "train.state")
 def a_step_is_skipped(_task: Any, _ranks: Any) -> Any:
     """A resumed run leaves out the step after its checkpoint."""
     return _resumed(lambda start, _optimizer, _trained: start + 1)
 
 
-@planted(SHARED, "resume: the first step", "train.loop")
+@planted(SHARED, "resume: the first step", "train.state")
 def a_step_is_done_again(_task: Any, _ranks: Any) -> Any:
     """A resumed run starts with the step that its checkpoint holds already."""
     return _resumed(lambda start, _optimizer, _trained: start - 1)
 
 
-@planted(SHARED, "after the resume", "train.loop")
+@planted(SHARED, "after the resume", "train.state")
 def a_tensor_is_frozen_by_a_resume(_task: Any, _ranks: Any) -> Any:
     """After a resume one of the adapters gets no gradient any more."""
 
@@ -79,7 +82,7 @@ def a_tensor_is_frozen_by_a_resume(_task: Any, _ranks: Any) -> Any:
     return _resumed(change)
 
 
-@planted(SHARED, "after the resume", "train.loop")
+@planted(SHARED, "after the resume", "train.state")
 def gradients_are_scaled_by_a_resume(_task: Any, _ranks: Any) -> Any:
     """After a resume gradients are less than half of what they should be. AdamW hides it, and clipping may."""
 
@@ -163,17 +166,17 @@ def every_answer_counts_as_right(task: Any, _ranks: Any) -> Any:
 # What is left in the end
 
 
-@planted(SHARED, "saved weights", "train.loop")
+@planted(SHARED, "saved weights", "train.state")
 def an_empty_adapter_is_saved(_task: Any, _ranks: Any) -> Any:
     """The finished run's adapter is zero; its checkpoints are right."""
-    finish = loop._finish
+    finish = loop.finish_run
 
     def empty(plan: Any, run: Any, task: Any, *others: Any) -> None:
         for parameter in task.trained().values():
             parameter.data.zero_()
         finish(plan, run, task, *others)
 
-    return patch.object(loop, "_finish", empty)
+    return patch.object(loop, "finish_run", empty)
 
 
 @planted(SHARED, "dropout", "models.adapters")

@@ -14,40 +14,45 @@ from torch import Tensor
 
 from sameday.data.questions.batch import Batch
 from sameday.models import adapters
-from sameday.train import loop
+from sameday.train import loop, steps
+from sameday.train.optim import Gradients
+from sameday.train.steps import Steps
 
 # How micro-batches add up
 
 
 def _accumulated(each: Callable[..., None]) -> AbstractContextManager[Any]:
     """`each` is called for a micro-batch with a function that adds its gradient, given what to scale it by."""
-    whole = loop.accumulate
+    whole = Steps.accumulate
 
-    def accumulate(task: Any, batches: Iterable[Any], gradients: Any, step: int, scale: float) -> None:
-        made = list(batches)
+    def accumulate(self: Steps, batches: Iterable[Any], step: int) -> int:
+        made, task = list(batches), self._task
+        scale = 1 / task.count(task.step_ids(step))
         for number, batch in enumerate(made):
 
             def add(by: float, batch: Any = batch) -> None:
-                whole(task, [batch], gradients, step, by)
+                with patch.object(task, "count", lambda _: 1 / by):
+                    whole(self, [batch], step)
 
-            each(add, batch, number, len(made), gradients, scale)
+            each(add, batch, number, len(made), self.gradients, scale)
+        return len(made)
 
-    return patch.object(loop, "accumulate", accumulate)
+    return patch.object(Steps, "accumulate", accumulate)
 
 
-@planted(UNEVEN, "gradient", "train.loop")
+@planted(UNEVEN, "gradient", "train.steps")
 def mean_of_means(_task: Any, _ranks: Any) -> Any:
     """Each micro-batch gives its mean and the step takes the mean of them, however many questions each one has."""
     return _accumulated(lambda add, batch, _i, count, _g, _s: add(1 / (float(batch.weight.sum()) * count)))
 
 
-@planted(UNEVEN, "gradient", "train.loop")
+@planted(UNEVEN, "gradient", "train.steps")
 def divided_by_the_micro_batches_again(_task: Any, _ranks: Any) -> Any:
     """The loss, a share of the step already, is divided by the number of micro-batches. AdamW hides most of it."""
     return _accumulated(lambda add, _b, _i, count, _g, scale: add(scale / count))
 
 
-@planted(UNEVEN, "gradient", "train.loop")
+@planted(UNEVEN, "gradient", "train.steps")
 def a_micro_batch_is_lost(_task: Any, _ranks: Any) -> Any:
     """The gradient of a step's second micro-batch is not kept."""
 
@@ -60,7 +65,7 @@ def a_micro_batch_is_lost(_task: Any, _ranks: Any) -> Any:
     return _accumulated(each)
 
 
-@planted(UNEVEN, "gradient", "train.loop")
+@planted(UNEVEN, "gradient", "train.steps")
 def clipped_per_micro_batch(task: Any, _ranks: Any) -> Any:
     """What has been added up is clipped after each micro-batch."""
 
@@ -74,13 +79,13 @@ def clipped_per_micro_batch(task: Any, _ranks: Any) -> Any:
 @planted(SHARED, "gradient", "train.optim")
 def not_clipped(_task: Any, _ranks: Any) -> Any:
     """The recipe's largest norm is read by nothing. AdamW hides most of it."""
-    return patch.object(loop.Gradients, "clip", lambda *_: None)
+    return patch.object(Gradients, "clip", lambda *_: None)
 
 
 @planted(SHARED, "gradient", "train.optim")
 def gradients_not_zeroed(_task: Any, _ranks: Any) -> Any:
     """A step's gradient is added to that of the step before."""
-    return patch.object(loop.Gradients, "zero", lambda gradients: gradients.tail.zero_())
+    return patch.object(Gradients, "zero", lambda gradients: gradients.tail.zero_())
 
 
 def _summed(ranks: Any, change: Callable[[Tensor], Any]) -> AbstractContextManager[Any]:
@@ -108,7 +113,7 @@ def a_rank_keeps_its_own_gradient(_task: Any, ranks: Any) -> Any:
         mine = tensor * ranks.size
         add(tensor)
         if ranks.rank == 1 and tensor.dtype == torch.float32:  # a validation's sums are in float64
-            tensor[: -len(loop.Gradients.TAIL)] = mine[: -len(loop.Gradients.TAIL)]
+            tensor[: -len(Gradients.TAIL)] = mine[: -len(Gradients.TAIL)]
         return tensor
 
     return patch.object(ranks, "sum_", sum_)
@@ -140,13 +145,12 @@ def a_sample_twice_in_an_epoch(task: Any, _ranks: Any) -> Any:
 @planted(WORKER, "samples in the micro-batches", "data.loader")
 def order_changed_by_workers(_task: Any, _ranks: Any) -> Any:
     """With worker processes a step gets what is ready first: the first two steps change places."""
-    stream = loop.stream
+    feed = steps.feed
 
-    def as_ready(jobs: Any, build: Any, *, workers: int, **more: Any) -> Any:
-        jobs = [jobs[1], jobs[0], *jobs[2:]] if workers else jobs
-        return stream(jobs, build, workers=workers, **more)
+    def as_ready(plan: Any, device: Any, jobs: Any, build: Any) -> Any:
+        return feed(plan, device, [jobs[1], jobs[0], *jobs[2:]] if plan.workers else jobs, build)
 
-    return patch.object(loop, "stream", as_ready)
+    return patch.object(steps, "feed", as_ready)
 
 
 # What the weights are, and how they move
@@ -198,14 +202,14 @@ def autocast_left_on(task: Any, _ranks: Any) -> Iterator[None]:
 
 
 def _optimized(change: Callable[[Any, dict[str, Any]], None]) -> AbstractContextManager[Any]:
-    make = loop.make_optimizer
+    make = steps.make_optimizer
 
     def made(trained: dict[str, Any], recipe: Any, plan: Any) -> Any:
         optimizer = make(trained, recipe, plan)
         change(optimizer, trained)
         return optimizer
 
-    return patch.object(loop, "make_optimizer", made)
+    return patch.object(steps, "make_optimizer", made)
 
 
 @planted(SHARED, "weight_decay", "train.optim")

@@ -9,16 +9,18 @@ import pytest
 import torch
 import worlds
 from arms import Stage
-from covering import uncovered
+from covering import trial_plans, uncovered
 
 from sameday.models import vlm
 from sameday.spec.plan import Plan, claims
-from sameday.verify.registry import trial_plans, trial_values
+from sameday.tasks.vqa.setup import VqaSetup
+from sameday.verify.registry import trial_values
 
 QUESTION = 30
 """About how many tokens a question of these worlds has."""
-VALUES = trial_values("vqa", "cpu", QUESTION)
-PLANS = trial_plans("vqa", "cpu", QUESTION, "float32")
+SETUP = VqaSetup(worlds.tiny_recipe(Path("model")), Path())
+VALUES = trial_values(SETUP, "cpu", QUESTION)
+PLANS = trial_plans(SETUP, "cpu", QUESTION)
 IMPOSSIBLE = [(("packing", False), ("attention", "split"))]
 
 

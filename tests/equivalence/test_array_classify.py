@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import sets
 import torch
 from arms import Stage
-from covering import uncovered
+from covering import trial_plans, uncovered
 
 from sameday.models import compiled
 from sameday.spec.plan import Plan, claims
-from sameday.verify.registry import trial_plans, trial_values
+from sameday.tasks.classify.setup import ClassifySetup
+from sameday.verify.registry import trial_values
 
-VALUES = trial_values("classify", "cpu", 2)
-PLANS = trial_plans("classify", "cpu", 2, "float32")
+SETUP = ClassifySetup(sets.tiny_recipe(), Path())
+VALUES = trial_values(SETUP, "cpu", 2)
+PLANS = trial_plans(SETUP, "cpu", 2)
 IMPOSSIBLE = [(("compile", "layers"), ("level_kernel", "fused"))]
 
 
@@ -48,6 +51,6 @@ def test_a_plan_of_the_array_trains_the_same_model(stage: Stage, number: int) ->
 def test_fields_that_claim_the_same_bits_keep_them(stage: Stage, which: int) -> None:
     """All of them changed at once, to their second values and to their last ones."""
     bitwise = [name for name in VALUES if claims()[name] == "bitwise"]
-    assert {"images_on", "rotary", "keep_workers", "workers"} <= set(bitwise)
+    assert {"images_on", "prefetch", "workers"} <= set(bitwise)
     found = stage.compare(Plan(**{name: VALUES[name][which] for name in bitwise}))
     assert found.same and found.bitwise, "\n".join(map(str, found.differences))

@@ -62,11 +62,12 @@ def stages(stage: Stage, tmp_path_factory: pytest.TempPathFactory) -> Stages:
 
 
 def compared(stages: Stages, fault: Fault, plant: Plant | None) -> Comparison:
-    stage = stages[fault.task]
-    plain, reference = stage.plain, stage.reference  # before the other arm, whose plant must not reach them
-    job = stage.job("plan", Plan(**fault.plan))
+    plan = Plan(**fault.plan)
+    plain = stages[fault.task].plain(plan)
+    _ = plain.arm, plain.reference  # before the other arm, whose plant must not reach them
+    job = plain.job("plan", plan)
     trace = arms.run(job, plant) if fault.ranks == 1 else planted.run(job, plant, fault.ranks)
-    return stage.judged(trace, plain, reference)
+    return plain.judged(trace)
 
 
 def keeping(stages: Stages) -> Callable[[Fault], Comparison]:
@@ -116,12 +117,13 @@ def test_the_catalogue() -> None:
 
 def test_the_trial_holds_what_the_faults_are_about(stage: Stage) -> None:
     """Else a fault would change nothing, and its test would say nothing."""
-    norms = [record.norm for record in stage.plain.records]
+    records = stage.plain(Plan(**SHARED)).arm.records
+    norms = [record.norm for record in records]
     assert min(norms) < RECIPE["max_grad_norm"] < max(norms), "clipping is at work in some steps, not in all"
-    assert [len(record.facts["order"]) for record in stage.plain.records] == [6, 6, 3, 6, 6, 6, 3], "a partial batch"
+    assert [len(record.facts["order"]) for record in records] == [6, 6, 3, 6, 6, 6, 3], "a partial batch"
     branches, sizes = [], []
     for plan in (SHARED, UNEVEN):
-        task = worlds.make_task(stage.home, stage.trial.recipe, Plan(**plan))
+        task = worlds.make_task(stage.home, stage.recipe, Plan(**plan))
         for step in range(task.steps_per_epoch()):
             batches = list(task.batches(step, None, Ranks()))
             branches += [branches_of(batch.group, batch.branch) for batch in batches]

@@ -22,8 +22,7 @@ from sameday.models.families import family_of
 from sameday.models.vlm import VisionLanguageModel, load_base
 from sameday.spec.plan import Plan
 from sameday.tasks.vqa.task import VqaTask
-from sameday.train.loop import accumulate
-from sameday.train.optim import Gradients
+from sameday.train.steps import Steps
 
 CPU = torch.device("cpu")
 WHOLE, EACH, LOSS = 1e-5, 1e-4, 1e-6
@@ -90,17 +89,16 @@ class Result:
 
 def work(task: VqaTask, step: int = 0, size: int = 1, change: Callable[[Batch], Batch] | None = None) -> Result:
     """The step's gradient as training computes it. Ranks run one after another and add to the same buffer."""
-    gradients = Gradients(task.trained())
+    steps = Steps(task.recipe, task.plan, task, Ranks())
     task.training(True)
     batches = [b for rank in range(size) for b in task.batches(step, None, Ranks(rank, size))]
     if change is not None:
         batches = [change(batch) for batch in batches]
-    scale = 1 / task.count(task.step_ids(step))
-    accumulate(task, batches, gradients, step, scale)
-    loss, out_of_memory, _ = gradients.tail.tolist()
+    steps.accumulate(batches, step)
+    loss, out_of_memory, _ = steps.gradients.tail.tolist()
     assert not out_of_memory
     tensors = {name: p.grad.clone() for name, p in task.trained().items() if p.grad is not None}
-    return Result(loss, gradients.all.clone(), tensors, batches)
+    return Result(loss, steps.gradients.all.clone(), tensors, batches)
 
 
 def distance(a: Tensor, b: Tensor) -> float:

@@ -15,18 +15,17 @@ from sameday.models import vlm
 from sameday.models.families import known_families
 from sameday.spec.plan import Plan
 from sameday.tasks.vqa.task import VqaTask
-from sameday.train.loop import accumulate
-from sameday.train.optim import Gradients
+from sameday.train.steps import Steps
 
 PLAN = {"share_images": True, "packing": True, "max_questions": None, "attention": "split", "token_budget": 300}
 LAYERS, BLOCKS = 10, 5
 
 
 def gradient(task: VqaTask, step: int) -> torch.Tensor:
-    gradients = Gradients(task.trained())
+    steps = Steps(task.recipe, task.plan, task, Ranks())
     task.training(True)
-    accumulate(task, task.batches(step, None, Ranks()), gradients, step, 1.0)
-    return gradients.all.clone()
+    steps.accumulate(task.batches(step, None, Ranks()), step)
+    return steps.gradients.all.clone()
 
 
 @pytest.mark.parametrize("family", known_families())

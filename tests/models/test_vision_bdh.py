@@ -110,11 +110,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_it_is_what_the_definition_says(variant: str, cached: bool) -> None:
+def test_it_is_what_the_definition_says(variant: str) -> None:
     model = make(**VARIANTS[variant]).eval()
-    model.cached_rotary = cached
     pixels, keys = images(2)
     assert distance(model(pixels, keys).detach().numpy(), by_definition(model, pixels)) < 1e-12
 
@@ -135,12 +133,10 @@ def test_another_definition_differs(fault: str) -> None:
 
 def test_tables_are_kept_and_follow_the_format() -> None:
     model = make()
-    model.cached_rotary = True
     device = torch.device("cpu")
     first = model.rotary(device)
     assert model.rotary(device)[0] is first[0] and first[0].dtype == torch.float64
     assert model.float().rotary(device)[0].dtype == torch.float32
-    model.cached_rotary = False
     assert torch.equal(model.rotary(device)[0], first[0].float())
 
 
@@ -277,11 +273,9 @@ def test_training_drops_by_key_and_evaluation_does_not() -> None:
 # Compiled
 
 
-@pytest.mark.parametrize("cached", [False, True])
-def test_compiled_in_one_graph(cached: bool) -> None:
+def test_compiled_in_one_graph() -> None:
     torch._dynamo.reset()
     model = make(dropout=0.3)
-    model.cached_rotary = cached
     pixels, keys = images(2)
 
     def run(by: Callable[..., Tensor]) -> list[Tensor]:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from sameday.report import charts
 from sameday.report.charts import Bar, Curve, Piece, bar_chart, line_chart
+from sameday.spec.words import number
 
 finite = st.floats(-1e12, 1e12, allow_nan=False)
 ranges = st.tuples(finite, finite).filter(lambda r: r[1] - r[0] > 1e-6 * max(1e-6, abs(r[0]), abs(r[1])))
@@ -174,7 +175,7 @@ def test_one_spike_does_not_flatten_a_curve() -> None:
     ],
 )
 def test_numbers_for_people(value: float, said: str) -> None:
-    assert charts.number(value) == said
+    assert number(value) == said
 
 
 def test_bars_share_one_scale() -> None:

@@ -3,14 +3,19 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import sets
+import worlds
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from sameday.spec.plan import Claim, Plan, claims, fields_of
+from sameday.spec.plan import NEEDS, Claim, Plan, claims, fields_of
+from sameday.spec.recipe import Recipe
 from sameday.spec.registry import RECIPES
+from sameday.tasks.registry import setup_of
 from sameday.verify.registry import trial_values
 
 
@@ -24,6 +29,7 @@ def walk(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]
 
 RECIPE_FIELDS = [pair for task, recipe in RECIPES.items() for pair in walk(recipe, f"{task}.")]
 FIELDS = [*RECIPE_FIELDS, *walk(Plan, "plan.")]
+TINY: dict[str, Recipe] = {"vqa": worlds.tiny_recipe(Path("model")), "classify": sets.tiny_recipe()}
 NEED_A_GPU = {"compile_mode", "level_kernel", "cuda_graphs"}
 """On a CPU nothing but their plain values can be tried."""
 
@@ -52,19 +58,29 @@ def test_recipe_and_plan_share_no_field() -> None:
 
 
 def test_each_field_is_for_all_tasks_or_for_one_of_them() -> None:
-    assert {name for task in RECIPES for name in fields_of(task)} == Plan.model_fields.keys()
-    own = {task: set(fields_of(task)) for task in RECIPES}
+    assert {name for recipe in RECIPES.values() for name in fields_of(recipe)} == Plan.model_fields.keys()
+    own = {task: set(fields_of(recipe)) for task, recipe in RECIPES.items()}
     assert {"token_budget", "share_images", "attention"} <= own["vqa"] - own["classify"]
     assert {"micro_batch", "level_kernel", "images_on"} <= own["classify"] - own["vqa"]
     assert {"workers", "compile", "optimizer_impl", "save_steps"} <= own["vqa"] & own["classify"]
+
+
+def test_what_fields_need_and_tasks_have_are_words_that_are_explained() -> None:
+    extra: dict[str, Any] = {name: field.json_schema_extra for name, field in Plan.model_fields.items()}
+    needed = {need for each in extra.values() for need in (each["needs"], *each["values_need"].values())} - {None}
+    assert needed == NEEDS.keys() == {name for recipe in RECIPES.values() for name in recipe.has}
+    for name, each in extra.items():
+        allowed = get_args(Plan.model_fields[name].annotation)
+        assert {*each["values_need"], *each["same_bits"]} <= set(allowed), name
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("task", RECIPES)
 def test_every_field_of_a_task_has_values_to_try(task: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    found: dict[str, tuple[Any, ...]] = trial_values(task, device, 7)
-    assert list(found) == fields_of(task)
+    recipe = TINY[task]
+    found: dict[str, tuple[Any, ...]] = trial_values(setup_of(recipe, Path()), device, 7)
+    assert list(found) == fields_of(recipe)
     single = {name for name, values in found.items() if len(values) == 1}
     assert single == (NEED_A_GPU & found.keys() if device == "cpu" else set())
     for name, values in found.items():

@@ -7,10 +7,11 @@ import pytest
 
 from sameday.spec.classify import ClassifyRecipe
 from sameday.spec.errors import BadInput
+from sameday.spec.load import dump_yaml, load_plan, load_recipe, recipe_from
 from sameday.spec.plan import Plan, fields_of, foreign
 from sameday.spec.recipe import Recipe, differences
 from sameday.spec.record import RunFolder
-from sameday.spec.registry import RECIPES, dump_yaml, load_plan, load_recipe, recipe_from
+from sameday.spec.registry import RECIPES
 from sameday.spec.vqa import VqaRecipe
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -38,7 +39,7 @@ def recipe_error(text: str, *sets: str) -> str:
 def plan_error(text: str, task: str, *sets: str) -> list[str]:
     Path("plan.yaml").write_text(text)
     with pytest.raises(BadInput) as error:
-        load_plan(Path("plan.yaml"), sets, task)
+        load_plan(Path("plan.yaml"), sets, RECIPES[task])
     return str(error.value).splitlines()
 
 
@@ -196,26 +197,30 @@ def test_error_texts(text: str, message: str) -> None:
 
 # Plans
 
+TOKENS = "it is for samples of different lengths, in tokens, which task classify does not have: leave it out"
+
 
 def test_a_plan_field_of_another_task_is_refused_at_its_place() -> None:
     assert plan_error("workers: 2\ntoken_budget: 64\npacking: true\n", "classify") == [
-        "plan.yaml:3: packing is true; it is for task vqa, and the recipe's task is classify: leave it out",
-        "plan.yaml:2: token_budget is 64; it is for task vqa, and the recipe's task is classify: leave it out",
+        f"plan.yaml:3: packing is true; {TOKENS}",
+        f"plan.yaml:2: token_budget is 64; {TOKENS}",
     ]
     assert plan_error("{}", "vqa", "plan.micro_batch=4") == [
-        "--set plan.micro_batch=4: micro_batch is 4; it is for task classify, "
-        "and the recipe's task is vqa: leave it out"
+        "--set plan.micro_batch=4: micro_batch is 4; it is for samples that are all of one size, which task vqa does "
+        "not have: leave it out"
     ]
     assert plan_error("compile: auto\n", "vqa") == [
-        "plan.yaml:1: compile is 'auto'; that is for task classify, and the recipe's task is vqa; "
-        "allowed: 'none', 'layers'"
+        "plan.yaml:1: compile is 'auto'; that is for a model whose compiled layers are compared with eager ones, which "
+        "task vqa does not have; allowed: 'none', 'layers'"
     ]
+    with pytest.raises(BadInput, match="packing is true"):  # a recipe says it as its class does
+        load_plan(None, ["plan.packing=true"], recipe(BDH))
 
 
 @pytest.mark.parametrize("task", RECIPES)
 def test_what_is_at_its_default_is_no_setting(task: str) -> None:
     Path("plan.yaml").write_text(dump_yaml(Plan()))  # with every field written out
-    assert load_plan(Path("plan.yaml"), (), task) == Plan()
+    assert load_plan(Path("plan.yaml"), (), RECIPES[task]) == Plan()
 
 
 @pytest.mark.parametrize("task", RECIPES)
@@ -224,11 +229,11 @@ def test_every_field_of_another_task_is_seen(task: str) -> None:
         **{"share_images": True, "packing": True, "token_budget": 1, "max_questions": 2, "pad_to_multiple": 2},
         **{"checkpointing": "full", "attention": "sdpa", "label_only_logits": True, "eval_token_budget": 1},
         **{"cache": "pixels", "cache_dir": "elsewhere"},
-        **{"micro_batch": 1, "compile_mode": "max-autotune", "compile_backend": "eager", "level_kernel": "fused"},
-        **{"rotary": "cached", "channels_last": True, "cuda_graphs": True, "cudnn_benchmark": True},
+        **{"micro_batch": 1, "compile_mode": "max-autotune", "level_kernel": "fused", "cuda_graphs": True},
         **{"images_on": "device", "eval_batch": 1},
     }
-    assert foreign(Plan(**other), task).keys() == Plan.model_fields.keys() - fields_of(task)
+    own = fields_of(RECIPES[task])
+    assert foreign(Plan(**other), RECIPES[task]).keys() == Plan.model_fields.keys() - own
 
 
 def test_a_run_folder_names_its_result_by_the_task(tmp_path: Path) -> None:

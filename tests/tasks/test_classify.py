@@ -17,22 +17,22 @@ from torch import Tensor
 from sameday.data.labelled.batch import ImageBatch
 from sameday.data.seen import Seen
 from sameday.demo.patterns import write_patterns
-from sameday.hardware.machine import Machine
+from sameday.hardware.machine import Machine, detect_machine
 from sameday.hardware.ranks import Ranks
+from sameday.models import compiled
 from sameday.models.build import load_model
 from sameday.models.compiled import Compiled
 from sameday.models.vision_bdh import VisionBDH
-from sameday.spec.errors import BadInput
+from sameday.spec.errors import EXIT_OUT_OF_MEMORY, BadInput, RunStopped
 from sameday.spec.plan import Plan
 from sameday.tasks.classify.setup import ClassifySetup
 from sameday.tasks.classify.task import ClassifyTask
-from sameday.train.loop import accumulate
-from sameday.train.optim import Gradients
+from sameday.train.steps import Steps
 
 PLANS = {
     "device": Plan(images_on="device"),
     "pieces": Plan(micro_batch=3),
-    "pieces on the device": Plan(micro_batch=1, images_on="device", channels_last=True, rotary="cached"),
+    "pieces on the device": Plan(micro_batch=1, images_on="device"),
 }
 
 
@@ -57,8 +57,8 @@ def test_an_image_looks_the_same_under_every_plan(home: Path, name: str) -> None
 
 def test_an_epoch_holds_every_image_once_and_none_of_the_held_out(home: Path) -> None:
     task = sets.make_task(home, sets.tiny_recipe())
-    assert len(task.parts["train"]) == 30 and len(task.parts["val"]) == 10 and task.steps_per_epoch() == 4
-    assert not set(task.parts["train"].names) & set(task.parts["val"].names)
+    assert len(task.splits["train"]) == 30 and len(task.splits["val"]) == 10 and task.steps_per_epoch() == 4
+    assert not set(task.splits["train"].names) & set(task.splits["val"].names)
     orders = [[i for step in range(4 * epoch, 4 * epoch + 4) for i in task.step_ids(step)] for epoch in range(2)]
     assert all(sorted(order) == list(range(30)) for order in orders)
     assert orders[0] != orders[1] and orders[0] != list(range(30))
@@ -66,7 +66,7 @@ def test_an_epoch_holds_every_image_once_and_none_of_the_held_out(home: Path) ->
     listed = sets.make_task(home, sets.tiny_recipe(order="listed"))
     assert listed.step_ids(0) == listed.step_ids(4) == list(range(8))
     other = sets.make_task(home, sets.tiny_recipe(seed=4))
-    assert other.step_ids(0) != task.step_ids(0) and other.parts["val"].names == task.parts["val"].names
+    assert other.step_ids(0) != task.step_ids(0) and other.splits["val"].names == task.splits["val"].names
 
 
 def test_an_image_is_another_crop_in_each_epoch(home: Path) -> None:
@@ -106,13 +106,13 @@ def test_budgets_are_halved_to_one(home: Path) -> None:
     assert [len(batch) for batch in task.batches(0, 3, ranks)] == [3, 3, 2]
 
 
-@pytest.mark.parametrize("plan", [Plan(), Plan(eval_batch=3, images_on="device"), Plan(workers=1, keep_workers=True)])
+@pytest.mark.parametrize("plan", [Plan(), Plan(eval_batch=3, images_on="device"), Plan(workers=1)])
 def test_evaluation_is_the_mean_over_images(home: Path, plan: Plan) -> None:
     task = sets.make_task(home, sets.tiny_recipe(label_smoothing=0.1), plan)
     task.training(True)
     twice = [task.evaluate("val", Ranks()) for _ in range(2)]
     assert twice[0] == twice[1] and task.model.training
-    pictures = task.parts["val"]
+    pictures = task.splits["val"]
     pixels = torch.from_numpy(pictures.pixels).permute(0, 3, 1, 2).double() / 255
     with torch.no_grad():
         logits = task.model.eval().double()((pixels - 0.5) / 0.5, torch.zeros(10, dtype=torch.int32))
@@ -129,7 +129,7 @@ def test_a_saved_model_is_loaded_without_its_recipe(home: Path, tmp_path: Path) 
     task = sets.make_task(home, sets.tiny_recipe(seed=5))
     task.save(tmp_path)
     model, about = load_model(tmp_path)
-    assert about["classes"] == list(task.parts["train"].classes) and about["normalize_mean"] == 0.5
+    assert about["classes"] == list(task.splits["train"].classes) and about["normalize_mean"] == 0.5
     assert not model.training
     pixels, keys = torch.randn(2, 3, 32, 32), torch.zeros(2, dtype=torch.int32)
     assert torch.equal(model(pixels, keys), task.model.eval()(pixels, keys))
@@ -143,7 +143,7 @@ def test_a_loss_that_is_not_finite_is_named(home: Path) -> None:
     batch = next(iter(task.batches(0, None, Ranks())))
     losses = torch.ones(8)
     losses[2] = torch.nan
-    assert task.culprits(batch, losses) == [task.parts["train"].names[task.step_ids(0)[2]]]
+    assert task.culprits(batch, losses) == [task.splits["train"].names[task.step_ids(0)[2]]]
     assert task.culprits(batch, losses)[0].startswith("data_batch_")
 
 
@@ -193,35 +193,42 @@ WHY = {"broken": "failed: BackendCompilerFailed", "wrong": "disagrees with eager
 
 
 @pytest.mark.parametrize("name", WHY)
-def test_a_compile_that_fails_falls_back_or_stops(home: Path, backends: Any, name: str) -> None:
+def test_a_compile_that_fails_falls_back_or_stops(
+    home: Path, backends: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe = sets.tiny_recipe()
-    task = sets.make_task(home, recipe, Plan(compile="auto", compile_backend=name))
-    assert len(task.notes) == 1 and task.notes[0].startswith("compile: none, because torch.compile with backend")
+    monkeypatch.setattr(compiled, "BACKEND", name)
+    task = sets.make_task(home, recipe, Plan(compile="auto"))
+    assert len(task.notes) == 1 and task.notes[0].startswith("compile: none, because torch.compile in mode default, ")
     assert WHY[name] in task.notes[0]
     plain = sets.make_task(home, recipe)
     batch = next(iter(plain.batches(0, None, Ranks())))
     for each in (task, plain):
         each.training(True)
     assert torch.equal(task.loss_sum(batch, 0)[1], plain.loss_sum(batch, 0)[1])
-    with pytest.raises(BadInput, match=f"plan.compile layers: torch.compile with backend {name}.*allowed: none"):
-        sets.make_task(home, recipe, Plan(compile="layers", compile_backend=name))
+    with pytest.raises(BadInput, match=r"plan\.compile layers: torch\.compile in mode default, .*allowed: none"):
+        sets.make_task(home, recipe, Plan(compile="layers"))
 
 
-def test_a_compile_that_works_is_used(home: Path) -> None:
+def test_a_compile_that_works_is_used(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.compiler.reset()
-    task = sets.make_task(home, sets.tiny_recipe(), Plan(compile="auto", compile_backend="aot_eager"))
+    monkeypatch.setattr(compiled, "BACKEND", "aot_eager")
+    task = sets.make_task(home, sets.tiny_recipe(), Plan(compile="auto"))
     run = task._losses["train"].run
     assert not task.notes and isinstance(run, Compiled) and run.made is not None
     torch.compiler.reset()
 
 
-def test_each_size_of_batch_is_tried_before_it_is_trusted(home: Path, backends: Any) -> None:
+def test_each_size_of_batch_is_tried_before_it_is_trusted(
+    home: Path, backends: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe = sets.tiny_recipe()
     plain = sets.make_task(home, recipe)
     pair = plain._build("train", [0, 1], (0, 0))
     plain.training(True)
     wanted = plain.loss_sum(pair, 0)[1]
-    task = sets.make_task(home, recipe, Plan(compile="auto", compile_backend="later"))
+    monkeypatch.setattr(compiled, "BACKEND", "later")
+    task = sets.make_task(home, recipe, Plan(compile="auto"))
     assert not task.notes
     with pytest.warns(UserWarning, match="compile: none from here on, because .*disagrees with eager for 2 images"):
         found = task.loss_sum(pair, 0)[1]
@@ -229,28 +236,32 @@ def test_each_size_of_batch_is_tried_before_it_is_trusted(home: Path, backends: 
     assert task.evaluate("val", Ranks()) == plain.evaluate("val", Ranks())
 
 
-def test_what_was_asked_for_stops_where_another_size_is_wrong(home: Path, backends: Any) -> None:
-    task = sets.make_task(home, sets.tiny_recipe(), Plan(compile="layers", compile_backend="later"))
+def test_what_was_asked_for_stops_where_another_size_is_wrong(
+    home: Path, backends: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled, "BACKEND", "later")
+    task = sets.make_task(home, sets.tiny_recipe(), Plan(compile="layers"))
     with pytest.raises(BadInput, match=r"plan\.compile layers: .*disagrees with eager for 2 images: logits are"):
         task.loss_sum(task._build("train", [0, 1], (0, 0)), 0)
 
 
-def test_fused_levels_are_not_compiled(home: Path) -> None:
+def test_fused_levels_are_not_compiled(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "BACKEND", "aot_eager")
     where = "cuda" if torch.cuda.is_available() else "cpu"
     task = sets.make_task(home, sets.tiny_recipe(), Plan(compile="auto", level_kernel="fused"), device=where)
     assert task.notes == ("compile: none, because the levels are fused kernels already",)
     with pytest.raises(BadInput, match=r"plan\.compile layers is for plain levels"):
         sets.make_task(home, sets.tiny_recipe(), Plan(compile="layers", level_kernel="fused"), device=where)
-    either = sets.make_task(home, sets.tiny_recipe(), Plan(compile="layers", compile_backend="aot_eager"))
+    either = sets.make_task(home, sets.tiny_recipe(), Plan(compile="layers"))
     assert either.model.kernel == "plain"
 
 
 # Recorded graphs
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("layers", ["none", "layers"])
 def test_recorded_micro_batches_learn_what_eager_ones_do(
-    home: Path, monkeypatch: pytest.MonkeyPatch, compiled: bool
+    home: Path, monkeypatch: pytest.MonkeyPatch, layers: Any
 ) -> None:
     """Micro-batches of two sizes over three steps, each size first run, then recorded, then replayed. Without a GPU
     nothing is recorded, but what would be is run with the weights it would be run with."""
@@ -265,17 +276,15 @@ def test_recorded_micro_batches_learn_what_eager_ones_do(
 
         monkeypatch.setattr(torch.cuda, "make_graphed_callables", once)
     torch.compiler.reset()
+    monkeypatch.setattr(compiled, "BACKEND", "aot_eager")
     found: list[dict[str, Tensor]] = []
     for graphs in (False, True):
-        compile_fields: dict[str, Any] = {"compile": "layers", "compile_backend": "aot_eager"} if compiled else {}
-        plan = Plan(micro_batch=3, images_on="device", **compile_fields)
+        plan = Plan(micro_batch=3, images_on="device", compile=layers)
         task = sets.make_task(home, sets.tiny_recipe(), plan, "cuda" if gpu else "cpu")
         task.plan = plan.model_copy(update={"cuda_graphs": graphs})  # here, since loading refuses it on a CPU
-        gradients = Gradients(task.trained())
-        gradients.zero()
+        steps = Steps(task.recipe, task.plan, task, Ranks())
         for step in range(3):
-            batches = [batch.to(task.device) for batch in task.batches(step, None, Ranks())]
-            accumulate(task, batches, gradients, step, 1 / 8)
+            steps.accumulate([batch.to(task.device) for batch in task.batches(step, None, Ranks())], step)
         assert (None not in task._recorded.values() and len(task._recorded) == 2) if graphs else not task._recorded
         found.append({name: p.grad.clone() for name, p in task.trained().items() if p.grad is not None})
     assert found[0].keys() == found[1].keys() and len(found[0]) == len(task.trained())
@@ -289,12 +298,12 @@ def test_recorded_micro_batches_learn_what_eager_ones_do(
 
 def test_what_cannot_run_here_is_refused_or_replaced(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    start, machine = ClassifySetup(sets.tiny_recipe(), home), detect_machine("cpu")
+    setup, machine = ClassifySetup(sets.tiny_recipe(), home), detect_machine("cpu")
     with pytest.raises(BadInput, match=r"plan.level_kernel fused needs Triton.*on a CPU; allowed: auto, plain"):
-        start.settle(Plan(level_kernel="fused"), machine)
+        setup.resolve_auto(Plan(level_kernel="fused"), machine)
     with pytest.raises(BadInput, match=r"plan.cuda_graphs true needs a GPU; allowed here: false"):
-        start.settle(Plan(cuda_graphs=True), machine)
-    assert start.settle(Plan(level_kernel="auto"), machine) == {
+        setup.resolve_auto(Plan(cuda_graphs=True), machine)
+    assert setup.resolve_auto(Plan(level_kernel="auto"), machine).values == {
         "level_kernel": ("plain", "there is no GPU with Triton")
     }
     task = sets.make_task(home, sets.tiny_recipe(), Plan(level_kernel="auto"))
@@ -310,53 +319,53 @@ def test_what_cannot_run_here_is_refused_or_replaced(home: Path, monkeypatch: py
     ],
 )
 def test_a_model_without_fused_kernels(home: Path, model: dict[str, Any], why: str) -> None:
-    start = ClassifySetup(sets.tiny_recipe(model=model), home)
+    setup = ClassifySetup(sets.tiny_recipe(model=model), home)
     gpu = Machine("cuda", "a GPU", 2**36, 8, True, 227 * 1024)
-    kernel, reason = start.settle(Plan(level_kernel="auto"), gpu)["level_kernel"]
+    kernel, reason = setup.resolve_auto(Plan(level_kernel="auto"), gpu).values["level_kernel"]
     assert kernel == "plain" and why in reason
     with pytest.raises(BadInput, match=r"plan.level_kernel fused: .*allowed: auto, plain"):
-        start.settle(Plan(level_kernel="fused"), gpu)
+        setup.resolve_auto(Plan(level_kernel="fused"), gpu)
 
 
 def test_a_gpu_with_less_shared_memory_than_the_tiles_take(home: Path) -> None:
-    start = ClassifySetup(sets.tiny_recipe(), home)
+    setup = ClassifySetup(sets.tiny_recipe(), home)
     small, large = (Machine("cuda", "a GPU", 2**36, 8, True, kib * 1024) for kib in (163, 227))
-    kernel, reason = start.settle(Plan(level_kernel="auto"), small)["level_kernel"]
+    kernel, reason = setup.resolve_auto(Plan(level_kernel="auto"), small).values["level_kernel"]
     assert kernel == "plain" and "227 KiB" in reason and "a GPU has 163" in reason
-    assert start.settle(Plan(level_kernel="auto"), large)["level_kernel"][0] == "fused"
+    assert setup.resolve_auto(Plan(level_kernel="auto"), large).plan.level_kernel == "fused"
     with pytest.raises(BadInput, match=r"plan.level_kernel fused: their tiles take 227 KiB.*allowed: auto, plain"):
-        start.settle(Plan(level_kernel="fused"), small)
+        setup.resolve_auto(Plan(level_kernel="fused"), small)
 
 
 def test_graphs_are_not_recorded_beside_a_pinning_thread(home: Path) -> None:
-    start = ClassifySetup(sets.tiny_recipe(), home)
+    setup = ClassifySetup(sets.tiny_recipe(), home)
     gpu = Machine("cuda", "a GPU", 2**36, 8, True, 227 * 1024)
-    start.settle(Plan(cuda_graphs=True, pin_memory=True), gpu)
+    setup.resolve_auto(Plan(cuda_graphs=True, pin_memory=True), gpu)
     with pytest.raises(BadInput, match="cannot record while a thread pins"):
-        start.settle(Plan(cuda_graphs=True, pin_memory=True, workers=2), gpu)
+        setup.resolve_auto(Plan(cuda_graphs=True, pin_memory=True, workers=2), gpu)
 
 
 def test_the_automatic_plan_says_why(home: Path) -> None:
-    start = ClassifySetup(sets.tiny_recipe(), home)
-    plan, reasons = start.choose_plan(Machine("cuda", "a GPU", 2**36, 8, True), 1)
+    setup = ClassifySetup(sets.tiny_recipe(), home)
+    plan, reasons = setup.choose_plan(Machine("cuda", "a GPU", 2**36, 8, True), 1)
     assert plan.cuda_graphs and plan.images_on == "auto" and plan.optimizer_impl == "fused"
     assert all(reasons[name] for name, value in plan.model_dump().items() if value != getattr(Plan(), name))
-    assert not start.choose_plan(Machine("cpu", "CPU", 2**34, 2, False), 1)[0].cuda_graphs
+    assert not setup.choose_plan(Machine("cpu", "CPU", 2**34, 2, False), 1)[0].cuda_graphs
 
 
 def test_a_recipe_without_held_out_images_has_no_validation(home: Path) -> None:
     recipe = sets.tiny_recipe(data={"path": "set"})
-    start = ClassifySetup(recipe, home)
-    assert "data.val is 0" in (start.lacks("val") or "")
-    assert set(start.audit(print).parts) == {"train"} and start.audit(print).sizes == {"train": 40}
+    setup = ClassifySetup(recipe, home)
+    assert "data.val is 0" in (setup.lacks("val") or "")
+    assert set(setup.audit(print).splits) == {"train"} and setup.audit(print).sizes == {"train": 40}
     assert sets.make_task(home, recipe).evaluate("val", Ranks()) == {}
 
 
 def test_weights_for_other_classes_are_refused(home: Path, tmp_path: Path) -> None:
     task = sets.make_task(home, sets.tiny_recipe())
     task.save(tmp_path)
-    parts = {name: replace(part, classes=part.classes[::-1]) for name, part in task.parts.items()}
-    other = ClassifyTask(task.recipe, task.plan, task.model, parts, task.device)
+    splits = {name: replace(split, classes=split.classes[::-1]) for name, split in task.splits.items()}
+    other = ClassifyTask(task.recipe, task.plan, task.model, splits, task.device)
     with pytest.raises(BadInput, match="trained for the classes stripes, checks, rings, blobs; the data has blobs"):
         other.restore(tmp_path)
 
@@ -379,13 +388,30 @@ def test_evaluation_without_room_goes_on_in_halves(home: Path, plan: Plan) -> No
     assert found["accuracy"] == expected["accuracy"] and found["samples"] == 10
 
 
+@pytest.mark.parametrize("plan", [Plan(), Plan(images_on="device", eval_batch=10)])
+def test_one_image_that_is_too_large_stops_the_run(home: Path, plan: Plan) -> None:
+    task = sets.make_task(home, sets.tiny_recipe(), plan)
+
+    def short(*_: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError("planted")
+
+    task.model.forward = short  # type: ignore[method-assign]
+    with pytest.raises(RunStopped) as stopped:
+        task.evaluate("val", Ranks())
+    assert stopped.value.code == EXIT_OUT_OF_MEMORY and task.model.training
+    assert str(stopped.value) == (
+        f"out of memory in evaluation with a single image, {task.splits['val'].names[0]}. What is left to try: "
+        f"{task.memory_advice}."
+    )
+
+
 def test_a_recorded_gpu_plan_is_evaluated_anywhere(home: Path) -> None:
-    start = ClassifySetup(sets.tiny_recipe(), home)
+    setup = ClassifySetup(sets.tiny_recipe(), home)
     plan = Plan(
         level_kernel="fused", cuda_graphs=True, images_on="device", compile="auto", device="cuda", micro_batch=5
     )
-    found = start.for_evaluation(plan)
-    assert found.micro_batch == 5 and start.settle(found, detect_machine("cpu"))["level_kernel"][0] == "plain"
+    found = setup.for_evaluation(plan)
+    assert found.micro_batch == 5 and setup.resolve_auto(found, detect_machine("cpu")).plan.level_kernel == "plain"
     assert sets.make_task(home, sets.tiny_recipe(), found).evaluate("test", Ranks())["samples"] == 16
 
 
@@ -393,12 +419,12 @@ def test_one_class_and_all_problems_at_once(tmp_path: Path) -> None:
     write_patterns(tmp_path / "set", train=12, test=4, layout="folders")
     (tmp_path / "set/train/rings/dead.png").symlink_to("/nonexistent.png")
     (tmp_path / "set/test/blobs/broken.png").write_bytes(b"no image")
-    start = ClassifySetup(sets.tiny_recipe(data={"path": "set", "val": 2}), tmp_path)
+    setup = ClassifySetup(sets.tiny_recipe(data={"path": "set", "val": 2}), tmp_path)
     with pytest.raises(BadInput) as error:
-        start.audit(print, ("train", "test"))
+        setup.audit(print, ("train", "test"))
     assert "dead.png" in str(error.value) and "broken.png" in str(error.value)
     for split in ("train", "test"):
         for name in ("checks", "rings", "blobs"):
             shutil.rmtree(tmp_path / "set" / split / name)
     with pytest.raises(BadInput, match="has one class, stripes: there is nothing to tell apart"):
-        start.audit(print)
+        setup.audit(print)

@@ -32,14 +32,13 @@ from sameday.spec.errors import EXIT_STOPPED, BadInput
 from sameday.spec.load import dump_yaml
 from sameday.spec.plan import Plan
 from sameday.tasks.base import Caching
-from sameday.tasks.registry import setup_of
 from sameday.tasks.vqa.cache import settings_of, write_measured
 from sameday.tasks.vqa.fill import Filling
 from sameday.tasks.vqa.setup import VqaSetup
 from sameday.tasks.vqa.task import VqaTask
-from sameday.train.launch import automatic_plan, cache_from_files
-from sameday.train.loop import accumulate
-from sameday.train.optim import Gradients
+from sameday.train.launch import cache_from_files
+from sameday.train.session import Session, Specs
+from sameday.train.steps import Steps
 
 SHARED: dict[str, Any] = {"share_images": True, "packing": True, "max_questions": None, "label_only_logits": True}
 
@@ -68,10 +67,9 @@ def make(home: Path, **plan: Any) -> VqaTask:
 
 def learned(task: VqaTask) -> dict[str, Tensor]:
     """Gradients of an epoch, and what evaluation says."""
-    gradients = Gradients(task.trained())
-    gradients.zero()
+    steps = Steps(task.recipe, task.plan, task, Ranks())
     for step in range(task.steps_per_epoch()):
-        accumulate(task, task.batches(step, None, Ranks()), gradients, step, 1.0)
+        steps.accumulate(task.batches(step, None, Ranks()), step)
     found = {name: p.grad.clone() for name, p in task.trained().items() if p.grad is not None}
     return found | {name: torch.tensor(float(value)) for name, value in task.evaluate("val", Ranks()).items()}
 
@@ -164,7 +162,7 @@ def test_another_tower_and_another_size_are_named(home: Path) -> None:
 def test_features_of_a_trained_tower_are_refused(home: Path) -> None:
     recipe = worlds.tiny_recipe(home / "model", train_vision=True, train="all")
     with pytest.raises(BadInput, match=r"plan.cache features .* recipe.train_vision trains the tower; allowed: none"):
-        VqaSetup(recipe, home).settle(Plan(cache="features"), Machine("cpu", "CPU", 2**34, 2, False))
+        VqaSetup(recipe, home).resolve_auto(Plan(cache="features"), Machine("cpu", "CPU", 2**34, 2, False))
     (home / "recipe.yaml").write_text(dump_yaml(recipe))
     with pytest.raises(BadInput, match="train_vision"):
         cache_from_files(home / "recipe.yaml", None, [], Caching("features", "fill", False))
@@ -219,9 +217,7 @@ def test_a_cache_is_filled_checked_and_pruned(home: Path, kind: Any, capsys: pyt
 
 def test_measured_steps_decide_what_auto_is(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (home / "recipe.yaml").write_text(dump_yaml(worlds.tiny_recipe(home / "model", order="by_image")))
-    plan, _ = automatic_plan(
-        setup_of(worlds.tiny_recipe(home / "model"), home), worlds.tiny_recipe(home / "model"), [], 1
-    )
+    plan = Session.start(Specs.from_files(home / "recipe.yaml", None, [])).plan
     auto = plan.model_dump() | {"cache": "auto"}
     assert "cache: none, because no steps of this recipe and plan were timed" in make(home, **auto).notes[0]
     cache_from_files(home / "recipe.yaml", None, [], Caching("pixels", "fill", True))
@@ -308,7 +304,7 @@ def test_classification_has_no_use_for_it(tmp_path: Path) -> None:
     import sets
 
     (sets.write_set(tmp_path) / "recipe.yaml").write_text(dump_yaml(sets.tiny_recipe()))
-    with pytest.raises(BadInput, match="`sameday cache` is for task vqa"):
+    with pytest.raises(BadInput, match="task classify has no use for a cache"):
         cache_from_files(tmp_path / "recipe.yaml", None, [], Caching("pixels", "fill", False))
 
 
@@ -323,8 +319,7 @@ def test_one_image_under_many_names_is_one_entry(home: Path) -> None:
     kept = [row for row in rows if isinstance(row.get("image"), str)]
     (home / "many.jsonl").write_text("\n".join(map(json.dumps, kept)))
     recipe = worlds.tiny_recipe(home / "model", data={"train": "many.jsonl", "image_root": "copies"})
-    start = VqaSetup(recipe, home)
-    splits = start.audit(print).parts
+    splits = VqaSetup(recipe, home).audit(print).splits
     filling = Filling("pixels", make(home).processor, images_of(splits), home / "cache", print)
     filling.fill(workers=2)
     assert len(list(images.iterdir())) == len(kept) > len(filling.store.contents()) == 4

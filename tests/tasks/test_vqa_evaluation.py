@@ -1,29 +1,165 @@
-"""Evaluation of questions: the same scores whoever prepares the micro-batches, by workers that may stay."""
+"""Evaluation of questions: the same scores whoever prepares the micro-batches and however they had to be cut, and a
+match only where the whole answer is there."""
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 from pathlib import Path
+from typing import Any
 
+import pytest
+import torch
+import torch.nn.functional as F
 import worlds
+from torch import Tensor
 
+from sameday.data.questions.batch import Batch
 from sameday.hardware.ranks import Ranks
+from sameday.spec.errors import EXIT_OUT_OF_MEMORY, RunStopped
 from sameday.spec.plan import Plan
+from sameday.tasks.vqa.task import VqaTask
+
+SHARED: dict[str, Any] = {"share_images": True, "packing": True, "max_questions": None}
 
 
-def test_kept_workers_give_the_same_scores(tmp_path: Path, tiny_qwen3: Path) -> None:
-    """They stay for the next evaluation, and make way when training had to lower the budget."""
+def test_workers_give_the_same_scores(tmp_path: Path, tiny_qwen3: Path) -> None:
+    """With the plan's budget, and where training had to lower it."""
     worlds.write_world(tmp_path, 5, counts=(5, 3))
     recipe = worlds.tiny_recipe(tiny_qwen3)
-    plain = worlds.make_task(tmp_path, recipe, Plan(max_questions=None))
-    kept = worlds.make_task(tmp_path, recipe, Plan(max_questions=None, workers=1, keep_workers=True))
+    plain, workers = (worlds.make_task(tmp_path, recipe, Plan(max_questions=None, workers=count)) for count in (0, 1))
     before = set(multiprocessing.active_children())
-    processes = []
-    for budget in (None, None, 120, 120, None):
-        assert kept.evaluate("val", Ranks(), budget) == plain.evaluate("val", Ranks(), budget)
-        (worker,) = set(multiprocessing.active_children()) - before
-        processes.append(worker.pid)
-    assert processes[0] == processes[1] and processes[2] == processes[3]
-    assert len(set(processes)) == 3
-    kept._rounds._kept["val"].close()
-    assert set(multiprocessing.active_children()) <= before
+    for budget in (None, 120, None):
+        assert workers.evaluate("val", Ranks(), budget) == plain.evaluate("val", Ranks(), budget)
+        assert set(multiprocessing.active_children()) <= before
+
+
+# Exact match
+
+
+def always_right(task: VqaTask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model gives every target."""
+    seen: list[Batch] = []
+
+    def hidden(batch: Batch, step: int = 0) -> Tensor:
+        seen.append(batch)
+        return torch.zeros(batch.tokens.numel(), 1)
+
+    def logits(_hidden: Tensor, at: Tensor) -> Tensor:
+        assert torch.equal(at, seen[-1].target_at)
+        return F.one_hot(seen[-1].target, len(task.encoder.tokenizer)).float()
+
+    monkeypatch.setattr(task.model, "hidden", hidden)
+    monkeypatch.setattr(task.model, "logits", logits)
+
+
+@pytest.mark.parametrize("plan", [{}, {"max_questions": None}, SHARED], ids=["alone", "padded", "shared"])
+def test_an_answer_that_was_cut_never_matches(
+    tmp_path: Path, tiny_qwen3: Path, monkeypatch: pytest.MonkeyPatch, plan: dict[str, Any]
+) -> None:
+    """Though an earlier turn of the same conversation, or of another one in the row, ends as it should."""
+    worlds.write_world(tmp_path, 0, (1,), hard=False)
+
+    def turns(*said: str) -> dict[str, Any]:
+        messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(said)]
+        return {"messages": messages, "images": ["0.png"]}
+
+    long = " ".join(worlds.WORDS * 4)
+    rows = [
+        turns("<image>what?", "a red wall", "size?", "small"),
+        turns("<image>what?", "a red wall", "how so?", long),
+        turns("<image>what?", "yes"),
+        turns("<image>what?", long),
+    ]
+    for name in ("train", "val"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = worlds.make_task(tmp_path, worlds.tiny_recipe(tiny_qwen3, max_length=100), Plan(**plan))
+    cut = [encoded.tokens[-1] != task.encoder.end_token for encoded in map(task._encode, task.splits["val"])]
+    assert cut == [False, True, False, True]
+    always_right(task, monkeypatch)
+    scores = task.evaluate("val", Ranks())
+    assert scores["exact_match"] == 0.5 and scores["samples"] == 4
+
+
+# Memory
+
+
+class TooMany:
+    """A model that has memory for so many questions at a time."""
+
+    def __init__(self, task: VqaTask, most: int) -> None:
+        self.hidden, self.most, self.sizes = task.model.hidden, most, list[int]()
+
+    def __call__(self, batch: Batch, step: int = 0) -> Tensor:
+        self.sizes.append(len(batch.sample_ids))
+        if len(batch.sample_ids) > self.most:
+            raise torch.OutOfMemoryError("planted")
+        return self.hidden(batch, step)
+
+
+@pytest.mark.parametrize("most", [1, 2, 5])
+@pytest.mark.parametrize(
+    "plan", [{"max_questions": None}, SHARED, SHARED | {"workers": 1}], ids=["padded", "shared", "workers"]
+)
+def test_without_room_it_goes_on_in_halves(
+    tmp_path: Path, tiny_qwen3: Path, plan: dict[str, Any], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worlds.write_world(tmp_path, 5, counts=(8, 3))
+    task = worlds.make_task(tmp_path, worlds.tiny_recipe(tiny_qwen3, order="by_image"), Plan(**plan))
+    expected = task.evaluate("val", Ranks())
+    short = TooMany(task, most)
+    monkeypatch.setattr(task.model, "hidden", short)
+    found = task.evaluate("val", Ranks())
+    assert max(short.sizes) > most and task.model.module.training
+    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-6)
+    assert (found["exact_match"], found["samples"]) == (expected["exact_match"], expected["samples"])
+    assert sum(size for size in short.sizes if size <= most) == expected["samples"], "each question once"
+
+
+def test_a_group_of_one_image_is_halved_too(tmp_path: Path, tiny_qwen3: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Questions that share a prefix are one unit, and may be too many."""
+    worlds.write_world(tmp_path, 5, counts=(9,), hard=False)
+    task = worlds.make_task(tmp_path, worlds.tiny_recipe(tiny_qwen3), Plan(**SHARED))
+    (batch,) = task._partition([task._encode(s) for s in task.splits["val"]], task._cut(None), 1)[0]
+    assert [len(unit.members) for unit in batch] == [9]
+    expected = task.evaluate("val", Ranks())
+    short = TooMany(task, 2)
+    monkeypatch.setattr(task.model, "hidden", short)
+    assert task.evaluate("val", Ranks()) == pytest.approx(expected, rel=1e-6)
+    assert short.sizes == [9, 4, 2, 2, 5, 2, 3, 1, 2]
+
+
+def test_one_question_that_is_too_large_stops_the_run(
+    tmp_path: Path, tiny_qwen3: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worlds.write_world(tmp_path, 5, counts=(3,), hard=False)
+    task = worlds.make_task(tmp_path, worlds.tiny_recipe(tiny_qwen3), Plan(**SHARED))
+    monkeypatch.setattr(task.model, "hidden", TooMany(task, 0))
+    with pytest.raises(RunStopped) as stopped:
+        task.evaluate("val", Ranks())
+    assert stopped.value.code == EXIT_OUT_OF_MEMORY and task.model.module.training
+    assert str(stopped.value) == (
+        f"out of memory in evaluation with a single question, val.jsonl:1. What is left to try: {task.memory_advice}."
+    )
+
+
+class OtherRankIsShort(Ranks):
+    """Two ranks, of which the other ran out of memory."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 2)
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        tensor[-1] += 1
+        return tensor
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value, ["val.jsonl:7"]]
+
+
+def test_all_ranks_stop_where_one_is_short(tmp_path: Path, tiny_qwen3: Path) -> None:
+    """A rank that stopped alone would leave the others waiting for its part of the sum."""
+    worlds.write_world(tmp_path, 5, counts=(3,), hard=False)
+    task = worlds.make_task(tmp_path, worlds.tiny_recipe(tiny_qwen3), Plan())
+    with pytest.raises(RunStopped, match=r"with a single question, val\.jsonl:7\. What"):
+        task.evaluate("val", OtherRankIsShort())

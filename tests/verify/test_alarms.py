@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import worlds
 from arms import Stage, run
+from covering import trial_plans
 from peft.tuners.lora import LoraLayer
 
+from sameday.hardware.machine import detect_machine
 from sameday.spec.plan import Plan
+from sameday.tasks.vqa.setup import VqaSetup
 from sameday.verify.compare import Comparison, compare, doubtful
 from sameday.verify.limits import LIMITS
-from sameday.verify.registry import trial_plans
 
 SEEDS, PLANS_EACH = 10, 10
 RECIPES: list[dict[str, Any]] = [
@@ -49,8 +51,11 @@ def test_equivalent_plans_raise_no_alarm(tmp_path: Path, precision: str) -> None
     first = random.randrange(100_000)  # new ones each time: limits must hold for what they were not set by
     for seed in range(first, first + SEEDS):
         here = stage(tmp_path / str(seed), seed, precision)
-        plans = [p for p in trial_plans("vqa", "cpu", 40, precision) if p.compile == "none"]
-        more = [p.model_copy(update={"compile": "none"}) for p in trial_plans("vqa", "cpu", 40, precision)]
+        setup = VqaSetup(here.recipe, here.home)
+        cannot = setup.cannot(detect_machine("cpu"))
+        every = [p for p in trial_plans(setup, "cpu", 40) if not cannot & set(p.model_dump(include={"cache"}).items())]
+        plans = [p for p in every if p.compile == "none"]
+        more = [p.model_copy(update={"compile": "none"}) for p in every]
         for plan in random.Random(seed).sample(plans + more, PLANS_EACH):
             found = here.compare(Plan.model_validate(plan.model_dump()))
             count += 1
@@ -73,7 +78,7 @@ def test_a_deep_model_raises_no_alarm(tmp_path: Path) -> None:
     model = worlds.write_tiny(tmp_path / "model", text={"num_hidden_layers": 24})
     here = Stage(tmp_path, home, worlds.tiny_recipe(model, order="by_image", effective_batch=4), steps=4)
     plan = Plan(share_images=True, packing=True, max_questions=None, attention="split")
-    direct = compare(run(here.job("plan", plan)), here.plain)
+    direct = compare(run(here.job("plan", plan)), here.plain(plan).arm)
     assert doubtful(direct) and not direct.same, direct.worst
     found = here.compare(plan)
     assert found.same, "\n".join(map(str, found.differences))

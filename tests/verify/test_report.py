@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from sameday.spec.plan import Plan, changed
 from sameday.spec.vqa import VqaRecipe
+from sameday.tasks.classify.setup import ClassifySetup
+from sameday.tasks.vqa.setup import VqaSetup
 from sameday.verify.compare import Comparison
-from sameday.verify.limits import LIMITS, false_alarms
+from sameday.verify.limits import LIMITS
 from sameday.verify.report import HEIGHT, WIDTH, WORDS, Report
 from sameday.verify.structure import Difference
 
@@ -50,6 +52,7 @@ def report(comparison: Comparison, **changes: Any) -> Report:
         "ranks": 1,
         "found": comparison,
         "seconds": 12.0,
+        "dropout": False,
     }
     return Report(**(fields | changes))
 
@@ -61,7 +64,8 @@ def test_it_names_what_was_compared(half: bool, differences: int) -> None:
     text = " ".join(" ".join(made.lines()).split())
     for words in (
         *("plan fast.yaml", "against plain.yaml", "steps 8 of 16, 16, 16, 8,", made.recipe.fingerprint),
-        *("share_images false -> true (statistical)", "dropout compared with it off; the recipe has 0.1"),
+        "share_images false -> true (statistical)",
+        "dropout 0.1, off, since its masks are another draw in one of the plans",
         f"precision {'bf16' if half else 'float32'}",
         *((" R limit slope", f"1.020 {LIMITS.ratio_all:.2f}") if half else (f"(limit {LIMITS.gradient:.0e})",)),
         *((f"step 3, gradient: {TENSOR.format(0)}",) if differences else ("no difference beyond a limit",)),
@@ -115,5 +119,25 @@ def test_all_that_was_compared_exactly_is_named(half: bool) -> None:
 
 
 def test_the_rate_of_false_alarms_is_claimed_only_where_it_was_measured() -> None:
-    assert "fewer than 3 in 100" in false_alarms("vqa")
-    assert "no rate of false alarms was measured for classify" in false_alarms("classify")
+    for half in (False, True):
+        measured = " ".join(report(found(half), false_alarms=VqaSetup.false_alarms).lines())
+        assert "fewer than 3 in 100" in measured and "no rate of" not in measured
+        unknown = " ".join(report(found(half), false_alarms=ClassifySetup.false_alarms).lines())
+        assert "no rate of false alarms was measured for task vqa" in unknown  # of the recipe's task
+
+
+@pytest.mark.parametrize(
+    ("dropout", "on", "said", "kept"),
+    [
+        (0.1, True, "dropout 0.1, on, with the same masks", "on"),
+        (0.1, False, "dropout 0.1, off, since its masks are another draw in one of the plans", "off"),
+        (0.0, True, None, "none"),
+    ],
+)
+def test_it_says_whether_dropout_was_on(dropout: float, on: bool, said: str | None, kept: str) -> None:
+    made = report(found(half=False), dropout=on)
+    recipe = made.recipe.model_copy(update={"lora": made.recipe.lora.model_copy(update={"dropout": dropout})})
+    made = report(found(half=False), dropout=on, recipe=recipe)
+    text = " ".join(" ".join(made.lines()).split())
+    assert said in text if said else "dropout 0" not in text
+    assert made.as_json()["dropout"] == kept

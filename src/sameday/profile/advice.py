@@ -207,7 +207,7 @@ def _data(facts: Facts) -> Iterator[Remedy]:
         change = {"workers": most} | ({"pin_memory": False} if plan.cuda_graphs else {})
         yield _remedy(facts, change, exposed, why, spare * max(0.0, exposed - left))
     saved = exposed + facts.crowding
-    if "cache" in facts.fields and plan.cache == "none" and _worth(facts, min(images, preparing)):
+    if facts.offers("cache", "pixels") and plan.cache == "none" and _worth(facts, min(images, preparing)):
         why = f"decoding and resizing take {preparing - read:.3f} s of {who} a step, and {waited}"
         # Where more workers would hide it, the disk's space is better kept.
         hidden = plan.workers < most and preparing / most <= rest

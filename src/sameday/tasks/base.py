@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from sameday.spec.errors import BadInput
+from sameday.spec.errors import EXIT_OUT_OF_MEMORY, BadInput, RunStopped
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
+from sameday.spec.words import first_names
 
 if TYPE_CHECKING:
     import torch
@@ -269,6 +270,16 @@ class Task(ABC):
     @abstractmethod
     def evaluate(self, split: str, ranks: Ranks, budget: int | None = None) -> dict[str, float]:
         """Scores of a split: `loss`, `samples` (how many), and shares of the samples; empty where there is none."""
+
+    def evaluation_stopped(self, sample: str, short: Sequence[str], ranks: Ranks) -> RunStopped:
+        """For all ranks alike, where one of them has no memory to evaluate a single `sample`; `short` names this
+        rank's."""
+        names = [name for each in ranks.gather(list(short)) for name in each]
+        return RunStopped(
+            f"out of memory in evaluation with a single {sample}, {first_names(names)}. What is left to try: "
+            f"{self.memory_advice}.",
+            EXIT_OUT_OF_MEMORY,
+        )
 
     @abstractmethod
     def digests(self) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -33,9 +34,9 @@ class ClassifySetup(TaskSetup):
 
     recipe: ClassifyRecipe
 
-    def __init__(self, recipe: ClassifyRecipe, home: Path) -> None:
-        super().__init__(recipe, home)
-        self.path = resolve_path(home, recipe.data.path)
+    @cached_property
+    def path(self) -> Path:
+        return resolve_path(self.home, self.recipe.data.path)
 
     def lacks(self, split: str) -> str | None:
         if split == "val" and not self.recipe.data.val and not (self.path / "val").is_dir():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -220,27 +220,43 @@ class ClassifyTask(Task):
         jobs = [mine[i : i + most] for i in range(0, len(mine), most)]
         score = self._losses[split]
         self.training(False)
-        sums = torch.zeros(3, dtype=torch.float64, device=self.device)
+        sums = torch.zeros(4, dtype=torch.float64, device=self.device)
+        short: list[str] = []
         with closing(feed(self.plan, self.device, jobs, lambda ids: [self._build(split, ids, (0, 0))])) as batches:
             for batch in chain.from_iterable(batches):
-                sums += _scored(score, batch.tensors())
+                scores = _score_or_halve(score, batch.tensors())
+                if isinstance(scores, int):
+                    # The other ranks wait for this one's sums, and learn from them.
+                    short, sums[3] = [self.splits[split].names[scores]], 1
+                    break
+                sums[:3] += scores
         self.training(True)
-        loss, right, samples = ranks.sum_(sums).tolist()
+        loss, right, samples, out_of_memory = ranks.sum_(sums).tolist()
+        if out_of_memory:
+            raise self.evaluation_stopped(self.recipe.sample, short, ranks)
         return {"loss": loss / samples, "accuracy": right / samples, "samples": int(samples)}
 
 
-def _scored(score: Losses, tensors: tuple[Tensor, ...]) -> Tensor:
-    """Sums of the losses, of the right answers and of the images; in halves where memory runs out."""
+def _score_or_halve(score: Losses, tensors: tuple[Tensor, ...]) -> Tensor | int:
+    """A micro-batch's scores, in halves where memory runs out; where a single image is too much, its number."""
     ids, turn, *ready = tensors
-    try:
-        logits, labels = score.logits(*tensors, augmented=False)
-    except torch.OutOfMemoryError:
-        if len(ids) == 1:
-            raise
-        torch.cuda.empty_cache()
-        halves = zip(*(tensor.tensor_split(2) for tensor in (ids, *ready)), strict=True)
-        first, second = (_scored(score, (part[0], turn, *part[1:])) for part in halves)
-        return first + second
+    with suppress(torch.OutOfMemoryError):
+        return _score(score, tensors)
+    if len(ids) == 1:
+        return int(ids)
+    torch.cuda.empty_cache()
+    sums = torch.zeros(3, dtype=torch.float64, device=ids.device)
+    for part in zip(*(tensor.tensor_split(2) for tensor in (ids, *ready)), strict=True):
+        scores = _score_or_halve(score, (part[0], turn, *part[1:]))
+        if isinstance(scores, int):
+            return scores
+        sums += scores
+    return sums
+
+
+def _score(score: Losses, tensors: tuple[Tensor, ...]) -> Tensor:
+    """Sums of the losses, of the right answers and of the images."""
+    logits, labels = score.logits(*tensors, augmented=False)
     right = (logits.argmax(-1) == labels).double()
     each = score.cross_entropy(logits, labels).double()
     return torch.stack([each, right, torch.ones_like(each)]).sum(1)

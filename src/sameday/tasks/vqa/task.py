@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
-from functools import lru_cache
-from itertools import chain
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -231,13 +231,41 @@ class VqaTask(Task):
         cut = self._cut(self.plan.eval_token_budget or budget)
         mine = self._partition(encoded, cut, ranks.size)[ranks.rank]
         self.training(False)
-        sums = torch.zeros(4, dtype=torch.float64, device=self.device)
+        sums = torch.zeros(5, dtype=torch.float64, device=self.device)
+        short: list[str] = []
         with closing(feed(self.plan, self.device, mine, lambda part: [self._build(encoded, part)])) as batches:
-            for batch in chain.from_iterable(batches):
-                sums += self._score(batch)
+            for part, made in zip(mine, batches, strict=True):
+                scores = self._score_or_halve(encoded, part, partial(next, made))
+                if isinstance(scores, str):
+                    # The other ranks wait for this one's sums, and learn from them.
+                    short, sums[4] = [scores], 1
+                    break
+                sums[:4] += scores
         self.training(True)
-        loss, weight, right, questions = ranks.sum_(sums).tolist()
+        loss, weight, right, questions, out_of_memory = ranks.sum_(sums).tolist()
+        if out_of_memory:
+            raise self.evaluation_stopped(self.recipe.sample, short, ranks)
         return {"loss": loss / weight, "exact_match": right / questions, "samples": int(questions)}
+
+    def _score_or_halve(self, encoded: Sequence[Encoded], part: MicroBatch, made: Callable[[], Batch]) -> Tensor | str:
+        """A micro-batch's scores, in halves where memory runs out; where a single question is too much, its name."""
+        with suppress(torch.OutOfMemoryError):
+            return self._score(made())
+        halves = _halves(part)
+        if halves is None:
+            return encoded[part[0].members[0]].sample.where
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        sums = torch.zeros(4, dtype=torch.float64, device=self.device)
+        for half in halves:
+            scores = self._score_or_halve(encoded, half, partial(self._sent, encoded, half))
+            if isinstance(scores, str):
+                return scores
+            sums += scores
+        return sums
+
+    def _sent(self, encoded: Sequence[Encoded], part: MicroBatch) -> Batch:
+        return self._build(encoded, part).to(self.device)
 
     def _score(self, batch: Batch) -> Tensor:
         with self.model.numeric_format():
@@ -245,12 +273,26 @@ class VqaTask(Task):
         losses = F.cross_entropy(logits, batch.target, reduction="none")
         wrong, ends = torch.zeros(2, len(batch.sample_ids), device=self.device)
         wrong.index_add_(0, batch.owner, (logits.argmax(-1) != batch.target).float())
-        # An answer that was cut has no end, and is never counted as matched.
-        ends.index_add_(0, batch.owner, (batch.target == self.encoder.end_token).float())
+        # An answer that was cut has no end, and is never counted as matched; ends of earlier turns are not its own. A
+        # question's targets stand together.
+        last = torch.ones_like(batch.owner, dtype=torch.bool)
+        last[:-1] = batch.owner[1:] != batch.owner[:-1]
+        ends.index_add_(0, batch.owner, (last & (batch.target == self.encoder.end_token)).float())
         right = (wrong == 0) & (ends > 0)
         # Counted on the device: a number sent there would have to be waited for.
         values = [(losses * batch.weight).sum(), batch.weight.sum(), right.sum(), torch.ones_like(wrong).sum()]
         return torch.stack([v.to(device=self.device, dtype=torch.float64) for v in values])
+
+
+def _halves(part: MicroBatch) -> tuple[MicroBatch, MicroBatch] | None:
+    """Of its units, or of the questions of a single one; None for a single question."""
+    if len(part) > 1:
+        return part[: len(part) // 2], part[len(part) // 2 :]
+    (unit,) = part
+    middle = len(unit.members) // 2
+    if not middle:
+        return None
+    return (replace(unit, members=unit.members[:middle]),), (replace(unit, members=unit.members[middle:]),)
 
 
 def load_family(recipe: VlmRecipe, recipe_dir: Path) -> Family:

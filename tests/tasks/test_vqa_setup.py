@@ -16,8 +16,10 @@ from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
 from sameday.tasks.vqa.setup import VqaSetup
 
+PLAN = Plan(attention="sdpa")
 
-def test_what_was_sifted_is_not_encoded_again(
+
+def test_what_was_checked_is_not_encoded_again(
     tmp_path: Path, tiny_qwen3: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = worlds.write_world(tmp_path, 5, (3, 2, 4), hard=False)
@@ -27,20 +29,20 @@ def test_what_was_sifted_is_not_encoded_again(
     rows.append(rows[0] | {"image": "large.png"})
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     recipe = worlds.tiny_recipe(tiny_qwen3, max_length=60)
-    start = VqaSetup(recipe, folder)
-    parts = start.audit(print).parts
+    setup = VqaSetup(recipe, folder)
+    splits = setup.audit(print).splits
     with pytest.raises(BadInput, match=r"train\.jsonl:10: .*\n.*on_bad=skip leaves them out"):
-        start.sift(parts)
-    start = VqaSetup(recipe.model_copy(update={"data": recipe.data.model_copy(update={"on_bad": "skip"})}), folder)
-    sifted = pickle.loads(pickle.dumps(start.sift(parts)))
-    assert {name: len(each) for name, each in sifted.items()} == {
-        name: len(each) - (name == "train") for name, each in parts.items()
+        setup.drop_too_long(splits)
+    setup = VqaSetup(recipe.model_copy(update={"data": recipe.data.model_copy(update={"on_bad": "skip"})}), folder)
+    checked = pickle.loads(pickle.dumps(setup.drop_too_long(splits)))
+    assert {name: len(each) for name, each in checked.items()} == {
+        name: len(each) - (name == "train") for name, each in splits.items()
     }
-    whole = start.load(Plan(), torch.device("cpu"), parts)
+    whole = setup.load(PLAN, torch.device("cpu"), splits)
 
     def never(*_: object) -> None:
         raise AssertionError("encoded again")
 
     monkeypatch.setattr(Encoder, "encode", never)
-    task = start.load(Plan(), torch.device("cpu"), sifted)
+    task = setup.load(PLAN, torch.device("cpu"), checked)
     assert task.splits == whole.splits and len(whole.left_out) == 1
