@@ -16,11 +16,13 @@ from torch import Tensor
 
 from sameday.data.questions.batch import Batch
 from sameday.data.questions.encode import Encoder
+from sameday.hardware.machine import detect_machine
 from sameday.hardware.ranks import Ranks
 from sameday.kernels import attention
 from sameday.models.families import family_of
 from sameday.models.vlm import VisionLanguageModel, load_base
 from sameday.spec.plan import Plan
+from sameday.tasks.vqa.setup import VqaSetup
 from sameday.tasks.vqa.task import VqaTask
 from sameday.train.steps import Steps
 
@@ -125,7 +127,8 @@ class Bench:
 
     def task(self, scene: Scenario, plan: dict[str, Any] | None = None) -> VqaTask:
         """As VqaTask.load makes it, but files are read once for all plans."""
-        recipe, asked = worlds.tiny_recipe(self.models[scene.family], **scene.recipe), Plan(**(plan or {}))
+        recipe = worlds.tiny_recipe(self.models[scene.family], **scene.recipe)
+        asked = VqaSetup(recipe, self.root).resolve_auto(Plan(**(plan or {})), detect_machine("cpu")).plan
         first = self._first(scene)
         if scene.family not in self._bases:
             self._bases[scene.family] = load_base(recipe.model, recipe, CPU)

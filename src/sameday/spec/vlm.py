@@ -33,7 +33,7 @@ class VlmRecipe(Recipe):
     result: ClassVar[str] = "adapter"
     scored_by: ClassVar[tuple[str, ...]] = ("data.val", "loss_weight")
 
-    model: str = Field(description="Hub name or local folder of a Qwen3-VL or Qwen2.5-VL model.")
+    model: str = Field(description="Hub name or local folder of a vision-language model of a supported family.")
     revision: str | None = Field(None, description="Hub revision of the model.")
     start_adapter: str | None = Field(None, description="Folder of a PEFT adapter to start from.")
     train: Literal["lora", "all"] = Field("lora", description="Adapters, or all of the language model's weights.")
