@@ -28,7 +28,7 @@ from sameday.data.labelled.batch import ImageBatch
 from sameday.data.questions import source
 from sameday.data.questions.batch import Batch
 from sameday.data.questions.processor import ImageProcessor
-from sameday.hardware.machine import device_kind, pick_device
+from sameday.hardware.machine import detect_machine, device_kind, pick_device
 from sameday.hardware.parts import Clock
 from sameday.hardware.peaks import measure
 from sameday.hardware.ranks import Ranks

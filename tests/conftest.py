@@ -20,13 +20,9 @@ import pytest
 import torch
 from hypothesis import settings
 
-from sameday.models.families import known_families
-
 # Triton reads it when a kernel's module is loaded, here and in every process that a test starts.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
-
-FAMILIES = tuple(known_families())
 
 # A first example pays for imports and caches, which says nothing about the code under test.
 settings.register_profile("sameday", deadline=None)
@@ -40,7 +36,7 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
     torch.set_num_threads(1)
     root = tmp_path_factory.mktemp("models")
-    return {family: worlds.write_tiny(root / family, family) for family in FAMILIES}
+    return {family: worlds.write_tiny(root / family, family) for family in worlds.FAMILIES}
 
 
 @pytest.fixture(scope="session")

@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import FAMILIES
 from safetensors.torch import load_file
 from typed import Said, refused, sameday, write_recipe
-from worlds import write_world
+from worlds import FAMILIES, write_world
 
 from sameday.spec.convert import convert
 from sameday.spec.load import load_plan, load_recipe

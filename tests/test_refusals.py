@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from typed import refused, sameday, write_recipe
 from worlds import write_tiny, write_world
 
@@ -23,19 +26,87 @@ def world(tmp_path: Path, tiny_qwen3: Path) -> Path:
     return write_recipe(write_world(tmp_path, 3, counts=(3, 2), hard=False), tiny_qwen3)
 
 
-@pytest.mark.parametrize("what", ["base model", "training data"])
-def test_a_run_is_not_resumed_on_something_else(world: Path, tiny_qwen3: Path, what: str) -> None:
-    (world / "base").mkdir()
+def change_stages(world: Path, name: str) -> None:
+    """The order depends on stages, though no text or image does."""
+    path = world / f"{name}.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(row | {"stage": 9}) + "\n" for row in lines))
+
+
+def change_json(path: Path, change: Callable[[Any], None]) -> None:
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def another_merge_first(tokenizer: Any) -> None:
+    merges = tokenizer["model"]["merges"]
+    merges[0], merges[1] = merges[1], merges[0]
+
+
+def another_template(world: Path) -> None:
+    path = world / "base" / "chat_template.jinja"
+    path.write_text(path.read_text() + " ")
+
+
+def another_mean(world: Path) -> None:
+    change_json(world / "base" / "preprocessor_config.json", lambda c: c.update(image_mean=[0.5, 0.5, 0.4]))
+
+
+def another_adapter(world: Path) -> None:
+    path = world / "begun" / "adapter_model.safetensors"
+    tensors = load_file(path)
+    next(iter(tensors.values())).view(-1)[3] += 1e-6
+    save_file(tensors, path)
+
+
+OTHERS: dict[str, Callable[[Path], None]] = {
+    "base model": lambda world: write_tiny(world / "base", sharpen=1.5) and None,
+    "training data": lambda world: change_stages(world, "train"),
+    "validation data": lambda world: change_stages(world, "val"),
+    "tokenizer": lambda world: change_json(world / "base" / "tokenizer.json", another_merge_first),
+    "chat template": another_template,
+    "image processor": another_mean,
+    "start adapter": another_adapter,
+}
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one step, from an adapter."""
+    world = tmp_path_factory.mktemp("begun")
+    write_recipe(write_world(world, 3, counts=(3, 2), hard=False), "base")
     write_tiny(world / "base")
-    words = ("train", "recipe.yaml", "--out", "run", "--set", "recipe.model=base", *STAGES)
-    assert sameday(world, *words, "--stop-after", "1").code == EXIT_STOPPED
-    if what == "base model":
-        write_tiny(world / "base", sharpen=1.5)
-    else:  # the order depends on stages, though no text or image does
-        lines = [json.loads(line) for line in (world / "train.jsonl").read_text().splitlines()]
-        (world / "train.jsonl").write_text("".join(json.dumps(row | {"stage": 9}) + "\n" for row in lines))
-    said = refused(world, *words)
+    first = ("train", "recipe.yaml", "--out", "first", "--max-steps", "1")
+    assert sameday(world, *first).code == 0
+    shutil.move(world / "first" / "adapter", world / "begun")
+    assert sameday(world, *GO_ON, "--stop-after", "1").code == EXIT_STOPPED
+    return world
+
+
+GO_ON = ("train", "recipe.yaml", "--out", "run", "--set", "recipe.start_adapter=begun", *STAGES)
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_a_run_is_not_resumed_on_something_else(begun: Path, tmp_path: Path, what: str) -> None:
+    world = tmp_path / "world"
+    shutil.copytree(begun, world)
+    OTHERS[what](world)
+    said = refused(world, *GO_ON)
     assert said.endswith(f"the {what} changed since this checkpoint; choose another --out")
+
+
+def test_a_run_is_resumed_on_the_same(begun: Path, tmp_path: Path) -> None:
+    """Also where an earlier release recorded less of it."""
+    for name, kept in (("same", OTHERS), ("fewer", ("base model", "training data"))):
+        world = tmp_path / name
+        shutil.copytree(begun, world)
+        (state,) = world.glob("run/checkpoints/*/state.json")
+        recorded = json.loads(state.read_text())
+        assert recorded["digests"].keys() == OTHERS.keys()
+        recorded["digests"] = {what: recorded["digests"][what] for what in kept}
+        state.write_text(json.dumps(recorded))
+        assert sameday(world, *GO_ON).code == 0
 
 
 def test_stopping_after_steps_that_are_done(world: Path) -> None:

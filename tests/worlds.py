@@ -14,6 +14,7 @@ from PIL import Image
 from sameday.data.questions.audit import check
 from sameday.demo.tiny import write_model
 from sameday.hardware.machine import detect_machine
+from sameday.models.families import known_families
 from sameday.spec.plan import Plan
 from sameday.spec.vqa import VqaRecipe
 from sameday.tasks.vqa.setup import VqaSetup
@@ -21,6 +22,7 @@ from sameday.tasks.vqa.task import VqaTask
 
 WORDS = ["is", "there", "a", "red", "polyp", "near", "the", "left", "wall", "what", "size", "shape", "colour"]
 WORDS += ["how", "many", "instruments", "can", "you", "see", "here"]
+FAMILIES = tuple(known_families())
 SIZES = ((48, 48), (96, 64), (64, 112), (32, 80), (120, 120))
 
 

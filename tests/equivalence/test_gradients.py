@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 import worlds
-from conftest import FAMILIES
 from torch import Tensor
+from worlds import FAMILIES
 
 from sameday.data.questions.batch import Batch
 from sameday.data.questions.encode import Encoder

@@ -13,13 +13,13 @@ import pytest
 import sets
 import torch
 import worlds
-from conftest import FAMILIES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from worlds import FAMILIES
 
 from sameday.data.questions.batch import Batch
 from sameday.hardware.ranks import Ranks

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import worlds
-from conftest import FAMILIES
+from worlds import FAMILIES
 
 from sameday.hardware.ranks import Ranks
 from sameday.models.vlm import KEPT

@@ -282,7 +282,11 @@ def test_what_cannot_be_compared_is_refused(home: Path, copy: Callable[..., Path
     had = f"{run}: has the recipe of {plain}, but another "
     assert refused(lambda: compare_runs(plain, run)) == had + "training data"
     state.write_text(json.dumps(before | {"digests": digests}))
-    assert refused(lambda: compare_runs(plain, run)) == had + "training data and another base model"
+    assert refused(lambda: compare_runs(plain, run)) == had + " and another ".join(digests)
+    assert {"training data", "validation data", "base model", "tokenizer"} <= digests.keys()
+    fewer = {name: before["digests"][name] for name in ("training data", "base model")}  # of an earlier release
+    state.write_text(json.dumps(before | {"digests": fewer}))
+    assert compare_runs(plain, run).verdict == compare_runs(run, plain).verdict == "bitwise"
     shutil.rmtree(run / "checkpoints")
     report = compare_runs(plain, run)
     assert report.verdict == "bitwise"

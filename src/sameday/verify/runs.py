@@ -145,7 +145,8 @@ def _same_inputs(one: RunFolder, two: RunFolder) -> list[str]:
             found.append(json.loads((newest / checkpoint.STATE).read_text())["digests"])
         except (IndexError, OSError, ValueError, KeyError):
             return [f"base model and training data are not compared: {run.path} has no checkpoint that names them"]
-    names = [name for name in found[0] if found[0][name] != found[1].get(name)]
+    # An older release may have recorded fewer of them, and another plan may have others.
+    names = [name for name, digest in found[0].items() if found[1].get(name, digest) != digest]
     if names:
         raise BadInput(f"{two.path}: has the recipe of {one.path}, but another {' and another '.join(names)}")
     return []

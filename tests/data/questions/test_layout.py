@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import FAMILIES
 from hypothesis import given
 from hypothesis import strategies as st
+from worlds import FAMILIES
 
 from sameday.data.questions.encode import Encoded, Encoder
 from sameday.data.questions.layout import PADDING, Layout, lay_out

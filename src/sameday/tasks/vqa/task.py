@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +39,13 @@ from sameday.tasks.base import LeftOut, StepCost, Task
 from sameday.tasks.vqa.automatic import attention_kernel
 from sameday.tasks.vqa.cache import Opened, open_cache
 from sameday.tasks.vqa.cost import step_cost
+from sameday.tasks.vqa.digests import (
+    data_digest,
+    processor_digest,
+    template_digest,
+    tensors_digest,
+    tokenizer_digest,
+)
 
 
 class VqaTask(Task):
@@ -58,13 +64,14 @@ class VqaTask(Task):
         splits: dict[str, list[Sample]],
         left_out: Sequence[LeftOut] = (),
         cache: Opened | None = None,
+        start_digest: str | None = None,
     ) -> None:
         self.recipe, self.plan, self.model, self.left_out = recipe, plan, model, left_out
         self.encoder, self.processor, self.splits = encoder, processor, splits
         self.cache = cache or Opened(Source(processor), "none", [])
         self.source = self.cache.source
         self.notes: Sequence[str] = self.cache.notes
-        self.device = model.device
+        self.device, self._start_digest = model.device, start_digest
         self.places = [Place(s.id, s.image_key, s.stage) for s in splits.get("train", [])]
         self._epoch = lru_cache(maxsize=2)(self._epoch_steps)
         self._encode = lru_cache(maxsize=4096)(self.encoder.encode)
@@ -90,9 +97,10 @@ class VqaTask(Task):
         start = None if recipe.start_adapter is None else resolve_path(recipe_dir, recipe.start_adapter)
         base = load_base(name, recipe, device)
         model = VisionLanguageModel(base, family, recipe, plan, device, processor.byte_table, start)
+        start_digest = None if start is None else tensors_digest(model.trained())
         contents = {image.digest for image in images_of(splits)}
         cache = open_cache(recipe, plan, resolve_path(recipe_dir, plan.cache_dir), processor, model, contents)
-        return cls(recipe, plan, model, encoder, processor, splits, left_out, cache)
+        return cls(recipe, plan, model, encoder, processor, splits, left_out, cache, start_digest)
 
     # Order: recipe
 
@@ -186,11 +194,20 @@ class VqaTask(Task):
         return self.model.trained()
 
     def digests(self) -> dict[str, str]:
-        samples = [(s.id, s.image_key, s.messages, s.stage) for s in self.splits["train"]]
-        data = hashlib.sha256(repr(samples).encode()).hexdigest()
-        digests = {"training data": data, "base model": self.model.base_digest}
         # A run goes on with what it began with; whoever wants another says which.
-        return digests | ({"choice of plan.cache auto": self.cache.kind} if self.plan.cache == "auto" else {})
+        return self._inputs | ({"choice of plan.cache auto": self.cache.kind} if self.plan.cache == "auto" else {})
+
+    @cached_property
+    def _inputs(self) -> dict[str, str]:
+        known = {"train": "training data", "val": "validation data"}
+        return {
+            **{what: data_digest(self.splits[split]) for split, what in known.items() if split in self.splits},
+            "base model": self.model.base_digest,
+            "tokenizer": tokenizer_digest(self.encoder.tokenizer),
+            "chat template": template_digest(self.encoder.tokenizer),
+            "image processor": processor_digest(self.processor),
+            **({"start adapter": self._start_digest} if self._start_digest is not None else {}),
+        }
 
     def save(self, folder: Path) -> None:
         self.model.save(folder)
