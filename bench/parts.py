@@ -28,12 +28,12 @@ from sameday.data.labelled.batch import ImageBatch
 from sameday.data.questions import source
 from sameday.data.questions.batch import Batch
 from sameday.data.questions.processor import ImageProcessor
-from sameday.hardware.machine import device_kind, pick_device
+from sameday.hardware.machine import detect_machine, device_kind, pick_device
 from sameday.hardware.parts import Clock
 from sameday.hardware.peaks import measure
 from sameday.hardware.ranks import Ranks
-from sameday.models.qwen_vl import QwenVL
 from sameday.models.vision_bdh import VisionBDH
+from sameday.models.vlm import VisionLanguageModel
 from sameday.profile.found import summed_up
 from sameday.profile.timeline import Timeline, practice, record
 from sameday.spec.load import load_recipe
@@ -61,8 +61,8 @@ WHERE: dict[str, dict[str, tuple[Any, str]]] = {
         "decode": (source, "open_rgb"),
         "resize": (ImageProcessor, "resized"),
         "copy": (Batch, "to"),
-        "tower": (QwenVL, "see"),
-        "forward": (QwenVL, "_rotary"),
+        "tower": (VisionLanguageModel, "image_features"),
+        "forward": (VisionLanguageModel, "_rotary"),
         **BOTH,
         "other": (VqaTask, "count"),
     },
@@ -208,7 +208,11 @@ def planted_in(cores: int, cuda: bool) -> dict[str, Planted]:
     apart = {"share_images": False, "packing": False, "max_questions": 1}
     found: dict[str, Planted] = {}
     if cuda:
-        found["a needless synchronise"] = ({}, (QwenVL, "_run"), lambda: float(torch.ones(1, device="cuda")) and None)
+        found["a needless synchronise"] = (
+            {},
+            (VisionLanguageModel, "_run"),
+            lambda: float(torch.ones(1, device="cuda")) and None,
+        )
     return found | {
         "nothing shared, one at a time": (apart, None, rest),
         "tiny batches": ({"token_budget": 1}, None, rest),
@@ -229,7 +233,9 @@ def advice(bench: Bench) -> None:
     print(f"{'planted':30s} {'first advice':58s} {'at most':>8s} {'gave':>7s}")
     for name, (fields, slow, wait) in planted_in(bench.machine.cores, cuda).items():
         # Data is slow where the step waits for it itself.
-        plan = Plan(**(SHARED | fast | ({"workers": 0} if slow and slow[0] is not QwenVL else {}) | fields))
+        plan = Plan(
+            **(SHARED | fast | ({"workers": 0} if slow and slow[0] is not VisionLanguageModel else {}) | fields)
+        )
         with slowed(*slow, wait) if slow else nullcontext():
             before = bench.profile(plan)
             if not before["advice"]:

@@ -35,7 +35,8 @@ from sameday.data.questions.sample import images_of
 from sameday.data.questions.source import PIXELS, decode
 from sameday.demo.tiny import write_model
 from sameday.hardware.ranks import Ranks
-from sameday.models.qwen_vl import QwenVL
+from sameday.models.families import family_of
+from sameday.models.vlm import VisionLanguageModel
 from sameday.spec.plan import Plan
 from sameday.spec.vqa import VqaRecipe
 from sameday.tasks.vqa.cache import open_cache, settings_of
@@ -197,7 +198,9 @@ def wait(folder: Path, recipe: VqaRecipe, workers: int, steps: int) -> None:
     for cache in ("none", "pixels"):
         plan = Plan(**SHARED, **compiled, attention="split", workers=workers, cache=cache)
         if model is None:
-            model = QwenVL(build("8b", device, torch.bfloat16), recipe, plan, device, host.processor.levels)
+            base = build("8b", device, torch.bfloat16)
+            table = host.processor.byte_table
+            model = VisionLanguageModel(base, family_of("qwen3_vl"), recipe, plan, device, table)
         contents = {image.digest for image in images_of(host.splits)}
         opened = open_cache(recipe, plan, folder / "sameday-cache", host.processor, model, contents)
         task = VqaTask(recipe, plan, model, host.encoder, host.processor, host.splits, cache=opened)

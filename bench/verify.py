@@ -181,7 +181,7 @@ def report(stage: Stage, plans: Iterator[tuple[int, Plan]], title: str) -> None:
 
 
 def alarms(folder: Path, first_seed: int) -> None:
-    from sameday.models.qwen_vl import load_base
+    from sameday.models.vlm import load_base
 
     write_model(folder / "model", [" ".join(WORDS)], 0, device="cuda", dtype=torch.bfloat16, **SHAPES["1b"])
     kept: dict[str, Any] = {}

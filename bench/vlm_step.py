@@ -25,10 +25,11 @@ import torch
 
 from sameday.data.questions.encode import Encoded
 from sameday.data.questions.sample import ImageRef, Message, Sample
-from sameday.data.questions.source import Look, Picture
+from sameday.data.questions.source import Picture, ReadImage
 from sameday.data.times import Times
 from sameday.hardware.ranks import Ranks
-from sameday.models.qwen_vl import QwenVL
+from sameday.models.families import family_of
+from sameday.models.vlm import VisionLanguageModel
 from sameday.spec.plan import Plan
 from sameday.spec.vqa import VqaRecipe
 from sameday.tasks.vqa.cache import Opened
@@ -126,6 +127,7 @@ IMAGE_TOKEN = 500
 class MadeData:
     """Stands where encoder and image processor stand: the same questions and pixels for every plan."""
 
+    family = family_of("qwen3_vl")
     merge_size = 2
     end_token = 0
 
@@ -152,11 +154,11 @@ class MadeData:
     def encode(self, sample: Sample) -> Encoded:
         return self.encoded[sample.id]
 
-    def look(self, image: ImageRef) -> Picture:
+    def read_image(self, image: ImageRef) -> Picture:
         return Picture(image.digest, self.image_pixels[int(image.path.name)], False, Times())
 
-    def once(self) -> Look:
-        return self.look
+    def once(self) -> ReadImage:
+        return self.read_image
 
 
 def build(size: str, device: torch.device, dtype: torch.dtype) -> Any:
@@ -183,8 +185,8 @@ def measure(
 ) -> dict[str, Any]:
     cuda = device.type == "cuda"
     dtype = torch.bfloat16 if recipe.precision == "bf16" else torch.float32
-    levels = np.linspace(-1, 1, 256, dtype=np.float32)[None].repeat(3, 0)
-    model = QwenVL(build(size, device, dtype), recipe, plan, device, levels)
+    byte_table = np.linspace(-1, 1, 256, dtype=np.float32)[None].repeat(3, 0)
+    model = VisionLanguageModel(build(size, device, dtype), data.family, recipe, plan, device, byte_table)
     samples = [e.sample for e in data.encoded.values()]
     made: Any = Opened(data, "none", [])  # type: ignore[arg-type]
     task = VqaTask(recipe, plan, model, data, data, {"train": samples}, cache=made)  # type: ignore[arg-type]

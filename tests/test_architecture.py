@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from sameday.models.families import DEFAULT, known_families
 from sameday.spec.registry import RECIPES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -121,15 +122,12 @@ AT_HOME = ("tasks", "spec")
 """Rooms in which a task's name may stand."""
 
 
-def task_names(text: str, tasks: Iterable[str]) -> list[tuple[int, str]]:
-    """Where code names a task: strings that hold its name as a word, and identifiers and modules that begin with it.
-    What docstrings say is for readers."""
-    pattern = re.compile(rf"(?<![a-z])({'|'.join(tasks)})(?![a-z])", re.IGNORECASE)
+def words_of_code(text: str) -> Iterator[tuple[int, str]]:
+    """Strings, identifiers and modules with their lines. What docstrings say is for readers."""
     tree = ast.parse(text)
     docstrings = {
         id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     }
-    named: list[tuple[int, str]] = []
     for node in ast.walk(tree):
         words: list[str] = []
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
@@ -138,16 +136,26 @@ def task_names(text: str, tasks: Iterable[str]) -> list[tuple[int, str]]:
             words = [node.id]
         elif isinstance(node, ast.Attribute):
             words = [node.attr]
+        elif isinstance(node, ast.Import):
+            words = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             words = [node.module or "", *(alias.name for alias in node.names)]
         elif isinstance(node, ast.ClassDef | ast.FunctionDef):
             words = [node.name]
-        # VqaTask is two words to a reader.
+        elif isinstance(node, ast.arg):
+            words = [node.arg]
+        elif isinstance(node, ast.keyword):
+            words = [node.arg or ""]
         for word in words:
-            apart = re.sub(r"(?<=[a-z])(?=[A-Z])|_|\.", " ", word)
-            if pattern.search(apart):
-                named.append((getattr(node, "lineno", 0), word))
-    return named
+            yield getattr(node, "lineno", 0), word
+
+
+def task_names(text: str, tasks: Iterable[str]) -> list[tuple[int, str]]:
+    """Where code names a task: strings that hold its name as a word, and identifiers and modules that begin with it."""
+    pattern = re.compile(rf"(?<![a-z])({'|'.join(tasks)})(?![a-z])", re.IGNORECASE)
+    # VqaTask is two words to a reader.
+    apart = re.compile(r"(?<=[a-z])(?=[A-Z])|_|\.")
+    return [(line, word) for line, word in words_of_code(text) if pattern.search(apart.sub(" ", word))]
 
 
 def test_no_task_is_named_outside_its_own_folder_the_specs_and_the_registries() -> None:
@@ -183,6 +191,52 @@ def test_the_rule_sees_every_form_of_a_name() -> None:
         assert task_names(text, tasks), text
     for text in ('"""A docstring may speak of vqa."""', 'say("it is classified")', "classified = 1"):
         assert not task_names(text, tasks), text
+
+
+# Names of families
+
+
+def family_names(text: str) -> list[tuple[int, str]]:
+    """Where code names a family of models, or the makers of one, in any spelling."""
+    makers = {re.match(r"[a-z]+", family)[0] for family in known_families()}  # type: ignore[index]
+    pattern = re.compile("|".join([*known_families(), *makers]), re.IGNORECASE)
+    return [(line, word) for line, word in words_of_code(text) if pattern.search(word)]
+
+
+def test_no_family_is_named_outside_its_own_file_and_the_specs() -> None:
+    wrong = [
+        f"sameday.{name}:{line} names a family: {word!r}"
+        for name, text in sources().items()
+        if name.split(".")[0] != "spec" and not name.startswith("models.families")
+        for line, word in family_names(text)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_families_do_not_name_each_other() -> None:
+    """The registry names the default alone. What several share stands in a file of its own."""
+    for name, text in sources().items():
+        if not name.startswith("models.families"):
+            continue
+        own = {name.rsplit(".", 1)[-1]} if name != "models.families" else {DEFAULT}
+        others = {f"sameday.models.families.{family}" for family in known_families()} | set(known_families())
+        named = {word for _, word in words_of_code(text)} & others
+        assert named <= own, f"sameday.{name} names {sorted(named - own)}"
+
+
+def test_the_rule_sees_every_form_of_a_family() -> None:
+    assert DEFAULT in known_families()
+    for text in (
+        'if config.model_type == "qwen3_vl": pass',
+        "from transformers import Qwen3VLConfig",
+        "class TinyQwen: pass",
+        "import sameday.models.families.qwen2_5_vl",
+        "def f(qwen): pass",
+        'say(f"a Qwen-VL model")',
+    ):
+        assert family_names(text), text
+    for text in ('"""A docstring may speak of Qwen3-VL."""', 'say("a family")', "family = family_of(kind)"):
+        assert not family_names(text), text
 
 
 def test_specs_reports_audit_and_help_do_without_torch() -> None:

@@ -21,6 +21,7 @@ from transformers import AutoTokenizer, Qwen3VLConfig, Qwen3VLForConditionalGene
 from sameday.data.questions.audit import audit
 from sameday.data.questions.processor import ImageProcessor
 from sameday.data.questions.sample import Sample, images_of
+from sameday.models.families import family_of
 from sameday.spec.record import read_metrics
 from sameday.spec.vqa import VqaRecipe
 from sameday.tasks.vqa.fill import Filling
@@ -100,7 +101,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def audits(radiology: Path) -> dict[str, list[Sample]]:
     found = {}
     for split, count in SPLITS.items():
-        result = audit(radiology / f"{split}.jsonl", radiology / "images")
+        result = audit(radiology / f"{split}.jsonl", radiology / "images", family_of("qwen3_vl"))
         assert result.problems == []
         assert len(result.samples) == count
         found[split] = result.samples
@@ -116,13 +117,13 @@ def test_images_are_told_apart_by_content(radiology: Path, audits: dict[str, lis
     assert len({sample.images[0].digest for sample in samples}) == 314
     # Every image under a second name: as many digests, and twins share theirs.
     rows = [json.loads(line) for line in (radiology / "val.jsonl").read_text().splitlines()[:40]]
-    (tmp_path / "images").mkdir()
+    (tmp_path / "images", family_of("qwen3_vl")).mkdir()
     for row in rows:
         shutil.copy(radiology / "images" / row["image"], tmp_path / "images" / row["image"])
         shutil.copy(radiology / "images" / row["image"], tmp_path / "images" / f"copy-{row['image']}")
     twins = [*rows, *({**row, "image": f"copy-{row['image']}"} for row in rows)]
     (tmp_path / "twins.jsonl").write_text("".join(json.dumps(row) + "\n" for row in twins))
-    result = audit(tmp_path / "twins.jsonl", tmp_path / "images")
+    result = audit(tmp_path / "twins.jsonl", tmp_path / "images", family_of("qwen3_vl"))
     first, second = result.samples[: len(rows)], result.samples[len(rows) :]
     assert result.problems == []
     assert [s.image_key for s in first] == [s.image_key for s in second]
@@ -131,7 +132,7 @@ def test_images_are_told_apart_by_content(radiology: Path, audits: dict[str, lis
 
 def test_a_cache_has_each_content_once(radiology: Path, model: Path, tmp_path: Path) -> None:
     """As the source had it: a file for each question, one image under up to 13 names."""
-    (tmp_path / "images").mkdir()
+    (tmp_path / "images", family_of("qwen3_vl")).mkdir()
     names = set()
     for split in SPLITS:
         rows = [json.loads(line) for line in (radiology / f"{split}.jsonl").read_text().splitlines()]
@@ -145,7 +146,7 @@ def test_a_cache_has_each_content_once(radiology: Path, model: Path, tmp_path: P
     fields = {"model": str(model), "data": data, "effective_batch": 16, "learning_rate": 1e-4}
     setup = VqaSetup(VqaRecipe.model_validate(fields), tmp_path)
     images = images_of(setup.audit(print, tuple(SPLITS)).splits)
-    processor = ImageProcessor.load(str(model))
+    processor = ImageProcessor.load(family_of("qwen3_vl"), str(model))
     filling = Filling("pixels", processor, images, tmp_path / "cache", print)
     filling.fill(workers=2)
     entries = list((tmp_path / "cache").rglob("*.safetensors"))

@@ -14,6 +14,7 @@ from PIL import Image
 from sameday.data.questions.audit import check
 from sameday.demo.tiny import write_model
 from sameday.hardware.machine import detect_machine
+from sameday.models.families import known_families
 from sameday.spec.plan import Plan
 from sameday.spec.vqa import VqaRecipe
 from sameday.tasks.vqa.setup import VqaSetup
@@ -21,7 +22,7 @@ from sameday.tasks.vqa.task import VqaTask
 
 WORDS = ["is", "there", "a", "red", "polyp", "near", "the", "left", "wall", "what", "size", "shape", "colour"]
 WORDS += ["how", "many", "instruments", "can", "you", "see", "here"]
-FAMILIES = ("qwen3_vl", "qwen2_5_vl")
+FAMILIES = tuple(known_families())
 SIZES = ((48, 48), (96, 64), (64, 112), (32, 80), (120, 120))
 
 
@@ -96,7 +97,7 @@ def write_world(
 
 def write_tiny(folder: Path, family: str = "qwen3_vl", sharpen: float = 2.0, seed: int = 1, **more: Any) -> Path:
     texts = [*WORDS, " ".join(WORDS)]
-    write_model(folder, texts, seed=seed, family=family, sharpen=sharpen, **more)  # type: ignore[arg-type]
+    write_model(folder, texts, seed=seed, family=family, sharpen=sharpen, **more)
     return folder
 
 
@@ -113,11 +114,11 @@ def tiny_recipe(model: Path, **changes: Any) -> VqaRecipe:
 
 
 def make_task(folder: Path, recipe: VqaRecipe, plan: Plan) -> VqaTask:
+    setup = VqaSetup(recipe, folder)
     splits = {
-        name: check(folder / f"{name}.jsonl", folder / "images", limit=recipe.data.limit)[0]
+        name: check(folder / f"{name}.jsonl", folder / "images", setup.family, limit=recipe.data.limit)[0]
         for name in ("train", "val")
     }
-    setup = VqaSetup(recipe, folder)
     return setup.load(setup.resolve_auto(plan, detect_machine("cpu")).plan, torch.device("cpu"), splits)
 
 

@@ -25,7 +25,7 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_audit_finds_it_good(scenes: Path) -> None:
-    result = audit(scenes / "val.jsonl", scenes, workers=1)
+    result = audit(scenes / "val.jsonl", scenes, None, workers=1)
     assert result.problems == []
     assert len({sample.image_key for sample in result.samples}) == 100
     assert {(i.width, i.height) for sample in result.samples for i in sample.images} == {(96, 96)}

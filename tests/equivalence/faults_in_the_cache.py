@@ -29,6 +29,6 @@ def a_stale_cache_entry(task: Any, _ranks: Any) -> Any:
 
 
 @planted(FEATURES, "gradient", "cache.store")
-def levels_of_cached_features_in_another_order(task: Any, _ranks: Any) -> Any:
-    """DeepStack's levels come back from the cache last first."""
+def deepstack_of_cached_features_in_another_order(task: Any, _ranks: Any) -> Any:
+    """DeepStack's features come back from the cache last first."""
     return _served(task, lambda features: features.flip(0))

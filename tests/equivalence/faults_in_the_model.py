@@ -96,14 +96,14 @@ def positions_run_on(task: Any, _ranks: Any) -> Any:
     return _built(task, change)
 
 
-@planted(SHARED, "gradient", "models.qwen_vl")
+@planted(SHARED, "gradient", "models.vlm")
 def height_and_width_swapped(task: Any, _ranks: Any) -> Any:
     """M-RoPE turns by the column where it should by the row."""
     rotary = task.model._rotary
     return patch.object(task.model, "_rotary", lambda positions, dtype: rotary(positions[[0, 2, 1]], dtype))
 
 
-@planted(SHARED, "gradient", "models.qwen_vl")
+@planted(SHARED, "gradient", "models.vlm")
 def angles_in_half_precision(task: Any, _ranks: Any) -> Any:
     """RoPE's angles are rounded to bf16 before their cosine is taken."""
     rope = task.model.text.rotary_emb
@@ -118,9 +118,9 @@ def angles_in_half_precision(task: Any, _ranks: Any) -> Any:
 # What it sees of the image
 
 
-def _looked(task: Any, change: Callable[[Batch, Tensor, list[Tensor]], Any]) -> AbstractContextManager[Any]:
-    look = task.model._look
-    return patch.object(task.model, "_look", lambda batch: change(batch, *look(batch)))
+def _featured(task: Any, change: Callable[[Batch, Tensor, list[Tensor]], Any]) -> AbstractContextManager[Any]:
+    read = task.model._features_at_tokens
+    return patch.object(task.model, "_features_at_tokens", lambda batch: change(batch, *read(batch)))
 
 
 def _next_image(task: Any, batch: Batch, features: Tensor) -> Tensor:
@@ -128,28 +128,30 @@ def _next_image(task: Any, batch: Batch, features: Tensor) -> Tensor:
     return features.roll(high * wide // task.encoder.merge_size**2, 0)
 
 
-@planted(SHARED, "gradient", "models.qwen_vl")
+@planted(SHARED, "gradient", "models.vlm")
 def deepstack_dropped(task: Any, _ranks: Any) -> Any:
-    """The tower's earlier levels are not added."""
-    return _looked(task, lambda _batch, features, _levels: (features, []))
+    """The features of the tower's earlier blocks are not added."""
+    return _featured(task, lambda _batch, features, _deepstack: (features, []))
 
 
-@planted(SHARED, "gradient", "models.qwen_vl")
+@planted(SHARED, "gradient", "models.vlm")
 def deepstack_added_twice(task: Any, _ranks: Any) -> Any:
-    """The tower's earlier levels are added two times."""
-    return _looked(task, lambda _batch, features, levels: (features, [2 * level for level in levels]))
+    """The features of the tower's earlier blocks are added two times."""
+    return _featured(task, lambda _batch, features, deepstack: (features, [2 * x for x in deepstack]))
 
 
-@planted(SHARED, "gradient", "models.qwen_vl")
+@planted(SHARED, "gradient", "models.vlm")
 def deepstack_in_the_wrong_group(task: Any, _ranks: Any) -> Any:
-    """The levels of one image are added at another one's places."""
-    return _looked(task, lambda batch, features, levels: (features, [_next_image(task, batch, x) for x in levels]))
+    """DeepStack's features of one image are added at another one's places."""
+    return _featured(
+        task, lambda batch, features, deepstack: (features, [_next_image(task, batch, x) for x in deepstack])
+    )
 
 
-@planted(SHARED, "gradient", "models.qwen_vl")
+@planted(SHARED, "gradient", "models.vlm")
 def features_of_another_image(task: Any, _ranks: Any) -> Any:
     """Each image's places are filled with what the tower gave for another image of the micro-batch."""
-    return _looked(task, lambda batch, features, levels: (_next_image(task, batch, features), levels))
+    return _featured(task, lambda batch, features, deepstack: (_next_image(task, batch, features), deepstack))
 
 
 @planted(SHARED, "validation", "data.questions.encode")
@@ -169,7 +171,7 @@ def images_of_one_size_taken_for_one(task: Any, _ranks: Any) -> Any:
 def another_mean(task: Any, _ranks: Any) -> Any:
     """Pixels are normalised with ImageNet's mean."""
     shift = torch.tensor([0.485, 0.456, 0.406])[:, None] - 0.5
-    return patch.object(task.model, "levels", task.model.levels - 2 * shift.to(task.model.levels))
+    return patch.object(task.model, "byte_table", task.model.byte_table - 2 * shift.to(task.model.byte_table))
 
 
 @planted(SHARED, "patches", "kernels.patches")
@@ -200,7 +202,7 @@ def a_label_crosses_a_branch_boundary(task: Any, _ranks: Any) -> Any:
     return _built(task, change)
 
 
-@planted(SPLIT, "gradient", "models.qwen_vl")
+@planted(SPLIT, "gradient", "models.vlm")
 def logits_one_place_late(task: Any, _ranks: Any) -> Any:
     """Labels are taken where they stand instead of one place before, where they are predicted."""
     logits = task.model.logits

@@ -175,7 +175,7 @@ def adapters_scaled_wrongly(task: Any, _ranks: Any) -> Any:
     return nullcontext()
 
 
-@planted(SHARED, "visual", "models.qwen_vl")
+@planted(SHARED, "visual", "models.vlm")
 def the_tower_is_trained(task: Any, _ranks: Any) -> Any:
     """The vision tower is not frozen, though the recipe says so."""
     task.model.tower.float().requires_grad_(True)
@@ -183,7 +183,7 @@ def the_tower_is_trained(task: Any, _ranks: Any) -> Any:
     return nullcontext()
 
 
-@planted(SHARED, "gradient", "models.qwen_vl", only_float32=True)
+@planted(SHARED, "gradient", "models.vlm", only_float32=True)
 @contextmanager
 def autocast_left_on(task: Any, _ranks: Any) -> Iterator[None]:
     """Logits are products in bf16, though the recipe asks for float32."""

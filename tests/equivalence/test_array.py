@@ -11,7 +11,7 @@ import worlds
 from arms import Stage
 from covering import trial_plans, uncovered
 
-from sameday.models import qwen_vl
+from sameday.models import vlm
 from sameday.spec.plan import Plan, claims
 from sameday.tasks.vqa.setup import VqaSetup
 from sameday.verify.registry import trial_values
@@ -32,7 +32,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory, tiny_qwen3: Path) -> Iterato
     recipe = worlds.tiny_recipe(tiny_qwen3, order="by_image", effective_batch=4, lora=lora, weight_decay=0.1)
     with pytest.MonkeyPatch.context() as patch:
         # Compiling is tried with the graphs alone: which backend turns them into kernels depends on the machine.
-        patch.setattr(qwen_vl, "COMPILE_BACKEND", "eager")
+        patch.setattr(vlm, "COMPILE_BACKEND", "eager")
         yield Stage(root, home, recipe)
     torch.use_deterministic_algorithms(False)
 

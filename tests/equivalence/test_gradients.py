@@ -12,13 +12,17 @@ import pytest
 import torch
 import worlds
 from torch import Tensor
+from worlds import FAMILIES
 
 from sameday.data.questions.batch import Batch
-from sameday.data.questions.encode import END_OF_TURN, IMAGE_TOKEN, Encoder
+from sameday.data.questions.encode import Encoder
+from sameday.hardware.machine import detect_machine
 from sameday.hardware.ranks import Ranks
 from sameday.kernels import attention
-from sameday.models.qwen_vl import QwenVL, load_base
+from sameday.models.families import family_of
+from sameday.models.vlm import VisionLanguageModel, load_base
 from sameday.spec.plan import Plan
+from sameday.tasks.vqa.setup import VqaSetup
 from sameday.tasks.vqa.task import VqaTask
 from sameday.train.steps import Steps
 
@@ -54,6 +58,7 @@ SCENARIOS = {
         "qwen2_5_vl", 3, (3, 17, 6), order="by_image", loss_weight="sample", max_length=68
     ),
     "qwen25 shuffled, token, chats": scenario("qwen2_5_vl", 4, (8, 3, 2, 1), True, loss_weight="token"),
+    "qwen2 by image, token, chats": scenario("qwen2_vl", 10, (6, 3), True, order="by_image", loss_weight="token"),
 }
 SHARED = {"share_images": True, "max_questions": None}
 PLANS: dict[str, dict[str, Any]] = {
@@ -122,11 +127,13 @@ class Bench:
 
     def task(self, scene: Scenario, plan: dict[str, Any] | None = None) -> VqaTask:
         """As VqaTask.load makes it, but files are read once for all plans."""
-        recipe, asked = worlds.tiny_recipe(self.models[scene.family], **scene.recipe), Plan(**(plan or {}))
+        recipe = worlds.tiny_recipe(self.models[scene.family], **scene.recipe)
+        asked = VqaSetup(recipe, self.root).resolve_auto(Plan(**(plan or {})), detect_machine("cpu")).plan
         first = self._first(scene)
         if scene.family not in self._bases:
             self._bases[scene.family] = load_base(recipe.model, recipe, CPU)
-        model = QwenVL(deepcopy(self._bases[scene.family]), recipe, asked, CPU, first.processor.levels)
+        base, processor = deepcopy(self._bases[scene.family]), first.processor
+        model = VisionLanguageModel(base, family_of(scene.family), recipe, asked, CPU, processor.byte_table)
         task = VqaTask(recipe, asked, model, first.encoder, first.processor, first.splits)
         worlds.stir(task)
         return task
@@ -184,7 +191,7 @@ def test_the_scenarios_hold_what_they_are_for(bench: Bench) -> None:
     for scene in SCENARIOS.values():
         task = bench.task(scene, PLANS["shared, packed"])
         old = task.encoder
-        no_limit = Encoder(old.tokenizer, old.grid, old.merge_size, old.system_prompt)
+        no_limit = Encoder(old.tokenizer, old.processor, old.system_prompt)
         whole = [no_limit.encode(sample) for sample in task.splits["train"]]
         encoded = [task.encoder.encode(sample) for sample in task.splits["train"]]
         cut += sum(a.target_count < b.target_count for a, b in zip(encoded, whole, strict=True))
@@ -218,8 +225,9 @@ def test_flex_attention_follows_the_same_rule(bench: Bench) -> None:
         assert distance(outputs["flex"], outputs["sdpa"]) < LOSS
 
 
-def test_all_weights_and_the_tower_trained(bench: Bench) -> None:
-    scene = scenario("qwen3_vl", 5, (5, 3), train="all", train_vision=True, loss_weight="sample")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_all_weights_and_the_tower_trained(bench: Bench, family: str) -> None:
+    scene = scenario(family, 5, (5, 3), train="all", train_vision=True, loss_weight="sample")
     expected = bench.plain(scene)
     assert any(".visual." in name for name in expected.tensors)
     assert any("embed_tokens" in name for name in expected.tensors)
@@ -355,6 +363,7 @@ def their_inputs(task: VqaTask, ids: Iterable[int]) -> Iterator[dict[str, Tensor
     from PIL import Image
 
     tokenizer, processor = task.encoder.tokenizer, task.processor._processor
+    markers = task.encoder.family.markers
     for i in ids:
         sample = task.splits["train"][i]
         chat = [
@@ -368,13 +377,13 @@ def their_inputs(task: VqaTask, ids: Iterable[int]) -> Iterator[dict[str, Tensor
         seen = processor(images=images, return_tensors="pt")
         counts = (seen["image_grid_thw"].prod(1) // processor.merge_size**2).tolist()
         prompt = tokenizer.apply_chat_template(chat[:-1], tokenize=False, add_generation_prompt=True)
-        pieces = prompt.split(IMAGE_TOKEN)
-        prompt = pieces[0] + "".join(IMAGE_TOKEN * n + text for n, text in zip(counts, pieces[1:], strict=True))
+        pieces = prompt.split(markers.image)
+        prompt = pieces[0] + "".join(markers.image * n + text for n, text in zip(counts, pieces[1:], strict=True))
         context = tokenizer(prompt, return_tensors="pt")["input_ids"]
-        tokens = tokenizer(prompt + sample.answer + END_OF_TURN, return_tensors="pt")["input_ids"]
+        tokens = tokenizer(prompt + sample.answer + markers.end_of_turn, return_tensors="pt")["input_ids"]
         labels = tokens.clone()
         labels[:, : context.shape[1]] = -100
-        image_token = tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
+        image_token = tokenizer.convert_tokens_to_ids(markers.image)
         yield {
             "input_ids": tokens,
             "attention_mask": torch.ones_like(tokens),
@@ -385,7 +394,7 @@ def their_inputs(task: VqaTask, ids: Iterable[int]) -> Iterator[dict[str, Tensor
 
 
 @pytest.mark.parametrize("plan", [None, "shared, packed, split"], ids=["plain", "shared"])
-@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_step_is_that_of_transformers_and_peft(bench: Bench, family: str, plan: str | None) -> None:
     """`sample`: the mean of the questions' own mean losses, as batch 1 with accumulation gives it."""
     scene = scenario(family, 8, (7, 2, 1), order="by_image", loss_weight="sample")
@@ -404,7 +413,7 @@ def test_a_step_is_that_of_transformers_and_peft(bench: Bench, family: str, plan
     assert_same(ours, Result(total, flat, tensors))
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_token_weighting_is_that_of_num_items_in_batch(bench: Bench, family: str) -> None:
     scene = scenario(family, 8, (7, 2, 1), order="by_image", loss_weight="token")
     task = bench.task(scene, PLANS["shared, packed"])
@@ -418,7 +427,7 @@ def test_token_weighting_is_that_of_num_items_in_batch(bench: Bench, family: str
     assert work(task).loss == pytest.approx(total, rel=LOSS)
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_one_question_alone(bench: Bench, family: str) -> None:
     """Loss and gradients of each question by itself, two images and a system prompt among them."""
     scene = scenario(family, 9, (2, 1), loss_weight="token", effective_batch=1)

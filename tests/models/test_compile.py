@@ -11,7 +11,8 @@ import worlds
 from torch._dynamo.utils import counters
 
 from sameday.hardware.ranks import Ranks
-from sameday.models import qwen_vl
+from sameday.models import vlm
+from sameday.models.families import known_families
 from sameday.spec.plan import Plan
 from sameday.tasks.vqa.task import VqaTask
 from sameday.train.steps import Steps
@@ -27,10 +28,10 @@ def gradient(task: VqaTask, step: int) -> torch.Tensor:
     return steps.gradients.all.clone()
 
 
-@pytest.mark.parametrize("family", qwen_vl.FAMILIES)
+@pytest.mark.parametrize("family", known_families())
 def test_graphs_are_shared_by_all_layers(tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # The graphs are what is tested; which backend turns them into kernels is not.
-    monkeypatch.setattr(qwen_vl, "COMPILE_BACKEND", "eager")
+    monkeypatch.setattr(vlm, "COMPILE_BACKEND", "eager")
     torch._dynamo.reset()
     counters.clear()
     worlds.write_world(tmp_path, 3, (9, 1, 5, 3, 7))

@@ -16,8 +16,10 @@ from sameday.data.questions.encode import Encoded
 from sameday.data.questions.layout import lay_out
 from sameday.data.questions.sample import ImageRef, Message, Sample
 from sameday.kernels.dropout import DropoutKeys, KeyedDropout, PairDropout, mix, name_key
+from sameday.models.families import family_of
 
 WIDTH = 512
+QWEN = family_of("qwen3_vl")
 LAYERS = ("layers.0.q_proj", "layers.0.k_proj", "layers.1.q_proj")
 
 
@@ -29,7 +31,7 @@ def question(id: int, length: int) -> Encoded:
 def token_keys(*lengths: int, first_id: int = 1, packing: bool = False) -> Tensor:
     """Keys of a batch of questions, as the layout gives them."""
     units = [[question(first_id + i, length)] for i, length in enumerate(lengths)]
-    layout = lay_out(units, packing=packing, merge_size=2, loss_weight="token", pad_token=0)
+    layout = lay_out(units, packing=packing, family=QWEN, merge_size=2, loss_weight="token", pad_token=0)
     return torch.from_numpy(layout.keys)
 
 
@@ -114,7 +116,7 @@ def test_a_shared_branch_keeps_its_own_mask() -> None:
         return replace(alone, prefix=8, grids=((4, 4),), image_spans=((3, 7),))
 
     group = [about_image(1, 20), about_image(2, 25)]
-    layout = lay_out([group], packing=True, merge_size=2, loss_weight="token", pad_token=0)
+    layout = lay_out([group], packing=True, family=QWEN, merge_size=2, loss_weight="token", pad_token=0)
     mask = kept(torch.from_numpy(layout.keys))[0]
     branches = torch.from_numpy(layout.branch)[0]
     for encoded in group:

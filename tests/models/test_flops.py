@@ -19,16 +19,19 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from worlds import FAMILIES
 
 from sameday.data.questions.batch import Batch
 from sameday.hardware.ranks import Ranks
 from sameday.kernels import split
 from sameday.kernels.attention import visible
-from sameday.models import flops, qwen_vl
-from sameday.models.flops import Counted, Work, block_pairs, causal_pairs, count, count_images, needed_extent
+from sameday.models import flops, vlm
+from sameday.models.flops import Counted, Work, block_pairs, causal_pairs
 from sameday.models.tower import image_attention
 from sameday.models.vision_bdh import VisionBDH
+from sameday.models.vision_flops import count_images
 from sameday.models.vit import ViT
+from sameday.models.vlm_flops import count, needed_extent
 from sameday.spec.plan import Plan
 from sameday.spec.vision import BdhModel, VitModel
 from sameday.tasks.vqa.task import VqaTask
@@ -77,11 +80,11 @@ RECIPES: dict[str, dict[str, Any]] = {
     "all, tower too": {"train": "all", "train_vision": True},
 }
 CASES = [("qwen3_vl", {}, name) for name in PLANS]
-CASES += [("qwen2_5_vl", {}, name) for name in ("4 at a time", "shared, split")]
+CASES += [(family, {}, name) for family in ("qwen2_5_vl", "qwen2_vl") for name in ("4 at a time", "shared, split")]
 CASES += [("qwen3_vl", recipe, "shared, full checkpointing") for recipe in RECIPES.values()]
 CASES += [
     (family, RECIPES[recipe], "one at a time, full checkpointing")
-    for family in ("qwen3_vl", "qwen2_5_vl")
+    for family in FAMILIES
     for recipe in ("adapters with dropout on some layers", "adapters in the tower", "all, tower too")
 ]
 CASES += [("qwen3_vl", {"precision": "bf16"}, "one at a time, labels only")]
@@ -148,7 +151,7 @@ def make(world: Path, model: Path, plan: dict[str, Any], **recipe: Any) -> VqaTa
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root, two = tmp_path_factory.mktemp("models"), {"num_hidden_layers": 2}
-    return {family: worlds.write_tiny(root / family, family, text=two) for family in ("qwen3_vl", "qwen2_5_vl")}
+    return {family: worlds.write_tiny(root / family, family, text=two) for family in FAMILIES}
 
 
 @pytest.fixture(scope="module")
@@ -208,7 +211,7 @@ def test_the_least_is_the_recipes_and_not_the_plans(world: Path, models: dict[st
 
 def with_features(task: VqaTask, batch: Batch) -> Batch:
     """The same micro-batch as a cache of features would give it."""
-    features = list(task.model.features(batch.pixels, batch.grids))
+    features = list(task.model.features_per_image(batch.pixels, batch.grids))
     ready = (True,) * len(features)
     return replace(batch, ready=ready, features=torch.cat(features, 1), pixels=batch.pixels[:0])
 
@@ -245,7 +248,7 @@ def test_compiled_layers_are_recomputed_whole(
         return make_boxed_func(call)
 
     backend = aot_autograd(fw_compiler=counting, bw_compiler=counting, partition_fn=min_cut_rematerialization_partition)
-    monkeypatch.setattr(qwen_vl, "COMPILE_BACKEND", backend)
+    monkeypatch.setattr(vlm, "COMPILE_BACKEND", backend)
     torch._dynamo.reset()
     task = make(world, models["qwen3_vl"], {**SHARED, **FULL, "compile": "layers"})
     task.model.text.layers = task.model.text.layers[:1]  # one is enough, and compiles sooner
@@ -278,7 +281,7 @@ def test_vision_models_execute_what_torch_counts(pictures: Path, shape: dict[str
     task = sets.make_task(pictures, sets.tiny_recipe(model=shape), Plan(micro_batch=3))
     with nullcontext() if fused else sdpa_kernel(SDPBackend.MATH):
         for batch in task.batches(0, None, Ranks()):  # 3, 3 and 2 images
-            counted = count(task.model, batch)
+            counted = count_images(task.model, len(batch))
             assert counted.executed.total == run(task, batch)
             assert counted.needed.total <= counted.executed.total
             for part in (counted.executed.layers, counted.executed.attention):

@@ -19,7 +19,7 @@ from sameday.data.questions.source import Source
 from sameday.hardware import peaks as peaks_module
 from sameday.hardware.peaks import Peaks, measure
 from sameday.hardware.ranks import Ranks
-from sameday.models.flops import count, needed
+from sameday.models.vlm_flops import count, needed
 from sameday.profile.advice import cuts_to_try
 from sameday.profile.floor import Floor, Least, bound, floor_of, recut
 from sameday.spec.plan import Plan
@@ -107,10 +107,10 @@ def test_bytes_are_those_of_the_files_and_tensors(world: Path) -> None:
 def test_no_image_is_read(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = make(world, SHARED)
 
-    def look(self: Source, image: Any) -> None:
+    def read_image(self: Source, image: Any) -> None:
         raise AssertionError("an image was read")
 
-    monkeypatch.setattr(Source, "look", look)
+    monkeypatch.setattr(Source, "read_image", read_image)
     assert floor_of(task, 1, PEAKS).plan.seconds > 0
     assert task.plan == Plan(**SHARED) and type(task.source) is Source
 
@@ -123,7 +123,7 @@ def test_cached_features_are_read_and_copied_instead(world: Path, tmp_path: Path
     (batch,) = task.batches(0, None, Ranks())
     store = task.source.features
     assert store is not None
-    made = dict(zip(batch.contents, task.model.features(batch.pixels, batch.grids), strict=True))
+    made = dict(zip(batch.contents, task.model.features_per_image(batch.pixels, batch.grids), strict=True))
     for content, features in made.items():
         store.write(content, {"features": features})
     after = floor_of(task, 0, PEAKS).plan.least

@@ -325,7 +325,7 @@ def test_features_of_a_changed_image_are_not_kept(home: Path) -> None:
         Image.fromarray(255 - np.asarray(opened.convert("RGB"))).save(own)
     same = replace(before, stamp=stamp(own))  # as if nothing could be told from the outside
     with pytest.raises(BadInput, match="has changed since the data was checked"):
-        task.source.look(same)
+        task.source.read_image(same)
 
 
 def test_classification_has_no_use_for_it(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from sameday.data.questions.batch import Batch
 from sameday.data.questions.processor import ImageProcessor
 from sameday.hardware.parts import PARTS, Clock
 from sameday.hardware.ranks import Ranks
-from sameday.models.qwen_vl import QwenVL
 from sameday.models.vision_bdh import VisionBDH
+from sameday.models.vlm import VisionLanguageModel
 from sameday.spec.errors import RunStopped
 from sameday.spec.plan import Plan
 from sameday.spec.record import RunFolder, read_metrics
@@ -39,8 +39,8 @@ WHERE: dict[str, dict[str, tuple[Any, str]]] = {
         "decode": (source, "open_rgb"),
         "resize": (ImageProcessor, "resized"),
         "copy": (Batch, "to"),
-        "tower": (QwenVL, "see"),
-        "forward": (QwenVL, "_rotary"),
+        "tower": (VisionLanguageModel, "image_features"),
+        "forward": (VisionLanguageModel, "_rotary"),
         "loss": (F, "cross_entropy"),
         "backward": (torch.Tensor, "backward"),
         "exchange": (Ranks, "sum_"),

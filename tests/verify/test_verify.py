@@ -26,13 +26,13 @@ SHARED = Plan(share_images=True, packing=True, max_questions=None, attention="sp
 BUG = """
 import sys
 if "sameday.verify.arm" in sys.orig_argv:
-    import sameday.data.questions.layout as layout
-    whole = layout.rope_positions
-    def faulty(encoded, merge_size):
-        positions = whole(encoded, merge_size)
+    from sameday.models.families import qwen_images
+    whole = qwen_images.mrope_positions
+    def faulty(encoded, merge):
+        positions = whole(encoded, merge)
         positions[:, encoded.prefix:] += WHEN
         return positions
-    layout.rope_positions = faulty
+    qwen_images.mrope_positions = faulty
 """
 """Loaded by Python itself at its start: the installed package has a bug, and nobody told the verifier."""
 

@@ -1,5 +1,5 @@
-"""The demo: draw a question set, build a tiny Qwen3-VL, train it under two plans with the commands a user would type,
-put losses, speed and exact match side by side, and write the report of both runs."""
+"""The demo: draw a question set, build a tiny vision-language model, train it under two plans with the commands a user
+would type, put losses, speed and exact match side by side, and write the report of both runs."""
 
 from __future__ import annotations
 

@@ -19,9 +19,9 @@ class Patching(NamedTuple):
     frames: int
 
 
-def patches(pixels: Tensor, grids: Sequence[tuple[int, int]], how: Patching, levels: Tensor) -> Tensor:
-    """(patches, 3 · frames · side²) in the type of `levels`, (3, 256), from the bytes of images that lie one after the
-    other, each (height, width, 3). `grids` are their patches, high and wide."""
+def patches(pixels: Tensor, grids: Sequence[tuple[int, int]], how: Patching, byte_table: Tensor) -> Tensor:
+    """(patches, 3 · frames · side²) in the type of `byte_table`, (3, 256), from the bytes of images that lie one after
+    the other, each (height, width, 3). `grids` are their patches, high and wide."""
     side, merge, frames = how
     sizes = [high * wide * side * side * 3 for high, wide in grids]
     first = 256 * torch.arange(3, device=pixels.device, dtype=torch.int32)
@@ -29,6 +29,6 @@ def patches(pixels: Tensor, grids: Sequence[tuple[int, int]], how: Patching, lev
     for image, (high, wide) in zip(pixels.split(sizes), grids, strict=True):
         blocks = image.view(high // merge, merge, side, wide // merge, merge, side, 3).permute(0, 3, 1, 4, 6, 2, 5)
         places = blocks.to(torch.int32) + first[:, None, None]
-        values = levels.flatten().index_select(0, places.flatten()).view(high * wide, 3, 1, side * side)
+        values = byte_table.flatten().index_select(0, places.flatten()).view(high * wide, 3, 1, side * side)
         made.append(values.expand(-1, -1, frames, -1).reshape(high * wide, -1))
-    return torch.cat(made) if made else levels.new_zeros(0, 3 * frames * side * side)
+    return torch.cat(made) if made else byte_table.new_zeros(0, 3 * frames * side * side)

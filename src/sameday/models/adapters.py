@@ -12,44 +12,43 @@ import torch
 from torch import Tensor, nn
 
 from sameday.kernels.dropout import DropoutKeys, KeyedDropout, name_key
+from sameday.models.families.base import Family
 from sameday.spec.errors import BadInput
 from sameday.spec.lora import Lora
-
-LANGUAGE_ONLY = "language_model."
-"""Put before a target's name, it leaves out layers of that name in the vision tower."""
-
 
 OTHER_FORMS = ("rank_pattern", "alpha_pattern", "layers_to_transform", "exclude_modules", "modules_to_save", "bias")
 OTHER_MATHS = ("use_rslora", "use_dora")
 """PEFT settings that change what an adapter computes."""
 
 
-def resolve_targets(model: nn.Module, lora: Lora, allow_tower: bool) -> list[str] | str:
-    """What PEFT is told: the names themselves where they are unambiguous, else a pattern."""
+def resolve_targets(model: nn.Module, family: Family, lora: Lora, allow_tower: bool) -> list[str] | str:
+    """What PEFT is told: the names themselves where they are unambiguous, else a pattern. Where a target begins with
+    the decoder's name, layers of its name in the vision tower are left out."""
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    known = sorted({name.rsplit(".", 1)[-1] for name in linear if "language_model" in name})
+    known = sorted({name.rsplit(".", 1)[-1] for name in linear if family.language_name in name})
+    decoder_only = family.language_name + "."
     patterns, qualified = [], False
     for target in lora.target_modules:
-        short = target.removeprefix(LANGUAGE_ONLY)
-        found = [name for name in linear if name == short or name.endswith("." + short)]
-        if not found:
+        short = target.removeprefix(decoder_only)
+        layers = [name for name in linear if name == short or name.endswith("." + short)]
+        if not layers:
             raise BadInput(
                 f"lora.target_modules: no linear layer is called {target!r}; the language model has {', '.join(known)}"
             )
         if short != target:
             qualified = True
-            patterns.append(rf".*\.language_model\..*\.{re.escape(short)}")
+            patterns.append(rf".*\.{re.escape(family.language_name)}\..*\.{re.escape(short)}")
             continue
-        tower = [name for name in found if ".visual." in f".{name}"]
+        tower = [name for name in layers if _in_tower(name, family)]
         if tower and not allow_tower:
             raise BadInput(
                 f"lora.target_modules: {target!r} is also a layer of the frozen vision tower ({tower[0]}, and "
-                f"{len(tower) - 1} more); write {LANGUAGE_ONLY + target!r} for the language model alone, or set "
+                f"{len(tower) - 1} more); write {decoder_only + target!r} for the language model alone, or set "
                 "train_vision: true"
             )
         patterns.append(rf"(.*\.)?{re.escape(short)}")
     targets = "|".join(patterns) if qualified else list(lora.target_modules)
-    if allow_tower and not any(".visual." in f".{name}" for name in adapted_layers(model, targets)):
+    if allow_tower and not any(_in_tower(name, family) for name in adapted_layers(model, targets)):
         raise BadInput(
             "train_vision is true, and none of lora.target_modules "
             f"({', '.join(lora.target_modules)}) is a layer of the vision tower"
@@ -57,7 +56,11 @@ def resolve_targets(model: nn.Module, lora: Lora, allow_tower: bool) -> list[str
     return targets
 
 
-def add_adapters(model: nn.Module, lora: Lora, seed: int, allow_tower: bool) -> Any:
+def _in_tower(layer: str, family: Family) -> bool:
+    return f".{family.tower_name}." in f".{layer}"
+
+
+def add_adapters(model: nn.Module, family: Family, lora: Lora, seed: int, allow_tower: bool) -> Any:
     """New adapters. A starts uniform, keyed by (seed, parameter name); B starts at zero, so that training starts
     from the base model."""
     from peft import LoraConfig, get_peft_model
@@ -66,7 +69,7 @@ def add_adapters(model: nn.Module, lora: Lora, seed: int, allow_tower: bool) -> 
         r=lora.r,
         lora_alpha=int(lora.alpha) if float(lora.alpha).is_integer() else lora.alpha,
         lora_dropout=lora.dropout,
-        target_modules=resolve_targets(model, lora, allow_tower),
+        target_modules=resolve_targets(model, family, lora, allow_tower),
         bias="none",
     )
     wrapped = get_peft_model(model, config)
@@ -78,7 +81,7 @@ def add_adapters(model: nn.Module, lora: Lora, seed: int, allow_tower: bool) -> 
     return wrapped
 
 
-def load_adapters(model: nn.Module, folder: Path, lora: Lora, allow_tower: bool) -> Any:
+def load_adapters(model: nn.Module, family: Family, folder: Path, lora: Lora, allow_tower: bool) -> Any:
     """Adapters of an earlier run to go on from; they must be of the shape that the recipe says."""
     from peft import PeftConfig, PeftModel
 
@@ -99,7 +102,7 @@ def load_adapters(model: nn.Module, folder: Path, lora: Lora, allow_tower: bool)
     ]
     wrong += [f"{name} is true there, which a recipe cannot say" for name in OTHER_MATHS if getattr(config, name, None)]
     targets = config.target_modules
-    asked = resolve_targets(model, lora, allow_tower)
+    asked = resolve_targets(model, family, lora, allow_tower)
     # By layers, not by names: a pattern and a list of names may mean the same.
     if adapted_layers(model, targets) != adapted_layers(model, asked):
         there = targets if isinstance(targets, str) else sorted(targets)
@@ -124,7 +127,7 @@ def adapter_parameters(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
 
 
 def prepare_adapters(model: nn.Module, dropout: float, keys: DropoutKeys) -> None:
-    """Float32 masters, inputs in the base model's format (autocast turns the products into bf16), keyed dropout."""
+    """Float32 masters, inputs in the base model's format (autocast turns the matmuls into bf16), keyed dropout."""
     from peft.tuners.lora import LoraLayer
 
     for name, module in model.named_modules():

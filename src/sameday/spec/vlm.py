@@ -38,7 +38,8 @@ class VlmRecipe(Recipe):
     scored_by: ClassVar[tuple[str, ...]] = ("data.val", "loss_weight")
 
     model: str = Field(
-        description="Hub name or local folder of a Qwen3-VL or Qwen2.5-VL model.", json_schema_extra=IS_PATH
+        description="Hub name or local folder of a vision-language model of a supported family.",
+        json_schema_extra=IS_PATH,
     )
     revision: str | None = Field(None, description="Hub revision of the model.")
     start_adapter: str | None = Field(

@@ -13,9 +13,12 @@ import pytest
 from PIL import Image
 
 from sameday.data.questions.audit import Audit, Problem, audit, check, report
+from sameday.data.questions.family import Markers
+from sameday.models.families import family_of
 from sameday.spec.errors import BadInput
 
 Write = Callable[..., Path]
+QWEN = family_of("qwen3_vl")
 
 
 @pytest.fixture
@@ -51,7 +54,7 @@ def only(result: Audit) -> str:
 
 def test_good_lines_become_samples(write: Write, root: Path) -> None:
     path = write(b"\xef\xbb\xbf" + json.dumps(row()).encode(), b"", b"  ", row(["a.png", "b.png"], stage=2))
-    result = audit(path, root)
+    result = audit(path, root, QWEN)
     assert result.problems == []
     first, second = result.samples
     assert (first.id, first.where, first.stage) == (1, "train.jsonl:1", None)
@@ -94,13 +97,13 @@ def test_good_lines_become_samples(write: Write, root: Path) -> None:
     ],
 )
 def test_each_problem_is_named(write: Write, root: Path, line: Any, reason: str) -> None:
-    assert reason in only(audit(write(line), root))
+    assert reason in only(audit(write(line), root, QWEN))
 
 
 def test_a_later_turn_is_checked_too(write: Write, root: Path) -> None:
     turns = [("user", "q"), ("assistant", ""), ("user", ""), ("assistant", "x")]
     line = {"messages": [{"role": role, "content": text} for role, text in turns]}
-    assert [p.what for p in audit(write(line), root).problems] == ["answer is empty", "question is empty"]
+    assert [p.what for p in audit(write(line), root, QWEN).problems] == ["answer is empty", "question is empty"]
 
 
 def test_a_link_may_not_lead_out_of_the_root(write: Write, root: Path, tmp_path: Path) -> None:
@@ -108,15 +111,15 @@ def test_a_link_may_not_lead_out_of_the_root(write: Write, root: Path, tmp_path:
     os.symlink(tmp_path / "secret.png", root / "link.png")
     os.symlink(root / "a.png", root / "inside.png")
     os.symlink(root / "loop.png", root / "loop.png")
-    assert "image 'link.png' leaves the image root" in only(audit(write(row("link.png")), root))
-    assert "'loop.png'" in only(audit(write(row("loop.png")), root))
+    assert "image 'link.png' leaves the image root" in only(audit(write(row("link.png")), root, QWEN))
+    assert "'loop.png'" in only(audit(write(row("loop.png")), root, QWEN))
     names = ["inside.png", str(root / "a.png"), "../images/a.png"]
-    assert len(audit(write(*map(row, names)), root).samples) == 3
+    assert len(audit(write(*map(row, names)), root, QWEN).samples) == 3
 
 
 def test_a_linked_root_is_no_escape(write: Write, root: Path, tmp_path: Path) -> None:
     os.symlink(root, tmp_path / "linked")
-    assert audit(write(row()), tmp_path / "linked").problems == []
+    assert audit(write(row()), tmp_path / "linked", QWEN).problems == []
 
 
 def test_bad_images_are_found_by_decoding(write: Write, root: Path) -> None:
@@ -126,7 +129,7 @@ def test_bad_images_are_found_by_decoding(write: Write, root: Path) -> None:
     (root / "half.jpg").write_bytes(data[: len(data) // 2])
     (root / "text.jpg").write_text("not found")
     Image.new("RGB", (201, 1)).save(root / "thin.png")
-    result = audit(write(row("half.jpg"), row("text.jpg"), row("thin.png")), root)
+    result = audit(write(row("half.jpg"), row("text.jpg"), row("thin.png")), root, QWEN)
     half, text, thin = (problem.what for problem in result.problems)
     assert half.startswith("image 'half.jpg' cannot be decoded: ") and "truncated" in half
     assert text == "image 'text.jpg' is not an image that Pillow can read"
@@ -139,16 +142,18 @@ def test_identity_is_content(write: Write, root: Path) -> None:
     exif[0x0112] = 6
     Image.new("RGB", (8, 4)).save(root / "turned.jpg", exif=exif)
     Image.fromarray(np.full((4, 4), 30_000, dtype=np.uint16)).save(root / "deep.png")
-    first, copy, turned, deep = audit(write(*map(row, ["a.png", "copy.bmp", "turned.jpg", "deep.png"])), root).samples
+    first, copy, turned, deep = audit(
+        write(*map(row, ["a.png", "copy.bmp", "turned.jpg", "deep.png"])), root, QWEN
+    ).samples
     assert first.image_key == copy.image_key
     assert (turned.images[0].width, turned.images[0].height) == (4, 8)
     Image.new("RGB", (4, 4), "white").save(root / "white.png")
-    assert audit(write(row("white.png")), root).samples[0].image_key != deep.image_key
+    assert audit(write(row("white.png")), root, QWEN).samples[0].image_key != deep.image_key
 
 
 def test_all_problems_come_in_one_list(write: Write, root: Path) -> None:
     path = write(row(), b"{", row("c.png", "", " "), row(["c.png", "c.png"]), row(answer="<|im_end|>"), row("b.png"))
-    result = audit(path, root)
+    result = audit(path, root, QWEN)
     assert [sample.id for sample in result.samples] == [1, 6]
     missing = f"image 'c.png' not found under {root.resolve()}"
     assert [(p.where, p.what) for p in result.problems] == [
@@ -171,36 +176,42 @@ def test_report_has_a_count_and_every_problem() -> None:
 def test_check_stops_or_skips(write: Write, root: Path) -> None:
     path = write(row(), row("c.png"))
     with pytest.raises(BadInput) as caught:
-        check(path, root)
+        check(path, root, QWEN)
     message = f"train.jsonl:2: image 'c.png' not found under {root.resolve()}\nrecipe.data.on_bad=skip leaves them out"
     assert str(caught.value) == f"1 problem in 1 line:\n{message}"
-    samples, problems = check(path, root, on_bad="skip")
+    samples, problems = check(path, root, QWEN, on_bad="skip")
     assert [sample.id for sample in samples] == [1]
     assert [problem.where for problem in problems] == ["train.jsonl:2"]
     with pytest.raises(BadInput, match="no good question remains in "):
-        check(write(row("c.png")), root, on_bad="skip")
+        check(write(row("c.png")), root, QWEN, on_bad="skip")
 
 
 def test_limit_counts_lines_that_are_not_blank(write: Write, root: Path) -> None:
-    result = audit(write(row(), b"", b"{", row(), row("c.png")), root, limit=3)
+    result = audit(write(row(), b"", b"{", row(), row("c.png")), root, QWEN, limit=3)
     assert [sample.id for sample in result.samples] == [1, 4]
     assert [problem.where for problem in result.problems] == ["train.jsonl:3"]
 
 
-def test_other_special_tokens_can_be_named(write: Write, root: Path) -> None:
+def test_special_tokens_are_the_familys(write: Write, root: Path) -> None:
+    class Other(type(QWEN)):  # type: ignore[misc]
+        model_type = "other"
+        markers = Markers("<image>", "<eos>", "<user>", ("<eos>",))
+
     path = write(row(question="<|im_end|> <eos>?"))
-    assert "question holds '<eos>'" in only(audit(path, root, special_tokens=["<eos>"]))
+    assert "question holds '<eos>'" in only(audit(path, root, Other()))
+    assert "question holds '<|im_end|>'" in only(audit(path, root, QWEN))
+    assert not audit(path, root, None).problems
 
 
 def test_a_missing_or_empty_file_is_refused(write: Write, root: Path, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"none\.jsonl does not exist"):
-        audit(tmp_path / "none.jsonl", root)
+        audit(tmp_path / "none.jsonl", root, QWEN)
     with pytest.raises(BadInput, match=r"train\.jsonl is empty: it holds no question"):
-        audit(write(b"", b" "), root)
+        audit(write(b"", b" "), root, QWEN)
     with pytest.raises(BadInput, match="is not a folder"):
-        audit(write(row()), tmp_path / "none")
+        audit(write(row()), tmp_path / "none", QWEN)
     with pytest.raises(BadInput, match="cannot be read: Is a directory"):
-        audit(root, root)
+        audit(root, root, QWEN)
 
 
 def test_many_images_are_decoded_in_processes_with_the_same_result(write: Write, root: Path) -> None:
@@ -209,7 +220,7 @@ def test_many_images_are_decoded_in_processes_with_the_same_result(write: Write,
     (root / "7.png").write_bytes(b"broken")
     path = write(*[row(f"{number}.png") for number in range(80)] * 2)
     seen: list[tuple[int, int]] = []
-    pooled = audit(path, root, workers=2, progress=lambda done, total: seen.append((done, total)))
+    pooled = audit(path, root, QWEN, workers=2, progress=lambda done, total: seen.append((done, total)))
     assert seen == [(done, 80) for done in range(1, 81)]
-    assert pooled == audit(path, root, workers=1)
+    assert pooled == audit(path, root, QWEN, workers=1)
     assert [problem.where for problem in pooled.problems] == ["train.jsonl:8", "train.jsonl:88"]

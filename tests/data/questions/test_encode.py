@@ -13,12 +13,14 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from sameday.data.questions.encode import END_OF_TURN, IMAGE_TOKEN, Encoded, Encoder
+from sameday.data.questions.encode import Encoded, Encoder
 from sameday.data.questions.processor import ImageProcessor
 from sameday.data.questions.sample import ImageRef, Message, Sample
+from sameday.models.families import family_of
 from sameday.spec.errors import BadInput
 
-VISION_END = "<|vision_end|>"
+QWEN = family_of("qwen3_vl")
+IMAGE_TOKEN, END_OF_TURN, VISION_END = QWEN.markers.image, QWEN.markers.end_of_turn, "<|vision_end|>"
 REAL_DATA = os.environ.get("SAMEDAY_TEST_DATA")
 SMALL, WIDE = ImageRef(Path("small.png"), "small", 48, 48), ImageRef(Path("wide.png"), "wide", 96, 64)
 QUESTIONS = ("what size is the red polyp?", "Is there\n\n  a wall?", "どこ 🙂 é", "1, 2; 3.5 mm?", "a\n")
@@ -33,7 +35,7 @@ class Kit:
     processor: ImageProcessor
 
     def encoder(self, system_prompt: str | None = None, max_length: int | None = None) -> Encoder:
-        return Encoder(self.tokenizer, self.processor.grid, self.processor.merge_size, system_prompt, max_length)
+        return Encoder(self.tokenizer, self.processor, system_prompt, max_length)
 
     def id(self, token: str) -> int:
         return self.tokenizer.convert_tokens_to_ids(token)
@@ -49,14 +51,14 @@ def kit(request: pytest.FixtureRequest) -> Kit:
         folder = Path(REAL_DATA) / "qwen3-vl-processor"
     else:
         pytest.skip("SAMEDAY_TEST_DATA names no folder with qwen3-vl-processor/")
-    return Kit(AutoTokenizer.from_pretrained(folder), ImageProcessor.load(str(folder)))
+    return Kit(AutoTokenizer.from_pretrained(folder), ImageProcessor.load(QWEN, str(folder)))
 
 
 @pytest.fixture(scope="module")
 def tiny(tiny_qwen3: Path) -> Kit:
     from transformers import AutoTokenizer
 
-    return Kit(AutoTokenizer.from_pretrained(tiny_qwen3), ImageProcessor.load(str(tiny_qwen3)))
+    return Kit(AutoTokenizer.from_pretrained(tiny_qwen3), ImageProcessor.load(QWEN, str(tiny_qwen3)))
 
 
 def user(*parts: str | int) -> Message:
@@ -209,7 +211,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused(tiny_qwen3: Path) -> 
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_qwen3)
     tokenizer.chat_template = "{{ messages | length }}" + tokenizer.chat_template
-    encoder = Encoder(tokenizer, lambda width, height: (2, 2), 2)
+    encoder = Encoder(tokenizer, ImageProcessor.load(QWEN, str(tiny_qwen3)))
     with pytest.raises(BadInput, match=r"train\.jsonl:7: .* rewrites earlier turns"):
         encoder.encode(single("where?", "there", SMALL))
 

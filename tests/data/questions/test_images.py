@@ -15,7 +15,10 @@ from PIL import Image
 
 from sameday.data.questions.images import BadImage, digest, open_rgb
 from sameday.data.questions.processor import ImageProcessor
+from sameday.models.families import family_of
 from sameday.spec.errors import BadInput
+
+QWEN = family_of("qwen3_vl")
 
 
 def noise(width: int, height: int, seed: int = 0) -> Image.Image:
@@ -170,7 +173,7 @@ def test_grid_and_pixels_are_those_of_transformers(processor_folder: Path, size:
     reference = Qwen2VLImageProcessorPil(
         patch_size=8, merge_size=2, size={"shortest_edge": 1024, "longest_edge": 16384}
     )
-    ours, image = ImageProcessor.load(str(processor_folder)), noise(*size)
+    ours, image = ImageProcessor.load(QWEN, str(processor_folder)), noise(*size)
     expected = reference(images=[image], return_tensors="np")
     assert [1, *ours.grid(*size)] == expected["image_grid_thw"][0].tolist()
     pixels = ours.pixels(image)
@@ -184,7 +187,7 @@ def test_grid_and_pixels_are_those_of_transformers(processor_folder: Path, size:
 def test_grid_is_whole_merged_blocks_or_refused(width: int, height: int) -> None:
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    ours = ImageProcessor(Qwen2VLImageProcessorPil(size={"shortest_edge": 3136, "longest_edge": 1_003_520}))
+    ours = ImageProcessor(QWEN, Qwen2VLImageProcessorPil(size={"shortest_edge": 3136, "longest_edge": 1_003_520}))
     if max(width, height) / min(width, height) > 200:
         with pytest.raises(BadImage, match="at most 200 is allowed"):
             ours.grid(width, height)
@@ -198,8 +201,8 @@ def test_sizes_do_not_leak_into_the_next_processor(processor_folder: Path) -> No
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
     before = dict(Qwen2VLImageProcessorPil.size)
-    small = ImageProcessor.load(str(processor_folder), min_pixels=512, max_pixels=4096)
-    own = ImageProcessor.load(str(processor_folder))
+    small = ImageProcessor.load(QWEN, str(processor_folder), min_pixels=512, max_pixels=4096)
+    own = ImageProcessor.load(QWEN, str(processor_folder))
     assert (small.min_pixels, small.max_pixels) == (512, 4096)
     assert (own.min_pixels, own.max_pixels) == (1024, 16384)
     assert before == Qwen2VLImageProcessorPil.size
@@ -208,9 +211,9 @@ def test_sizes_do_not_leak_into_the_next_processor(processor_folder: Path) -> No
 
 def test_bad_processor_settings_are_named(processor_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"min_pixels 1024 is larger than max_pixels 512; .* set both"):
-        ImageProcessor.load(str(processor_folder), max_pixels=512)
+        ImageProcessor.load(QWEN, str(processor_folder), max_pixels=512)
     with pytest.raises(BadInput, match="has no image processor settings"):
-        ImageProcessor.load(str(tmp_path))
+        ImageProcessor.load(QWEN, str(tmp_path))
 
 
 def test_torchvision_is_asked_for_by_name(processor_folder: Path) -> None:
@@ -218,9 +221,9 @@ def test_torchvision_is_asked_for_by_name(processor_folder: Path) -> None:
         import torchvision  # noqa: F401
     except ImportError:
         with pytest.raises(BadInput, match="needs torchvision, which is not installed; pil is allowed"):
-            ImageProcessor.load(str(processor_folder), backend="torchvision")
+            ImageProcessor.load(QWEN, str(processor_folder), backend="torchvision")
     else:
-        processor = ImageProcessor.load(str(processor_folder), backend="torchvision")
+        processor = ImageProcessor.load(QWEN, str(processor_folder), backend="torchvision")
         assert processor.pixels(noise(96, 64)).shape == (96, 384)
 
 

@@ -12,15 +12,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from worlds import FAMILIES
 
 from sameday.data.questions.encode import Encoded, Encoder
-from sameday.data.questions.layout import PADDING, Layout, lay_out, rope_positions
+from sameday.data.questions.layout import PADDING, Layout, lay_out
 from sameday.data.questions.partition import Cut, Item, units
 from sameday.data.questions.processor import ImageProcessor
 from sameday.data.questions.sample import ImageRef, Message, Sample
 from sameday.kernels import attention
+from sameday.models.families import family_of
 
-FAMILIES = ("qwen3_vl", "qwen2_5_vl")
+QWEN = family_of("qwen3_vl")
 MERGE = 2
 PAD = 0
 SIZES = ((16, 16), (48, 48), (96, 64), (64, 112), (128, 32))
@@ -30,8 +32,8 @@ SIZES = ((16, 16), (48, 48), (96, 64), (64, 112), (128, 32))
 def encoder(tiny_qwen3: Path) -> Encoder:
     from transformers import AutoTokenizer
 
-    processor = ImageProcessor.load(str(tiny_qwen3))
-    return Encoder(AutoTokenizer.from_pretrained(tiny_qwen3), processor.grid, processor.merge_size)
+    processor = ImageProcessor.load(QWEN, str(tiny_qwen3))
+    return Encoder(AutoTokenizer.from_pretrained(tiny_qwen3), processor)
 
 
 def image(name: str, size: tuple[int, int]) -> ImageRef:
@@ -69,7 +71,7 @@ def test_positions_are_the_models_own(
     parts = [part for i in range(len(sizes)) for part in (i, f"picture {i} of the wall")]
     messages = (Message("user", tuple(parts)), Message("assistant", ("no",)))
     encoded = encoder.encode(Sample(1, "train.jsonl:1", images, messages))
-    ours = rope_positions(encoded, MERGE)
+    ours = family_of(family).positions(encoded, MERGE)
     assert np.array_equal(ours, their_positions(load(tiny_models[family]), encoded))
     assert not np.array_equal(ours[1], ours[2]) or sizes == (SIZES[0],)
 
@@ -84,14 +86,14 @@ def test_a_conversation_with_images_in_two_turns(tiny_models: dict[str, Path], e
     images = (image("a", SIZES[1]), image("b", SIZES[2]))
     encoded = encoder.encode(Sample(1, "train.jsonl:1", images, messages))
     for folder in tiny_models.values():
-        assert np.array_equal(rope_positions(encoded, MERGE), their_positions(load(folder), encoded))
+        assert np.array_equal(QWEN.positions(encoded, MERGE), their_positions(load(folder), encoded))
 
 
 def test_text_alone_counts_on_by_one(encoder: Encoder) -> None:
     encoded = encoder.encode(
         Sample(1, "train.jsonl:1", (), (Message("user", ("why?",)), Message("assistant", ("so",))))
     )
-    assert np.array_equal(rope_positions(encoded, MERGE), np.tile(np.arange(encoded.length), (3, 1)))
+    assert np.array_equal(QWEN.positions(encoded, MERGE), np.tile(np.arange(encoded.length), (3, 1)))
 
 
 # Questions in rows
@@ -141,7 +143,7 @@ def arrange(encoder: Encoder, kinds: list[tuple[str, int]], share: bool, budget:
     items = [Item(i, e.length, e.prefix, e.key) for i, e in enumerate(encoded)]
     grouped = units(items, Cut(share, True, budget))
     members = [[encoded[i] for i in unit.members] for unit in grouped]
-    layout = lay_out(members, merge_size=MERGE, pad_token=PAD, **how)
+    layout = lay_out(members, family=QWEN, merge_size=MERGE, pad_token=PAD, **how)
     taken = sum(unit.tokens for unit in grouped)
     assert (layout.group != PADDING).sum() == taken, "the partition's count of tokens is the layout's"
     return layout
@@ -169,7 +171,7 @@ def test_a_question_sees_what_it_sees_alone(
         row, mine = places(layout, sees, owner)
         count = encoded.length - 1
         assert np.array_equal(layout.tokens[row, mine], encoded.tokens[:count])
-        assert np.array_equal(layout.positions[:, row, mine], rope_positions(encoded, MERGE)[:, :count])
+        assert np.array_equal(layout.positions[:, row, mine], QWEN.positions(encoded, MERGE)[:, :count])
         # Each of these tokens in turn sees those before it, itself, and nothing else: there is no detour.
         elsewhere = np.setdiff1d(np.arange(layout.tokens.shape[1]), mine)
         assert np.array_equal(sees[row][np.ix_(mine, mine)], np.tri(count, dtype=bool))
@@ -261,7 +263,7 @@ def test_without_sharing_a_tokens_key_is_that_of_the_question_alone(
     sees = visible(layout)
     for owner, encoded in enumerate(layout.questions):
         row, mine = places(layout, sees, owner)
-        alone = lay_out([[encoded]], packing=False, merge_size=MERGE, loss_weight="token", pad_token=PAD)
+        alone = lay_out([[encoded]], packing=False, family=QWEN, merge_size=MERGE, loss_weight="token", pad_token=PAD)
         assert np.array_equal(layout.keys[row, mine], alone.keys[0, :-1])
 
 
@@ -308,4 +310,4 @@ def test_questions_of_two_prefixes_in_one_group_are_an_error(encoder: Encoder) -
     for one, other in (("square", "twin"), ("square", "brief"), ("none", "none")):
         group = [question(encoder, 1, one, 1), question(encoder, 2, other, 1)]
         with pytest.raises(AssertionError, match="one prefix"):
-            lay_out([group], packing=False, merge_size=MERGE, loss_weight="token", pad_token=PAD)
+            lay_out([group], packing=False, family=QWEN, merge_size=MERGE, loss_weight="token", pad_token=PAD)

@@ -20,6 +20,7 @@ from sameday.data.questions.sample import ImageRef
 from sameday.data.questions.source import Picture, Source, decode
 from sameday.data.times import Times
 from sameday.kernels.patches import patches
+from sameday.models.families import family_of
 from sameday.spec.errors import BadInput
 
 BACKENDS = ["pil", *(["torchvision"] if importlib.util.find_spec("torchvision") else [])]
@@ -74,7 +75,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def audited(path: Path) -> ImageRef:
-    found = _inspect(path)
+    found = _inspect(path, 200)
     assert isinstance(found, ImageRef), found
     return found
 
@@ -84,16 +85,16 @@ def processor(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     folder = tmp_path_factory.mktemp("processor")
     settings = '{"patch_size": 16, "merge_size": 2, "image_mean": [0.48, 0.5, 0.41], "image_std": [0.27, 0.26, 0.28], '
     (folder / "preprocessor_config.json").write_text(settings + '"min_pixels": 4096, "max_pixels": 1500000}')
-    return ImageProcessor.load(str(folder), backend=request.param)
+    return ImageProcessor.load(family_of("qwen3_vl"), str(folder), backend=request.param)
 
 
 def taken(
     picture: Picture, image: ImageRef, processor: ImageProcessor, kind: torch.dtype = torch.float32
 ) -> np.ndarray:
     assert not picture.ready and picture.content == image.digest
-    levels = torch.from_numpy(processor.levels).to(kind)
+    table = torch.from_numpy(processor.byte_table).to(kind)
     grid = processor.grid(image.width, image.height)
-    return patches(picture.tensor.flatten(), [grid], processor.patching, levels).float().numpy()
+    return patches(picture.tensor.flatten(), [grid], processor.patching, table).float().numpy()
 
 
 @pytest.mark.parametrize("name", MAKE)
@@ -102,7 +103,11 @@ def test_pixels_are_transformers_own(files: Path, processor: ImageProcessor, nam
     expected = processor.pixels(open_rgb(files / name))
     store = Store(tmp_path, Settings("pixels", processor.settings()))
     filling, reading = Source(processor, pixels=store), Source(processor, pixels=store)
-    pictures = {"decoded": Source(processor).look(image), "kept": filling.look(image), "read": reading.look(image)}
+    pictures = {
+        "decoded": Source(processor).read_image(image),
+        "kept": filling.read_image(image),
+        "read": reading.read_image(image),
+    }
     assert store.contents() == {image.digest}
     for how, picture in pictures.items():
         assert np.array_equal(taken(picture, image, processor), expected), how
@@ -117,16 +122,16 @@ def test_several_images_lie_one_after_the_other(files: Path, processor: ImagePro
     images = [audited(files / name) for name in names]
     bytes_of = torch.cat([decode(image, processor).tensor.flatten() for image in images])
     grids = [processor.grid(image.width, image.height) for image in images]
-    made = patches(bytes_of, grids, processor.patching, torch.from_numpy(processor.levels))
+    made = patches(bytes_of, grids, processor.patching, torch.from_numpy(processor.byte_table))
     assert np.array_equal(made.numpy(), np.concatenate([processor.pixels(open_rgb(files / name)) for name in names]))
-    none = patches(bytes_of[:0], [], processor.patching, torch.from_numpy(processor.levels))
+    none = patches(bytes_of[:0], [], processor.patching, torch.from_numpy(processor.byte_table))
     assert none.shape == (0, made.shape[1])
 
 
-def test_an_image_is_looked_at_once_in_a_step(files: Path, processor: ImageProcessor) -> None:
+def test_an_image_is_read_once_in_a_step(files: Path, processor: ImageProcessor) -> None:
     image = audited(files / "odd.png")
-    look = Source(processor).once()
-    first, second = look(image), look(image)
+    read_image = Source(processor).once()
+    first, second = read_image(image), read_image(image)
     assert second.tensor is first.tensor
     assert first.times.decode > 0 and second.times == Times()
 
@@ -139,16 +144,16 @@ def test_a_changed_source_is_never_served(files: Path, processor: ImageProcessor
     rgb(90, 61).save(path)
     before = audited(path)
     store = Store(tmp_path / "cache", Settings("pixels", processor.settings()))
-    kept = Source(processor, pixels=store).look(before).tensor
+    kept = Source(processor, pixels=store).read_image(before).tensor
     Image.fromarray(255 - noise(90, 61)).save(path)
     # The run that audited the old image goes on with it from the cache, and stops where it would have to decode it.
-    assert torch.equal(Source(processor, pixels=store).look(before).tensor, kept)
+    assert torch.equal(Source(processor, pixels=store).read_image(before).tensor, kept)
     with pytest.raises(BadInput, match=r"image.png: has changed since the data was checked"):
-        Source(processor).look(before)
+        Source(processor).read_image(before)
     # A run that starts now sees the new one.
     after = audited(path)
     assert after.digest != before.digest
-    assert not torch.equal(Source(processor, pixels=store).look(after).tensor, kept)
+    assert not torch.equal(Source(processor, pixels=store).read_image(after).tensor, kept)
     assert store.contents() == {before.digest, after.digest}
 
 
@@ -158,10 +163,10 @@ def test_a_file_that_is_touched_but_not_changed_serves(files: Path, processor: I
     image = audited(path)
     rgb(90, 61).save(path, compress_level=0)  # other bytes, the same pixels
     assert audited(path) == image
-    assert torch.equal(Source(processor).look(image).tensor, decode(image, processor, check=True).tensor)
+    assert torch.equal(Source(processor).read_image(image).tensor, decode(image, processor, check=True).tensor)
     path.unlink()
     with pytest.raises(BadInput, match=r"was there when the data was checked, and now No such file"):
-        Source(processor).look(image)
+        Source(processor).read_image(image)
 
 
 @pytest.mark.parametrize("harm", ["flipped", "truncated", "empty"])
@@ -170,21 +175,21 @@ def test_a_damaged_entry_is_made_again(
 ) -> None:
     image = audited(files / "odd.png")
     store = Store(tmp_path, Settings("pixels", processor.settings()))
-    right = Source(processor, pixels=store).look(image).tensor
+    right = Source(processor, pixels=store).read_image(image).tensor
     (entry,) = store.folder.glob("*.safetensors")
     whole = bytearray(entry.read_bytes())
     whole[-5] ^= 0x10
     entry.write_bytes({"flipped": whole, "truncated": whole[:-9], "empty": b""}[harm])
     again = Source(processor, pixels=store)
-    assert torch.equal(again.look(image).tensor, right)
+    assert torch.equal(again.read_image(image).tensor, right)
     assert "made again" in capfd.readouterr().err
-    assert torch.equal(Source(processor, pixels=store).look(image).tensor, right)
+    assert torch.equal(Source(processor, pixels=store).read_image(image).tensor, right)
     assert "made again" not in capfd.readouterr().err
 
 
 def test_another_processor_finds_nothing(files: Path, processor: ImageProcessor, tmp_path: Path) -> None:
     image = audited(files / "usual.jpg")
     other = dict(processor.settings(), max_pixels=40_000)
-    Source(processor, pixels=Store(tmp_path, Settings("pixels", other))).look(image)
+    Source(processor, pixels=Store(tmp_path, Settings("pixels", other))).read_image(image)
     mine = Store(tmp_path, Settings("pixels", processor.settings()))
     assert mine.read(image.digest) is None

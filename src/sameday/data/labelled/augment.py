@@ -95,7 +95,7 @@ def apply(pixels: Tensor, boxes: Tensor) -> Tensor:
 def normalise(pixels: Tensor, mean: tuple[float, float, float], std: tuple[float, float, float]) -> Tensor:
     """(value / 255 - mean) / std of uint8 images (n, 3, s, s), as float32. Looked up, not computed: each of the 768
     values is rounded once, on the host."""
-    table = _levels(mean, std, pixels.device)
+    table = _byte_table(mean, std, pixels.device)
     channel = torch.arange(0, 3 * 256, 256, device=pixels.device, dtype=torch.int32)[:, None, None]
     return table.index_select(0, (pixels.to(torch.int32) + channel).flatten()).view(pixels.shape)
 
@@ -156,6 +156,6 @@ def _ratios(ratio: tuple[float, float], device: torch.device) -> Tensor:
 
 
 @cache
-def _levels(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> Tensor:
+def _byte_table(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> Tensor:
     values = [(value / 255 - m) / s for m, s in zip(mean, std, strict=True) for value in range(256)]
     return torch.tensor(values, dtype=torch.float64).to(torch.float32).to(device)

@@ -11,20 +11,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sameday.data.questions.audit_cache import AuditCache
-from sameday.data.questions.images import BadImage, check_aspect, digest, open_rgb, stamp
+from sameday.data.questions.family import QuestionFamily
+from sameday.data.questions.images import MAX_ASPECT_RATIO, BadImage, check_aspect, digest, open_rgb, stamp
 from sameday.data.questions.read import Raw, parse_line
 from sameday.data.questions.sample import ImageRef, Sample
 from sameday.spec.errors import BadInput
 
-DEFAULT_SPECIAL = (
-    "<|image_pad|>",
-    "<|video_pad|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|endoftext|>",
-)
 _NAMES = {"system": "system text", "user": "question", "assistant": "answer"}
 
 
@@ -45,9 +37,9 @@ class Audit:
 def audit(
     path: Path,
     image_root: Path,
+    family: QuestionFamily | None,
     limit: int | None = None,
     workers: int | None = None,
-    special_tokens: Sequence[str] = DEFAULT_SPECIAL,
     progress: Callable[[int, int], None] | None = None,
     label: str | None = None,
     few: int | None = None,
@@ -55,31 +47,33 @@ def audit(
     """Read the file, decode each distinct image once, return the good questions and all that is wrong. An image that
     an earlier audit found good, in a file that is as it was, is not decoded again.
 
-    `limit` takes the first so many lines that are not blank, good or bad. `progress` is called with the
-    number of images decoded and the number of all that have to be. `label` is how problems call the file.
-    `few` looks at so many questions and no more, taken image by image, as a short trial wants them.
+    `family` says which tokens must not stand in a text, and how long an image may be; None where the model is not
+    known. `limit` takes the first so many lines that are not blank, good or bad. `progress` is called with the number
+    of images decoded and the number of all that have to be. `label` is how problems call the file. `few` looks at so
+    many questions and no more, taken image by image, as a short trial wants them.
     """
     root = _resolved_root(image_root)
     raws: dict[int, Raw] = {}
-    found: dict[int, list[str]] = {}
+    wrong: dict[int, list[str]] = {}
     chosen = None if few is None else _image_by_image(path, root, limit, few)
     for number, line in _lines(path, limit):
         if chosen is not None and number not in chosen:
             continue
-        found[number] = []
+        wrong[number] = []
         try:
             raws[number] = parse_line(_json(line))
         except ValueError as error:
-            found[number].append(str(error))
-    if not found:
+            wrong[number].append(str(error))
+    if not wrong:
         raise BadInput(f"{path} is empty: it holds no question")
     for number, raw in raws.items():
-        found[number] += _text_problems(raw, special_tokens)
+        wrong[number] += _text_problems(raw, () if family is None else family.markers.special)
 
     names = dict.fromkeys(name for raw in raws.values() for name in raw.images)
     places = {name: _locate(name, root) for name in names}
     files = dict.fromkeys(place for place in places.values() if isinstance(place, Path))
-    decoded = _decode_all(list(files), root, workers, progress)
+    longest = MAX_ASPECT_RATIO if family is None else family.max_aspect_ratio
+    decoded = _decode_all(list(files), root, longest, workers, progress)
     samples: list[Sample] = []
     for number, raw in raws.items():
         refs: list[ImageRef] = []
@@ -89,13 +83,13 @@ def audit(
             if isinstance(result, ImageRef):
                 refs.append(result)
             else:
-                found[number].append(f"image {name!r} {result}")
-        if not found[number]:
+                wrong[number].append(f"image {name!r} {result}")
+        if not wrong[number]:
             where = f"{label or path.name}:{number}"
             samples.append(Sample(number, where, tuple(refs), raw.messages, raw.stage))
     # The same thing said twice of one line, as of an image that it lists twice, is one problem.
     problems = [
-        Problem(f"{label or path.name}:{number}", what) for number in found for what in dict.fromkeys(found[number])
+        Problem(f"{label or path.name}:{number}", what) for number in wrong for what in dict.fromkeys(wrong[number])
     ]
     return Audit(samples, problems)
 
@@ -103,16 +97,16 @@ def audit(
 def check(
     path: Path,
     image_root: Path,
+    family: QuestionFamily | None,
     limit: int | None = None,
     workers: int | None = None,
-    special_tokens: Sequence[str] = DEFAULT_SPECIAL,
     progress: Callable[[int, int], None] | None = None,
     on_bad: Literal["stop", "skip"] = "stop",
     label: str | None = None,
     few: int | None = None,
 ) -> tuple[list[Sample], list[Problem]]:
     """The good questions and the problems; any problem stops, or is skipped, as `on_bad` says."""
-    result = audit(path, image_root, limit, workers, special_tokens, progress, label, few)
+    result = audit(path, image_root, family, limit, workers, progress, label, few)
     if result.problems and on_bad == "stop":
         raise BadInput(f"{report(result.problems)}\nrecipe.data.on_bad=skip leaves them out")
     if not result.samples:
@@ -248,9 +242,9 @@ def _inspect(path: Path) -> ImageRef | str:
     return ImageRef(path, digest(image), image.width, image.height, before)
 
 
-def _judge(image: ImageRef) -> ImageRef | str:
+def _judge(image: ImageRef, max_aspect_ratio: int) -> ImageRef | str:
     try:
-        check_aspect(image.width, image.height)
+        check_aspect(image.width, image.height, max_aspect_ratio)
     except BadImage as error:
         return str(error)
     return image
@@ -264,14 +258,18 @@ def _inspect_all(paths: Sequence[Path], workers: int | None) -> Iterator[ImageRe
 
 
 def _decode_all(
-    paths: Sequence[Path], root: Path, workers: int | None, progress: Callable[[int, int], None] | None
+    paths: Sequence[Path],
+    root: Path,
+    max_aspect_ratio: int,
+    workers: int | None,
+    progress: Callable[[int, int], None] | None,
 ) -> dict[Path, ImageRef | str]:
     with AuditCache(root) as cache:
-        known = {path: _judge(image) for path in paths if (image := cache.get(path)) is not None}
+        known = {path: _judge(image, max_aspect_ratio) for path in paths if (image := cache.get(path)) is not None}
         unknown = [path for path in paths if path not in known]
         results = dict(known)
         for path, result in zip(unknown, _inspect_all(unknown, workers), strict=True):
-            results[path] = judged = _judge(result) if isinstance(result, ImageRef) else result
+            results[path] = judged = _judge(result, max_aspect_ratio) if isinstance(result, ImageRef) else result
             if isinstance(judged, ImageRef):
                 cache.add(judged)
             if progress is not None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sameday.data.questions.layout import Layout
-from sameday.data.questions.source import Look
+from sameday.data.questions.source import ReadImage
 from sameday.data.times import Times
 from sameday.kernels.split import Segments
 
@@ -20,7 +20,7 @@ from sameday.kernels.split import Segments
 class Batch:
     """The layout's arrays as tensors (see Layout), its images, and whose questions they are. `grids` and `contents`,
     the digests of their pixels, are of all images. `ready` says of each whether the tower's output for it is in
-    `features`, (levels, tokens, width), or its bytes are in `pixels`, one image after the other."""
+    `features`, (1 + DeepStack's, tokens, width), or its bytes are in `pixels`, one image after the other."""
 
     tokens: Tensor
     positions: Tensor
@@ -66,8 +66,8 @@ def _segments(layout: Layout) -> Segments | None:
     return Segments(cu, branch, prefix, at)
 
 
-def make_batch(layout: Layout, look: Look) -> Batch:
-    pictures = [look(image) for image in layout.images]
+def make_batch(layout: Layout, read_image: ReadImage) -> Batch:
+    pictures = [read_image(image) for image in layout.images]
     pixels = [picture.tensor.flatten() for picture in pictures if not picture.ready]
     features = [picture.tensor for picture in pictures if picture.ready]
     return Batch(

@@ -4,19 +4,17 @@ truncation that never cuts an image or a whole answer."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sameday.data.questions.sample import Message, Sample
 from sameday.spec.errors import BadInput
 
-IMAGE_TOKEN = "<|image_pad|>"
-END_OF_TURN = "<|im_end|>"
-USER_HEADER = "<|im_start|>user"
+if TYPE_CHECKING:
+    from sameday.data.questions.processor import ImageProcessor
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,27 +49,28 @@ class Encoded:
 
 
 class Encoder:
-    """Holds the tokenizer and what the recipe says about prompts and length."""
+    """Holds the tokenizer, the image processor with its family's markers, and what the recipe says about prompts and
+    length."""
 
     def __init__(
         self,
         tokenizer: Any,
-        grid: Callable[[int, int], tuple[int, int]],
-        merge_size: int,
+        processor: ImageProcessor,
         system_prompt: str | None = None,
         max_length: int | None = None,
     ) -> None:
         self.tokenizer = tokenizer
-        self.grid = grid
-        self.merge_size = merge_size
+        self.processor, self.family, self.merge_size = processor, processor.family, processor.merge_size
         self.system_prompt = system_prompt
         self.max_length = max_length
-        self.image_token, self.end_token = (tokenizer.convert_tokens_to_ids(t) for t in (IMAGE_TOKEN, END_OF_TURN))
-        self.header = self._tokenize(USER_HEADER)
+        markers = self.family.markers
+        self.image_token = tokenizer.convert_tokens_to_ids(markers.image)
+        self.end_token = tokenizer.convert_tokens_to_ids(markers.end_of_turn)
+        self.header = self._tokenize(markers.user_header)
 
     def encode(self, sample: Sample) -> Encoded:
         ids, targets = self._turns(sample)
-        grids = tuple(self.grid(image.width, image.height) for image in sample.images)
+        grids = tuple(self.processor.grid(image.width, image.height) for image in sample.images)
         tokens, marks, spans = self._expand(ids, targets, grids, sample)
         first_target = int(marks.argmax())
         ends = [end for _, end in spans]
@@ -125,17 +124,16 @@ class Encoder:
     def _expand(
         self, ids: list[int], targets: list[bool], grids: tuple[tuple[int, int], ...], sample: Sample
     ) -> tuple[np.ndarray, np.ndarray, tuple[tuple[int, int], ...]]:
-        found = ids.count(self.image_token)
-        if found != len(grids):
-            raise BadInput(f"{sample.where}: {found} image tokens in the prompt for {len(grids)} images")
+        images = ids.count(self.image_token)
+        if images != len(grids):
+            raise BadInput(f"{sample.where}: {images} image tokens in the prompt for {len(grids)} images")
         tokens: list[int] = []
         marks: list[bool] = []
         spans: list[tuple[int, int]] = []
         for token, target in zip(ids, targets, strict=True):
             repeat = 1
             if token == self.image_token:
-                high, wide = grids[len(spans)]
-                repeat = high * wide // self.merge_size**2
+                repeat = self.family.image_tokens(grids[len(spans)], self.merge_size)
                 spans.append((len(tokens), len(tokens) + repeat))
             tokens += [token] * repeat
             marks += [target] * repeat

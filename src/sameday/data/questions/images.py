@@ -13,6 +13,7 @@ from PIL import Image
 
 MAX_SOURCE_PIXELS = 178_956_970
 MAX_ASPECT_RATIO = 200
+"""Where no image processor says another."""
 
 _ORIENTATION_TAG = 0x0112
 _UPRIGHT = {
@@ -53,8 +54,8 @@ def open_rgb(path: Path | BinaryIO) -> Image.Image:
     except BadImage:
         raise
     except Image.DecompressionBombError as error:
-        found = re.search(r"\d+", str(error))
-        _check_size(int(found.group()) if found else MAX_SOURCE_PIXELS + 1)
+        number = re.search(r"\d+", str(error))
+        _check_size(int(number.group()) if number else MAX_SOURCE_PIXELS + 1)
         raise BadImage(f"cannot be decoded: {error}") from error
     except Image.UnidentifiedImageError as error:
         raise BadImage("is not an image that Pillow can read") from error
@@ -104,17 +105,17 @@ def _from_16_bit(image: Image.Image) -> Image.Image:
     return Image.fromarray(grey).convert("RGB")
 
 
-def check_aspect(width: int, height: int) -> None:
-    """Refuse what the processor would refuse, in its own terms."""
+def check_aspect(width: int, height: int, most: int = MAX_ASPECT_RATIO) -> None:
+    """Refuse what an image processor would refuse, in its own terms."""
     ratio = max(width, height) / min(width, height)
-    if ratio > MAX_ASPECT_RATIO:
-        raise BadImage(f"is {width}×{height}, an aspect ratio of {ratio:.0f}; at most {MAX_ASPECT_RATIO} is allowed")
+    if ratio > most:
+        raise BadImage(f"is {width}×{height}, an aspect ratio of {ratio:.0f}; at most {most} is allowed")
 
 
 def stamp(path: Path) -> tuple[int, int]:
     """Another one means that a file may have been changed."""
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 def digest(image: Image.Image) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sameday.data.questions.encode import Encoded
+from sameday.data.questions.family import QuestionFamily
 from sameday.data.questions.sample import ImageRef
 
 PADDING = -1
@@ -31,7 +32,7 @@ class Bounds:
 class Layout:
     """A token sees the tokens before it in its group that belong to the prefix or to its own branch.
 
-    tokens, group, branch, keys: (rows, length). positions: (3, rows, length). `image_slots[i]` is the flat place
+    tokens, group, branch, keys: (rows, length). positions: (axes, rows, length). `image_slots[i]` is the flat place
     that takes row `image_source[i]` of the tower's output over `images`. `target_at[j]` is the flat place whose
     logits predict `target[j]`, with `weight[j]`, for question `owner[j]`. `bounds` is there for a packed row."""
 
@@ -69,26 +70,11 @@ class _Piece:
         return self.stop - self.start
 
 
-def rope_positions(encoded: Encoded, merge_size: int) -> np.ndarray:
-    """M-RoPE positions (time, height, width) of one question alone, (3, length). Text counts on by one; an image
-    spans a grid and is followed by 1 + its largest position."""
-    positions = np.zeros((3, encoded.length), np.int64)
-    at, start = 0, 0
-    for (first, end), (high, wide) in zip(encoded.image_spans, encoded.grids, strict=True):
-        positions[:, at:first] = start + np.arange(first - at)
-        start += first - at
-        rows, columns = np.divmod(np.arange(end - first), wide // merge_size)
-        positions[:, first:end] = start + np.stack([np.zeros_like(rows), rows, columns])
-        start += max(high, wide) // merge_size
-        at = end
-    positions[:, at:] = start + np.arange(encoded.length - at)
-    return positions
-
-
 def lay_out(
     units: Sequence[Sequence[Encoded]],
     *,
     packing: bool,
+    family: QuestionFamily,
     merge_size: int,
     loss_weight: str,
     pad_token: int,
@@ -105,7 +91,7 @@ def lay_out(
     length = -(-longest // pad_to_multiple) * pad_to_multiple
     shape = (len(rows), length)
     tokens = np.full(shape, pad_token, np.int64)
-    positions = np.zeros((3, *shape), np.int64)
+    positions = np.zeros((family.position_axes, *shape), np.int64)
     group = np.full(shape, PADDING, np.int32)
     branch = np.zeros(shape, np.int32)
     keys = np.zeros(shape, np.uint32)
@@ -116,7 +102,7 @@ def lay_out(
         for piece in row:
             here, part = slice(at, at + piece.count), slice(piece.start, piece.stop)
             tokens[r, here] = piece.encoded.tokens[part]
-            positions[:, r, here] = rope_positions(piece.encoded, merge_size)[:, part]
+            positions[:, r, here] = family.positions(piece.encoded, merge_size)[:, part]
             group[r, here] = piece.group
             branch[r, here] = piece.branch
             keys[r, here] = _token_keys(piece, prefix_ids or {})

@@ -19,7 +19,7 @@ def read_back(batch: Batch, patches: Tensor, merge_size: int) -> Iterator[Seen]:
     batch = batch.to(torch.device("cpu"))
     length = batch.tokens.shape[1]
     group, branch, tokens = (x.numpy().reshape(-1) for x in (batch.group, batch.branch, batch.tokens))
-    positions = batch.positions.numpy().reshape(3, -1)
+    positions = batch.positions.numpy().reshape(len(batch.positions), -1)
     owner, at = batch.owner.numpy(), batch.target_at.numpy()
     target, weight = batch.target.numpy(), batch.weight.numpy()
     pictures = _Pictures(batch, patches, merge_size)

@@ -26,7 +26,7 @@ PIXELS, FEATURES = "pixels", "features"
 @dataclass(frozen=True, eq=False)
 class Picture:
     """An image on its way to the model. `tensor` holds its bytes, (height, width, 3), or where it is `ready` the frozen
-    tower's output, (levels, tokens, width)."""
+    tower's output, (1 + DeepStack's, tokens, width)."""
 
     content: str
     tensor: Tensor
@@ -34,7 +34,7 @@ class Picture:
     times: Times
 
 
-Look = Callable[[ImageRef], Picture]
+ReadImage = Callable[[ImageRef], Picture]
 
 
 class Source:
@@ -46,36 +46,36 @@ class Source:
         self.told: set[str] = set()
         self.full = False
 
-    def look(self, image: ImageRef) -> Picture:
+    def read_image(self, image: ImageRef) -> Picture:
         began = time.perf_counter()
         for store, ready in ((self.features, True), (self.pixels, False)):
             with during("read"):
-                found = None if store is None else self._kept(store, image.digest)
-            if found is not None:
-                return Picture(image.digest, found, ready, Times(read=time.perf_counter() - began))
+                kept = None if store is None else self._kept(store, image.digest)
+            if kept is not None:
+                return Picture(image.digest, kept, ready, Times(read=time.perf_counter() - began))
         picture = decode(image, self.processor, check=self.pixels is not None or self.features is not None)
         if self.pixels is not None:
             self.keep(self.pixels, image.digest, {PIXELS: picture.tensor})
         return picture
 
-    def once(self) -> Look:
+    def once(self) -> ReadImage:
         """The same, each image once however often it is asked for: for one step."""
         known: dict[str, Picture] = {}
 
-        def look(image: ImageRef) -> Picture:
+        def read_image(image: ImageRef) -> Picture:
             if image.digest in known:
                 return replace(known[image.digest], times=Times())
-            return known.setdefault(image.digest, self.look(image))
+            return known.setdefault(image.digest, self.read_image(image))
 
-        return look
+        return read_image
 
     def _kept(self, store: Store, content: str) -> Tensor | None:
         try:
-            found = store.read(content)
+            entry = store.read(content)
         except BadEntry as error:
             self._tell(f"cache: {error}; made again")
             return None
-        return None if found is None else next(iter(found.values()))
+        return None if entry is None else next(iter(entry.values()))
 
     def keep(self, store: Store, content: str, tensors: dict[str, Tensor]) -> None:
         """Without room or rights, or on a bad disk, the run goes on, decodes, and tries no more."""

@@ -28,8 +28,8 @@ from sameday.hardware.ranks import Ranks
 from sameday.kernels.dropout import dropouts, mix, name_key
 from sameday.models.build import VisionModel, build_model, restore_model, save_model
 from sameday.models.compiled import Compiled
-from sameday.models.flops import count_images
 from sameday.models.vision_bdh import VisionBDH
+from sameday.models.vision_flops import count_images
 from sameday.spec.classify import ClassifyRecipe
 from sameday.spec.plan import Plan
 from sameday.tasks.base import StepCost, Task, optimizer_bytes

@@ -41,7 +41,7 @@ def attention_kernel(plan: Plan, machine: Machine, precision: str) -> tuple[str,
 
 def choose_plan(recipe: VlmRecipe, machine: Machine, config: Any, ranks: int) -> tuple[Plan, dict[str, str]]:
     """A safe plan for this machine and model, field by field with its reason."""
-    text = config.text_config
+    text = config.get_text_config()
     why: dict[str, str] = {}
     fields: dict[str, Any] = {}
 

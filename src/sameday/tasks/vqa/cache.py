@@ -23,21 +23,21 @@ from sameday.cache.store import Store, others
 from sameday.cache.worth import WORTH_IT, Measured, judge
 from sameday.data.questions.processor import ImageProcessor
 from sameday.data.questions.source import FEATURES, Source
-from sameday.models.qwen_vl import QwenVL
+from sameday.models.vlm import VisionLanguageModel
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
 from sameday.spec.vlm import VlmRecipe
 
 
-def settings_of(kind: Kind, processor: ImageProcessor, model: QwenVL | None) -> Settings:
+def settings_of(kind: Kind, processor: ImageProcessor, model: VisionLanguageModel | None) -> Settings:
     """Everything that entries depend on besides the image. Pixels do not depend on the model."""
     fields = processor.settings()
     if kind == "features":
         assert model is not None, "features depend on the tower"
         fields |= {
-            "levels": hashlib.sha256(processor.levels.tobytes()).hexdigest()[:16],
+            "byte_table": hashlib.sha256(processor.byte_table.tobytes()).hexdigest()[:16],
             "precision": model.recipe.precision,
-            "number": str(model.levels.dtype).removeprefix("torch."),
+            "number": str(model.byte_table.dtype).removeprefix("torch."),
             "tower": model.tower_digest(),
             "torch": torch.__version__,
             "device": device_name(model.device),
@@ -61,7 +61,12 @@ class Opened:
 
 
 def open_cache(
-    recipe: VlmRecipe, plan: Plan, folder: Path, processor: ImageProcessor, model: QwenVL, contents: Collection[str]
+    recipe: VlmRecipe,
+    plan: Plan,
+    folder: Path,
+    processor: ImageProcessor,
+    model: VisionLanguageModel,
+    contents: Collection[str],
 ) -> Opened:
     kind, notes = plan.cache, []
     with in_folder(folder):
@@ -91,7 +96,12 @@ def in_folder(folder: Path) -> Iterator[None]:
 
 
 def automatic(
-    recipe: VlmRecipe, plan: Plan, folder: Path, processor: ImageProcessor, model: QwenVL, contents: Collection[str]
+    recipe: VlmRecipe,
+    plan: Plan,
+    folder: Path,
+    processor: ImageProcessor,
+    model: VisionLanguageModel,
+    contents: Collection[str],
 ) -> tuple[Literal["none", "pixels", "features"], str]:
     """The fastest by what was measured here, of those that can be used and are there already: a run that fills a cache
     on its way is faster only later."""
@@ -115,14 +125,14 @@ ASIDE = ("cache", "cache_dir", "log_steps", "eval_steps", "eval_token_budget", "
 """Plan fields that a step's time does not depend on."""
 
 
-def measured_path(folder: Path, recipe: VlmRecipe, plan: Plan, model: QwenVL) -> Path:
+def measured_path(folder: Path, recipe: VlmRecipe, plan: Plan, model: VisionLanguageModel) -> Path:
     machine = device_name(model.device)
     timed = {name: value for name, value in plan.model_dump(mode="json").items() if name not in ASIDE}
     key = json.dumps([recipe.fingerprint, platform.node(), machine, timed], sort_keys=True)
     return folder / f"measured-{hashlib.sha256(key.encode()).hexdigest()[:12]}.json"
 
 
-def write_measured(folder: Path, recipe: VlmRecipe, plan: Plan, model: QwenVL, measured: Measured) -> None:
+def write_measured(folder: Path, recipe: VlmRecipe, plan: Plan, model: VisionLanguageModel, measured: Measured) -> None:
     path = measured_path(folder, recipe, plan, model)
     aside = path.with_suffix(f".{os.getpid()}.part")
     with suppress(OSError):  # a read-only cache: then it is only said
@@ -130,7 +140,7 @@ def write_measured(folder: Path, recipe: VlmRecipe, plan: Plan, model: QwenVL, m
         aside.replace(path)
 
 
-def read_measured(folder: Path, recipe: VlmRecipe, plan: Plan, model: QwenVL) -> Measured | None:
+def read_measured(folder: Path, recipe: VlmRecipe, plan: Plan, model: VisionLanguageModel) -> Measured | None:
     try:
         return Measured(**json.loads(measured_path(folder, recipe, plan, model).read_text()))
     except (OSError, ValueError, TypeError):

@@ -11,11 +11,11 @@ from torch import nn
 
 from sameday.data.questions.batch import Batch
 from sameday.data.questions.sample import ImageRef
-from sameday.data.questions.source import Look, Picture, Source
+from sameday.data.questions.source import Picture, ReadImage, Source
 from sameday.data.times import Times
 from sameday.hardware.ranks import Ranks
-from sameday.models.flops import executed, needed
-from sameday.models.qwen_vl import QwenVL
+from sameday.models.vlm import VisionLanguageModel
+from sameday.models.vlm_flops import executed, needed
 from sameday.tasks.base import StepCost, optimizer_bytes
 
 if TYPE_CHECKING:
@@ -46,14 +46,14 @@ class _Names(Source):
         super().__init__(source.processor, source.pixels, source.features)
         self.sizes: dict[str, int] = {}
 
-    def look(self, image: ImageRef) -> Picture:
+    def read_image(self, image: ImageRef) -> Picture:
         ready = self.features is not None and self.features.has(image.digest)
         self.sizes[image.digest] = self._size(image)
         empty = torch.empty(0, 0, 0) if ready else torch.empty(0, dtype=torch.uint8)
         return Picture(image.digest, empty, ready, Times())
 
-    def once(self) -> Look:
-        return self.look
+    def once(self) -> ReadImage:
+        return self.read_image
 
     def _size(self, image: ImageRef) -> int:
         stores = (store for store in (self.features, self.pixels) if store is not None)
@@ -61,22 +61,21 @@ class _Names(Source):
         return next(kept, image.path).stat().st_size
 
 
-def _weights_moved(model: QwenVL, batch: Batch) -> int:
+def _weights_moved(model: VisionLanguageModel, batch: Batch) -> int:
     """Of a table of embeddings only some rows are read, which is next to nothing."""
     language = sum(_bytes(part.parameters()) for part in (model.text.layers, model.text.norm, model.head))
     tower = 0 if all(batch.ready) else _bytes(model.tower.parameters())
     return 2 * language + (2 if model.tower_trained else 1) * tower
 
 
-def _image_bytes(model: QwenVL, batch: Batch) -> int:
+def _image_bytes(model: VisionLanguageModel, batch: Batch) -> int:
     """Of pixels, or of features where they are ready."""
-    config, side = model.tower.config, model.patching.side
-    levels = 1 + len(getattr(config, "deepstack_visual_indexes", None) or [])
-    token = levels * config.out_hidden_size * model.levels.dtype.itemsize
-    patches = [high * wide for high, wide in batch.grids]
+    side, merge, _ = model.patching
+    tensors, width = model.feature_shape
+    token = tensors * width * model.byte_table.dtype.itemsize
     return sum(
-        count // model.patching.merge**2 * token if ready else count * side**2 * 3
-        for count, ready in zip(patches, batch.ready, strict=True)
+        model.family.image_tokens(grid, merge) * token if ready else grid[0] * grid[1] * side**2 * 3
+        for grid, ready in zip(batch.grids, batch.ready, strict=True)
     )
 
 

@@ -24,7 +24,7 @@ from sameday.data.questions.sample import ImageRef, images_of
 from sameday.data.questions.source import FEATURES, PIXELS, decode
 from sameday.hardware.disk import rate_of, read_rate
 from sameday.hardware.ranks import Ranks
-from sameday.models.qwen_vl import QwenVL
+from sameday.models.vlm import VisionLanguageModel
 from sameday.spec.errors import EXIT_STOPPED, BadInput, RunStopped
 from sameday.spec.load import resolve_path
 from sameday.tasks.base import Caching, Say
@@ -46,7 +46,7 @@ def fill_cache(setup: Any, session: Any, asked: Caching) -> bool:
     task = None
     if asked.kind == "features" or asked.measure:
         task = session.load(audited.splits, plan.model_copy(update={"cache": "none"}))
-    processor = load_processor(recipe, setup.home)
+    processor = load_processor(setup.family, recipe, setup.home)
     with in_folder(folder):
         model = None if task is None else task.model
         filling = Filling(asked.kind, processor, images_of(audited.splits), folder, say, model)
@@ -76,7 +76,7 @@ class Filling:
         images: Sequence[ImageRef],
         folder: Path,
         say: Say,
-        model: QwenVL | None = None,
+        model: VisionLanguageModel | None = None,
     ) -> None:
         self.kind, self.processor, self.images, self.say, self.model = kind, processor, images, say, model
         self.store = Store(folder, settings_of(kind, processor, model))
@@ -106,12 +106,11 @@ class Filling:
         if kind == "pixels":
             return high * processor.patch_size, wide * processor.patch_size, 3
         assert self.model is not None, "features are a model's"
-        config = self.model.tower.config
-        levels = 1 + len(getattr(config, "deepstack_visual_indexes", None) or [])
-        return levels, processor.tokens(image.width, image.height), config.out_hidden_size
+        tensors, width = self.model.feature_shape
+        return tensors, processor.tokens(image.width, image.height), width
 
     def _size(self, image: ImageRef, kind: Kind) -> int:
-        number = torch.uint8 if kind == "pixels" or self.model is None else self.model.levels.dtype
+        number = torch.uint8 if kind == "pixels" or self.model is None else self.model.byte_table.dtype
         empty = torch.empty(self._shape(image, kind), dtype=number, device="meta")
         return self.store.size_of(image.digest, {PIXELS if kind == "pixels" else FEATURES: empty})
 
@@ -123,7 +122,7 @@ class Filling:
         assert self.model is not None, "features are a model's"
         grid = self.processor.grid(job.item.width, job.item.height)
         with self.model.numeric_format():
-            (made,) = self.model.features(pixels.flatten().to(self.model.device), [grid])
+            (made,) = self.model.features_per_image(pixels.flatten().to(self.model.device), [grid])
         expected = self._shape(job.item, "features")
         assert made.shape == expected, f"the tower gave {tuple(made.shape)}, not {expected}"
         return {FEATURES: made.cpu()}
@@ -167,16 +166,16 @@ class Filling:
         known = {image.digest: image for image in self.images}
         count = min(STEPS, task.steps_per_epoch())
         timed = [_timed(task, steps, step) for step in range(count)]
-        looked = [known[content] for each in timed for content in each.contents]
+        images = [known[content] for each in timed for content in each.contents]
         measured = Measured(
             step=statistics.median(each.step for each in timed),
             tower=statistics.median(each.tower for each in timed),
-            images=len(looked) / count,
-            decode=sum(each.decode for each in timed) / max(1, len(looked)),
+            images=len(images) / count,
+            decode=sum(each.decode for each in timed) / max(1, len(images)),
             workers=task.plan.workers,
             disk=disk,
-            pixel_bytes=sum(self._size(image, "pixels") for image in looked) / count,
-            feature_bytes=sum(self._size(image, "features") for image in looked) / count,
+            pixel_bytes=sum(self._size(image, "pixels") for image in images) / count,
+            feature_bytes=sum(self._size(image, "features") for image in images) / count,
         )
         self._judged(task, measured)
         return measured
@@ -243,13 +242,13 @@ def _timed(task: VqaTask, steps: Any, step: int) -> _Timed:
         steps.gradients.zero()
         steps.accumulate(batches, step)
 
-    def look() -> None:
+    def run_tower() -> None:
         for batch in batches:
             if batch.grids:
-                task.model.see(task.model.patches(batch.pixels, batch.grids), batch.grids)
+                task.model.image_features(task.model.patches(batch.pixels, batch.grids), batch.grids)
 
     task.training(True)
-    step_seconds, tower_seconds = _seconds(learn, task.device), _seconds(look, task.device)
+    step_seconds, tower_seconds = _seconds(learn, task.device), _seconds(run_tower, task.device)
     contents = {content for batch in host for content in batch.contents}
     return _Timed(step_seconds, tower_seconds, sum(sum(batch.times) for batch in host), contents)
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from sameday.data.questions.sample import Sample
     from sameday.hardware.machine import Machine
+    from sameday.models.families.base import Family
     from sameday.tasks.vqa.task import VqaTask
 
 
@@ -54,9 +55,10 @@ class VqaSetup(TaskSetup):
     def audit(
         self, say: Say, splits: Sequence[str] = ("train", "val"), few: Mapping[str, int] | None = None
     ) -> Audited:
-        from sameday.data.questions.audit import DEFAULT_SPECIAL, check, report
+        from sameday.data.questions.audit import check, report
 
-        for token in DEFAULT_SPECIAL:
+        family, unknown = self._family_or_error(say)
+        for token in () if family is None else family.markers.special:
             if token in (self.recipe.system_prompt or ""):
                 raise BadInput(f"recipe.system_prompt holds {token}, which would become a real token")
         data = self.recipe.data
@@ -71,6 +73,7 @@ class VqaSetup(TaskSetup):
                 audited[name], problems = check(
                     resolve_path(self.home, file),
                     resolve_path(self.home, data.image_root),
+                    family,
                     limit=data.limit,
                     on_bad=data.on_bad,
                     progress=_progress(name, say),
@@ -82,10 +85,20 @@ class VqaSetup(TaskSetup):
                 errors.append(str(error))
         if errors:
             raise BadInput("\n".join(errors))
+        if unknown is not None:
+            raise unknown
         if skipped:
             say(f"left out: {report(skipped)}")
         sizes = {name: len(samples) for name, samples in audited.items()}
         return Audited(audited, sizes, [LeftOut(problem.where, problem.what) for problem in skipped])
+
+    def _family_or_error(self, say: Say) -> tuple[Family | None, BadInput | None]:
+        """Data is audited whatever is wrong with the model, and what is wrong with the data is said first."""
+        try:
+            self.check_model(say)
+            return self.family, None
+        except BadInput as error:
+            return None, error
 
     def check_model(self, say: Say) -> None:
         from sameday.models.hub import announce_download
@@ -98,20 +111,26 @@ class VqaSetup(TaskSetup):
         """The model's configuration; what cannot be trained is refused here, before weights are loaded."""
         from transformers import AutoConfig
 
-        from sameday.models.qwen_vl import check_supported
+        from sameday.models.families import family_of
 
         recipe = self.recipe
         try:
             config = AutoConfig.from_pretrained(resolve_model(self.home, recipe.model), revision=recipe.revision)
         except (OSError, ValueError) as error:
             raise BadInput(f"model {recipe.model!r}: its configuration cannot be read: {error}") from None
-        check_supported(config)
+        family_of(config.model_type).check_supported(config)
         return config
+
+    @cached_property
+    def family(self) -> Family:
+        from sameday.models.families import family_of
+
+        return family_of(self.config.model_type)
 
     def drop_too_long(self, splits: Any) -> Any:
         from sameday.tasks.vqa.task import drop_too_long, load_encoder, load_processor
 
-        encoder = load_encoder(self.recipe, self.home, load_processor(self.recipe, self.home))
+        encoder = load_encoder(self.recipe, self.home, load_processor(self.family, self.recipe, self.home))
         return drop_too_long(encoder, splits, self.recipe.data.on_bad == "skip")[0]
 
     def load(self, plan: Plan, device: torch.device, splits: Any) -> VqaTask:
@@ -154,7 +173,7 @@ class VqaSetup(TaskSetup):
         and activations."""
         from sameday.tasks.vqa.automatic import language_weights
 
-        return self.recipe.train == "lora" and memory > 5 * 2 * language_weights(self.config.text_config)
+        return self.recipe.train == "lora" and memory > 5 * 2 * language_weights(self.config.get_text_config())
 
     def fill_cache(self, session: Any, asked: Caching) -> bool:
         from sameday.tasks.vqa.fill import fill_cache

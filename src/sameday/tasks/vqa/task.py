@@ -23,12 +23,14 @@ from sameday.data.questions.partition import Cut, Item, MicroBatch, micro_batche
 from sameday.data.questions.processor import ImageProcessor
 from sameday.data.questions.sample import Sample, images_of
 from sameday.data.questions.seen import read_back
-from sameday.data.questions.source import Look, Source
+from sameday.data.questions.source import ReadImage, Source
 from sameday.data.seen import Seen
 from sameday.hardware.machine import detect_machine
 from sameday.hardware.parts import during
 from sameday.hardware.ranks import Ranks
-from sameday.models.qwen_vl import QwenVL, load_base
+from sameday.models.families import family_of
+from sameday.models.families.base import Family
+from sameday.models.vlm import VisionLanguageModel, load_base
 from sameday.spec.errors import BadInput
 from sameday.spec.load import resolve_model, resolve_path
 from sameday.spec.plan import Plan
@@ -56,7 +58,7 @@ class VqaTask(Task):
         self,
         recipe: VlmRecipe,
         plan: Plan,
-        model: QwenVL,
+        model: VisionLanguageModel,
         encoder: Encoder,
         processor: ImageProcessor,
         splits: dict[str, list[Sample]],
@@ -85,14 +87,16 @@ class VqaTask(Task):
     ) -> VqaTask:
         """Tokenizer, image processor and model as the recipe names them, for samples that were audited."""
         name = resolve_model(recipe_dir, recipe.model)
-        processor = load_processor(recipe, recipe_dir)
+        family = load_family(recipe, recipe_dir)
+        processor = load_processor(family, recipe, recipe_dir)
         encoder = load_encoder(recipe, recipe_dir, processor)
         _check_stages(recipe, splits.get("train", []))
         left_out: list[LeftOut] = []
         if not isinstance(splits, Checked):
             splits, left_out = drop_too_long(encoder, splits, recipe.data.on_bad == "skip")
         start = None if recipe.start_adapter is None else resolve_path(recipe_dir, recipe.start_adapter)
-        model = QwenVL(load_base(name, recipe, device), recipe, plan, device, processor.levels, start)
+        base = load_base(name, recipe, device)
+        model = VisionLanguageModel(base, family, recipe, plan, device, processor.byte_table, start)
         start_digest = None if start is None else tensors_digest(model.trained())
         contents = {image.digest for image in images_of(splits)}
         cache = open_cache(recipe, plan, resolve_path(recipe_dir, plan.cache_dir), processor, model, contents)
@@ -136,10 +140,10 @@ class VqaTask(Task):
 
     def batches(self, step: int, budget: int | None, ranks: Ranks) -> Iterable[Batch]:
         encoded, parts = self._step(step, budget, ranks)
-        look = self.source.once()
+        read_image = self.source.once()
         # Of the whole step: which micro-batch or rank a question is in changes no dropout mask.
         prefix_ids = first_of_prefix(encoded) if self.plan.share_images else {}
-        return (self._build(encoded, part, look, prefix_ids) for part in parts[ranks.rank])
+        return (self._build(encoded, part, read_image, prefix_ids) for part in parts[ranks.rank])
 
     def budget(self, step: int, budget: int | None, ranks: Ranks) -> int:
         return budget or self.plan.token_budget
@@ -154,12 +158,13 @@ class VqaTask(Task):
         self,
         encoded: Sequence[Encoded],
         part: MicroBatch,
-        look: Look | None = None,
+        read_image: ReadImage | None = None,
         prefix_ids: Mapping[bytes, int] | None = None,
     ) -> Batch:
         layout = lay_out(
             [[encoded[i] for i in unit.members] for unit in part],
             packing=self.plan.packing,
+            family=self.encoder.family,
             merge_size=self.encoder.merge_size,
             loss_weight=self.recipe.loss_weight,
             pad_token=self.encoder.end_token,
@@ -167,7 +172,7 @@ class VqaTask(Task):
             share_pixels=self.plan.share_images,
             prefix_ids=prefix_ids,
         )
-        return make_batch(layout, look or self.source.look)
+        return make_batch(layout, read_image or self.source.read_image)
 
     # Forward and loss
 
@@ -316,9 +321,16 @@ def _halves(part: MicroBatch) -> tuple[MicroBatch, MicroBatch] | None:
     return (replace(unit, members=unit.members[:middle]),), (replace(unit, members=unit.members[middle:]),)
 
 
-def load_processor(recipe: VlmRecipe, recipe_dir: Path) -> ImageProcessor:
-    name = resolve_model(recipe_dir, recipe.model)
-    return ImageProcessor.load(name, recipe.revision, recipe.image_backend, recipe.min_pixels, recipe.max_pixels)
+def load_family(recipe: VlmRecipe, recipe_dir: Path) -> Family:
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(resolve_model(recipe_dir, recipe.model), revision=recipe.revision)
+    return family_of(config.model_type)
+
+
+def load_processor(family: Family, recipe: VlmRecipe, recipe_dir: Path) -> ImageProcessor:
+    name, limits = resolve_model(recipe_dir, recipe.model), (recipe.min_pixels, recipe.max_pixels)
+    return ImageProcessor.load(family, name, recipe.revision, recipe.image_backend, *limits)
 
 
 def _check_stages(recipe: VlmRecipe, samples: Sequence[Sample]) -> None:
@@ -334,7 +346,7 @@ def load_encoder(recipe: VlmRecipe, recipe_dir: Path, processor: ImageProcessor)
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(resolve_model(recipe_dir, recipe.model), revision=recipe.revision)
-    return Encoder(tokenizer, processor.grid, processor.merge_size, recipe.system_prompt, recipe.max_length)
+    return Encoder(tokenizer, processor, recipe.system_prompt, recipe.max_length)
 
 
 class Checked(dict[str, list[Sample]]):

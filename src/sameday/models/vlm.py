@@ -1,5 +1,5 @@
-"""Qwen3-VL and Qwen2.5-VL: transformers' own modules, driven layer by layer, so that rows may hold many questions and
-positions, masks and image features come from the layout."""
+"""A vision-language model of any family: transformers' own modules, driven layer by layer, so that rows may hold many
+questions and positions, masks and image features come from the layout."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ from sameday.data.questions.batch import Batch
 from sameday.hardware.parts import during
 from sameday.kernels import attention
 from sameday.kernels.dropout import DropoutKeys
-from sameday.kernels.patches import Patching, patches
+from sameday.kernels.patches import patches
 from sameday.models.adapters import add_adapters, load_adapters, prepare_adapters
-from sameday.models.tower import make_compilable
-from sameday.spec.errors import BadInput
+from sameday.models.families import family_of
+from sameday.models.families.base import Family, Grids
 from sameday.spec.plan import Plan
 from sameday.spec.vlm import VlmRecipe
 
-FAMILIES = ("qwen3_vl", "qwen2_5_vl")
 COMPILE_BACKEND = "inductor"
 KEPT = 16
 """Sets of grids for which the tower's indices are kept, some megabytes each at the most."""
@@ -35,35 +34,36 @@ Keep = Callable[[str, Tensor], None]
 """Takes what the tower made of an image, with the name of its content."""
 
 
-class QwenVL:
+class VisionLanguageModel:
     """A model as recipe and plan ask for it: what is trained, in which format, computed how."""
 
     def __init__(
         self,
         base: Any,
+        family: Family,
         recipe: VlmRecipe,
         plan: Plan,
         device: torch.device,
-        levels: np.ndarray,
+        byte_table: np.ndarray,
         start_adapter: Path | None = None,
     ) -> None:
-        """`levels` (3, 256) is what the image processor makes of each byte."""
-        check_supported(base.config)
-        self.recipe, self.plan, self.device = recipe, plan, device
+        """`byte_table` (3, 256) is what the image processor makes of each byte."""
+        family.check_supported(base.config)
+        self.family, self.recipe, self.plan, self.device = family, recipe, plan, device
         self.keys = DropoutKeys()
-        base.config.text_config._attn_implementation = attention.NAME
+        base.config.get_text_config()._attn_implementation = attention.NAME
         attention.register()
         base.requires_grad_(False)
         self.base_digest = _digest(base)
         self.module: Any = self._trainable(base, start_adapter).to(device)
-        self.core, self.head = base.model, base.lm_head
-        self.text, self.tower = base.model.language_model, base.model.visual
+        parts = family.parts(base)
+        self.text, self.tower, self.head = parts.text, parts.tower, parts.head
         self.tower_trained = any(p.requires_grad for p in self.tower.parameters())
-        config = self.tower.config
-        self.patching = Patching(config.patch_size, config.spatial_merge_size, config.temporal_patch_size)
+        self.patching = family.tower_patching(self.tower)
+        self.feature_shape = family.feature_shape(self.tower)
         dtype = torch.bfloat16 if recipe.precision == "bf16" and not self.tower_trained else torch.float32
         dtype = torch.promote_types(dtype, next(self.tower.parameters()).dtype)
-        self.levels = torch.from_numpy(levels).to(device=device, dtype=dtype)
+        self.byte_table = torch.from_numpy(byte_table).to(device=device, dtype=dtype)
         self.keep: Keep | None = None
         """Set where features are cached: takes those that were missing."""
         self._indices: dict[tuple[tuple[int, int], ...], dict[str, Tensor]] = {}
@@ -73,19 +73,16 @@ class QwenVL:
         self.kernel = plan.attention
 
     def _trainable(self, base: Any, start_adapter: Path | None) -> Any:
-        recipe = self.recipe
+        recipe, family = self.recipe, self.family
         if recipe.train == "lora":
             if start_adapter is not None:
-                model = load_adapters(base, start_adapter, recipe.lora, allow_tower=recipe.train_vision)
+                model = load_adapters(base, family, start_adapter, recipe.lora, allow_tower=recipe.train_vision)
             else:
-                model = add_adapters(base, recipe.lora, recipe.seed, allow_tower=recipe.train_vision)
+                model = add_adapters(base, family, recipe.lora, recipe.seed, allow_tower=recipe.train_vision)
             prepare_adapters(model, recipe.lora.dropout, self.keys)
             return model
-        for part in (
-            base.model.language_model,
-            base.lm_head,
-            *([base.model.visual] if recipe.train_vision else []),
-        ):
+        parts = family.parts(base)
+        for part in (parts.text, parts.head, *([parts.tower] if recipe.train_vision else [])):
             part.float().requires_grad_(True)
         return base
 
@@ -96,16 +93,15 @@ class QwenVL:
         torch._dynamo.config.recompile_limit = 32
         layers = list(self.text.layers)
         if not self.tower_trained:
-            make_compilable(self.tower)
-            layers += list(self.tower.blocks)
+            layers += self.family.compilable_blocks(self.tower)
         for layer in layers:
             layer.compile(backend=COMPILE_BACKEND)
 
     def trained(self) -> dict[str, nn.Parameter]:
         """What the optimizer updates, by name; float32 in every plan."""
-        found = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
-        assert all(p.dtype in (torch.float32, torch.float64) for p in found.values()), "masters are float32"
-        return found
+        parameters = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+        assert all(p.dtype in (torch.float32, torch.float64) for p in parameters.values()), "masters are float32"
+        return parameters
 
     @contextlib.contextmanager
     def numeric_format(self) -> Iterator[None]:
@@ -121,18 +117,18 @@ class QwenVL:
         if self.recipe.train == "lora" and self.recipe.lora.dropout and self.module.training:
             self.keys.set(batch.keys, self.recipe.seed, step)
         x = self.text.embed_tokens(batch.tokens)
-        levels: list[Tensor] = []
+        deepstack: list[Tensor] = []
         if batch.grids:
             with during("tower"):
-                features, levels = self._look(batch)
+                features, deepstack = self._features_at_tokens(batch)
             x = x.flatten(0, 1).index_copy(0, batch.image_slots, features.to(x.dtype)).view_as(x)
         rotary = self._rotary(batch.positions, x.dtype)
-        mask = attention.make_mask(batch.group, batch.branch, batch.one_per_row, batch.segments, self.kernel)
+        mask = self.family.mask(batch, self.kernel)
         for number, layer in enumerate(self.text.layers):
             x = self._run(layer, x, rotary, mask)
-            if number < len(levels):
-                # DeepStack: the tower's earlier levels are added at the image's own places.
-                x = x.flatten(0, 1).index_add(0, batch.image_slots, levels[number].to(x.dtype)).view_as(x)
+            if number < len(deepstack):
+                # DeepStack: features of earlier blocks of the tower are added at the image's own places.
+                x = x.flatten(0, 1).index_add(0, batch.image_slots, deepstack[number].to(x.dtype)).view_as(x)
         return self.text.norm(x).view(rows * length, -1)
 
     def logits(self, hidden: Tensor, at: Tensor) -> Tensor:
@@ -155,28 +151,25 @@ class QwenVL:
         return layer(x, position_embeddings=rotary, attention_mask=mask)
 
     def _rotary(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Elementwise, where the library multiplies matrices: TF32 would corrupt the angles."""
-        rope = self.text.rotary_emb
-        angles = positions[..., None].float() * rope.inv_freq.float()
-        cos, sin = (rope.recomposition_frequencies(f(angles) * rope.attention_scaling) for f in (torch.cos, torch.sin))
-        return cos.to(dtype), sin.to(dtype)
+        return self.family.rotary(self.text, positions, dtype)
 
-    def _look(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
-        """The tower's output and DeepStack's levels at each image token."""
-        merged, *deep = self._levels_of(batch)
+    def _features_at_tokens(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
+        """The tower's output and DeepStack's features at each image token."""
+        merged, *deepstack = self._features_of(batch)
         source = batch.image_source
-        return merged[source], [level[source] for level in deep]
+        return merged[source], [features[source] for features in deepstack]
 
-    def _levels_of(self, batch: Batch) -> Sequence[Tensor]:
-        """Each level of the tower, (image tokens, width), over all images: computed, or as the batch brings it."""
+    def _features_of(self, batch: Batch) -> Sequence[Tensor]:
+        """The tower's output and DeepStack's features, (image tokens, width) each, over all images: computed, or as the
+        batch brings them."""
         if all(batch.ready):
             return batch.features.unbind()
         missing = [grid for grid, ready in zip(batch.grids, batch.ready, strict=True) if not ready]
         if self.keep is None:
-            return self.see(self.patches(batch.pixels, missing), missing)
+            return self.image_features(self.patches(batch.pixels, missing), missing)
         # One by one, so that an image's features do not depend on who was beside it when they were made.
-        fresh = self.features(batch.pixels, missing)
-        tokens = [high * wide // self.patching.merge**2 for high, wide in batch.grids]
+        fresh = self.features_per_image(batch.pixels, missing)
+        tokens = [self.family.image_tokens(grid, self.patching.merge) for grid in batch.grids]
         stored = iter(batch.features.split([n for n, ready in zip(tokens, batch.ready, strict=True) if ready], 1))
         parts: list[Tensor] = []
         for content, ready in zip(batch.contents, batch.ready, strict=True):
@@ -185,25 +178,23 @@ class QwenVL:
                 self.keep(content, parts[-1])
         return torch.cat(parts, 1).unbind()
 
-    def features(self, pixels: Tensor, grids: Sequence[tuple[int, int]]) -> Iterator[Tensor]:
-        """All levels of the tower for each image by itself, (levels, tokens, width)."""
+    def features_per_image(self, pixels: Tensor, grids: Grids) -> Iterator[Tensor]:
+        """The tower's output and DeepStack's features for each image by itself, (1 + DeepStack's, tokens, width)."""
         side = self.patching.side
         for image, grid in zip(pixels.split([h * w * side * side * 3 for h, w in grids]), grids, strict=True):
-            yield torch.stack(self.see(self.patches(image, [grid]), [grid]))
+            yield torch.stack(self.image_features(self.patches(image, [grid]), [grid]))
 
-    def patches(self, pixels: Tensor, grids: Sequence[tuple[int, int]]) -> Tensor:
-        return patches(pixels, grids, self.patching, self.levels)
+    def patches(self, pixels: Tensor, grids: Grids) -> Tensor:
+        return patches(pixels, grids, self.patching, self.byte_table)
 
-    def see(self, taken: Tensor, grids: Sequence[tuple[int, int]]) -> list[Tensor]:
-        """The tower's output for these patches and DeepStack's levels. Without gradient where it is frozen."""
+    def image_features(self, patches: Tensor, grids: Grids) -> list[Tensor]:
+        """The tower's output for these patches and DeepStack's features. Without gradient where it is frozen."""
         # A frozen tower's weights are in the recipe's format already; autocast would only take its norms to float32.
         with (
             torch.set_grad_enabled(self.tower_trained and torch.is_grad_enabled()),
             torch.autocast(self.device.type, enabled=self.tower_trained and self.recipe.precision == "bf16"),
         ):
-            grid = torch.tensor([(1, high, wide) for high, wide in grids])
-            seen = self.tower(taken, grid_thw=grid, **self._tower_indices(tuple(grids), grid))
-            return [seen.pooler_output, *(getattr(seen, "deepstack_features", None) or [])]
+            return self.family.run_tower(self.tower, patches, grids, self._tower_indices(tuple(grids)))
 
     def tower_digest(self) -> str:
         """Of all that its output depends on: every bit of its weights, and a configuration that may be another with the
@@ -215,42 +206,13 @@ class QwenVL:
             made.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return made.hexdigest()
 
-    def _tower_indices(self, grids: tuple[tuple[int, int], ...], grid: Tensor) -> dict[str, Tensor]:
+    def _tower_indices(self, grids: tuple[tuple[int, int], ...]) -> dict[str, Tensor]:
         """What the tower derives from the grids. Those that came last are kept: images often have the same size."""
-        found = self._indices.pop(grids, None)
-        self._indices[grids] = self._derived(grid) if found is None else found
+        indices = self._indices.pop(grids, None)
+        self._indices[grids] = self.family.tower_indices(self.tower, grids, self._sent) if indices is None else indices
         if len(self._indices) > KEPT:
             del self._indices[next(iter(self._indices))]
         return self._indices[grids]
-
-    def _derived(self, grid: Tensor) -> dict[str, Tensor]:
-        """Made on the CPU: derived on the device it would wait for the device at every layer. Lengths stay on the CPU,
-        where they are read."""
-        from transformers import vision_utils as v
-
-        tower = self.tower
-        indices = {
-            "position_ids": self._sent(v.get_vision_position_ids(grid, tower.spatial_merge_size)),
-            "cu_seqlens": v.get_vision_cu_seqlens(grid),
-        }
-        if hasattr(tower, "num_grid_per_side"):
-            taps, weights = v.get_vision_interpolation_indices_and_weights(
-                grid,
-                num_grid_per_side=tower.num_grid_per_side,
-                mode=tower.interpolation_mode,
-                align_corners=tower.interpolation_align_corners,
-                spatial_merge_size=tower.config.spatial_merge_size,
-            )
-            indices |= {"interp_indices": self._sent(taps), "interp_weights": self._sent(weights)}
-        if hasattr(tower, "window_size"):
-            index, lengths = v.get_vision_window_index(
-                grid,
-                spatial_merge_size=tower.spatial_merge_size,
-                window_size=tower.window_size,
-                patch_size=tower.patch_size,
-            )
-            indices |= {"window_index": self._sent(index), "cu_window_seqlens": lengths}
-        return indices
 
     def _sent(self, tensor: Tensor) -> Tensor:
         """To the device, without waiting for what it is doing."""
@@ -279,20 +241,6 @@ class QwenVL:
             self.module.load_state_dict(saved.state_dict())
 
 
-def check_supported(config: Any) -> None:
-    """Refuse what would silently train another model."""
-    if config.model_type not in FAMILIES:
-        raise BadInput(f"model type {config.model_type!r} is not supported; allowed: {', '.join(FAMILIES)}")
-    text = config.text_config
-    if "sliding_attention" in (getattr(text, "layer_types", None) or ()):
-        raise BadInput("this model has sliding-window attention layers, which rows of several questions would widen")
-    if getattr(text, "attention_dropout", 0):
-        raise BadInput(f"attention_dropout {text.attention_dropout} in the model's config: only 0 is supported")
-    rope = text.rope_parameters["rope_type"]
-    if rope in ("dynamic", "longrope"):
-        raise BadInput(f"rope type {rope!r} depends on the length of the row; allowed: those that do not")
-
-
 def _digest(model: Any) -> str:
     """Tells base models apart: for each tensor some of its numbers and the sum of all of its bits, which is exact in
     any order and quick where the weights are."""
@@ -309,7 +257,8 @@ def load_base(model: str, recipe: VlmRecipe, device: torch.device) -> Any:
     """The pretrained model, frozen parts in the recipe's format."""
     from transformers import AutoConfig, AutoModelForImageTextToText
 
-    check_supported(AutoConfig.from_pretrained(model, revision=recipe.revision))
+    config = AutoConfig.from_pretrained(model, revision=recipe.revision)
+    family_of(config.model_type).check_supported(config)
     half = recipe.precision == "bf16"
     base = AutoModelForImageTextToText.from_pretrained(
         model,

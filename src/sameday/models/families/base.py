@@ -1,0 +1,180 @@
+"""What a family of vision-language models is: everything in which its models differ from another family's. The defaults
+are what most decoders in transformers have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from sameday.data.questions.batch import Batch
+from sameday.data.questions.encode import Encoded
+from sameday.data.questions.family import Markers
+from sameday.kernels import attention
+from sameday.kernels.patches import Patching
+from sameday.models.flops import Places, Work, attention_flops, linear_flops, mlp_flops
+from sameday.spec.errors import BadInput
+
+Grids = Sequence[tuple[int, int]]
+"""How many patches each image is high and wide."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Modules of transformers' model: the decoder with its embeddings, the vision tower, the head."""
+
+    text: Any
+    tower: Any
+    head: Any
+
+
+@dataclass(frozen=True)
+class TinyTokenizer:
+    """What the tokenizer of a small model needs: special tokens, which of them end a turn and pad, the template."""
+
+    special: tuple[str, ...]
+    end_of_turn: str
+    padding: str
+    chat_template: str
+
+
+class Family(ABC):
+    """One instance per family; it holds no state. The first group is what data asks: see QuestionFamily."""
+
+    model_type: str
+    markers: Markers
+    max_aspect_ratio: int
+    position_axes: int = 1
+    language_name = "language_model"
+    """In the names of the decoder's layers; a LoRA target that begins with it is of the decoder alone."""
+    tower_name: str
+    """In the names of the tower's layers."""
+
+    # Images and positions
+
+    @abstractmethod
+    def load_image_processor(
+        self, model: str, revision: str | None, backend: str, min_pixels: int | None, max_pixels: int | None
+    ) -> Any: ...
+
+    @abstractmethod
+    def pixel_limits(self, processor: Any) -> tuple[int, int]: ...
+
+    @abstractmethod
+    def patching(self, processor: Any) -> Patching: ...
+
+    @abstractmethod
+    def grid(self, processor: Any, width: int, height: int) -> tuple[int, int]: ...
+
+    @abstractmethod
+    def resize(self, processor: Any, image: Image.Image) -> np.ndarray: ...
+
+    def image_tokens(self, grid: tuple[int, int], merge: int) -> int:
+        high, wide = grid
+        return high * wide // merge**2
+
+    @abstractmethod
+    def positions(self, encoded: Encoded, merge: int) -> np.ndarray: ...
+
+    # What is refused
+
+    def check_supported(self, config: Any) -> None:
+        """Refuse what would silently train another model."""
+        text = config.get_text_config()
+        if "sliding_attention" in (getattr(text, "layer_types", None) or ()):
+            raise BadInput(
+                "this model has sliding-window attention layers, which rows of several questions would widen"
+            )
+        if getattr(text, "attention_dropout", 0):
+            raise BadInput(f"attention_dropout {text.attention_dropout} in the model's config: only 0 is supported")
+        rope = text.rope_parameters["rope_type"]
+        if rope in ("dynamic", "longrope"):
+            raise BadInput(f"rope type {rope!r} depends on the length of the row; allowed: those that do not")
+
+    # Decoder
+
+    @abstractmethod
+    def parts(self, model: Any) -> Parts: ...
+
+    @abstractmethod
+    def rotary(self, text: Any, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of all positions, as the decoder's layers take them."""
+
+    def mask(self, batch: Batch, kernel: str) -> attention.Mask:
+        """Who sees whom: each token those before it in its group, of the prefix and of its own branch."""
+        return attention.make_mask(batch.group, batch.branch, batch.one_per_row, batch.segments, kernel)
+
+    # Vision tower
+
+    @abstractmethod
+    def tower_patching(self, tower: Any) -> Patching:
+        """How the tower expects images to be cut."""
+
+    @abstractmethod
+    def feature_shape(self, tower: Any) -> tuple[int, int]:
+        """How many tensors the tower gives for an image, its output and DeepStack's, and their width."""
+
+    @abstractmethod
+    def tower_indices(self, tower: Any, grids: Grids, send: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+        """What the tower derives from the grids, made on the CPU: derived on the device it would wait for the device at
+        every layer. `send` copies to the device; what the CPU reads stays there."""
+
+    @abstractmethod
+    def run_tower(self, tower: Any, patches: Tensor, grids: Grids, indices: Mapping[str, Tensor]) -> list[Tensor]:
+        """The tower's output and then DeepStack's features, (image tokens, width) each."""
+
+    @abstractmethod
+    def compilable_blocks(self, tower: Any) -> Sequence[nn.Module]:
+        """The blocks of a frozen tower, made ready to be compiled one by one."""
+
+    # FLOPs
+
+    @abstractmethod
+    def tower_flops(
+        self, tower: Any, grids: Grids, merge: int, backward_matmuls: Callable[[int, int], int | None]
+    ) -> tuple[Work, list[bool]]:
+        """Of these images, and whether each of the tower's tensors needs a gradient. `backward_matmuls` says for a
+        number of heads and their width how many matmuls attention's backward pass has; see Pairs."""
+
+    def heads(self, text: Any) -> tuple[int, int, int]:
+        """Heads, key heads, and their width."""
+        config = text.config
+        return config.num_attention_heads, config.num_key_value_heads, int(text.layers[0].self_attn.head_dim)
+
+    def layer_flops(self, text: Any, layer: Any, places: Places, wanted: bool) -> tuple[Work, bool]:
+        """Of one decoder layer, and whether what comes out needs a gradient."""
+        block = layer.self_attn
+        q, ask = linear_flops(block.q_proj, places.asking, wanted)
+        k, key = linear_flops(block.k_proj, places.seen, wanted)
+        v, value = linear_flops(block.v_proj, places.seen, wanted)
+        heads, _, width = self.heads(text)
+        attended = Work(attention=attention_flops(places.pairs, heads, width, (ask, key, value)))
+        out, through = linear_flops(block.o_proj, places.asking, ask or key or value)
+        mlp, through = mlp_flops(layer.mlp, places.asking, wanted or through)
+        return q + k + v + attended + out + mlp, through
+
+    def last_linear(self, layer: Any) -> Any:
+        """The last linear layer of a decoder layer, which recomputation need not compute again."""
+        return layer.mlp.down_proj
+
+    # A small one of random weights
+
+    @abstractmethod
+    def tiny_tokenizer(self) -> TinyTokenizer: ...
+
+    @abstractmethod
+    def tiny_config(self, tokenizer: Any, text: Mapping[str, Any], vision: Mapping[str, Any]) -> Any:
+        """`text` and `vision` replace entries of the two configurations."""
+
+    @abstractmethod
+    def tiny_image_processor(self, config: Any) -> Any: ...
+
+    @abstractmethod
+    def sharpen(self, model: nn.Module, factor: float) -> None:
+        """Multiply queries and keys, of the decoder and of the tower."""

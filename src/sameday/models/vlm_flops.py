@@ -1,0 +1,150 @@
+"""FLOPs of a micro-batch of questions through a vision-language model: as the plan executes it, and what is needed at
+least. What differs between families is asked of the family."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from sameday.data.questions.batch import Batch
+from sameday.models.flops import (
+    FLEX_BACKWARD,
+    FUSED_BACKWARD,
+    TILE,
+    Counted,
+    Flops,
+    Pairs,
+    Places,
+    Work,
+    block_pairs,
+    causal_pairs,
+    is_fused,
+    linear_flops,
+    matmul_flops,
+    split_pairs,
+    triangle,
+)
+from sameday.models.vlm import VisionLanguageModel
+
+
+def count(model: VisionLanguageModel, batch: Batch) -> Counted:
+    """Of one micro-batch of training."""
+    return Counted(executed(model, batch), needed(model, batch))
+
+
+def executed(model: VisionLanguageModel, batch: Batch) -> Work:
+    return _work(model, batch, executed_extent(model, batch), True)
+
+
+def needed(model: VisionLanguageModel, batch: Batch) -> Work:
+    """The same for every batch of these questions that shares the same prefixes."""
+    extent = needed_extent(*(x.cpu().numpy() for x in (batch.group, batch.branch, batch.target_at)))
+    return _work(model, batch, extent, False)
+
+
+@dataclass(frozen=True)
+class Extent:
+    """What passes through the language model: each layer but the last, the last one, and the head."""
+
+    each: Places
+    last: Places
+    logits: int
+
+
+def executed_extent(model: VisionLanguageModel, batch: Batch) -> Extent:
+    rows, length = batch.tokens.shape
+    tokens = rows * length
+    places = Places(tokens, tokens, _text_pairs(model, batch))
+    return Extent(places, places, len(batch.target_at) if model.plan.label_only_logits else tokens)
+
+
+def needed_extent(group: np.ndarray, branch: np.ndarray, target_at: np.ndarray) -> Extent:
+    """Of rows as a Layout has them, whatever the order of their pieces. A token is needed where the logits that are
+    read depend on it: prefixes, and branches up to their last label."""
+    rows, length = group.shape
+    labels = np.zeros(rows * length, bool)
+    labels[target_at] = True
+    tokens = pairs = asked_pairs = 0
+    for r in range(rows):
+        row_labels = labels[r * length : (r + 1) * length]
+        for g in np.unique(group[r, group[r] >= 0]):
+            pieces = branch[r] * (group[r] == g) - (group[r] != g)
+            prefix = int((pieces == 0).sum())
+            asked = [np.flatnonzero(row_labels[pieces == b]) + 1 for b in np.unique(pieces[pieces > 0])]
+            lengths = [int(places.max(initial=0)) for places in asked]
+            if not any(lengths):
+                continue
+            tokens += prefix + sum(lengths)
+            pairs += triangle(prefix) + sum(n * prefix + triangle(n) for n in lengths)
+            asked_pairs += sum(len(places) * prefix + int(places.sum()) for places in asked)
+    count = int(labels.sum())
+    return Extent(Places(tokens, tokens, Pairs(pairs)), Places(count, tokens, Pairs(asked_pairs)), count)
+
+
+def _text_pairs(model: VisionLanguageModel, batch: Batch) -> Pairs:
+    rows, length = batch.tokens.shape
+    heads, key_heads, width = model.family.heads(model.text)
+    dtype = _dtype(model)
+    if batch.one_per_row:
+        fused = is_fused(model.device, dtype, heads, key_heads, width, masked=False)
+        return Pairs(rows * causal_pairs(length), FUSED_BACKWARD) if fused else Pairs(rows * length**2)
+    if model.kernel == "split":
+        assert batch.segments is not None
+        flash = model.device.type == "cuda" and dtype == torch.bfloat16
+        return Pairs(split_pairs(batch.segments, TILE if flash else None), FUSED_BACKWARD)
+    if model.kernel == "flex":
+        return Pairs(block_pairs(batch.group.cpu(), batch.branch.cpu()), FLEX_BACKWARD)
+    # Keys and values are repeated for it.
+    fused = is_fused(model.device, dtype, heads, heads, width, masked=True)
+    return Pairs(rows * length**2, FUSED_BACKWARD if fused else None)
+
+
+def _work(model: VisionLanguageModel, batch: Batch, extent: Extent, executed: bool) -> Work:
+    work, features = _tower(model, batch, executed)
+    again = executed and model.plan.checkpointing == "full"
+    wanted = model.text.embed_tokens.weight.requires_grad or (bool(features) and features[0])
+    layers = list(model.text.layers)
+    for number, layer in enumerate(layers):
+        places = extent.last if number == len(layers) - 1 else extent.each
+        layer_work, wanted = model.family.layer_flops(model.text, layer, places, wanted)
+        if again and wanted:
+            last = model.family.last_linear(layer)
+            layer_work = _with_recomputation(layer_work, last, places.asking, model.plan.compile != "none")
+        work += layer_work
+        wanted = wanted or (number + 1 < len(features) and features[number + 1])
+    head, _ = linear_flops(model.head, extent.logits, wanted)
+    return work + Work(head=head.layers + head.adapters)
+
+
+def _with_recomputation(work: Work, last: Any, tokens: int, compiled: bool) -> Work:
+    """Under full checkpointing. Uncompiled it ends with the last tensor that the backward pass asks for, which the
+    layer's `last` matmul has as an input: that one is not computed again."""
+    where, matmul = ("adapters", [*last.lora_B.values()][-1]) if hasattr(last, "base_layer") else ("layers", last)
+    parts = {name: replace(part, recomputed=part.forward) for name, part in work.parts().items()}
+    if not compiled:
+        spared, _ = matmul_flops(matmul, tokens, False)
+        parts[where] = replace(parts[where], recomputed=parts[where].forward - spared.forward)
+    return Work(**parts)
+
+
+def _tower(model: VisionLanguageModel, batch: Batch, executed: bool) -> tuple[Work, list[bool]]:
+    """And whether each of its tensors needs a gradient, its output and DeepStack's; none without images."""
+    if not batch.grids:
+        return Work(), []
+    grids = [grid for grid, ready in zip(batch.grids, batch.ready, strict=True) if not ready]
+    if not grids:
+        return Work(), [False] * model.feature_shape[0]
+
+    def backward_matmuls(heads: int, width: int) -> int | None:
+        fused = executed and is_fused(model.device, _dtype(model), heads, heads, width, masked=False)
+        return FUSED_BACKWARD if fused else None
+
+    work, features = model.family.tower_flops(model.tower, grids, model.patching.merge, backward_matmuls)
+    return Work(tower=sum(work.parts().values(), Flops())), features
+
+
+def _dtype(model: VisionLanguageModel) -> torch.dtype:
+    return torch.bfloat16 if model.recipe.precision == "bf16" else torch.float32
