@@ -227,7 +227,6 @@ def make_model(kind: str) -> Any:
     usual = kind in ("eager", "compiled", "autotuned")
     model = (UsualBDH(BdhModel()) if usual else VisionBDH(BdhModel(), SIZE, CLASSES, 0)).cuda()
     model.kernel = "fused" if kind in ("fused", "graphed") else "plain"
-    model.cached_rotary = True
     # Made here: tables that a compiled step made would lie in memory that its CUDA graphs use again.
     model.rotary(torch.device("cuda", torch.cuda.current_device()))
     return model
