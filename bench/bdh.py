@@ -204,7 +204,12 @@ def graphed(step: Callable[[], Tensor]) -> Callable[[], Any]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    return graph.replay
+
+    def replay() -> Callable[[], Tensor]:
+        graph.replay()
+        return step  # which holds the graph's input: without it that memory would be another's
+
+    return replay
 
 
 KINDS = {
