@@ -19,7 +19,8 @@ from sameday.data.questions.source import Source
 from sameday.hardware import peaks as peaks_module
 from sameday.hardware.peaks import Peaks, measure
 from sameday.hardware.ranks import Ranks
-from sameday.models.vlm_flops import count, needed
+from sameday.models.vision_flops import count_images
+from sameday.models.vlm_flops import needed
 from sameday.profile.advice import differing
 from sameday.profile.floor import Bound, Floor, bound, floor_of
 from sameday.spec.plan import Plan
@@ -209,7 +210,8 @@ def test_labelled_images(tmp_path: Path) -> None:
     found = floor(task)
     batches = list(task.batches(0, None, Ranks()))
     least = found.plan.least
-    assert least.flop == sum(count(task.model, batch).needed.total for batch in batches) == found.alone.least.flop
+    counted = sum(count_images(task.model, len(batch)).needed.total for batch in batches)
+    assert least.flop == counted == found.alone.least.flop
     assert least.copy_bytes == sum(batch.pixels.nbytes for batch in batches if batch.pixels is not None)
     weights = sum(p.nbytes for p in task.model.parameters())
     assert (least.samples, least.micro_batches, least.memory_bytes) == (8, 3, (2 * 3 + 8) * weights)
