@@ -28,7 +28,7 @@ from sameday.data.questions.images import stamp
 from sameday.data.questions.sample import images_of
 from sameday.hardware.machine import Machine
 from sameday.hardware.ranks import Ranks
-from sameday.models import qwen_vl
+from sameday.models import vlm
 from sameday.spec.errors import EXIT_STOPPED, BadInput
 from sameday.spec.load import dump_yaml
 from sameday.spec.plan import Plan
@@ -166,7 +166,7 @@ def test_features_of_another_device_or_of_compiled_layers_are_not_read(
     home: Path, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are rounded otherwise: a run would depend on who filled its cache."""
-    monkeypatch.setattr(qwen_vl, "COMPILE_BACKEND", "eager")
+    monkeypatch.setattr(vlm, "COMPILE_BACKEND", "eager")
     task = make(home, cache="features")
     learned(task)
     settled(task)
