@@ -27,11 +27,13 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from sameday.cache.store import Store
+from sameday.data.loader import feed
 from sameday.data.questions.audit import cores
 from sameday.data.questions.images import open_rgb
 from sameday.data.questions.sample import images_of
 from sameday.data.questions.source import PIXELS, decode
 from sameday.demo.tiny import write_model
+from sameday.hardware.machine import detect_machine
 from sameday.hardware.ranks import Ranks
 from sameday.models.qwen_vl import QwenVL
 from sameday.spec.plan import Plan
@@ -40,9 +42,7 @@ from sameday.tasks.vqa.cache import open_cache, settings_of
 from sameday.tasks.vqa.fill import Filling
 from sameday.tasks.vqa.setup import VqaSetup
 from sameday.tasks.vqa.task import VqaTask
-from sameday.train.commit import StepCommit
-from sameday.train.loop import accumulate, batches_of_steps
-from sameday.train.optim import Gradients, make_optimizer
+from sameday.train.steps import Steps
 
 SHARED: dict[str, Any] = {
     "share_images": True,
@@ -83,8 +83,9 @@ def write_set(folder: Path, images: int, questions: int, size: tuple[int, int]) 
 
 
 def load(folder: Path, recipe: VqaRecipe, **plan: Any) -> VqaTask:
-    start = VqaSetup(recipe, folder)
-    return start.load(Plan(**SHARED, **plan), torch.device("cpu"), start.audit(lambda _: None).parts)
+    setup = VqaSetup(recipe, folder)
+    resolved = setup.resolve_auto(Plan(**SHARED, **plan), detect_machine("cpu"))
+    return setup.load(resolved.plan, torch.device("cpu"), setup.audit(lambda _: None).splits)
 
 
 def rate(work: Callable[[Any], Any], items: list[Any], seconds: float = 3.0) -> list[float]:
@@ -148,7 +149,8 @@ def timed(batches: Iterator[Any], count: Callable[[Any], int], seconds: float) -
 
 def ours(task: VqaTask, seconds: float) -> float:
     """Steps over and over, as the loop asks for them."""
-    with closing(batches_of_steps(task, task.plan, range(10**6), None, Ranks())) as steps:
+    made = feed(task.plan, task.device, range(10**6), lambda step: task.batches(step, None, Ranks()))
+    with closing(made) as steps:
         return timed(steps, lambda step: sum(len(batch.sample_ids) for batch in step), seconds)
 
 
@@ -199,20 +201,9 @@ def wait(folder: Path, recipe: VqaRecipe, workers: int, steps: int) -> None:
         contents = {image.digest for image in images_of(host.splits)}
         opened = open_cache(recipe, plan, folder / "sameday-cache", host.processor, model, contents)
         task = VqaTask(recipe, plan, model, host.encoder, host.processor, host.splits, cache=opened)
-        gradients = Gradients(task.trained())
-        ending = StepCommit(make_optimizer(task.trained(), recipe, plan), gradients, 1.0)
-        task.training(True)
-        seconds, waited = [], []
-        with closing(batches_of_steps(task, plan, range(steps), None, Ranks())) as feed:
-            for step in range(steps):
-                began = time.perf_counter()
-                gradients.zero()
-                accumulate(task, next(feed), gradients, step, 1 / task.count(task.step_ids(step)))
-                answer = ending.begin(1e-4)
-                feed.look_ahead()
-                ending.finish(answer)
-                seconds.append(time.perf_counter() - began)
-                waited.append(feed.taken()["wait"])
+        with closing(Steps(recipe, plan, task, Ranks())) as computed:
+            done = list(computed.run(range(steps)))
+        seconds, waited = [good.seconds for good in done], [good.input["wait"] for good in done]
         late = slice(steps // 2, None)  # until then row lengths are compiled
         share = 100 * sum(waited[late]) / sum(seconds[late])
         print(
