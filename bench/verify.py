@@ -34,8 +34,8 @@ from sameday.spec.load import dump_yaml, load_recipe
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.spec.vqa import VqaRecipe
+from sameday.tasks.registry import setup_of
 from sameday.tasks.vqa import task as vqa
-from sameday.tasks.vqa.setup import VqaSetup
 from sameday.tune.command import STEPS_TO_VERIFY
 from sameday.verify.arm import Job, run_here
 from sameday.verify.compare import Comparison, compare
@@ -162,7 +162,8 @@ def show(count: int, name: str, found: Comparison, seconds: float, alarms: list[
 def array(folder: Path) -> None:
     write_model(folder / "model", [" ".join(WORDS)], 0, sharpen=1.5, **SHAPES["small"])
     write_data(folder, images=3, each=5, size=(96, 64), words=12, seed=0)
-    plans = trial_plans(VqaSetup(made := recipe(folder, effective_batch=6), folder), "cuda", 45)
+    made = recipe(folder, effective_batch=6)
+    plans = trial_plans(setup_of(made, folder), "cuda", 45)
     report(Stage(folder, made, 4), enumerate(plans), f"array of {len(plans)} plans")
 
 

@@ -194,8 +194,8 @@ def measure(
     for i, (_, parameter) in enumerate(sorted(trained.items())):  # away from the start, where B is zero
         generator = torch.Generator().manual_seed(i)
         parameter.data += 0.01 * torch.randn(parameter.shape, generator=generator).to(device)
-    stepping = Steps(recipe, plan, task, Ranks())
-    gradients, commit = stepping.gradients, StepCommit(stepping.optimizer, stepping.gradients, recipe.max_grad_norm)
+    computed = Steps(recipe, plan, task, Ranks())
+    gradients, commit = computed.gradients, StepCommit(computed.optimizer, computed.gradients, recipe.max_grad_norm)
     batches = [b.pin_memory() if cuda else b for b in task.batches(0, None, Ranks())]
     task.training(True)
     times, first = [], {}
@@ -205,7 +205,7 @@ def measure(
         began = time.perf_counter()
         gradients.zero()
         moved = (batch.to(device, non_blocking=True) for batch in batches)
-        stepping.accumulate(moved, step)
+        computed.accumulate(moved, step)
         if step == 0:
             first = {"gradient": gradients.all.clone().cpu(), "warm-up": time.perf_counter() - began}
         loss, *_rest, _norm = commit.finish(commit.begin(1e-7))
