@@ -103,7 +103,7 @@ class Bench:
 
     def load(self, plan: Plan) -> tuple[Session, Any]:
         session = Session.start(Specs(self.recipe, self.home, plan))
-        return session, session.load(self.splits)
+        return session, session.load(splits=self.splits)
 
     def record(self, session: Session, task: Any, steps: int = 8, watched: bool = True) -> Timeline:
         return record(session, task, steps, 3, watched=watched)

@@ -18,6 +18,7 @@ import torch
 from sameday.profile.timeline import record
 from sameday.spec.errors import EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, EXIT_STOPPED, RunStopped
 from sameday.spec.plan import Plan
+from sameday.tasks.base import TRAINING
 from sameday.train import checkpoint, commit
 from sameday.train.session import Session, Specs
 
@@ -43,9 +44,9 @@ def ready(tmp_path: Path, said: list[str]) -> Iterator[Callable[..., tuple[Sessi
     with ExitStack() as open_sessions:
 
         def make(plan: Plan, **changes: Any) -> tuple[Session, Any]:
-            session = Session.start(Specs(sets.tiny_recipe(**changes), home, plan), said.append)
+            session = Session.start(Specs(sets.tiny_recipe(**changes), home, plan), said.append, splits=TRAINING)
             open_sessions.enter_context(closing(session))
-            return session, session.load(session.audit().splits)
+            return session, session.load()
 
         yield make
 

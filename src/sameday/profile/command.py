@@ -12,8 +12,8 @@ from typing import Any
 
 from sameday.profile.found import lines, steps_of, summed_up, wrapped
 from sameday.spec.record import check_output, write_text
-from sameday.tasks.base import Say
-from sameday.train.session import SPLITS, Session, Specs
+from sameday.tasks.base import TRAINING, Say
+from sameday.train.session import Session, Specs
 
 COUNTED = 4
 """Steps whose floor is counted."""
@@ -31,13 +31,13 @@ def profile(
     say: Say,
 ) -> None:
     check_output("--json", json_path, (recipe_path, plan_path))
-    with closing(Session.start(Specs.from_files(recipe_path, plan_path, sets), say, audit=SPLITS)) as session:
+    with closing(Session.start(Specs.from_files(recipe_path, plan_path, sets), say, splits=TRAINING)) as session:
         from sameday.hardware.peaks import measure
         from sameday.profile.timeline import record
 
         for choice in session.choices():
             say("\n".join(wrapped(choice)))
-        task = session.load((session.audited or session.audit()).splits)
+        task = session.load()
         for note in task.notes:
             say(note)
         say(f"{steps_of(warmup)} to warm up, {steps} to time")

@@ -17,10 +17,10 @@ import torch
 from sameday.data.times import Times
 from sameday.hardware.nvml import Watched
 from sameday.hardware.parts import PARTS, Clock, during
+from sameday.hardware.signals import StopRequest
 from sameday.spec.errors import EXIT_STOPPED, RunStopped
 from sameday.spec.record import RunFolder
 from sameday.tasks.base import Task
-from sameday.train.cadence import StopRequest
 from sameday.train.loop import lower_budget
 from sameday.train.session import Session
 from sameday.train.steps import Good
@@ -119,7 +119,7 @@ def _timed(
     with (
         tempfile.TemporaryDirectory() as folder,
         closing(RunFolder.open(Path(folder), session.recipe, session.plan, session.home)) as run,
-        Watch(run, len(numbers), NEVER, task.device, live=False) as watch,
+        Watch(run, len(numbers) + 1, NEVER, task.device) as watch,
         StopRequest() as stop,
         closing(session.steps(task)) as steps,
     ):

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 
+TRAINING = ("train", "val")
+"""Splits that training reads."""
+
 OPTIMIZER_TRIPS = 8
 """How often AdamW moves as many bytes as are trained: the weights and both moments are read and written, the gradient
 is written and read."""
@@ -126,9 +129,7 @@ class TaskSetup(ABC):
         return None
 
     @abstractmethod
-    def audit(
-        self, say: Say, splits: Sequence[str] = ("train", "val"), few: Mapping[str, int] | None = None
-    ) -> Audited:
+    def audit(self, say: Say, splits: Sequence[str] = TRAINING, few: Mapping[str, int] | None = None) -> Audited:
         """Those of the splits that there are, checked to the last sample; all problems in one BadInput. `few` takes
         only so many samples of a split."""
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from sameday.spec.errors import BadInput, RunStopped
 from sameday.spec.record import RunFolder, default_path
-from sameday.tasks.base import Audited, Caching, Task
+from sameday.tasks.base import TRAINING, Caching, Task
 from sameday.tasks.registry import setup_of
-from sameday.train.session import SPLITS, Session, Specs
+from sameday.train.session import Session, Specs
 
 show = partial(print, flush=True)
 
@@ -28,7 +28,7 @@ def train_from_files(
 ) -> dict[str, float]:
     """`sameday train`: starts a run, or goes on with it where its folder is there."""
     specs = Specs.from_files(recipe_path, plan_path, sets)
-    with closing(Session.start(specs, show, join=True, audit=SPLITS)) as session:
+    with closing(Session.start(specs, show, join=True, splits=TRAINING)) as session:
         from sameday.train.loop import train
 
         ranks, opened = session.ranks, list[RunFolder]()
@@ -36,16 +36,15 @@ def train_from_files(
         try:
             for choice in session.choices():
                 session.say(choice)
-            audited = session.audited or session.audit()
             asked = (path, session.recipe, session.plan, session.home)
             ranks.from_first(lambda: opened.append(RunFolder.open(*asked)))
             run = opened[0] if opened else RunFolder(*asked)
             if ranks.first:
-                _announce(session, run, audited)
+                _announce(session, run)
             ranks.wait()
-            task = session.load(audited.splits)
+            task = session.load()
             if ranks.first:
-                _tell_loaded(session, run, audited, task)
+                _tell_loaded(session, run, task)
             return train(session.recipe, session.resolved.plan, task, run, ranks, stop_after)
         except RunStopped as stop:
             # All ranks stop together and with the same words: the first one says them.
@@ -59,8 +58,8 @@ def train_from_files(
                 folder.close()
 
 
-def _announce(session: Session, run: RunFolder, audited: Audited) -> None:
-    recipe = session.recipe
+def _announce(session: Session, run: RunFolder) -> None:
+    recipe, audited = session.recipe, session.audited
     session.say(f"{recipe.name} {recipe.fingerprint} in {run.path}: {audited.sizes['train']} {recipe.sample}s")
     run.write_json("skipped.json", [asdict(each) for each in audited.left_out])
     if audited.left_out:
@@ -69,11 +68,11 @@ def _announce(session: Session, run: RunFolder, audited: Audited) -> None:
     run.write_json("choices.json", {**session.reasons, **resolved})
 
 
-def _tell_loaded(session: Session, run: RunFolder, audited: Audited, task: Task) -> None:
+def _tell_loaded(session: Session, run: RunFolder, task: Task) -> None:
     if task.left_out:
         listed = "\n".join(f"{each.where}: {each.what}" for each in task.left_out)
         session.say(f"left out, and recorded in skipped.json:\n{listed}")
-        run.write_json("skipped.json", [asdict(each) for each in [*audited.left_out, *task.left_out]])
+        run.write_json("skipped.json", [asdict(each) for each in [*session.audited.left_out, *task.left_out]])
     for note in task.notes:
         session.say(note)
 
@@ -87,8 +86,9 @@ def evaluate_run(path: Path, split: str) -> dict[str, float]:
         raise BadInput(f"{path}: {lacking}")
     if not run.result.is_dir():
         raise BadInput(f"{path}: the run is not finished: it has no {run.result.name}/ yet")
-    with closing(Session.start(Specs(run.recipe, run.recipe_dir, setup.for_evaluation(run.plan)), show)) as session:
-        task = session.load(session.audit((split,)).splits)
+    specs = Specs(run.recipe, run.recipe_dir, setup.for_evaluation(run.plan))
+    with closing(Session.start(specs, show, splits=(split,))) as session:
+        task = session.load()
         task.restore(run.result)
         scores = task.evaluate(split, session.ranks)
     run.write_json(f"eval-{split}.json", scores)
@@ -100,5 +100,5 @@ def cache_from_files(recipe_path: Path, plan_path: Path | None, sets: Sequence[s
     specs = Specs.from_files(recipe_path, plan_path, sets)
     if asked.kind == "pixels" and not asked.measure:
         specs = replace(specs, automatic=False)  # no step is computed, and all cores may decode
-    with closing(Session.start(specs, show)) as session:
+    with closing(Session.start(specs, show, splits=(*TRAINING, "test"))) as session:
         return session.setup.fill_cache(session, asked)

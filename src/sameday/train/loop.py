@@ -6,6 +6,7 @@ from contextlib import closing
 
 from sameday.hardware.parts import Clock, during
 from sameday.hardware.ranks import Ranks
+from sameday.hardware.signals import StopRequest
 from sameday.spec.errors import EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, EXIT_STOPPED, BadInput, RunStopped
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
@@ -13,7 +14,7 @@ from sameday.spec.record import RunFolder
 from sameday.spec.words import first_names
 from sameday.tasks.base import Say, Task
 from sameday.train import checkpoint
-from sameday.train.cadence import Cadence, StopRequest
+from sameday.train.cadence import Cadence
 from sameday.train.optim import learning_rate
 from sameday.train.state import LoopState, finish_run, restore, save
 from sameday.train.steps import Diverged, Failed, Good, OutOfMemory, Steps
@@ -44,7 +45,7 @@ def train(
             due = cadence.due(at + 1)
             timed = Clock(task.device) if (at + 1) % plan.log_steps == 0 else None
             steps.launch(at, learning_rate(recipe, at, total), lambda: stop.asked or due.stop, timed)  # noqa: B023
-            settle = due.any or asked or (stop.asked and ranks.size == 1)
+            settle = any(due) or asked or (stop.asked and ranks.size == 1)
             for outcome in steps.finish(keep=0 if settle else steps.ahead):
                 match outcome:
                     case Good():

@@ -25,10 +25,6 @@ if TYPE_CHECKING:
     from sameday.train.steps import Steps
 
 
-SPLITS = ("train", "val")
-"""What training reads of the data."""
-
-
 def silent(_text: str) -> None:
     pass
 
@@ -56,7 +52,7 @@ class Specs:
 @dataclass(frozen=True)
 class Session:
     """`plan` is what was asked for or chosen, as a run folder records it; `resolved.plan` is the one that runs, without
-    automatic fields. `reasons` has why each was chosen."""
+    automatic fields. `reasons` has why each was chosen. `audited` is the data, where splits of it were asked for."""
 
     recipe: Recipe
     home: Path
@@ -68,7 +64,7 @@ class Session:
     resolved: Resolved
     reasons: Mapping[str, str]
     say: Say
-    audited: Audited | None = None
+    audited: Audited
 
     @classmethod
     def start(
@@ -77,11 +73,11 @@ class Session:
         say: Say = silent,
         join: bool = False,
         ranks: int | None = None,
-        audit: Sequence[str] = (),
+        splits: Sequence[str] = (),
+        few: Mapping[str, int] | None = None,
     ) -> Session:
         """`join` makes this process one of torchrun's; `ranks` is how many a plan is chosen for, where that is another
-        number. The splits in `audit` come first: bad data is found before the model is asked for, of the Hub perhaps.
-        """
+        number. `splits` are audited, `few` samples of each: bad data is found before the model is asked for."""
         prepare_environment(specs.plan)
 
         from sameday.hardware.machine import detect_machine, device_kind, pick_device, set_deterministic
@@ -91,7 +87,7 @@ class Session:
         try:
             setup = setup_of(specs.recipe, specs.home)
             machine = detect_machine(device_kind(specs.plan))
-            audited = group.from_first(lambda: setup.audit(say, audit)) if audit else None
+            audited = group.from_first(lambda: setup.audit(say, splits, few) if splits else Audited({}, {}, []))
             group.from_first(lambda: setup.check_model(say))
             # The first rank's plan is everyone's: ranks that cut a step differently would drop samples.
             plan, reasons = group.from_first(lambda: _plan(specs, setup, machine, ranks or group.size))
@@ -101,9 +97,8 @@ class Session:
         except BaseException:
             group.leave()
             raise
-        say_here = say if group.first else silent
         fixed = (specs.recipe, specs.home, setup, group, machine, device)
-        return cls(*fixed, plan, resolved, reasons, say_here, audited)
+        return cls(*fixed, plan, resolved, reasons, say if group.first else silent, audited)
 
     def choices(self) -> Iterator[str]:
         """What was chosen for the machine, and what the plan left to it, each with its reason."""
@@ -112,16 +107,13 @@ class Session:
         for name, (value, why) in self.resolved.values.items():
             yield f"{name}: {in_yaml(value)}, because {why}"
 
-    def audit(self, splits: Sequence[str] = SPLITS, few: Mapping[str, int] | None = None) -> Audited:
-        """By the first rank, for all of them."""
-        return self.ranks.from_first(lambda: self.setup.audit(self.say, splits, few))
-
-    def load(self, splits: Any, plan: Plan | None = None) -> Task:
-        """The task on this process's device. `plan` stands instead of the session's, resolved too."""
+    def load(self, plan: Plan | None = None, splits: Any = None) -> Task:
+        """The task on this process's device. A `plan`, resolved too, or `splits` stand instead of the session's."""
         import torch
 
         try:
-            return self.setup.load(plan or self.resolved.plan, self.device, splits)
+            data = self.audited.splits if splits is None else splits
+            return self.setup.load(plan or self.resolved.plan, self.device, data)
         except torch.OutOfMemoryError:
             raise RunStopped(
                 f"out of memory while the model was loaded: {self.machine.name} has {self.machine.memory / 2**30:.0f} "

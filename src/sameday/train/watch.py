@@ -21,17 +21,13 @@ WORTH_SAYING = 0.02
 class Watch:
     """Only the first rank has a run folder to write to and a line to show."""
 
-    def __init__(
-        self, run: RunFolder | None, total: int, log_steps: int, device: torch.device, live: bool = True
-    ) -> None:
-        """`live` shows lines; without it everything is only written down."""
+    def __init__(self, run: RunFolder | None, total: int, log_steps: int, device: torch.device) -> None:
         self.run, self.total, self.log_steps = run, total, log_steps
         self.live: Any = None
         self.board: Any = None
         self.gpu = gpu_use(device)
         self._recent: list[tuple[float, int, float]] = []  # (seconds, samples, wait) of the latest steps
-        self._shows = live
-        if run is not None and live and sys.stdout.isatty():
+        if run is not None and sys.stdout.isatty():
             from rich.live import Live
 
             self.live = Live(transient=True, refresh_per_second=4)
@@ -52,7 +48,7 @@ class Watch:
         if self.live is not None:
             self.live.update(line)
         due = step % self.log_steps == 0 or step == self.total
-        if self.live is None and self._shows and due:
+        if self.live is None and due:
             print(line, flush=True)
         numbers = {"lr": good.rate, "grad_norm": good.norm, **good.input}
         timed = {} if good.phases is None else {"parts": good.phases}

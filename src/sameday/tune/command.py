@@ -24,8 +24,8 @@ from sameday.spec.load import dump_yaml
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.spec.record import check_output, same_file, write_text
-from sameday.tasks.base import Audited, Choice, Say
-from sameday.train.session import SPLITS, Session, Specs
+from sameday.tasks.base import TRAINING, Choice, Say
+from sameday.train.session import Session, Specs
 from sameday.tune.search import Found, OutOfTime, Worth, explore
 from sameday.tune.space import choices, differing
 from sameday.tune.table import as_json, lines, trial_line, wrapped
@@ -184,7 +184,6 @@ class Ground:
     """What there is to tune, and where: the plain plan, the one chosen for the machine, and what may be tried."""
 
     session: Session
-    audited: Audited
     splits: Any
     """Its data, made ready once for all trials."""
     plain: Plan
@@ -208,7 +207,7 @@ class Ground:
 
     @property
     def steps(self) -> int:
-        each = -(-self.audited.sizes["train"] // self.recipe.effective_batch)
+        each = -(-self.session.audited.sizes["train"] // self.recipe.effective_batch)
         return self.recipe.max_steps or self.recipe.num_epochs * each
 
 
@@ -283,15 +282,14 @@ def _orderly_end() -> Iterator[None]:
 def _ground(specs: Specs, say: Say) -> Ground:
     # So that nothing asks the driver how many GPUs there are before a trial has a process of its own.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    session = Session.start(specs, say, audit=SPLITS)
+    session = Session.start(specs, say, splits=TRAINING)
     setup, asked = session.setup, specs.plan
     _forked.set_forkserver_preload([*LOADED, *setup.modules])
-    audited = session.audited or session.audit()
-    splits = setup.drop_too_long(audited.splits)
+    splits = setup.drop_too_long(session.audited.splits)
     every = choices(setup, session.machine)
     known = [differing(choice, session.resolved) for choice in every if not set(specs.fixed) & set(choice.fields)]
     chosen = {name: getattr(session.plan, name) for choice in known for name in choice.fields}
-    return Ground(session, audited, splits, asked, asked.model_copy(update=chosen), known)
+    return Ground(session, splits, asked, asked.model_copy(update=chosen), known)
 
 
 def _explored(ground: Ground, seconds: float, check: bool, say: Say) -> tuple[Found, list[Worth]]:

@@ -84,7 +84,7 @@ def run(job: Job) -> Result:
     import torch
 
     with job.data.open("rb") as file:
-        task = session.load(pickle.load(file))
+        task = session.load(splits=pickle.load(file))
     loading = (loaded := time.perf_counter()) - started
     compiled = job.plan.compile != "none" or job.plan.cuda_graphs
     # Sizes that were not met before are compiled or recorded first.

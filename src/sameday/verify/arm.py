@@ -20,6 +20,7 @@ from sameday.spec.errors import EXIT_BAD_INPUT, BadInput, RunStopped
 from sameday.spec.load import recipe_from
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
+from sameday.tasks.base import TRAINING
 
 if TYPE_CHECKING:  # it need not be loaded to start an arm
     from sameday.train.session import Session
@@ -74,12 +75,12 @@ def run_part(job: Job, part: int, die: Callable[[], None], plant: Plant | None =
     from sameday.train.session import Session, Specs
     from sameday.verify.trace import FINAL, Witness, save_tensors
 
-    session = Session.start(Specs(job.recipe, job.home, job.plan), join=True)
+    session = Session.start(Specs(job.recipe, job.home, job.plan), join=True, splits=TRAINING, few=job.few)
     ranks = session.ranks
     opened: list[RunFolder] = []
     folder = job.out / f"part-{part}"
     try:
-        task = session.load(session.audit(few=job.few).splits)
+        task = session.load()
         start_weights(task, job.rounded)
         if job.double:
             task.module().double()

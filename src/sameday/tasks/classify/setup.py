@@ -12,7 +12,7 @@ from sameday.spec.classify import ClassifyRecipe
 from sameday.spec.errors import BadInput
 from sameday.spec.load import resolve_path
 from sameday.spec.plan import Plan
-from sameday.tasks.base import Audited, Choice, Resolved, Say, TaskSetup
+from sameday.tasks.base import TRAINING, Audited, Choice, Resolved, Say, TaskSetup
 from sameday.tasks.classify.words import recipe_words
 
 if TYPE_CHECKING:
@@ -43,9 +43,7 @@ class ClassifySetup(TaskSetup):
             return f"the recipe holds no images out (data.val is 0), and {self.path} has no val folder"
         return None
 
-    def audit(
-        self, say: Say, splits: Sequence[str] = ("train", "val"), few: Mapping[str, int] | None = None
-    ) -> Audited:
+    def audit(self, say: Say, splits: Sequence[str] = TRAINING, few: Mapping[str, int] | None = None) -> Audited:
         audited: dict[str, Pictures] = {}
         problems: list[str] = []
         for split in splits:

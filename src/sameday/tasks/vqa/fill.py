@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +23,7 @@ from sameday.data.questions.sample import ImageRef, images_of
 from sameday.data.questions.source import FEATURES, PIXELS, decode
 from sameday.hardware.disk import rate_of, read_rate
 from sameday.hardware.ranks import Ranks
+from sameday.hardware.signals import StopRequest
 from sameday.models.vlm import VisionLanguageModel
 from sameday.spec.errors import EXIT_STOPPED, BadInput, RunStopped
 from sameday.spec.load import resolve_path
@@ -40,12 +40,12 @@ def fill_cache(setup: Any, session: Any, asked: Caching) -> bool:
     recipe, say = setup.recipe, session.say
     if asked.kind == "features" and recipe.train_vision:
         raise BadInput("features are of no use where recipe.train_vision trains the tower that makes them")
-    audited = session.audit(("train", "val", "test"))
+    audited = session.audited
     plan = session.resolved.plan
     folder = resolve_path(setup.home, plan.cache_dir)
     task = None
     if asked.kind == "features" or asked.measure:
-        task = session.load(audited.splits, plan.model_copy(update={"cache": "none"}))
+        task = session.load(plan.model_copy(update={"cache": "none"}))
     processor = load_processor(setup.family, recipe, setup.home)
     with in_folder(folder):
         model = None if task is None else task.model
@@ -86,7 +86,7 @@ class Filling:
         return [Job(image.digest, self._size(image, self.kind), image) for image in self.images]
 
     def fill(self, workers: int) -> None:
-        with asked_to_stop() as stop:
+        with StopRequest() as stop:
             built = build(
                 self.store,
                 self.jobs,
@@ -94,7 +94,7 @@ class Filling:
                 finish=self._finish,
                 workers=workers,
                 say=self.say,
-                stop=stop,
+                stop=lambda: stop.asked,
             )
         if built.stopped:
             there = f"{built.made + built.found} of {len(self.images)} images are there"
@@ -211,18 +211,6 @@ class Filling:
             f"{self.kind}: one process decodes {len(some) / (decoded - began):.0f} images/s, and reads "
             f"{len(some) / (read - decoded):.0f} from the cache; --measure says whether a step needs that"
         )
-
-
-@contextmanager
-def asked_to_stop() -> Iterator[Callable[[], bool]]:
-    """SIGTERM and Ctrl-C end a build between two images."""
-    signals, asked = (signal.SIGTERM, signal.SIGINT), []
-    before = {number: signal.signal(number, lambda *_: asked.append(True)) for number in signals}
-    try:
-        yield lambda: bool(asked)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class _Timed(NamedTuple):

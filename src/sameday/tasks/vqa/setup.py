@@ -12,7 +12,7 @@ from sameday.spec.errors import BadInput
 from sameday.spec.load import resolve_model, resolve_path
 from sameday.spec.plan import Plan
 from sameday.spec.vqa import VqaRecipe
-from sameday.tasks.base import Audited, Caching, Choice, LeftOut, Resolved, Say, TaskSetup
+from sameday.tasks.base import TRAINING, Audited, Caching, Choice, LeftOut, Resolved, Say, TaskSetup
 from sameday.tasks.vqa.words import recipe_words
 
 if TYPE_CHECKING:
@@ -52,9 +52,7 @@ class VqaSetup(TaskSetup):
     def lacks(self, split: str) -> str | None:
         return f"the recipe has no data.{split}" if getattr(self.recipe.data, split) is None else None
 
-    def audit(
-        self, say: Say, splits: Sequence[str] = ("train", "val"), few: Mapping[str, int] | None = None
-    ) -> Audited:
+    def audit(self, say: Say, splits: Sequence[str] = TRAINING, few: Mapping[str, int] | None = None) -> Audited:
         from sameday.data.questions.audit import check, report
 
         family, unknown = self._family_or_error(say)
