@@ -24,8 +24,6 @@ from hypothesis import settings
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-FAMILIES = ("qwen3_vl", "qwen2_5_vl")
-
 # A first example pays for imports and caches, which says nothing about the code under test.
 settings.register_profile("sameday", deadline=None)
 settings.load_profile("sameday")
@@ -44,7 +42,7 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
     torch.set_num_threads(1)
     root = tmp_path_factory.mktemp("models")
-    return {family: worlds.write_tiny(root / family, family) for family in FAMILIES}
+    return {family: worlds.write_tiny(root / family, family) for family in worlds.FAMILIES}
 
 
 @pytest.fixture(scope="session")

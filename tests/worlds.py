@@ -21,6 +21,7 @@ from sameday.tasks.vqa.task import VqaTask
 
 WORDS = ["is", "there", "a", "red", "polyp", "near", "the", "left", "wall", "what", "size", "shape", "colour"]
 WORDS += ["how", "many", "instruments", "can", "you", "see", "here"]
+FAMILIES = ("qwen3_vl", "qwen2_5_vl")
 SIZES = ((48, 48), (96, 64), (64, 112), (32, 80), (120, 120))
 
 

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from conftest import FAMILIES
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText
-from worlds import make_task, tiny_recipe, write_world
+from worlds import FAMILIES, make_task, tiny_recipe, write_world
 
 from sameday.data.questions.images import open_rgb
 from sameday.spec.plan import Plan

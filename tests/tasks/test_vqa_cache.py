@@ -28,10 +28,12 @@ from sameday.data.questions.images import stamp
 from sameday.data.questions.sample import images_of
 from sameday.hardware.machine import Machine
 from sameday.hardware.ranks import Ranks
+from sameday.models import qwen_vl
 from sameday.spec.errors import EXIT_STOPPED, BadInput
 from sameday.spec.load import dump_yaml
 from sameday.spec.plan import Plan
 from sameday.tasks.base import Caching
+from sameday.tasks.vqa import cache
 from sameday.tasks.vqa.cache import settings_of, write_measured
 from sameday.tasks.vqa.fill import Filling
 from sameday.tasks.vqa.setup import VqaSetup
@@ -157,6 +159,32 @@ def test_another_tower_and_another_size_are_named(home: Path) -> None:
     small = worlds.make_task(home, recipe, Plan(cache="features"))
     assert "max_pixels: 1024 here" in small.notes[0] and "tower:" not in small.notes[0]
     assert contents(small) and all(not any(batch.ready) for batch in small.batches(0, None, Ranks()))
+
+
+@pytest.mark.parametrize("what", ["device", "compile"])
+def test_features_of_another_device_or_of_compiled_layers_are_not_read(
+    home: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are rounded otherwise: a run would depend on who filled its cache."""
+    monkeypatch.setattr(qwen_vl, "COMPILE_BACKEND", "eager")
+    task = make(home, cache="features")
+    learned(task)
+    settled(task)
+    pixels = settings_of("pixels", task.processor, task.model)
+    known = settings_of("features", task.processor, task.model)
+    assert Store(home / "sameday-cache", known).contents() == contents(task)
+    if what == "device":
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
+        assert cache.device_name(torch.device("cuda", 1)) == "a GPU" != cache.device_name(torch.device("cpu"))
+        monkeypatch.setattr(cache, "device_name", lambda _: "a GPU")
+    other = make(home, cache="features", compile="layers" if what == "compile" else "none")
+    theirs = settings_of("features", other.processor, other.model)
+    assert [text.split(":")[0] for text in differences(known, theirs)] == [what]
+    assert other.notes[0].startswith("cache: features of 0 of ") and f"others there have {what}: " in other.notes[0]
+    assert all(not any(batch.ready) for batch in other.batches(0, None, Ranks()))
+    assert settings_of("pixels", other.processor, other.model) == pixels, "which the model has no part in"
+    monkeypatch.undo()
+    assert all(all(batch.ready) for batch in make(home, cache="features").batches(0, None, Ranks()))
 
 
 def test_features_of_a_trained_tower_are_refused(home: Path) -> None:

@@ -3,12 +3,12 @@ no more than the time it takes away, and no remedy computes faster than the floo
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from sameday.spec.plan import Plan
+from sameday.spec.words import in_yaml
 
 WORTH_NAMING = 1.02
 """What could give less than this is not told from noise."""
@@ -160,11 +160,6 @@ def advise(facts: Facts) -> list[Remedy]:
     return sorted((each for each in found if each.at_most >= WORTH_NAMING), key=lambda each: -each.likely)
 
 
-def shown(value: Any) -> str:
-    """As a plan has it in its file."""
-    return value if isinstance(value, str) else json.dumps(value)
-
-
 def differing(plan: Plan, change: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in change.items() if getattr(plan, name) != value}
 
@@ -176,7 +171,7 @@ def _remedy(
     `saved` is the most that it takes away; never so much that a step would be faster than its floor, unless that is
     another one with the remedy."""
     change = {} if isinstance(what, str) else differing(facts.plan, what)
-    words = what if isinstance(what, str) else ", ".join(f"plan.{name} {shown(new)}" for name, new in change.items())
+    words = what if isinstance(what, str) else ", ".join(f"plan.{name} {in_yaml(new)}" for name, new in change.items())
     least = max(facts.total - saved, facts.floor if floor else 0.0, facts.total / 1000)
     return Remedy(words, facts.total / min(least, facts.total), why, saved if likely is None else likely, change)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
+from typing import Any
 
 
 def number(value: float) -> str:
@@ -30,3 +32,8 @@ def first_names(names: Sequence[str], most: int = 32) -> str:
     """A step may have thousands of samples; nobody reads that many."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def in_yaml(value: Any) -> str:
+    """As a recipe or a plan has it in its file."""
+    return value if isinstance(value, str) else json.dumps(value)

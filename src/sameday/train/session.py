@@ -13,6 +13,7 @@ from sameday.spec.errors import EXIT_OUT_OF_MEMORY, RunStopped
 from sameday.spec.load import load_plan, load_recipe, split_sets
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
+from sameday.spec.words import in_yaml
 from sameday.tasks.base import Audited, Resolved, Say, Task, TaskSetup
 from sameday.tasks.registry import setup_of
 
@@ -107,9 +108,9 @@ class Session:
     def choices(self) -> Iterator[str]:
         """What was chosen for the machine, and what the plan left to it, each with its reason."""
         for name, why in self.reasons.items():
-            yield f"plan.{name}: {getattr(self.plan, name)}, because {why}"
+            yield f"plan.{name}: {in_yaml(getattr(self.plan, name))}, because {why}"
         for name, (value, why) in self.resolved.values.items():
-            yield f"{name}: {value}, because {why}"
+            yield f"{name}: {in_yaml(value)}, because {why}"
 
     def audit(self, splits: Sequence[str] = SPLITS, few: Mapping[str, int] | None = None) -> Audited:
         """By the first rank, for all of them."""

@@ -40,8 +40,15 @@ def settings_of(kind: Kind, processor: ImageProcessor, model: QwenVL | None) -> 
             "number": str(model.levels.dtype).removeprefix("torch."),
             "tower": model.tower_digest(),
             "torch": torch.__version__,
+            "device": device_name(model.device),
+            "compile": model.plan.compile,
         }
     return Settings(kind, fields)
+
+
+def device_name(device: torch.device) -> str:
+    """Of what computes there: another one rounds otherwise."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU {platform.machine()}"
 
 
 @dataclass(frozen=True)
@@ -109,7 +116,7 @@ ASIDE = ("cache", "cache_dir", "log_steps", "eval_steps", "eval_token_budget", "
 
 
 def measured_path(folder: Path, recipe: VlmRecipe, plan: Plan, model: QwenVL) -> Path:
-    machine = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else platform.processor() or "cpu"
+    machine = device_name(model.device)
     timed = {name: value for name, value in plan.model_dump(mode="json").items() if name not in ASIDE}
     key = json.dumps([recipe.fingerprint, platform.node(), machine, timed], sort_keys=True)
     return folder / f"measured-{hashlib.sha256(key.encode()).hexdigest()[:12]}.json"
