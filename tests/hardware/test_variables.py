@@ -113,12 +113,12 @@ def test_the_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
     monkeypatch.setattr("sameday.hardware.variables.installed_files", lambda: iter([Path(torch.__file__)]))
     words = ["profile", str(tmp_path / "recipe.yaml"), "--hardware", "--set", "plan.device=cpu"]
-    words += ["--set", "plan.cudnn_benchmark=true", "--set", "plan.eval_steps=null"]
+    words += ["--set", "plan.pin_memory=true", "--set", "plan.eval_steps=null"]
     done = CliRunner().invoke(app, words, catch_exceptions=False)
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # as the other tests have it
     assert done.exit_code == 0 and max(map(len, done.output.splitlines())) <= 100
-    for words in ("float32 products", "GB/s", "attention flex", "level_kernel: plain, because", NOTHING.split(",")[0]):
+    for words in ("float32 matmuls", "GB/s", "attention flex", "level_kernel: plain, because", NOTHING.split(",")[0]):
         assert words in done.output, done.output
-    assert "plan.cudnn_benchmark: true, because" in done.output and "plan.eval_steps: null, because" in done.output
+    assert "plan.pin_memory: true, because" in done.output and "plan.eval_steps: null, because" in done.output
     assert "HF_TOKEN=(hidden)" in done.output and "hf_abc" not in done.output
     assert "TOKENIZERS_PARALLELISM" not in done.output, "the program sets it, and not the user"

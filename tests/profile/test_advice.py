@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import sets
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sameday.hardware.machine import Machine
-from sameday.profile.advice import COMPUTE, DATA, ONCE, OTHER, Cut, Facts, Remedy, advise, bound_by, cuts_to_try
+from sameday.profile.advice import COMPUTE, DATA, ONCE, OTHER, Cut, Facts, Remedy, advise, bound_by, differing
 from sameday.spec.plan import Plan, fields_of
 from sameday.spec.plan import changed as changed_fields
+from sameday.spec.recipe import Recipe
 from sameday.spec.vqa import VqaRecipe
-from sameday.tasks.classify.automatic import check_plan
-from sameday.tasks.vqa.automatic import attention_kernel, choose_plan
+from sameday.tasks.base import TaskSetup
+from sameday.tasks.classify.setup import ClassifySetup
+from sameday.tasks.vqa.automatic import choose_plan
+from sameday.tasks.vqa.setup import VqaSetup
 
+RECIPE = VqaRecipe(model="m", data={"train": "t.jsonl"}, effective_batch=4, learning_rate=1e-4, num_epochs=1)
+QUESTIONS, PICTURES = VqaSetup(RECIPE, Path()), ClassifySetup(sets.tiny_recipe(precision="bf16"), Path())
+VQA, CLASSIFY = (frozenset(fields_of(setup.recipe)) for setup in (QUESTIONS, PICTURES))
+COMMON = frozenset(fields_of(Recipe))
+"""What every task follows."""
 BEST = Plan(
     share_images=True,
     packing=True,
@@ -31,9 +41,9 @@ BEST = Plan(
     cache="pixels",
 )
 GPU = Facts(
-    task="vqa",
     device="cuda",
     plan=BEST,
+    fields=VQA,
     parts={
         "wait": 0.002,
         "copy": 0.001,
@@ -55,9 +65,9 @@ GPU = Facts(
 )
 CPU = replace(GPU, device="cpu", busy=None, triton=False, plan=BEST.model_copy(update={"compile": "none"}))
 BDH = Facts(
-    task="classify",
     device="cuda",
     plan=Plan(level_kernel="plain", optimizer_impl="fused", pin_memory=True, images_on="device", workers=15),
+    fields=CLASSIFY,
     parts={"forward": 0.007, "backward": 0.014, "optimizer": 0.0005, "prepare": 0.0002},
     cores=16,
     floor=0.0008,
@@ -74,6 +84,17 @@ def changed(
     return replace(facts, parts=facts.parts | (parts or {}), plan=facts.plan.model_copy(update=plan or {}), **more)
 
 
+def setup_for(facts: Facts) -> TaskSetup:
+    return QUESTIONS if facts.fields == VQA else PICTURES
+
+
+def cuts_to_try(facts: Facts, plan: Plan) -> list[dict[str, Any]]:
+    """Only the fields that differ, as `sameday profile` counts them."""
+    changes = setup_for(facts).cuts(facts.device, plan)
+    return [change for change in (differing(plan, each) for each in changes) if change]
+
+
+TRAINED_TOWER = frozenset({("cache", "features")})
 LARGER = Cut({"token_budget": 32768}, 1.0, 0.17)
 WHOLE = Cut({"micro_batch": None}, 1.0, 0.0008)
 PLANTED: dict[str, tuple[Facts, str, str]] = {
@@ -182,7 +203,7 @@ def test_a_good_plan_is_left_alone() -> None:
 
 
 def test_no_room_no_tower_no_advice() -> None:
-    full = changed(GPU, {"backward": 0.23}, {"checkpointing": "full"}, used=90 * 2**30, frozen_tower=False)
+    full = changed(GPU, {"backward": 0.23}, {"checkpointing": "full"}, used=90 * 2**30, cannot=TRAINED_TOWER)
     assert not advise(full) and not advise(changed(full, busy=0.3, micro_batches=16.0, cuts=(LARGER,)))
 
 
@@ -204,7 +225,7 @@ def test_all_that_shrinks_with_fewer_micro_batches_is_promised() -> None:
     """Measured with examples/patterns_bdh.yaml on two cores: 318 ms a step with micro_batch 1, and 63 with 32."""
     parts = {"wait": 65.2, "copy": 1.0, "prepare": 3.6, "forward": 110.3, "loss": 5.0, "backward": 128.0}
     parts |= {"optimizer": 1.4, "log": 0.1, "other": 3.6}
-    facts = Facts("classify", "cpu", Plan(micro_batch=1), parts, 2, 32.0, 32.0, executed=3.1, floor=2.2, alone=2.2)
+    facts = Facts("cpu", Plan(micro_batch=1), CLASSIFY, parts, 2, 32.0, 32.0, executed=3.1, floor=2.2, alone=2.2)
     first = advise(replace(facts, cuts=(Cut({"micro_batch": None}, 1.0, 3.1),)))[0]
     assert first.remedy == "plan.micro_batch null" and first.at_most > 318 / 63
     assert bound_by(facts) == "small operations"
@@ -215,13 +236,13 @@ COSTS = st.fixed_dictionaries({name: st.floats(0, 1) for name in (*DATA, *COMPUT
 
 @given(COSTS, COSTS, st.floats(0.01, 1), st.integers(2, 64), st.sampled_from(["cpu", "cuda"]), st.floats(0, 1))
 def test_no_larger_micro_batch_beats_its_promise(
-    calls: dict[str, float], work: dict[str, float], products: float, pieces: int, device: str, busy: float
+    calls: dict[str, float], work: dict[str, float], matmuls: float, pieces: int, device: str, busy: float
 ) -> None:
     """Where each part takes so much for every micro-batch, and so much for a step."""
     once = {name: 0.01 for name in ONCE}
-    executed = products * sum(work[name] for name in COMPUTE)
+    executed = matmuls * sum(work[name] for name in COMPUTE)
     before, after = (once | {name: count * calls[name] + work[name] for name in calls} for count in (pieces, 1))
-    facts = Facts("classify", device, Plan(micro_batch=1, workers=64), before, 4, pieces, pieces)
+    facts = Facts(device, Plan(micro_batch=1, workers=64), CLASSIFY, before, 4, pieces, pieces)
     facts = replace(facts, floor=executed, executed=executed, cuts=(Cut({"micro_batch": None}, 1.0, executed),))
     facts = replace(facts, busy=None if device == "cpu" else busy, memory=2.0)
     for found in named(facts, "micro_batch"):
@@ -240,10 +261,9 @@ def demo(budget: int) -> Facts:
     compute, executed, pieces = measured[budget]
     plan = Plan(share_images=True, packing=True, max_questions=None, token_budget=budget, label_only_logits=True)
     parts = {"wait": 0.03, "decode": 0.002, "forward": compute / 3, "backward": compute / 1.5, "optimizer": 0.005}
-    cuts = [Cut(each, *measured[each["token_budget"]][:0:-1]) for each in cuts_to_try("vqa", "cpu", plan)]
-    return Facts(
-        "vqa", "cpu", plan, parts, 2, 64.0, pieces, floor=0.028, executed=executed, alone=0.13, cuts=tuple(cuts)
-    )
+    facts = Facts("cpu", plan, VQA, parts, 2, 64.0, pieces, floor=0.028, executed=executed, alone=0.13)
+    cuts = [Cut(each, *measured[each["token_budget"]][:0:-1]) for each in cuts_to_try(facts, plan)]
+    return replace(facts, cuts=tuple(cuts))
 
 
 @pytest.mark.parametrize(("budget", "better"), [(256, 512), (512, None), (1024, None), (2048, 1024), (8192, 1024)])
@@ -266,14 +286,13 @@ def test_cuts_are_whole_changes(device: str, share: bool, pack: bool, budget: in
     """No budget is beyond what would be chosen for a CPU; no field is named that is so already; none is forgotten
     without which nothing would change."""
     plan = Plan(share_images=share, packing=pack, token_budget=budget, max_questions=most)
-    recipe = VqaRecipe(model="m", data={"train": "t.jsonl"}, effective_batch=4, learning_rate=1e-4, num_epochs=1)
-    chosen, _ = choose_plan(recipe, Machine("cpu", "CPU", 2**34, 4, False), SimpleNamespace(text_config=None), 1)
-    for change in cuts_to_try("vqa", device, plan):
+    chosen, _ = choose_plan(RECIPE, Machine("cpu", "CPU", 2**34, 4, False), SimpleNamespace(text_config=None), 1)
+    for change in cuts_to_try(replace(GPU, device=device), plan):
         after = plan.model_copy(update=change)
         assert all(getattr(plan, name) != value for name, value in change.items()) and after.max_questions is None
         assert device == "cuda" or after.token_budget <= chosen.token_budget
         assert after.share_images == share or (after.share_images and after.packing)
-    assert cuts_to_try("classify", device, Plan()) == []
+    assert cuts_to_try(replace(BDH, device=device), Plan()) == []
 
 
 # Data
@@ -306,7 +325,7 @@ def as_written(value: Any) -> str:
 
 def can_run(facts: Facts, fields: dict[str, Any]) -> Plan:
     """A plan with these fields, those of the task, that is not refused to begin with."""
-    own = {name: value for name, value in fields.items() if name in fields_of(facts.task)}
+    own = {name: value for name, value in fields.items() if name in facts.fields}
     plan = facts.plan.model_copy(update=own)
     return plan.model_copy(update={"pin_memory": False}) if plan.cuda_graphs and plan.workers else plan
 
@@ -328,7 +347,7 @@ FACTS = st.builds(
         micro_batches=1 + round(40 * numbers[3]),
         cuts=tuple(
             Cut(change, 1 + round(9 * numbers[1]), numbers[0] * sum(parts.values()))
-            for change in cuts_to_try(facts.task, facts.device, facts.plan.model_copy(update=fields))
+            for change in cuts_to_try(facts, facts.plan.model_copy(update=fields))
         ),
         waits=(("x.py:1", 3),) if numbers[3] > 0.5 and facts.device == "cuda" else (),
     ),
@@ -373,13 +392,24 @@ def test_what_a_remedy_says_to_set_is_all_that_it_takes(facts: Facts) -> None:
     for each in advise(facts):
         words = [f"plan.{name} {as_written(value)}" for name, value in each.change.items()]
         assert not words or each.remedy == ", ".join(words)
-        assert set(each.change) <= set(fields_of(facts.task))
+        assert set(each.change) <= facts.fields
         after = Plan.model_validate(facts.plan.model_dump() | each.change)
         assert set(changed_fields(facts.plan, after, dropout=False)) == set(each.change)
-        if facts.task == "vqa":
-            attention_kernel(after, facts.device, "bf16", facts.triton)
-        else:
-            check_plan(after, facts.device, "bf16", facts.triton)
+        machine = Machine(facts.device, "", 0, facts.cores, facts.triton, capability=(9, 0))
+        setup_for(facts).check_plan(after, machine)
+
+
+@given(FACTS, st.data())
+def test_nothing_is_advised_that_a_task_cannot_follow(facts: Facts, data: st.DataObject) -> None:
+    """Fields that it does not have, and values that its recipe cannot use here. Another task has cuts of its own."""
+    for each in advise(facts):
+        for name, value in each.change.items():
+            cannot = replace(facts, cannot=frozenset({(name, value)}), cuts=())
+            if name in ("level_kernel", "cache", "cuda_graphs", "checkpointing", "label_only_logits"):
+                assert all(other.change.get(name) != value for other in advise(cannot))
+    lacking = data.draw(st.sampled_from(sorted(facts.fields - COMMON)))
+    fewer = replace(facts, fields=facts.fields - {lacking}, cuts=())
+    assert all(lacking not in each.change for each in advise(fewer))
 
 
 @given(FACTS)

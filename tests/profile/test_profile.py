@@ -20,14 +20,16 @@ from sameday.cli import app
 from sameday.data.questions import source
 from sameday.hardware.parts import PARTS
 from sameday.profile import timeline
-from sameday.profile.command import PATIENCE, images_folder, progress
+from sameday.profile.command import PATIENCE, progress
 from sameday.profile.found import short_place
 from sameday.profile.timeline import covered
 from sameday.spec.errors import BadInput, RunStopped
 from sameday.spec.load import dump_yaml, load_recipe
 from sameday.spec.plan import Plan
+from sameday.tasks.registry import setup_of
 
-SLOW = 0.1
+SLOW = 0.3
+"""Seconds that a busy machine's step does not hide."""
 SHARED = ["share_images=true", "packing=true", "max_questions=null", "label_only_logits=true", "optimizer_impl=foreach"]
 CPU = ["device=cpu", "workers=0"]
 """What these tests are about, on a machine with a GPU too."""
@@ -139,13 +141,14 @@ def test_the_disk_is_the_images_own(homes: dict[str, Path], tmp_path: Path, monk
 
 
 def test_a_cache_has_a_disk_of_its_own(tmp_path: Path) -> None:
-    vqa, pictures = worlds.tiny_recipe(tmp_path / "model"), sets.tiny_recipe()
-    for folder in ("here", "set", vqa.data.image_root):
+    recipe = worlds.tiny_recipe(tmp_path / "model")
+    vqa, pictures = setup_of(recipe, tmp_path), setup_of(sets.tiny_recipe(), tmp_path)
+    for folder in ("here", "set", recipe.data.image_root):
         (tmp_path / folder).mkdir(exist_ok=True)
     cached = Plan(cache="pixels", cache_dir="here/not/yet")
-    assert images_folder(vqa, Plan(), tmp_path) == (tmp_path / vqa.data.image_root).resolve()
-    assert images_folder(vqa, cached, tmp_path) == tmp_path / "here"
-    assert images_folder(pictures, Plan(), tmp_path) == tmp_path / "set"
+    assert vqa.images_folder(Plan()) == (tmp_path / recipe.data.image_root).resolve()
+    assert vqa.images_folder(cached) == tmp_path / "here"
+    assert pictures.images_folder(Plan()) is None, "they are in memory before the first step"
     assert not (tmp_path / "here/not").exists()
 
 
@@ -234,8 +237,8 @@ def test_what_is_read_is_not_written_over(homes: dict[str, Path], tmp_path: Path
 
 
 def test_a_run_that_cannot_go_on_says_why(homes: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sameday.tasks.classify.ClassifyTask.smaller_budget", lambda *_: None)
-    monkeypatch.setattr("sameday.tasks.classify.ClassifyTask.loss_sum", _no_memory)
+    monkeypatch.setattr("sameday.tasks.classify.task.ClassifyTask.smaller_budget", lambda *_: None)
+    monkeypatch.setattr("sameday.tasks.classify.task.ClassifyTask.loss_sum", _no_memory)
     done = CliRunner().invoke(app, ["profile", str(homes["classify"] / "recipe.yaml"), "--set", "plan.device=cpu"])
     assert isinstance(done.exception, RunStopped) and "out of memory with a single image" in str(done.exception)
 

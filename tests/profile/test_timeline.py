@@ -1,4 +1,4 @@
-"""Steps that are timed by the training loop itself: nothing is left behind, and what ends them early says so."""
+"""Steps that are timed as the training loop does them: nothing is left behind, and what ends them early says so."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import os
 import signal
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -14,31 +15,39 @@ import pytest
 import sets
 import torch
 
-from sameday.profile.timeline import practice, record
-from sameday.spec.errors import EXIT_DIVERGED, EXIT_STOPPED, RunStopped
+from sameday.profile.timeline import record
+from sameday.spec.errors import EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, EXIT_STOPPED, RunStopped
 from sameday.spec.plan import Plan
-from sameday.train import checkpoint, ending
+from sameday.train import checkpoint, commit
+from sameday.train.session import Session, Specs
 
 pytestmark = pytest.mark.usefixtures("own_signals")
 
-PLANS = {"as it is known": Plan(), "a step ahead": Plan(optimizer_impl="fused")}
+PLANS = {"as it is known": Plan(device="cpu"), "a step ahead": Plan(device="cpu", optimizer_impl="fused")}
 
 
 @pytest.fixture(params=PLANS)
 def plan(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Plan:
-    monkeypatch.setattr(ending, "AHEAD", {"cpu": 1})
+    monkeypatch.setattr(commit, "AHEAD", {"cpu": 1})
     return PLANS[request.param]
 
 
 @pytest.fixture
-def ready(tmp_path: Path) -> Callable[..., tuple[Any, Any]]:
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def ready(tmp_path: Path, said: list[str]) -> Iterator[Callable[..., tuple[Session, Any]]]:
     home = sets.write_set(tmp_path)
+    with ExitStack() as open_sessions:
 
-    def make(plan: Plan, **changes: Any) -> tuple[Any, Any]:
-        recipe = sets.tiny_recipe(**changes)
-        return recipe, sets.make_task(home, recipe, plan)
+        def make(plan: Plan, **changes: Any) -> tuple[Session, Any]:
+            session = Session.start(Specs(sets.tiny_recipe(**changes), home, plan), said.append)
+            open_sessions.enter_context(closing(session))
+            return session, session.load(session.audit().splits)
 
-    return make
+        yield make
 
 
 @pytest.mark.parametrize(("steps", "warmup"), [(1, 0), (3, 2)])
@@ -50,41 +59,46 @@ def test_as_many_steps_as_were_asked_for(
 
     monkeypatch.setattr(checkpoint, "write", never)
     handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-    recipe, task = ready(plan)
+    session, task = ready(plan)
+    start, files = [p.detach().clone() for p in task.trained().values()], set(tmp_path.rglob("*"))
     told: list[int] = []
-    line = record(recipe, plan, task, tmp_path, steps, warmup, told.append)
+    line = record(session, task, steps, warmup, told.append)
     assert len(line.steps) + len(line.left_out) == steps
     assert line.samples == statistics.mean(len(task.step_ids(step)) for step in range(warmup, warmup + steps))
-    assert told == list(range(warmup + steps + 2))
+    assert told == list(range(1, warmup + steps + 3)), "two more: the steps that count are followed by others, as usual"
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
+    assert all(torch.equal(p, q) for p, q in zip(task.trained().values(), start, strict=True))
+    assert set(tmp_path.rglob("*")) == files, "nothing of the user's is written"
 
 
-def test_asked_to_stop(ready: Any, tmp_path: Path, plan: Plan) -> None:
-    recipe, task = ready(plan)
+def test_asked_to_stop(ready: Any, plan: Plan) -> None:
+    session, task = ready(plan)
     with pytest.raises(RunStopped, match="asked to stop before all steps were timed") as stopped:
-        record(recipe, plan, task, tmp_path, 3, 1, lambda n: os.kill(os.getpid(), signal.SIGTERM) if n == 2 else None)
+        record(session, task, 3, 1, lambda n: os.kill(os.getpid(), signal.SIGTERM) if n == 2 else None)
     assert stopped.value.code == EXIT_STOPPED
 
 
-def test_a_run_that_diverges_says_so(ready: Any, tmp_path: Path, plan: Plan) -> None:
-    recipe, task = ready(plan, learning_rate=1e30, warmup_steps=0)
-    with pytest.raises(RunStopped, match=r"step \d: ") as stopped:
-        record(recipe, plan, task, tmp_path, 5, 1)
+def test_a_run_that_diverges_says_so(ready: Any, plan: Plan) -> None:
+    session, task = ready(plan)
+    plain = task.loss_sum
+
+    def loss_sum(batch: Any, step: int) -> Any:
+        loss, each = plain(batch, step)
+        return (loss * float("nan") if step == 3 else loss), each
+
+    task.loss_sum = loss_sum
+    with pytest.raises(RunStopped, match=r"step 4: loss nan") as stopped:
+        record(session, task, 5, 1)
     assert stopped.value.code == EXIT_DIVERGED
 
 
-def test_practice_gives_each_step_once(ready: Any, plan: Plan) -> None:
-    recipe, task = ready(plan.model_copy(update={"micro_batch": 3}))
-    start = [p.detach().clone() for p in task.trained().values()]
-    assert list(practice(recipe, plan, task, [0, 4, 5])) == [3, 3, 3]
-    assert all(torch.equal(p, q) for p, q in zip(task.trained().values(), start, strict=True))
-
-
-def test_a_step_that_is_done_again_counts_once(ready: Any, tmp_path: Path, plan: Plan) -> None:
-    recipe, task = ready(plan)
-    plain, refused = task.loss_sum, list[int]()
+def test_a_step_that_runs_out_of_memory_counts_once(ready: Any, plan: Plan, said: list[str]) -> None:
+    """All steps are done again, with the budget of the step that had no room; what was lost is in none of them."""
+    session, task = ready(plan)
+    plain, refused, sizes = task.loss_sum, list[int](), list[tuple[int, int]]()
 
     def loss_sum(batch: Any, step: int) -> Any:
+        sizes.append((step, len(batch)))
         if step == 2 and not refused:
             refused.append(step)
             time.sleep(0.5)
@@ -92,5 +106,37 @@ def test_a_step_that_is_done_again_counts_once(ready: Any, tmp_path: Path, plan:
         return plain(batch, step)
 
     task.loss_sum = loss_sum
-    line = record(recipe, plan, task, tmp_path, 3, 1)
+    line = record(session, task, 3, 1)
     assert refused and len(line.steps) + len(line.left_out) == 3 and max((*line.seconds, *line.left_out)) < 0.5
+    assert said == ["step 3: out of memory; micro batch 8 -> 4, all steps are done again"]
+    again = sizes[sizes.index((2, 8)) + 1 :]
+    assert [step for step, _ in again] == [step for step in range(6) for _ in range(2)]
+    assert max(size for _, size in again) == 4
+
+
+def test_the_step_that_ran_out_of_memory_is_the_one_that_is_cut(ready: Any, plan: Plan, said: list[str]) -> None:
+    """Its neighbours may be in single samples already: here the last step of an epoch, which has only six images."""
+    session, task = ready(plan)
+    plain = task.loss_sum
+
+    def loss_sum(batch: Any, step: int) -> Any:
+        if len(batch) > 5 and len(task.step_ids(step)) == 6:
+            raise torch.OutOfMemoryError("planted")
+        return plain(batch, step)
+
+    task.loss_sum = loss_sum
+    assert len(task.step_ids(3)) == 6 and len(task.step_ids(0)) == 8
+    record(session, task, 3, 1)
+    assert said == ["step 4: out of memory; micro batch 6 -> 3, all steps are done again"]
+
+
+def test_a_sample_that_never_fits(ready: Any, plan: Plan) -> None:
+    session, task = ready(plan)
+
+    def loss_sum(*_: object) -> None:
+        raise torch.OutOfMemoryError("planted")
+
+    task.loss_sum = loss_sum
+    with pytest.raises(RunStopped, match="out of memory with a single image in a micro-batch") as stopped:
+        record(session, task, 3, 1)
+    assert stopped.value.code == EXIT_OUT_OF_MEMORY

@@ -24,7 +24,7 @@ from sameday.spec.errors import EXIT_DIVERGED, EXIT_STOPPED, BadInput, RunStoppe
 from sameday.spec.plan import Plan
 from sameday.spec.record import RunFolder, read_metrics
 from sameday.tasks.vqa.task import VqaTask
-from sameday.train import ending
+from sameday.train import commit
 from sameday.train.loop import train
 
 pytestmark = pytest.mark.usefixtures("own_signals")
@@ -57,7 +57,7 @@ class Runs:
         self.total = 5 * worlds.make_task(world, self.recipe, PLAN).steps_per_epoch()
 
     def train(self, name: str, ahead: int, change: Change = lambda _: None, stop_after: int | None = None) -> VqaTask:
-        self.patch.setattr(ending, "AHEAD", {"cpu": ahead})
+        self.patch.setattr(commit, "AHEAD", {"cpu": ahead})
         task = worlds.make_task(self.world, self.recipe, PLAN)
         change(task)
         self.task = task
@@ -91,19 +91,19 @@ def before_losses(task: Any, then: Callable[[Any, int], None]) -> None:
 
 
 def test_the_same_run(runs: Runs) -> None:
-    begun: list[int] = []
+    launched: list[int] = []
     known: list[int] = []
-    finish = ending.StepCommit.finish
+    finish = commit.StepCommit.finish
 
-    def finishing(self: ending.StepCommit, answer: ending.PendingScalars) -> list[float]:
-        known.append(len(begun))
-        return finish(self, answer)
+    def finishing(self: commit.StepCommit, scalars: commit.PendingScalars) -> list[float]:
+        known.append(len(launched))
+        return finish(self, scalars)
 
     plain = runs.train("plain", 0)
-    runs.patch.setattr(ending.StepCommit, "finish", finishing)
-    ahead = runs.train("ahead", 1, lambda task: before_losses(task, lambda _, step: begun.append(step)))
+    runs.patch.setattr(commit.StepCommit, "finish", finishing)
+    ahead = runs.train("ahead", 1, lambda task: before_losses(task, lambda _, step: launched.append(step)))
     assert same(plain, ahead) and runs.metrics("plain") == runs.metrics("ahead")
-    each = len(begun) // runs.total
+    each = len(launched) // runs.total
     lag = [number // each - step for step, number in enumerate(known, 1)]
     wait = {step for step in range(1, runs.total + 1) if step % 5 == 0 or step % 4 == 0 or step == runs.total}
     assert lag == [0 if step in wait else 1 for step in range(1, runs.total + 1)]
@@ -114,7 +114,7 @@ def test_the_same_run(runs: Runs) -> None:
 
 @pytest.mark.parametrize("at", [1, 2, 3, 6])
 def test_memory_runs_out(runs: Runs, at: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """In the step before one that is begun, or at one whose end is waited for; once."""
+    """In the step before one that is launched, or at one whose end is waited for; once."""
 
     def short(task: VqaTask) -> None:
         refused: list[int] = []
@@ -134,7 +134,7 @@ def test_memory_runs_out(runs: Runs, at: int, capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize("at", [1, 3, 6])
 def test_a_loss_is_not_finite(runs: Runs, at: int) -> None:
-    """The weights are those of the step before, though the step after was begun."""
+    """The weights are those of the step before, though the step after was launched."""
 
     def spoil(task: VqaTask) -> None:
         plain = task.loss_sum
@@ -172,7 +172,7 @@ def test_asked_to_stop(runs: Runs, how: str) -> None:
 
 
 @pytest.mark.parametrize("spoiled", [False, True])
-def test_what_was_begun_is_not_lost_with_what_fails_after_it(runs: Runs, spoiled: bool) -> None:
+def test_what_was_launched_is_not_lost_with_what_fails_after_it(runs: Runs, spoiled: bool) -> None:
     """Data that cannot be read in step 7; step 6 was good, or was not finite and is the one to be named."""
 
     def fail(task: VqaTask) -> None:
@@ -206,12 +206,12 @@ def test_each_step_has_its_own_seconds(runs: Runs) -> None:
 def test_memory_runs_out_after_graphs_were_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What the device has begun is thrown away; smaller batches are recorded anew."""
+    """What the device was given is thrown away; smaller batches are recorded anew."""
     home, recipe = sets.write_set(tmp_path), sets.tiny_recipe()
     plan = Plan(cuda_graphs=True, images_on="device", optimizer_impl="fused", save_steps=4, log_steps=1)
     found = []
     for ahead in (0, 1):
-        monkeypatch.setattr(ending, "AHEAD", {"cuda": ahead})
+        monkeypatch.setattr(commit, "AHEAD", {"cuda": ahead})
         task = sets.make_task(home, recipe, plan, "cuda")
         refused: list[int] = []
 

@@ -22,11 +22,14 @@ from sameday.hardware.parts import PARTS, Clock
 from sameday.hardware.ranks import Ranks
 from sameday.models.qwen_vl import QwenVL
 from sameday.models.vision_bdh import VisionBDH
+from sameday.profile import timeline
 from sameday.spec.errors import RunStopped
 from sameday.spec.plan import Plan
 from sameday.spec.record import RunFolder, read_metrics
+from sameday.train import loop
 from sameday.train.commit import PendingScalars
 from sameday.train.loop import train
+from sameday.train.session import Session, Specs
 from sameday.train.watch import Watch
 
 DELAY = 0.02
@@ -99,23 +102,56 @@ def ready(homes: dict[str, Path], name: str, plan: Plan) -> tuple[Any, Any]:
     return recipe, sets.make_task(homes[name], recipe, plan)
 
 
-@pytest.mark.parametrize(("name", "part"), [(name, part) for name, parts in WHERE.items() for part in parts])
-def test_a_delay_shows_where_it_is(
-    homes: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, part: str
-) -> None:
-    plan = Plan(log_steps=100, eval_steps=None, save_steps=100)
-    recipe, task = ready(homes, name, plan)
+PLACES = [(name, part) for name, parts in WHERE.items() for part in parts]
+
+
+def delayed(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, part: str) -> Time:
+    """Clocks that this module makes go by a time that passes in this part alone."""
     time = Time()
-    clock = Clock(task.device, time)
+    monkeypatch.setattr(module, "Clock", lambda device: Clock(device, time))
     owner, attribute = WHERE[name][part]
     monkeypatch.setattr(owner, attribute, time.slowed(getattr(owner, attribute)))
+    return time
+
+
+def check(step: dict[str, float], part: str) -> None:
+    assert step[part] >= DELAY - 1e-9, f"the delay is not in {part}"
+    assert all(seconds == 0 for other, seconds in step.items() if other != part), step
+
+
+@pytest.mark.parametrize(("name", "part"), PLACES)
+def test_a_delay_shows_where_it_is(
+    homes: dict[str, Path], monkeypatch: pytest.MonkeyPatch, name: str, part: str
+) -> None:
+    """By the profiler's clock, which goes on from one step to the next."""
+    plan = Plan(device="cpu")
+    recipe, task = ready(homes, name, plan)
+    with closing(Session.start(Specs(recipe, homes[name], plan))) as session:
+        time = delayed(monkeypatch, timeline, name, part)
+        found = timeline.record(session, task, STEPS, 1)
+    assert len(found.steps) == STEPS and not found.left_out
+    for step in found.steps:
+        check(step, part)
+    assert time.calls >= STEPS + 1
+
+
+@pytest.mark.parametrize(("name", "part"), PLACES)
+def test_a_delay_in_training_shows_where_it_is(
+    homes: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, part: str
+) -> None:
+    """By the clock that the loop gives to a step. What is logged is a step that has ended: that is no part of it."""
+    plan = Plan(log_steps=1, eval_steps=None, save_steps=100)
+    recipe, task = ready(homes, name, plan)
+    time = delayed(monkeypatch, loop, name, part)
     with closing(RunFolder.open(tmp_path / "run", recipe, plan, homes[name])) as run, pytest.raises(RunStopped):
-        train(recipe, plan, task, run, Ranks(), stop_after=STEPS, clock=clock)
-    found = clock.steps()
-    assert len(found) == STEPS - 1, "the last step is stopped before its end"
-    for step in found:
-        assert step[part] >= DELAY - 1e-9, f"the delay is not in {part}"
-        assert all(seconds == 0 for other, seconds in step.items() if other != part), step
+        train(recipe, plan, task, run, Ranks(), stop_after=STEPS)
+    steps = [record["parts"] for record in read_metrics(run.metrics_path) if "split" not in record]
+    assert len(steps) == STEPS
+    for step in steps:
+        if part == "log":
+            assert not any(step.values())
+        else:
+            check(step, part)
     assert time.calls >= STEPS
 
 

@@ -1,4 +1,5 @@
-"""Memory running out: smaller micro-batches, the same step, the same model; and a clear end where nothing can be cut.
+"""Memory running out: smaller micro-batches, the same step, the same model, in a resumed run too; and a clear end where
+nothing can be cut.
 
 The shortage is planted: micro-batches above a limit raise what CUDA's allocator raises."""
 
@@ -6,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,13 +17,14 @@ import torch
 import worlds
 from torch import Tensor
 
+from sameday.data import loader
 from sameday.data.feed import Feed
 from sameday.hardware.ranks import Ranks
-from sameday.spec.errors import EXIT_OUT_OF_MEMORY, RunStopped
+from sameday.spec.errors import EXIT_OUT_OF_MEMORY, EXIT_STOPPED, RunStopped
 from sameday.spec.plan import Plan
 from sameday.spec.record import RunFolder, read_metrics
 from sameday.tasks.vqa.task import VqaTask
-from sameday.train import loop
+from sameday.train import checkpoint
 from sameday.train.loop import train
 
 pytestmark = pytest.mark.usefixtures("own_signals")
@@ -63,16 +66,36 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return worlds.write_world(tmp_path_factory.mktemp("memory"), 5, (9, 1, 5, 3), hard=True)
 
 
+class Killed(BaseException):
+    """Ends a run as a signal that cannot be caught does: nothing after it is saved."""
+
+
 def run_with(
-    world: Path, model: Path, out: Path, plan: Plan, limit: float
+    world: Path,
+    model: Path,
+    out: Path,
+    plan: Plan,
+    limit: float,
+    stop_after: int | None = None,
+    kill_at: int | None = None,
 ) -> tuple[Shortage, dict[str, Tensor], VqaTask]:
+    """`kill_at` is the step (from 0) that is left in the middle of things."""
     recipe = worlds.tiny_recipe(model, num_epochs=2, order="by_image", effective_batch=8, eps=1e-4)
     task = worlds.make_task(world, recipe, plan)
     shortage = Shortage(limit)
     shortage.plant(task)
     run = RunFolder.open(out, recipe, plan, world)
     try:
-        train(recipe, plan, task, run, Ranks())
+        if kill_at is not None:
+            plain = task.loss_sum
+
+            def loss_sum(batch: Any, step: int) -> tuple[Tensor, Tensor]:
+                if step == kill_at:
+                    raise Killed
+                return plain(batch, step)
+
+            task.loss_sum = loss_sum  # type: ignore[method-assign]
+        train(recipe, plan, task, run, Ranks(), stop_after)
     finally:
         run.close()
     return shortage, {name: p.detach().clone() for name, p in task.trained().items()}, task
@@ -98,7 +121,7 @@ def test_the_step_is_done_again_in_smaller_pieces(
 ) -> None:
     """What was fetched ahead in the larger pieces must not come again."""
     plan = PLANS[name]
-    monkeypatch.setattr(loop, "Feed", LooksAhead if ahead else Feed)
+    monkeypatch.setattr(loader, "Feed", LooksAhead if ahead else Feed)
     roomy, expected, _ = run_with(world, tiny_qwen3, tmp_path / "roomy", plan, limit=float("inf"))
     assert not roomy.refused
     for record in read_metrics(tmp_path / "roomy" / "metrics.jsonl"):
@@ -148,3 +171,72 @@ def test_a_long_question_among_short_ones_that_never_fits(tmp_path: Path, tiny_q
     with pytest.raises(RunStopped) as stopped:
         run_with(tmp_path, tiny_qwen3, tmp_path / "run", PLANS[name], limit=400)
     assert stopped.value.code == EXIT_OUT_OF_MEMORY
+
+
+# Resumed runs
+
+SAVING = PLANS["shared and packed"].model_copy(update={"save_steps": 1, "eval_steps": None})
+
+
+@pytest.fixture(scope="module")
+def lowered(
+    tmp_path_factory: pytest.TempPathFactory, tiny_qwen3: Path, world: Path
+) -> tuple[Path, float, Shortage, dict[str, Tensor]]:
+    """A run without interruption that has too little room in its first step: its folder, the limit, and what it did."""
+    folder = tmp_path_factory.mktemp("lowered")
+    roomy, _, _ = run_with(world, tiny_qwen3, folder / "roomy", SAVING, limit=float("inf"))
+    limit = max(roomy.sizes[0]) - 1
+    whole, weights, _ = run_with(world, tiny_qwen3, folder / "whole", SAVING, limit)
+    assert set(whole.refused) == {0}
+    assert all(whole.sizes[step] != roomy.sizes[step] for step in range(2, 6)), "the budget matters in each step"
+    return folder / "whole", limit, whole, weights
+
+
+def interrupted(world: Path, model: Path, out: Path, limit: float, how: str) -> int:
+    """The same run, ended after its second step; the budget that it left."""
+    if how == "stopped":
+        with pytest.raises(RunStopped, match="asked to stop: step 2 of") as stopped:
+            run_with(world, model, out, SAVING, limit, stop_after=2)
+        assert stopped.value.code == EXIT_STOPPED
+    else:
+        with pytest.raises(Killed):
+            run_with(world, model, out, SAVING, limit, kill_at=2)
+    state = json.loads((out / "checkpoints" / "step-000002" / checkpoint.STATE).read_text())
+    assert state["step"] == 2 and 0 < state["budget"] < SAVING.token_budget
+    budget: int = state["budget"]
+    return budget
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_a_resumed_run_keeps_the_lower_budget(
+    tmp_path: Path, tiny_qwen3: Path, world: Path, lowered: Any, how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By a process with room for everything: only the budget makes it cut steps as the uninterrupted run does."""
+    folder, limit, whole, weights = lowered
+    interrupted(world, tiny_qwen3, tmp_path / "run", limit, how)
+    capsys.readouterr()
+    rest, found, _ = run_with(world, tiny_qwen3, tmp_path / "run", SAVING, limit=float("inf"))
+    said = capsys.readouterr().out
+    assert "resumed from step-000002" in said and "out of memory" not in said
+    assert rest.sizes == {step: whole.sizes[step] for step in range(2, 6)}
+    assert rest.questions == {step: whole.questions[step] for step in range(2, 6)}
+    assert all(torch.equal(found[name], weights[name]) for name in weights)
+    ended, expected = (
+        [(r["step"], r.get("split"), r["loss"]) for r in read_metrics(path / "metrics.jsonl")]
+        for path in (tmp_path / "run", folder)
+    )
+    assert ended == expected
+
+
+def test_whoever_resumes_may_ask_for_less(tmp_path: Path, tiny_qwen3: Path, world: Path, lowered: Any) -> None:
+    """What was saved is no reason to run out of memory again."""
+    _, limit, whole, _ = lowered
+    budget = interrupted(world, tiny_qwen3, tmp_path / "run", limit, "stopped")
+    for asked, same in ((2 * budget, True), (1, False)):
+        plan = SAVING.model_copy(update={"token_budget": asked, "save_total_limit": None})
+        shutil.copytree(tmp_path / "run", tmp_path / f"run-{asked}")
+        rest, _, _ = run_with(world, tiny_qwen3, tmp_path / f"run-{asked}", plan, limit=float("inf"))
+        if same:
+            assert rest.sizes == {step: whole.sizes[step] for step in range(2, 6)}
+        else:
+            assert all(len(rest.sizes[step]) == len(rest.questions[step]) for step in range(2, 6)), "one at a time"

@@ -74,16 +74,16 @@ def test_ranks_without_work(tmp_path: Path, tiny_qwen3: Path) -> None:
 
 DRIVER = """\
 \"\"\"`sameday train` on a machine where rank {rank} has no room for micro-batches above {limit} tokens, and where a
-step is begun before the end of the last is known.\"\"\"
+step is launched before the end of the last is known.\"\"\"
 import os
 
 import torch
 
 from sameday.cli import main
 from sameday.tasks.vqa.task import VqaTask
-from sameday.train import ending
+from sameday.train import commit
 
-ending.AHEAD["cpu"] = 1
+commit.AHEAD["cpu"] = 1
 plain = VqaTask.loss_sum
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,13 +18,21 @@ from worlds import tiny_recipe, write_world
 
 from sameday.spec.plan import Plan
 from sameday.spec.record import RunFolder
-from sameday.train.watch import Watch, clock
+from sameday.spec.words import clock
+from sameday.train.steps import Good
+from sameday.train.watch import Watch
 
 LINE = re.compile(
     r"step (\d+)/(\d+)  loss (\d+\.\d{4})  lr (\d\.\d\de-\d\d)  (\d+\.\d{3}) s/step  (\d+\.\d) samples/s"
     r"(?:  wait (\d+)%)?  left (\d+:\d\d(?::\d\d)?)"
 )
 CPU = torch.device("cpu")
+
+
+def good(step: int, loss: float, seconds: float = 0.5, **input: float) -> Good:
+    """The end of the step after which so many are done."""
+    made: dict[str, Any] = {"norm": 1.5, "rate": 1e-4, "samples": 8, "micro_batches": 1, "stop": False, "phases": None}
+    return Good(step=step - 1, loss=loss, seconds=seconds, input=input, **made)
 
 
 @pytest.fixture
@@ -43,7 +52,7 @@ def losses(run: RunFolder, tag: str = "train/loss") -> dict[int, float]:
 def walk(run: RunFolder, steps: range, total: int, log_steps: int) -> None:
     with Watch(run, total, log_steps, CPU) as watch:
         for step in steps:
-            watch.step(step, 4 / step, 0.5, 8, {"lr": 1e-4, "grad_norm": 1.5})
+            watch.step(good(step, 4 / step))
 
 
 def test_each_interval_is_one_line(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,7 +70,7 @@ def test_waiting_for_input_is_told_where_it_matters(run: RunFolder, capsys: pyte
     """As a share of the time of the steps that the line is about: 1%, then 2%, then 26%."""
     with Watch(run, 10, 1, CPU) as watch:
         for step, wait in enumerate((0.01, 0.03, 0.74), 1):
-            watch.step(step, 1.0, 1.0, 8, {"lr": 1e-4, "wait": wait, "decode": 2 * wait})
+            watch.step(good(step, 1.0, 1.0, wait=wait, decode=2 * wait))
     found = [LINE.fullmatch(line) for line in capsys.readouterr().out.splitlines()]
     assert [match and match[7] for match in found] == [None, "2", "26"]
     assert [(record["wait"], record["decode"]) for record in run.metrics] == [(0.01, 0.02), (0.03, 0.06), (0.74, 1.48)]
@@ -88,7 +97,7 @@ def test_every_step_is_recorded_and_every_interval_charted(run: RunFolder) -> No
 
 def test_scores_are_a_line_a_record_and_a_chart(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     with Watch(run, 10, 5, CPU) as watch:
-        watch.step(4, 1.0, 0.5, 8, {"lr": 1e-4})
+        watch.step(good(4, 1.0))
         watch.evaluation(4, "val", {"loss": 1.23456, "exact_match": 2 / 3, "samples": 9})
     assert capsys.readouterr().out == "step 4/10  val loss 1.2346  exact_match 0.6667\n"
     assert run.metrics[-1] == {
@@ -107,13 +116,13 @@ def test_steps_done_again_are_charted_once(run: RunFolder) -> None:
     time.sleep(1.1)  # TensorBoard tells event files apart by the second they were opened in
     with Watch(run, 8, 1, CPU) as watch:
         for step in range(3, 9):
-            watch.step(step, 100.0 + step, 0.5, 8, {"lr": 1e-4})
+            watch.step(good(step, 100.0 + step))
     assert losses(run) == {1: 4, 2: 2, 3: 103, 4: 104, 5: 105, 6: 106, 7: 107, 8: 108}
 
 
 def test_other_ranks_are_silent(capsys: pytest.CaptureFixture[str]) -> None:
     with Watch(None, 10, 1, CPU) as watch:
-        watch.step(1, 1.0, 0.5, 8, {"lr": 1e-4})
+        watch.step(good(1, 1.0))
         watch.evaluation(1, "val", {"loss": 1.0})
         watch.say("hello")
     assert capsys.readouterr().out == ""

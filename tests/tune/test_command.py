@@ -99,12 +99,12 @@ def test_where_nothing_is_faster_the_plain_plan_is_written(
 
 
 def test_a_device_that_is_named_stays(home: Path, tmp_path: Path, costs: dict[str, float]) -> None:
-    costs["rotary"] = 0.5
+    costs["optimizer_impl"] = 0.5
     said: list[str] = []
     words = ["plan.device=cpu", "plan.workers=0"]
     assert tune(home / "recipe.yaml", tmp_path / "plan.yaml", words, 1.0, None, said.append, check=False) == 0
     plan = load_plan(tmp_path / "plan.yaml")
-    assert (plan.device, plan.workers, plan.rotary) == ("cpu", 0, "cached")
+    assert (plan.device, plan.workers, plan.optimizer_impl) == ("cpu", 0, "foreach")
     trials = [line for line in said if " min " in line]
     assert trials[0].endswith("  plain") and max(len(line) for text in trials for line in text.splitlines()) <= 100
 
@@ -112,7 +112,7 @@ def test_a_device_that_is_named_stays(home: Path, tmp_path: Path, costs: dict[st
 def test_verify_is_heard_while_it_works(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, costs: dict[str, float]
 ) -> None:
-    costs["rotary"] = 0.5
+    costs["optimizer_impl"] = 0.5
     heard, verify, python = tmp_path / "heard", tmp_path / "verify", sys.executable
     verify.write_text(
         f"#!{python}\n"

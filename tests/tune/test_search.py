@@ -5,25 +5,34 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import sets
+import worlds
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sameday.hardware.machine import Machine
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan, fields_of
-from sameday.tasks.classify.automatic import check_plan
+from sameday.tasks.base import Choice, TaskSetup
+from sameday.tasks.classify.setup import ClassifySetup
 from sameday.tasks.vqa.automatic import attention_kernel
+from sameday.tasks.vqa.setup import TUNED_BUDGETS as BUDGETS
+from sameday.tasks.vqa.setup import VqaSetup
 from sameday.tune.search import Found, OutOfTime, ablation, confirm, explore, faster, gain, leave_out, search
-from sameday.tune.space import BUDGETS, Choice, choices, choices_made
+from sameday.tune.space import choices, choices_made
 from sameday.tune.trial import Result
 
 STEPS = range(4, 12)
+CPU = Machine("cpu", "CPU", 2**34, 8, False)
+GPU = Machine("cuda", "GPU", 2**36, 8, True, shared_memory=2**18, capability=(9, 0))
 CHOICES = [
     Choice("share_images", ({"share_images": True, "packing": True, "max_questions": None},)),
     Choice("label_only_logits", ({"label_only_logits": True},)),
-    Choice("token_budget", tuple({"token_budget": n, "max_questions": None} for n in BUDGETS), climb=True),
+    Choice("token_budget", tuple({"token_budget": n, "max_questions": None} for n in BUDGETS), climb=True, cuts=True),
     Choice("attention", ({"attention": "sdpa"}, {"attention": "split"})),
     Choice("optimizer_impl", ({"optimizer_impl": "foreach"}, {"optimizer_impl": "fused"})),
 ]
@@ -71,7 +80,7 @@ def searched(world: World, guess: Plan | None = None) -> Found:
 
 def allowed(plan: Plan) -> bool:
     try:
-        attention_kernel(plan, "cpu", "float32", False)
+        attention_kernel(plan, CPU, "float32")
     except BadInput:
         return False
     return True
@@ -333,14 +342,31 @@ def test_one_step_that_was_held_up_decides_nothing() -> None:
     assert not faster(Result({}, failed="out of memory"), calm) and faster(calm, Result({}, failed="no"))
 
 
-@pytest.mark.parametrize("task", ["vqa", "classify"])
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_only_fields_of_the_task_are_tried(task: str, device: str) -> None:
-    found = choices(task, device, device == "cuda", 8, 1024)
-    assert {name for choice in found for name in choice.fields} <= set(fields_of(task))
-    check: Any = attention_kernel if task == "vqa" else check_plan
+SETUPS: dict[str, TaskSetup] = {
+    "vqa": VqaSetup(worlds.tiny_recipe(Path("model"), precision="bf16"), Path()),
+    "classify": ClassifySetup(sets.tiny_recipe(precision="bf16", effective_batch=1024), Path()),
+}
+
+
+@pytest.mark.parametrize("task", SETUPS)
+@pytest.mark.parametrize("machine", [CPU, GPU], ids=["cpu", "cuda"])
+def test_only_fields_of_the_task_are_tried(task: str, machine: Machine) -> None:
+    setup = SETUPS[task]
+    found = choices(setup, machine)
+    assert {name for choice in found for name in choice.fields} <= set(fields_of(setup.recipe))
     for choice in found:
         for value in choice.values:
             plan = Plan.model_validate(Plan(packing=task == "vqa").model_dump() | value)
-            check(plan, device, "bf16", device == "cuda")
+            setup.check_plan(plan, machine)
     assert len({choice.name for choice in found}) == len(found)
+    assert [choice.name for choice in found if choice.cuts] == (["token_budget"] if task == "vqa" else [])
+
+
+@pytest.mark.parametrize("cuts", [True, False])
+def test_a_step_in_one_piece_is_not_cut_into_larger_ones(cuts: bool) -> None:
+    """Whole steps have room already; any other climb is tried upwards too."""
+    world = World({"token_budget": {n: 1 / n for n in BUDGETS}}, noise=0.0)
+    climb = Choice("any name", CHOICES[2].values, climb=True, cuts=cuts)
+    found = Found(Plan(), [climb], Plan(token_budget=32768, max_questions=None))
+    search(found, world.measure, allowed)
+    assert found.best.token_budget == (32768 if cuts else max(BUDGETS)), "20000 tokens are a whole step"

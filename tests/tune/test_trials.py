@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sets
@@ -16,17 +19,18 @@ from sameday.spec.errors import BadInput
 from sameday.spec.load import dump_yaml, load_plan
 from sameday.spec.plan import Plan
 from sameday.tasks.classify.setup import ClassifySetup
+from sameday.tasks.registry import setup_of
 from sameday.tune import command
 from sameday.tune.command import Trials, tune
 from sameday.tune.search import OutOfTime
-from sameday.tune.trial import FIRST, NO_MEMORY, Job, Result, logged, run
+from sameday.tune.trial import FIRST, LOADED, NO_MEMORY, Job, Result, logged, run
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = sets.write_set(tmp_path_factory.mktemp("set"), train=80)
-    parts = ClassifySetup(sets.tiny_recipe(), home).audit(print).parts
-    (home / "data.pickle").write_bytes(pickle.dumps(parts))
+    splits = ClassifySetup(sets.tiny_recipe(), home).audit(print).splits
+    (home / "data.pickle").write_bytes(pickle.dumps(splits))
     (home / "recipe.yaml").write_text(dump_yaml(sets.tiny_recipe()))
     return home
 
@@ -45,6 +49,29 @@ def test_a_trial_times_the_same_steps_under_every_plan(home: Path, tmp_path: Pat
         assert found.pieces == pieces and found.failed is None
         assert found.loading > 0 and found.warming > 0
     assert len(run(make_job(home, Plan(), seconds=0.0)).seconds) == 2, "as few as are asked for at least"
+
+
+@pytest.mark.parametrize("task", ["classify", "vqa"])
+def test_a_trial_loads_nothing_that_could_be_loaded_once_for_all(
+    home: Path, tmp_path: Path, tiny_qwen3: Path, task: str
+) -> None:
+    """In a process that has what trials are forked with."""
+    recipe: Any = sets.tiny_recipe()
+    if task == "vqa":
+        home = worlds.write_world(tmp_path, seed=5, counts=(4, 4, 4), hard=False)
+        recipe = worlds.tiny_recipe(tiny_qwen3, effective_batch=4)
+        (home / "data.pickle").write_bytes(pickle.dumps(setup_of(recipe, home).audit(print).splits))
+    Job(recipe, Plan(device="cpu"), home, home / "data.pickle", 0.0, least=1, most=1).write(tmp_path / "job.json")
+    modules = [*LOADED, *setup_of(recipe, home).modules]
+    code = (
+        f"import importlib, sys\nfrom pathlib import Path\nfor name in {modules!r}: importlib.import_module(name)\n"
+        "from sameday.tune.trial import Job, run\nbefore = set(sys.modules)\n"
+        f"assert not run(Job.read(Path({str(tmp_path / 'job.json')!r}))).failed\n"
+        "large = ('torch', 'sympy', 'transformers')\n"
+        "print(sum(name.startswith(large) for name in set(sys.modules) - before))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout.split()[-1]) < 40, "a compiler alone is some 800"
 
 
 def trials(home: Path, folder: Path, seconds: float, said: list[str]) -> Trials:
@@ -127,23 +154,39 @@ def test_processes_that_cannot_be_forked_begin_from_nothing(
 def test_a_plain_plan_without_room(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_qwen3: Path, task: str
 ) -> None:
-    """Layers are computed twice then, where there are such."""
+    """Layers are computed twice then, where there are such; images come in smaller micro-batches."""
 
     def no_room(_: Trials, __: Path, plan: Plan) -> Result:
-        enough = plan.checkpointing == "full"
+        enough = plan.checkpointing == "full" or plan.micro_batch == 1
         return Result(dict.fromkeys(range(4, 9), 0.1)) if enough else Result({}, failed=NO_MEMORY)
 
     monkeypatch.setattr(command.Trials, "_run", no_room)
     if task == "classify":
-        with pytest.raises(BadInput, match=r"out of memory under the plain plan; --set plan.micro_batch=… takes less"):
-            tune(home / "recipe.yaml", tmp_path / "plan.yaml", [], 0.5, None, print, check=False)
-        return
-    folder = worlds.write_world(tmp_path / "world", seed=5, counts=(4, 4), hard=False)
-    (folder / "recipe.yaml").write_text(dump_yaml(worlds.tiny_recipe(tiny_qwen3, effective_batch=4)))
+        folder = home
+    else:
+        folder = worlds.write_world(tmp_path / "world", seed=5, counts=(4, 4), hard=False)
+        (folder / "recipe.yaml").write_text(dump_yaml(worlds.tiny_recipe(tiny_qwen3, effective_batch=4)))
     said: list[str] = []
     code = tune(folder / "recipe.yaml", tmp_path / "plan.yaml", [], 0.3, None, said.append, check=False)
-    assert code == 0 and load_plan(tmp_path / "plan.yaml").checkpointing == "full"
+    plan = load_plan(tmp_path / "plan.yaml")
+    assert code == 0 and (plan.checkpointing, plan.micro_batch) == (
+        ("none", 1) if task == "classify" else ("full", None)
+    )
     assert [NO_MEMORY in line for line in said if " min " in line][:2] == [True, False]
+
+
+@pytest.mark.parametrize("task", ["classify", "vqa"])
+def test_no_plan_has_room(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_qwen3: Path, task: str
+) -> None:
+    monkeypatch.setattr(command.Trials, "_run", lambda *_: Result({}, failed=NO_MEMORY))
+    folder = home
+    if task == "vqa":
+        folder = worlds.write_world(tmp_path / "world", seed=5, counts=(4, 4), hard=False)
+        (folder / "recipe.yaml").write_text(dump_yaml(worlds.tiny_recipe(tiny_qwen3, effective_batch=4)))
+    with pytest.raises(BadInput, match=r"tune: out of memory under the plain plan, and with less memory too"):
+        tune(folder / "recipe.yaml", tmp_path / "plan.yaml", [], 0.5, None, print, check=False)
+    assert not (tmp_path / "plan.yaml").exists()
 
 
 def test_whole(home: Path, tmp_path: Path) -> None:
@@ -153,16 +196,16 @@ def test_whole(home: Path, tmp_path: Path) -> None:
     code = tune(
         home / "recipe.yaml",
         tmp_path / "plan.yaml",
-        ["plan.rotary=cached", "plan.environment={OMP_NUM_THREADS: '1'}"],
-        0.3,
+        ["plan.images_on=device", "plan.environment={OMP_NUM_THREADS: '1'}"],
+        0.6,
         tmp_path / "tune.json",
         said.append,
         check=False,
     )
     assert code == 0 and time.monotonic() - began < 90
     plan, table = load_plan(tmp_path / "plan.yaml"), json.loads((tmp_path / "tune.json").read_text())
-    assert plan.rotary == "cached" and plan.model_dump(mode="json") == table["best"]["plan"]
+    assert plan.images_on == "device" and plan.model_dump(mode="json") == table["best"]["plan"]
     assert table["best"]["seconds"]["median"] <= 1.05 * table["plain"]["seconds"]["median"]
-    assert all(row["field"] != "rotary" for row in table["ablation"])
+    assert all(row["field"] != "images_on" for row in table["ablation"])
     assert table["steps"] == 18 and table["best"]["finish_hours"][0] >= 0
     assert sum("×" in line for line in said) >= 2

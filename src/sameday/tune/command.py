@@ -46,6 +46,7 @@ WEEK = 7 * 24 * 60
 """In minutes."""
 
 _forked, _spawned = multiprocessing.get_context("forkserver"), multiprocessing.get_context("spawn")
+_forked.set_forkserver_preload(list(LOADED))
 
 
 @dataclass

@@ -30,8 +30,8 @@ class Training:
         self.draw = draw
 
     def end(self, rate: float, limit: float | None) -> list[float]:
-        ending = StepCommit(self.optimizer, self.gradients, limit)
-        return ending.finish(ending.begin(rate))
+        commit = StepCommit(self.optimizer, self.gradients, limit)
+        return commit.finish(commit.begin(rate))
 
     def fill(self, loss: float = 1.0, out_of_memory: float = 0.0, scale: float = 1.0) -> None:
         self.gradients.all.copy_(scale * torch.randn(self.gradients.count, generator=self.draw))
@@ -48,7 +48,7 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("limit", [None, 0.5, 1e6])
-def test_the_answer_changes_nothing(device: str, limit: float | None) -> None:
+def test_not_waiting_for_the_norm_changes_nothing(device: str, limit: float | None) -> None:
     """The fused optimizer told by a host that has waited for the norm, beside one that has not."""
     told, early = Training(device, "fused"), Training(device, "fused")
     for _ in range(4):
@@ -97,19 +97,19 @@ def test_a_bad_step_leaves_everything_as_it_was(device: str, implementation: str
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_nothing_changes_after_a_bad_step_until_it_is_mended(device: str) -> None:
+def test_nothing_changes_after_a_bad_step_until_it_is_reset(device: str) -> None:
     training = Training(device, "fused")
-    ending = StepCommit(training.optimizer, training.gradients, 1.0)
+    commit = StepCommit(training.optimizer, training.gradients, 1.0)
     training.fill()
-    ending.finish(ending.begin(1e-2))
+    commit.finish(commit.begin(1e-2))
     before = training.state()
-    answers = []
+    pending = []
     for out_of_memory in (1.0, 0.0, 0.0):
         training.fill(out_of_memory=out_of_memory)
-        answers.append(ending.begin(1e-2))
-    assert [ending.finish(answer)[1] for answer in answers] == [1.0, 0.0, 0.0]
+        pending.append(commit.begin(1e-2))
+    assert [commit.finish(scalars)[1] for scalars in pending] == [1.0, 0.0, 0.0]
     assert same(training.state(), before)
-    ending.again()
+    commit.reset()
     training.fill()
-    ending.finish(ending.begin(1e-2))
+    commit.finish(commit.begin(1e-2))
     assert not same(training.state(), before)
