@@ -86,7 +86,7 @@ def curves(folder: Path, args: Any) -> None:
     args.set += [f"recipe.num_epochs={args.epochs}"]
     often = ["--set", "plan.eval_steps=epoch", "--set", "plan.save_steps=epoch"]
     plain = folder / "plain.yaml"
-    plain.write_text("images_on: device\nrotary: cached\neval_batch: 1000\n")
+    plain.write_text("images_on: device\neval_batch: 1000\n")
     runs = {
         (name, seed): start(folder, args, seed, f"{name}-{seed}", ["--plan", str(path), *often])
         for name, path in (("fused", args.plan), ("plain", plain))

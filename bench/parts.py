@@ -28,20 +28,21 @@ from sameday.data.labelled.batch import ImageBatch
 from sameday.data.questions import source
 from sameday.data.questions.batch import Batch
 from sameday.data.questions.processor import ImageProcessor
-from sameday.hardware.machine import device_kind, pick_device
+from sameday.hardware.machine import detect_machine, device_kind
 from sameday.hardware.parts import Clock
 from sameday.hardware.peaks import measure
 from sameday.hardware.ranks import Ranks
 from sameday.models.qwen_vl import QwenVL
 from sameday.models.vision_bdh import VisionBDH
 from sameday.profile.found import summed_up
-from sameday.profile.timeline import Timeline, practice, record
+from sameday.profile.timeline import Timeline, record
 from sameday.spec.load import load_recipe
 from sameday.spec.plan import Plan
 from sameday.tasks.classify.task import ClassifyTask
 from sameday.tasks.registry import setup_of
 from sameday.tasks.vqa.task import VqaTask
 from sameday.train.commit import PendingScalars
+from sameday.train.session import Session, Specs
 from sameday.train.watch import Watch
 
 DELAY = 0.02
@@ -96,23 +97,21 @@ class Bench:
             tiny = self.recipe.model.model_copy(update={"latents": 4, "levels": 2, "width": 48})
             changes = {"precision": "float32", "model": tiny, "effective_batch": 32}
             self.recipe = self.recipe.model_copy(update=changes)
-        self.start = setup_of(self.recipe, folder)
-        self.parts = self.start.audit(lambda _: None).parts
+        self.splits = setup_of(self.recipe, folder).audit(lambda _: None).splits
         self.machine = detect_machine(device_kind(Plan()))
         self.peaks: Any = None
 
-    def load(self, plan: Plan) -> Any:
-        self.start.settle(plan, self.machine)
-        return self.start.load(plan, pick_device(plan, Ranks()), self.parts)
+    def load(self, plan: Plan) -> tuple[Session, Any]:
+        session = Session.start(Specs(self.recipe, self.home, plan))
+        return session, session.load(self.splits)
 
-    def record(self, plan: Plan, task: Any, steps: int = 8, watched: bool = True) -> Timeline:
-        return record(self.recipe, plan, task, self.home, steps, 3, watched=watched)
+    def record(self, session: Session, task: Any, steps: int = 8, watched: bool = True) -> Timeline:
+        return record(session, task, steps, 3, watched=watched)
 
     def profile(self, plan: Plan) -> dict[str, Any]:
-        task = self.load(plan)
+        session, task = self.load(plan)
         self.peaks = self.peaks or measure(task.device, self.recipe.precision, self.home)
-        line = self.record(plan, task)
-        return summed_up(self.recipe, plan, task, self.machine, line, self.peaks, range(3, 7))
+        return summed_up(session, task, self.record(session, task), self.peaks, range(3, 7))
 
 
 def delay(on_device: bool) -> None:
@@ -143,10 +142,9 @@ def slowed(owner: Any, name: str, wait: Callable[[], None]) -> Iterator[list[int
 
 
 def delays(bench: Bench) -> None:
-    plan = Plan(**PLAN[bench.what])
-    task = bench.load(plan)
-    bench.record(plan, task, watched=False)
-    base = bench.record(plan, task, watched=False).parts
+    session, task = bench.load(Plan(**PLAN[bench.what]))
+    bench.record(session, task, watched=False)
+    base = bench.record(session, task, watched=False).parts
     total = sum(base.values())
     print(
         f"{bench.what} on {bench.machine.name}: {1000 * total:.2f} ms a step, "
@@ -155,8 +153,8 @@ def delays(bench: Bench) -> None:
     print(f"{'delay in':12s} {'calls a step':>12s} {'planted ms':>11s} {'shows there':>12s} {'elsewhere':>10s}")
     for part, (owner, name) in WHERE[bench.what].items():
         with slowed(owner, name, lambda part=part: delay(part in ON_DEVICE)) as calls:
-            found = bench.record(plan, task, watched=False).parts
-        each = calls[0] / (3 + 8 + 1)
+            found = bench.record(session, task, watched=False).parts
+        each = calls[0] / (3 + 8 + 2)
         there = found.get(part, 0.0) - base.get(part, 0.0)
         rest = sum(found.values()) - total - there
         print(
@@ -166,15 +164,14 @@ def delays(bench: Bench) -> None:
 
 def overhead(bench: Bench) -> None:
     """In turns, so that what else the machine does meets both."""
-    plan = Plan(**PLAN[bench.what])
-    task = bench.load(plan)
-    seconds_of(bench, plan, task, range(4), None)
-    each = seconds_of(bench, plan, task, range(4, 8), None) / 4
+    session, task = bench.load(Plan(**PLAN[bench.what]))
+    seconds_of(session, task, range(4), None)
+    each = seconds_of(session, task, range(4, 8), None) / 4
     steps = range(4, 4 + min(100, max(4, round(1.5 / each))))
     ratios = []
     for turn in range(TURNS):
         found = {
-            timed: seconds_of(bench, plan, task, steps, Clock(task.device) if timed else None)
+            timed: seconds_of(session, task, steps, Clock(task.device) if timed else None)
             for timed in ((True, False) if turn % 2 else (False, True))
         }
         ratios.append(found[True] / found[False] - 1)
@@ -185,12 +182,11 @@ def overhead(bench: Bench) -> None:
     )
 
 
-def seconds_of(bench: Bench, plan: Plan, task: Any, steps: range, clock: Clock | None) -> float:
+def seconds_of(session: Session, task: Any, steps: range, clock: Clock | None) -> float:
     began = time.perf_counter()
-    with closing(practice(bench.recipe, plan, task, steps)) as done:
-        for _ in done:
-            if clock is not None:
-                clock.lap()
+    with closing(session.steps(task)) as stepped:
+        for _ in stepped.run(steps, clock):
+            pass
     if clock is not None:
         clock.stop()
         clock.steps()

@@ -34,6 +34,7 @@ from sameday.data.questions.images import open_rgb
 from sameday.data.questions.sample import images_of
 from sameday.data.questions.source import PIXELS, decode
 from sameday.demo.tiny import write_model
+from sameday.hardware.machine import detect_machine
 from sameday.hardware.ranks import Ranks
 from sameday.models.qwen_vl import QwenVL
 from sameday.spec.plan import Plan
@@ -83,9 +84,9 @@ def write_set(folder: Path, images: int, questions: int, size: tuple[int, int]) 
 
 
 def load(folder: Path, recipe: VqaRecipe, **plan: Any) -> VqaTask:
-    start = VqaSetup(recipe, folder)
-    plan = {"attention": "sdpa"} | plan
-    return start.load(Plan(**SHARED, **plan), torch.device("cpu"), start.audit(lambda _: None).splits)
+    setup = VqaSetup(recipe, folder)
+    resolved = setup.resolve_auto(Plan(**SHARED, **plan), detect_machine("cpu"))
+    return setup.load(resolved.plan, torch.device("cpu"), setup.audit(lambda _: None).splits)
 
 
 def rate(work: Callable[[Any], Any], items: list[Any], seconds: float = 3.0) -> list[float]:
@@ -149,8 +150,8 @@ def timed(batches: Iterator[Any], count: Callable[[Any], int], seconds: float) -
 
 def ours(task: VqaTask, seconds: float) -> float:
     """Steps over and over, as the loop asks for them."""
-    jobs = feed(task.plan, task.device, range(10**6), lambda step: task.batches(step, None, Ranks()))
-    with closing(jobs) as steps:
+    made = feed(task.plan, task.device, range(10**6), lambda step: task.batches(step, None, Ranks()))
+    with closing(made) as steps:
         return timed(steps, lambda step: sum(len(batch.sample_ids) for batch in step), seconds)
 
 
@@ -201,9 +202,9 @@ def wait(folder: Path, recipe: VqaRecipe, workers: int, steps: int) -> None:
         contents = {image.digest for image in images_of(host.splits)}
         opened = open_cache(recipe, plan, folder / "sameday-cache", host.processor, model, contents)
         task = VqaTask(recipe, plan, model, host.encoder, host.processor, host.splits, cache=opened)
-        with closing(Steps(recipe, plan, task, Ranks())) as stepping:
-            done = list(stepping.run(range(steps)))
-        seconds, waited = [step.seconds for step in done], [step.input["wait"] for step in done]
+        with closing(Steps(recipe, plan, task, Ranks())) as computed:
+            done = list(computed.run(range(steps)))
+        seconds, waited = [good.seconds for good in done], [good.input["wait"] for good in done]
         late = slice(steps // 2, None)  # until then row lengths are compiled
         share = 100 * sum(waited[late]) / sum(seconds[late])
         print(

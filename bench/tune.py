@@ -42,7 +42,6 @@ HAND: dict[str, dict[str, dict[str, Any]]] = {
             "cuda_graphs": True,
             "images_on": "device",
             "optimizer_impl": "fused",
-            "rotary": "cached",
             "pin_memory": True,
         },
     },
@@ -108,7 +107,7 @@ def main() -> None:
 def by_hand(what: str, folder: Path, best: Plan) -> None:
     """The plan that was found and those made by hand, timed one after another in the same way."""
     given = load_recipe(folder / "recipe.yaml")
-    (folder / "data.pickle").write_bytes(pickle.dumps(setup_of(given, folder).audit(lambda _: None).parts))
+    (folder / "data.pickle").write_bytes(pickle.dumps(setup_of(given, folder).audit(lambda _: None).splits))
     shutil.rmtree(folder / "trials", ignore_errors=True)
     (folder / "trials").mkdir()
     trials = Trials(given, folder, folder / "data.pickle", folder / "trials", 1200.0, partial(print, flush=True))

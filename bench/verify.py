@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from covering import trial_plans
 from PIL import Image
 from vlm_step import SIZES
 
@@ -33,12 +34,12 @@ from sameday.spec.load import dump_yaml, load_recipe
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.spec.vqa import VqaRecipe
+from sameday.tasks.registry import setup_of
 from sameday.tasks.vqa import task as vqa
 from sameday.tune.command import STEPS_TO_VERIFY
 from sameday.verify.arm import Job, run_here
 from sameday.verify.compare import Comparison, compare
 from sameday.verify.limits import LIMITS
-from sameday.verify.registry import trial_plans
 from sameday.verify.trace import Trace
 from sameday.verify.trial import make_trial, reference_job
 
@@ -161,8 +162,9 @@ def show(count: int, name: str, found: Comparison, seconds: float, alarms: list[
 def array(folder: Path) -> None:
     write_model(folder / "model", [" ".join(WORDS)], 0, sharpen=1.5, **SHAPES["small"])
     write_data(folder, images=3, each=5, size=(96, 64), words=12, seed=0)
-    plans = trial_plans("vqa", "cuda", 45, "bf16")
-    report(Stage(folder, recipe(folder, effective_batch=6), 4), enumerate(plans), f"array of {len(plans)} plans")
+    made = recipe(folder, effective_batch=6)
+    plans = trial_plans(setup_of(made, folder), "cuda", 45)
+    report(Stage(folder, made, 4), enumerate(plans), f"array of {len(plans)} plans")
 
 
 def report(stage: Stage, plans: Iterator[tuple[int, Plan]], title: str) -> None:
@@ -217,7 +219,7 @@ def images(folder: Path, first_seed: int) -> None:
     cuda = torch.cuda.is_available()
     if not cuda:  # only to see that this runs
         made = made.model_copy(update={"model": made.model.model_copy(update={"levels": 1, "width": 48, "latents": 2})})
-    fast = {"optimizer_impl": "fused", "rotary": "cached"}
+    fast = {"optimizer_impl": "fused"}
     fused = {"level_kernel": "fused" if cuda else "plain", **fast}
     plans = {
         "fused": Plan(**fused),

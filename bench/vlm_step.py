@@ -34,10 +34,9 @@ from sameday.spec.vqa import VqaRecipe
 from sameday.tasks.vqa.cache import Opened
 from sameday.tasks.vqa.task import VqaTask
 from sameday.train.commit import StepCommit
-from sameday.train.loop import accumulate
-from sameday.train.optim import Gradients, make_optimizer
+from sameday.train.steps import Steps
 
-ONE_BY_ONE: dict[str, Any] = {"token_budget": 10**9, "pin_memory": True}
+ONE_BY_ONE: dict[str, Any] = {"token_budget": 10**9, "pin_memory": True, "attention": "sdpa"}
 FOUR = {**ONE_BY_ONE, "max_questions": 4}
 FAST = {"label_only_logits": True, "optimizer_impl": "fused"}
 COMPILED = {"compile": "layers", "pad_to_multiple": 128}
@@ -48,6 +47,7 @@ SHARED = {
     "max_questions": None,
     "token_budget": 8192,
     "pin_memory": True,
+    "attention": "sdpa",
 }
 PLANS: dict[str, dict[str, Any]] = {
     "plain: 1×16, full checkpointing": {**ONE_BY_ONE, "checkpointing": "full"},
@@ -192,10 +192,9 @@ def measure(
     for i, (_, parameter) in enumerate(sorted(trained.items())):  # away from the start, where B is zero
         generator = torch.Generator().manual_seed(i)
         parameter.data += 0.01 * torch.randn(parameter.shape, generator=generator).to(device)
-    gradients = Gradients(trained)
-    ending = StepCommit(make_optimizer(trained, recipe, plan), gradients, recipe.max_grad_norm)
+    computed = Steps(recipe, plan, task, Ranks())
+    gradients, commit = computed.gradients, StepCommit(computed.optimizer, computed.gradients, recipe.max_grad_norm)
     batches = [b.pin_memory() if cuda else b for b in task.batches(0, None, Ranks())]
-    ids = task.step_ids(0)
     task.training(True)
     times, first = [], {}
     for step in range(steps + 2):
@@ -204,10 +203,10 @@ def measure(
         began = time.perf_counter()
         gradients.zero()
         moved = (batch.to(device, non_blocking=True) for batch in batches)
-        accumulate(task, moved, gradients, step, 1 / task.count(ids))
+        computed.accumulate(moved, step)
         if step == 0:
             first = {"gradient": gradients.all.clone().cpu(), "warm-up": time.perf_counter() - began}
-        loss, *_rest, _norm = ending.finish(ending.begin(1e-7))
+        loss, *_rest, _norm = commit.finish(commit.begin(1e-7))
         if step == 0:
             first["loss"] = loss
         if cuda:

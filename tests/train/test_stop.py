@@ -119,7 +119,8 @@ def test_changed_data_is_refused(home: Path, tmp_path: Path) -> None:
     # The question file is as it was: only pixels behind one of its names are others.
     shutil.copy(tmp_path / "images/1.png", tmp_path / "images/0.png")
     process = finished(tmp_path, *SETS, out="reference", code=EXIT_BAD_INPUT)
-    assert "reference/checkpoints/step-000024: the training data changed" in process.stderr
+    both = "the training data and the validation data changed since this checkpoint"
+    assert f"reference/checkpoints/step-000024: {both}" in process.stderr
     assert weights(tmp_path / "reference") == weights(home / "reference")
 
 
