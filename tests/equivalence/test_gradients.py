@@ -15,10 +15,12 @@ from torch import Tensor
 
 from sameday.data.questions.batch import Batch
 from sameday.data.questions.encode import END_OF_TURN, IMAGE_TOKEN, Encoder
+from sameday.hardware.machine import detect_machine
 from sameday.hardware.ranks import Ranks
 from sameday.kernels import attention
 from sameday.models.qwen_vl import QwenVL, load_base
 from sameday.spec.plan import Plan
+from sameday.tasks.vqa.setup import VqaSetup
 from sameday.tasks.vqa.task import VqaTask
 from sameday.train.steps import Steps
 
@@ -122,7 +124,8 @@ class Bench:
 
     def task(self, scene: Scenario, plan: dict[str, Any] | None = None) -> VqaTask:
         """As VqaTask.load makes it, but files are read once for all plans."""
-        recipe, asked = worlds.tiny_recipe(self.models[scene.family], **scene.recipe), Plan(**(plan or {}))
+        recipe = worlds.tiny_recipe(self.models[scene.family], **scene.recipe)
+        asked = VqaSetup(recipe, self.root).resolve_auto(Plan(**(plan or {})), detect_machine("cpu")).plan
         first = self._first(scene)
         if scene.family not in self._bases:
             self._bases[scene.family] = load_base(recipe.model, recipe, CPU)
