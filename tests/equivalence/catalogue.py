@@ -16,6 +16,8 @@ SPLIT = SHARED | {"attention": "split"}
 UNEVEN = {"share_images": True, "max_questions": None, "token_budget": 120, "optimizer_impl": "foreach"}
 """Several micro-batches of different sizes to a step."""
 PADDED = {"max_questions": 3, "optimizer_impl": "fused"}
+RECOMPUTED = {"max_questions": 3, "checkpointing": "full"}
+"""Plans that share no prefix draw the plain plan's masks: they are compared with dropout on."""
 WORKER = SHARED | {"workers": 1}
 
 NUMBERS = ("gradient", "update", "validation", "training", "after the resume")

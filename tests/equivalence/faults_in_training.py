@@ -8,7 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from catalogue import PADDED, SHARED, UNEVEN, WORKER, planted
+from catalogue import PADDED, RECOMPUTED, SHARED, UNEVEN, WORKER, planted
 from peft.tuners.lora import LoraLayer
 from torch import Tensor
 
@@ -199,6 +199,39 @@ def autocast_left_on(task: Any, _ranks: Any) -> Iterator[None]:
     finally:
         # On a CPU without bf16 the first such product turns oneDNN off, and all later arms would round otherwise.
         torch.backends.mkldnn.enabled = enabled
+
+
+def _masked(task: Any, keys_of: Callable[[Tensor], Tensor], seed: int = 0) -> AbstractContextManager[Any]:
+    """`keys_of` changes what the tokens' masks are drawn by, `seed` is added to the recipe's."""
+    keys = task.model.keys
+    draw = keys.set
+    return patch.object(keys, "set", lambda tokens, own, step: draw(keys_of(tokens), own + seed, step))
+
+
+@planted(PADDED, "gradient", "kernels.dropout")
+def masks_of_another_seed(task: Any, _ranks: Any) -> Any:
+    """Dropout's masks are drawn from a seed that is not the recipe's."""
+    return _masked(task, lambda tokens: tokens, seed=1)
+
+
+@planted(PADDED, "gradient", "kernels.dropout")
+def masks_by_place_in_the_micro_batch(task: Any, _ranks: Any) -> Any:
+    """What is dropped depends on where a question stands in its micro-batch."""
+    return _masked(task, lambda tokens: torch.arange(tokens.numel(), dtype=tokens.dtype).view_as(tokens))
+
+
+@planted(RECOMPUTED, "gradient", "models.qwen_vl")
+def other_masks_when_layers_are_recomputed(task: Any, _ranks: Any) -> Any:
+    """The backward pass drops something else than the forward pass did."""
+    hidden, keys = task.model.hidden, task.model.keys
+
+    def then_other(batch: Batch, *step: int) -> Tensor:
+        x = hidden(batch, *step)
+        if keys.tokens is not None:
+            keys.tokens = keys.tokens ^ 1
+        return x
+
+    return patch.object(task.model, "hidden", then_other)
 
 
 def _optimized(change: Callable[[Any, dict[str, Any]], None]) -> AbstractContextManager[Any]:

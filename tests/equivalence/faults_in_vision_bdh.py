@@ -69,6 +69,13 @@ def crops_of_the_next_epoch(_task: Any, _ranks: Any) -> AbstractContextManager[A
     return patch.object(classify.augment, "draw", lambda seed, epoch, *more: draw(seed, epoch + 1, *more))
 
 
+@planted(ON_DEVICE, "gradient", "kernels.dropout", task="classify")
+def masks_of_another_seed_in_vision_bdh(task: Any, _ranks: Any) -> AbstractContextManager[Any]:
+    """Vision-BDH's dropout masks are drawn from a seed that is not the recipe's."""
+    row_keys = task.model.row_keys
+    return patch.object(task.model, "row_keys", lambda keys: row_keys(keys ^ 1))
+
+
 @planted(ON_DEVICE, "gradient", "tasks.classify", task="classify")
 def pixels_normalised_twice(_task: Any, _ranks: Any) -> AbstractContextManager[Any]:
     """Images are divided by 255 before a normalisation that does it too."""

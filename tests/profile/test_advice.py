@@ -286,7 +286,9 @@ def test_cuts_are_whole_changes(device: str, share: bool, pack: bool, budget: in
     """No budget is beyond what would be chosen for a CPU; no field is named that is so already; none is forgotten
     without which nothing would change."""
     plan = Plan(share_images=share, packing=pack, token_budget=budget, max_questions=most)
-    chosen, _ = choose_plan(RECIPE, Machine("cpu", "CPU", 2**34, 4, False), SimpleNamespace(get_text_config=lambda: None), 1)
+    chosen, _ = choose_plan(
+        RECIPE, Machine("cpu", "CPU", 2**34, 4, False), SimpleNamespace(get_text_config=lambda: None), 1
+    )
     for change in cuts_to_try(replace(GPU, device=device), plan):
         after = plan.model_copy(update=change)
         assert all(getattr(plan, name) != value for name, value in change.items()) and after.max_questions is None

@@ -8,14 +8,17 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import sets
 import worlds
 from arms import Stage, run
 
-from sameday.spec.load import dump_yaml
+from sameday.spec.load import dump_yaml, load_recipe
 from sameday.spec.plan import Plan
 from sameday.train import commit
 from sameday.verify.compare import compare
@@ -23,6 +26,8 @@ from sameday.verify.limits import LIMITS
 from sameday.verify.trace import Trace
 
 SHARED = Plan(share_images=True, packing=True, max_questions=None, attention="split", label_only_logits=True)
+PADDED = Plan(max_questions=3, pad_to_multiple=8, checkpointing="full", optimizer_impl="foreach")
+PIECES = Plan(micro_batch=3, images_on="device", optimizer_impl="foreach")
 BUG = """
 import sys
 if "sameday.verify.arm" in sys.orig_argv:
@@ -37,6 +42,15 @@ if "sameday.verify.arm" in sys.orig_argv:
 """Loaded by Python itself at its start: the installed package has a bug, and nobody told the verifier."""
 
 
+OTHER_MASKS = """
+import sys
+if "sameday.verify.arm" in sys.orig_argv and "/plan/" in sys.orig_argv[-2]:
+    from sameday.kernels.dropout import DropoutKeys
+    draw = DropoutKeys.set
+    DropoutKeys.set = lambda self, keys, seed, step: draw(self, keys, seed + 1, step)
+"""
+
+
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("verify")
@@ -46,7 +60,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for precision in ("float32", "bf16"):
         made = worlds.tiny_recipe(model, order="by_image", effective_batch=4, lora=lora, precision=precision)
         (folder / f"{precision}.yaml").write_text(dump_yaml(made))
-    (folder / "shared.yaml").write_text(dump_yaml(SHARED))
+    sets.write_set(folder)
+    (folder / "images.yaml").write_text(dump_yaml(sets.tiny_recipe()))
+    for name, plan in (("shared", SHARED), ("vqa", PADDED), ("classify", PIECES)):
+        (folder / f"{name}.yaml").write_text(dump_yaml(plan))
     return folder
 
 
@@ -87,6 +104,36 @@ def test_bf16_is_judged_against_float32(world: Path) -> None:
     assert done.stdout.startswith("rounding: the same mathematics, in another order of rounding")
     for words in ("against a float32 reference", "R ", f"{LIMITS.ratio_all:.2f}", "slope", "v_proj.lora_A", "limits:"):
         assert words in done.stdout, (words, done.stdout)
+
+
+@pytest.mark.parametrize("task", ["vqa", "classify"])
+def test_dropout_stays_on_where_all_plans_draw_the_same_masks(world: Path, task: str) -> None:
+    recipe = {"vqa": "float32.yaml", "classify": "images.yaml"}[task]
+    done = verify(world, recipe, "--plan", f"{task}.yaml", "--steps", "4", "--json", "on.json")
+    assert done.stdout.startswith("rounding: ") and "dropout     0.1, on, with the same masks" in done.stdout
+    found = json.loads((world / "on.json").read_text())
+    assert found["dropout"] == "on" and not found["differences"]
+
+
+def test_other_masks_are_found_where_dropout_is_on(world: Path, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(OTHER_MASKS)
+    done = verify(world, "float32.yaml", "--plan", "vqa.yaml", "--steps", "4", code=1, PYTHONPATH=str(tmp_path))
+    assert done.stdout.startswith("different: NOT the same model")
+    assert "first       step 1, gradient:" in done.stdout and "structure   equal" in done.stdout
+
+
+def test_other_masks_are_not_looked_at_where_a_plan_draws_its_own(tmp_path: Path, world: Path) -> None:
+    """One mask serves the prefix of all questions of an image: what is compared is the mathematics without dropout."""
+    recipe = load_recipe(world / "float32.yaml")
+    stage = Stage(tmp_path, world, recipe, steps=4)
+
+    def other_seed(task: Any, _ranks: Any) -> AbstractContextManager[Any]:
+        draw = task.model.keys.set
+        return patch.object(task.model.keys, "set", lambda tokens, seed, step: draw(tokens, seed + 1, step))
+
+    assert stage.compare(SHARED, other_seed).same
+    assert not stage.job("plan", SHARED).dropout and stage.job("plan", PADDED).dropout
+    assert not stage.compare(PADDED, other_seed).same and stage.compare(PADDED).same
 
 
 def test_a_bug_in_the_installed_package_is_found(world: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ class Asked:
 
 def verify_plan(asked: Asked, say: Say) -> Report:
     specs = Specs.from_files(asked.recipe, asked.plan, asked.sets)
+    trial = make_trial(specs.recipe, asked.steps, asked.precision)  # refuses too few steps before anything is loaded
     session = Session.start(specs, ranks=asked.ranks)
     recipe, plan, home = session.recipe, session.plan, session.home
     for choice in session.choices() if specs.automatic else ():
@@ -39,7 +40,7 @@ def verify_plan(asked: Asked, say: Say) -> Report:
     against = load_plan(asked.against, (), recipe) if asked.against is not None else plain_beside(plan)
     fields = changed(against, plan, recipe.dropout > 0)
     same_masks = all(claim != "statistical" for *_, claim in fields.values())
-    trial = make_trial(recipe, asked.steps, asked.precision, same_masks)
+    trial = replace(trial, dropout=same_masks)
     # On a CPU two arms would only wait for each other.
     two = session.machine.device == "cuda" and session.setup.fits_two_arms(session.machine.memory)
     began = time.perf_counter()
