@@ -225,7 +225,7 @@ def audits(folder: Path, images: int) -> None:
     os.environ["SAMEDAY_CACHE_HOME"] = str(folder / "home")
     for name in ("first", "second", "third"):
         began, computed = time.perf_counter(), time.process_time()
-        samples = audit(folder / "train.jsonl", folder / "images").samples
+        samples = audit(folder / "train.jsonl", folder / "images", None).samples
         seconds, computed = time.perf_counter() - began, time.process_time() - computed
         what = f"{name} audit of {images} images with {len(samples)} questions"
         print(f"{what}: {seconds:.2f} s, {computed:.2f} s of CPU", flush=True)

@@ -15,11 +15,7 @@ from torch import Tensor
 from worlds import FAMILIES
 
 from sameday.data.questions.batch import Batch
-<<<<<<< HEAD
 from sameday.data.questions.encode import Encoder
-=======
-from sameday.data.questions.encode import END_OF_TURN, IMAGE_TOKEN, Encoder
->>>>>>> main
 from sameday.hardware.machine import detect_machine
 from sameday.hardware.ranks import Ranks
 from sameday.kernels import attention

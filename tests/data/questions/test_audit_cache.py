@@ -66,7 +66,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(folder: Path) -> Audit:
-    return audit(folder / "train.jsonl", folder / "images")
+    return audit(folder / "train.jsonl", folder / "images", None)
 
 
 def stamps(result: Audit) -> list[tuple[int, int] | None]:
@@ -79,7 +79,7 @@ def test_a_second_audit_opens_no_image(folder: Path, opened: list[str]) -> None:
     assert sorted(opened) == [f"{number}.bmp" for number in range(COUNT)]
     opened.clear()
     calls: list[tuple[int, int]] = []
-    second = audit(folder / "train.jsonl", folder / "images", progress=lambda *counts: calls.append(counts))
+    second = audit(folder / "train.jsonl", folder / "images", None, progress=lambda *counts: calls.append(counts))
     assert opened == calls == []
     assert second == first and stamps(second) == stamps(first)
 
@@ -153,7 +153,7 @@ def progress(done, total):
         os.kill(os.getpid(), signal.SIGKILL)
 
 folder = Path(sys.argv[1])
-audit(folder / "train.jsonl", folder / "images", progress=progress)
+audit(folder / "train.jsonl", folder / "images", None, progress=progress)
 """
 
 

@@ -75,7 +75,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def audited(path: Path) -> ImageRef:
-    found = _inspect(path, 200)
+    found = _inspect(path)
     assert isinstance(found, ImageRef), found
     return found
 
