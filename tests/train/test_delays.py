@@ -32,6 +32,8 @@ from sameday.train.loop import train
 from sameday.train.session import Session, Specs
 from sameday.train.watch import Watch
 
+pytestmark = pytest.mark.usefixtures("own_signals")
+
 DELAY = 0.02
 STEPS = 3
 

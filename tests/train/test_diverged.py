@@ -23,6 +23,8 @@ from sameday.spec.record import RunFolder
 from sameday.train import checkpoint
 from sameday.train.loop import train
 
+pytestmark = pytest.mark.usefixtures("own_signals")
+
 LINE = 11
 """Of the training file, counted from one; in the third step when questions come as they are listed."""
 
