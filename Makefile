@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types browser soak clean
+.PHONY: demo test quick lint types browser soak clean
 .DEFAULT_GOAL := test
 
 $(STAMP): pyproject.toml constraints.txt
@@ -17,6 +17,10 @@ demo: $(STAMP)
 
 test: lint types
 	$(BIN)/pytest -n 2 --dist loadfile -m 'not soak' --durations 10
+
+# For the work of every day: linter, types, and what starts no process and trains nothing. Under three minutes.
+quick: lint types
+	$(BIN)/pytest -n 2 --dist loadfile -m 'not soak and not slow' --quick
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests bench

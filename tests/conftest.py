@@ -13,8 +13,11 @@ os.environ |= {
 }
 
 import signal
+import subprocess
 from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +30,29 @@ if not torch.cuda.is_available():
 # A first example pays for imports and caches, which says nothing about the code under test.
 settings.register_profile("sameday", deadline=None)
 settings.load_profile("sameday")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="skip each test where it would start a process or train")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With --quick a test is skipped at the moment at which it would start a process or step an optimizer: no list of
+    slow tests has to be kept."""
+    if not request.config.getoption("--quick"):
+        yield
+        return
+
+    def skip(*_: Any, **__: Any) -> None:
+        pytest.skip("starts a process or trains: left to `make test`")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess.Popen, "__init__", skip)
+        patch.setattr(subprocess.Popen, "__del__", lambda _: None)
+        patch.setattr(BaseProcess, "start", skip)
+        patch.setattr(torch.optim.AdamW, "step", skip)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
