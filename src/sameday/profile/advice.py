@@ -306,7 +306,13 @@ def _launches(facts: Facts) -> Iterator[Remedy]:
         why = f"the GPU waits for launches {_share(facts, idle)}"
         yield _remedy(facts, {"cuda_graphs": True, **_beside_graphs(plan)}, facts.gaps, why, 0.95 * idle)
     fused = plan.level_kernel == "fused"
-    if facts.device == "cuda" and facts.triton and plan.compile == "none" and not fused:
+    if (
+        facts.device == "cuda"
+        and facts.triton
+        and facts.offers("compile", "layers")
+        and plan.compile == "none"
+        and not fused
+    ):
         why = f"matmuls need {_share(facts, facts.executed)}; the rest is launches and small kernels"
         saved = max(0.0, compute - facts.floor) + facts.gaps
         yield _remedy(facts, {"compile": "layers"}, saved, why, 0.5 * max(0.0, compute - facts.executed))

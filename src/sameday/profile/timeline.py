@@ -20,8 +20,7 @@ from sameday.hardware.parts import PARTS, Clock, during
 from sameday.hardware.signals import StopRequest
 from sameday.spec.errors import EXIT_STOPPED, RunStopped
 from sameday.spec.record import RunFolder
-from sameday.tasks.base import Task
-from sameday.train.loop import lower_budget
+from sameday.tasks.base import Task, lower_budget
 from sameday.train.session import Session
 from sameday.train.steps import Good
 from sameday.train.watch import Watch
@@ -90,7 +89,9 @@ def record(
             break
         except torch.OutOfMemoryError:
             step = numbers[len(goods)]  # they end in order
-            budget = lower_budget(session.recipe, task, step, budget, session.ranks, session.say, "all steps are")
+            budget = lower_budget(
+                session.recipe.sample, task, step, budget, session.ranks, session.say, "all steps are"
+            )
     laps, goods = laps[warmup : warmup + steps], goods[warmup : warmup + steps]
     memory = torch.cuda.max_memory_reserved() if task.device.type == "cuda" else None
     usual = FAR * statistics.median(sum(lap.values()) for lap in laps)

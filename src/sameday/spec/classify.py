@@ -49,7 +49,7 @@ class ClassifyRecipe(Recipe):
     """Labels of images."""
 
     has: ClassVar[frozenset[str]] = frozenset(
-        {"equal samples", "checked compile", "fused levels", "recorded steps", "images in memory"}
+        {"equal samples", "compiled layers", "checked compile", "fused levels", "recorded steps", "images in memory"}
     )
     sample: ClassVar[str] = "image"
     plain: ClassVar[str] = "a whole step at once, nothing fused"

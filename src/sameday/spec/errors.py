@@ -12,8 +12,9 @@ class BadInput(ValueError):
 
 
 class RunStopped(Exception):
-    """A run that ended before its last step, with the exit code that says why."""
+    """A run that ended before its last step, with the exit code that says why. `alone`: on this rank only, so that no
+    other says it."""
 
-    def __init__(self, message: str, code: int) -> None:
+    def __init__(self, message: str, code: int, alone: bool = False) -> None:
         super().__init__(message)
-        self.code = code
+        self.code, self.alone = code, alone

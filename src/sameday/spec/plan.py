@@ -16,6 +16,7 @@ NEEDS = {
     "decoder layers": "a language model's layers",
     "image cache": "image files that every step reads",
     "equal samples": "samples that are all of one size",
+    "compiled layers": "a model whose layers can be compiled",
     "checked compile": "a model whose compiled layers are compared with eager ones",
     "fused levels": "levels that fused kernels can compute",
     "recorded steps": "micro-batches whose kernels can be recorded",
@@ -104,6 +105,7 @@ class Plan(Strict):
         "rounding",
         "torch.compile for the model's layers. auto: as long as it works and each size of batch gives what eager gives "
         "when it is first met.",
+        needs="compiled layers",
         values_need={"auto": "checked compile"},
     )
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = _field(

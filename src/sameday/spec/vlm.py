@@ -32,7 +32,9 @@ class Data(Strict):
 class VlmRecipe(Recipe):
     """What all tasks that train a vision-language model on questions about images share."""
 
-    has: ClassVar[frozenset[str]] = frozenset({"shared prefixes", "token rows", "decoder layers", "image cache"})
+    has: ClassVar[frozenset[str]] = frozenset(
+        {"shared prefixes", "token rows", "decoder layers", "compiled layers", "image cache"}
+    )
     sample: ClassVar[str] = "question"
     plain: ClassVar[str] = "one question at a time"
     scored_by: ClassVar[tuple[str, ...]] = ("data.val", "loss_weight")

@@ -126,7 +126,7 @@ class TaskSetup(ABC):
 
     def lacks(self, split: str) -> str | None:
         """Why the recipe has no such split of the data (train, val or test); None where it has one."""
-        return None
+        return None if getattr(self.recipe.data, split, None) is not None else f"the recipe has no data.{split}"
 
     @abstractmethod
     def audit(self, say: Say, splits: Sequence[str] = TRAINING, few: Mapping[str, int] | None = None) -> Audited:
@@ -216,6 +216,8 @@ class Task(ABC):
     """The plan field that bounds a micro-batch: what is lowered when memory runs out."""
     memory_advice: str
     """What is left to try where one sample alone is too much."""
+    evaluation_advice = "a smaller model or samples, plan.eval_steps null, a device with more memory"
+    """The same for evaluation, which keeps nothing for a backward pass."""
 
     @abstractmethod
     def trained(self) -> dict[str, nn.Parameter]:
@@ -278,7 +280,7 @@ class Task(ABC):
         names = [name for each in ranks.gather(list(short)) for name in each]
         return RunStopped(
             f"out of memory in evaluation with a single {sample}, {first_names(names)}. What is left to try: "
-            f"{self.memory_advice}.",
+            f"{self.evaluation_advice}.",
             EXIT_OUT_OF_MEMORY,
         )
 
@@ -322,6 +324,23 @@ class Task(ABC):
         samples = len(self.step_ids(step)[ranks.rank :: ranks.size])
         memory = 2 * micro_batches * weights + optimizer_bytes(self)
         return StepCost(samples, micro_batches, flop, flop, memory, copied, 0)
+
+
+def lower_budget(
+    sample: str, task: Task, step: int, budget: int | None, ranks: Ranks, say: Say, again: str = "the step is"
+) -> int:
+    """For a step that ran out of memory; RunStopped where it cannot be cut any more."""
+    smaller, was = task.smaller_budget(step, budget, ranks), task.budget(step, budget, ranks)
+    if smaller is None:
+        raise RunStopped(
+            f"out of memory with a single {sample} in a micro-batch, in the step of "
+            f"{first_names(task.names(task.step_ids(step)))}. What is left to try: {task.memory_advice}.",
+            EXIT_OUT_OF_MEMORY,
+        )
+    change = f"{task.budget_field.replace('_', ' ')} {was} -> {smaller}"
+    assert smaller < was, f"{change} would run out of memory for ever"
+    say(f"step {step + 1}: out of memory; {change}, {again} done again")
+    return smaller
 
 
 def optimizer_bytes(task: Task) -> int:

@@ -108,4 +108,5 @@ class StepCommit:
                 "out of memory in the optimizer's update; run again to go on from the newest checkpoint, with plan."
                 "optimizer_impl loop or fused, which need the least, or a smaller plan budget",
                 EXIT_OUT_OF_MEMORY,
+                alone=True,
             ) from None

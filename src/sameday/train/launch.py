@@ -49,6 +49,7 @@ def train_from_files(
         except RunStopped as stop:
             # All ranks stop together and with the same words: the first one says them.
             if not ranks.first:
+                print(stop, file=sys.stderr) if stop.alone else None
                 sys.exit(stop.code)
             for folder in opened:
                 folder.stopped(str(stop), stop.code)

@@ -7,12 +7,12 @@ from contextlib import closing
 from sameday.hardware.parts import Clock, during
 from sameday.hardware.ranks import Ranks
 from sameday.hardware.signals import StopRequest
-from sameday.spec.errors import EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, EXIT_STOPPED, BadInput, RunStopped
+from sameday.spec.errors import EXIT_DIVERGED, EXIT_STOPPED, BadInput, RunStopped
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.spec.record import RunFolder
 from sameday.spec.words import first_names
-from sameday.tasks.base import Say, Task
+from sameday.tasks.base import Task, lower_budget
 from sameday.train import checkpoint
 from sameday.train.cadence import Cadence
 from sameday.train.optim import learning_rate
@@ -58,16 +58,15 @@ def train(
                     case Diverged() if not asked:
                         raise RunStopped(_diverged(task, run, steps, outcome, ranks), EXIT_DIVERGED)
                     case OutOfMemory() if not asked:
-                        state.budget = lower_budget(recipe, task, outcome.step, state.budget, ranks, watch.say)
-                        steps.open(range(state.step, total), state.budget)
+                        less = lower_budget(recipe.sample, task, outcome.step, state.budget, ranks, watch.say)
+                        steps.open(range(state.step, total), state.lower(task, less))
             if steps.pending or (state.step <= at and not asked):
                 continue
             best = state.best
             if due.validate and state.step > at:
-                scores = task.evaluate("val", ranks, state.budget)
-                if scores:
-                    watch.evaluation(state.step, "val", scores)
-                    state.compare(scores)
+                scores = _validated(recipe, plan, task, run, ranks, steps, state)
+                watch.evaluation(state.step, "val", scores)
+                state.compare(scores)
             if due.save or asked or state.best is not best:
                 if ranks.first:
                     save(recipe, plan, run, task, steps, state)
@@ -83,6 +82,18 @@ def train(
         return scores
 
 
+def _validated(
+    recipe: Recipe, plan: Plan, task: Task, run: RunFolder, ranks: Ranks, steps: Steps, state: LoopState
+) -> dict[str, float]:
+    """Scores of the validation data, empty where there is none. An evaluation that has no memory loses no training."""
+    try:
+        return task.evaluate("val", ranks, state.budget)
+    except RunStopped:
+        if ranks.first:
+            save(recipe, plan, run, task, steps, state)
+        raise
+
+
 def _resumed(recipe: Recipe, task: Task, run: RunFolder, ranks: Ranks, steps: Steps, watch: Watch) -> LoopState:
     state = restore(recipe, task, run, steps, watch.say)
     each = ranks.gather(state.step)
@@ -91,23 +102,6 @@ def _resumed(recipe: Recipe, task: Task, run: RunFolder, ranks: Ranks, steps: St
     if ranks.first:
         run.rewind(state.step)
     return state
-
-
-def lower_budget(
-    recipe: Recipe, task: Task, step: int, budget: int | None, ranks: Ranks, say: Say, again: str = "the step is"
-) -> int:
-    """For a step that ran out of memory; RunStopped where it cannot be cut any more."""
-    smaller, was = task.smaller_budget(step, budget, ranks), task.budget(step, budget, ranks)
-    if smaller is None:
-        raise RunStopped(
-            f"out of memory with a single {recipe.sample} in a micro-batch, in the step of "
-            f"{first_names(task.names(task.step_ids(step)))}. What is left to try: {task.memory_advice}.",
-            EXIT_OUT_OF_MEMORY,
-        )
-    change = f"{task.budget_field.replace('_', ' ')} {was} -> {smaller}"
-    assert smaller < was, f"{change} would run out of memory for ever"
-    say(f"step {step + 1}: out of memory; {change}, {again} done again")
-    return smaller
 
 
 def _diverged(task: Task, run: RunFolder, steps: Steps, outcome: Diverged, ranks: Ranks) -> str:

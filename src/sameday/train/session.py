@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,7 +88,8 @@ class Session:
         try:
             setup = setup_of(specs.recipe, specs.home)
             machine = detect_machine(device_kind(specs.plan))
-            audited = group.from_first(lambda: setup.audit(say, splits, few) if splits else Audited({}, {}, []))
+            there = [split for split in splits if setup.lacks(split) is None]
+            audited = group.from_first(lambda: setup.audit(say, there, few) if there else Audited({}, {}, []))
             group.from_first(lambda: setup.check_model(say))
             # The first rank's plan is everyone's: ranks that cut a step differently would drop samples.
             plan, reasons = group.from_first(lambda: _plan(specs, setup, machine, ranks or group.size))
@@ -111,16 +113,18 @@ class Session:
         """The task on this process's device. A `plan`, resolved too, or `splits` stand instead of the session's."""
         import torch
 
-        try:
+        task: Task | None = None
+        with suppress(torch.OutOfMemoryError):
             data = self.audited.splits if splits is None else splits
-            return self.setup.load(plan or self.resolved.plan, self.device, data)
-        except torch.OutOfMemoryError:
+            task = self.setup.load(plan or self.resolved.plan, self.device, data)
+        if not all(self.ranks.gather(task is not None)) or task is None:  # all ranks stop together
             raise RunStopped(
                 f"out of memory while the model was loaded: {self.machine.name} has {self.machine.memory / 2**30:.0f} "
                 "GiB, and other programs may use some of it. What is left to try: a smaller recipe.model, "
                 "recipe.precision bf16, a GPU with more memory.",
                 EXIT_OUT_OF_MEMORY,
-            ) from None
+            )
+        return task
 
     def steps(self, task: Task) -> Steps:
         """What the loop computes a step with, for whoever times steps without training."""

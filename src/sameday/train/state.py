@@ -24,14 +24,19 @@ from sameday.train.steps import Steps
 @dataclass
 class LoopState:
     """`step` counts the steps done. `best` has the lowest validation loss so far, with its step and other scores.
-    `budget` is what the plan's was lowered to when memory ran out."""
+    `budget` is what the plan's, `lowered_from`, was lowered to when memory ran out."""
 
     step: int = 0
     best: dict[str, Any] | None = None
     budget: int | None = None
+    lowered_from: int | None = None
+
+    def lower(self, task: Task, budget: int) -> int:
+        self.budget, self.lowered_from = budget, getattr(task.plan, task.budget_field)
+        return budget
 
     def compare(self, scores: dict[str, float]) -> None:
-        if scores["loss"] < (self.best["loss"] if self.best else math.inf):
+        if scores and scores["loss"] < (self.best["loss"] if self.best else math.inf):
             self.best = {"step": self.step, **scores}
 
 
@@ -52,8 +57,10 @@ def restore(recipe: Recipe, task: Task, run: RunFolder, steps: Steps, say: Calla
     say(f"resumed from {newest.path.name}")
     known = {field.name: newest.state[field.name] for field in fields(LoopState) if field.name in newest.state}
     state, asked = LoopState(**known), getattr(task.plan, task.budget_field)
-    if state.budget is not None and asked is not None:
-        state.budget = min(state.budget, asked)  # whoever resumes may ask for an even lower one
+    if state.budget is not None and state.lowered_from != asked:
+        state.budget = None  # whoever resumes asks for another one
+    if state.budget is not None:
+        say(f"{task.budget_field.replace('_', ' ')} {state.budget}: it was lowered when memory ran out")
     return state
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,16 +92,18 @@ class Steps:
     def __init__(self, recipe: Recipe, plan: Plan, task: Task, ranks: Ranks) -> None:
         self._recipe, self._plan, self._task, self._ranks = recipe, plan, task, ranks
         self.trained = task.trained()
-        try:
+        fits = False
+        with suppress(torch.OutOfMemoryError):
             self.gradients = Gradients(self.trained)
             self.optimizer = make_optimizer(self.trained, recipe, plan)
             allocate_state(self.optimizer)
-        except torch.OutOfMemoryError:
+            fits = True
+        if not all(ranks.gather(fits)):  # all ranks stop together
             raise RunStopped(
                 "out of memory: gradients and optimizer state do not fit beside the model. What is left to try: "
                 f"{task.memory_advice}.",
                 EXIT_OUT_OF_MEMORY,
-            ) from None
+            )
         self._commit = StepCommit(self.optimizer, self.gradients, recipe.max_grad_norm)
         self.ahead = self._commit.ahead
         # Where nothing is launched ahead, the update is part of the step, and the host sees its end.

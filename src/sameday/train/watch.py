@@ -64,7 +64,7 @@ class Watch:
             self._chart("train", {"loss": good.loss, "samples_per_second": seen / spent, **numbers, **parts}, step)
 
     def evaluation(self, step: int, split: str, scores: dict[str, float]) -> None:
-        if self.run is None:
+        if self.run is None or not scores:
             return
         self.say(
             f"step {step}/{self.total}  {split} loss {scores['loss']:.4f}  "

@@ -38,6 +38,7 @@ def verify_plan(asked: Asked, say: Say) -> Report:
     for choice in session.choices() if specs.automatic else ():
         say(choice)
     against = load_plan(asked.against, (), recipe) if asked.against is not None else plain_beside(plan)
+    session.setup.resolve_auto(against, session.machine)  # before an arm has run for minutes
     fields = changed(against, plan, recipe.dropout > 0)
     same_masks = all(claim != "statistical" for *_, claim in fields.values())
     trial = replace(trial, dropout=same_masks)

@@ -98,7 +98,8 @@ class ClassifySetup(TaskSetup):
         return Resolved(plan.model_copy(update={"level_kernel": kernel}), {"level_kernel": why})
 
     def low_memory(self, plan: Plan) -> Plan:
-        return plan.model_copy(update={"micro_batch": max(1, self.recipe.effective_batch // 8)})
+        less = max(1, self.recipe.effective_batch // 8)
+        return plan.model_copy(update={"micro_batch": min(plan.micro_batch or less, less)})
 
     def fits_two_arms(self, memory: int) -> bool:
         """These models are small beside any GPU."""

@@ -107,16 +107,20 @@ class VqaSetup(TaskSetup):
     @cached_property
     def config(self) -> Any:
         """The model's configuration; what cannot be trained is refused here, before weights are loaded."""
-        from transformers import AutoConfig
+        from transformers import AutoConfig, PretrainedConfig
 
         from sameday.models.families import family_of
 
-        recipe = self.recipe
+        recipe, name = self.recipe, resolve_model(self.home, self.recipe.model)
         try:
-            config = AutoConfig.from_pretrained(resolve_model(self.home, recipe.model), revision=recipe.revision)
-        except (OSError, ValueError) as error:
+            written, _ = PretrainedConfig.get_config_dict(name, revision=recipe.revision)
+            family = family_of(written.get("model_type", "none"))
+            config = AutoConfig.from_pretrained(name, revision=recipe.revision)
+        except BadInput:
+            raise
+        except (OSError, ValueError, AttributeError, TypeError) as error:
             raise BadInput(f"model {recipe.model!r}: its configuration cannot be read: {error}") from None
-        family_of(config.model_type).check_supported(config)
+        family.check_supported(config)
         return config
 
     @cached_property
