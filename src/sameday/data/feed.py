@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sameday.data.times import Times
-from sameday.hardware.parts import during
+from sameday.hardware.phases import during
 
 
 class _Sent(NamedTuple):

@@ -51,7 +51,7 @@ class Facts:
     plan: Plan
     fields: frozenset[str]
     """Plan fields that the task can follow."""
-    parts: dict[str, float]
+    phases: dict[str, float]
     cores: int
     samples: float = 1.0
     micro_batches: float = 1.0
@@ -77,10 +77,10 @@ class Facts:
 
     @property
     def total(self) -> float:
-        return sum(self.parts.values())
+        return sum(self.phases.values())
 
     def time(self, *names: str) -> float:
-        return sum(self.parts.get(name, 0.0) for name in names)
+        return sum(self.phases.get(name, 0.0) for name in names)
 
     @property
     def preparing(self) -> float:

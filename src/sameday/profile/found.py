@@ -48,7 +48,7 @@ def summed_up(session: Session, task: Task, line: Timeline, peaks: Peaks, counte
         "samples": line.samples,
         "micro_batches": facts.micro_batches,
         "seconds": {"median": statistics.median(line.seconds), "least": min(line.seconds), "most": max(line.seconds)},
-        "parts": line.parts,
+        "phases": line.phases,
         "workers": line.workers,
         "busy": line.busy,
         "launches": line.launches,
@@ -96,7 +96,7 @@ def _facts(
         device=machine.device,
         plan=plan,
         fields=frozenset(fields_of(session.recipe)),
-        parts=line.parts,
+        phases=line.phases,
         cores=machine.cores,
         samples=line.samples,
         micro_batches=mean(floor.plan.least.micro_batches for floor in floors),
@@ -127,9 +127,9 @@ def steps_of(count: int) -> str:
 
 def lines(found: dict[str, Any]) -> list[str]:
     """One screen."""
-    from sameday.hardware.parts import PARTS
+    from sameday.hardware.phases import PHASES
 
-    seconds, floor, total = found["seconds"], found["floor"], sum(found["parts"].values())
+    seconds, floor, total = found["seconds"], found["floor"], sum(found["phases"].values())
     who = found["machine"]["name"]
     made = [
         f"{found['name']} {found['fingerprint']} on {who}: {1000 * seconds['median']:.2f} ms a step "
@@ -140,9 +140,9 @@ def lines(found: dict[str, Any]) -> list[str]:
         slow = ", ".join(f"{each:.2f}" for each in found["left_out"])
         made.append(f"left out, since far from the others: steps of {slow} s")
     made.append("")
-    most = max(found["parts"].values())
-    for name, words in PARTS.items():
-        spent = found["parts"].get(name)
+    most = max(found["phases"].values())
+    for name, words in PHASES.items():
+        spent = found["phases"].get(name)
         if spent is not None:
             bar = "█" * round(30 * spent / most)
             made.append(f"  {words:20s} {1000 * spent:10.3f} ms {spent / total:6.1%}  {bar}")

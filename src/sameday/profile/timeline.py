@@ -16,7 +16,7 @@ import torch
 
 from sameday.data.times import Times
 from sameday.hardware.nvml import Watched
-from sameday.hardware.parts import PARTS, Clock, during
+from sameday.hardware.phases import PHASES, Clock, during
 from sameday.hardware.signals import StopRequest
 from sameday.spec.errors import EXIT_STOPPED, RunStopped
 from sameday.spec.record import RunFolder
@@ -36,7 +36,7 @@ WATCHED = 2.0
 
 @dataclass(frozen=True)
 class Timeline:
-    """Seconds of the parts of each step, and beside them what worker processes took for a step on the average."""
+    """Seconds of the phases of each step, and beside them what worker processes took for a step on the average."""
 
     steps: tuple[dict[str, float], ...]
     workers: dict[str, float]
@@ -60,11 +60,11 @@ class Timeline:
         return [sum(step.values()) for step in self.steps]
 
     @property
-    def parts(self) -> dict[str, float]:
+    def phases(self) -> dict[str, float]:
         """Of a step, on the average; they add up to it."""
         return {
             name: statistics.mean(step.get(name, 0.0) for step in self.steps)
-            for name in PARTS
+            for name in PHASES
             if any(name in step for step in self.steps)
         }
 

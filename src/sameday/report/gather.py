@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sameday.report.beside import MOST, Profile, Tune, Verdict, read_beside, read_json
+from sameday.report.beside import MOST, OLD_PHASES, Profile, Tune, Verdict, read_beside, read_json
 from sameday.report.words import count, in_order
 from sameday.spec.errors import EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, EXIT_STOPPED, BadInput
 from sameday.spec.load import dump_yaml
@@ -37,15 +37,15 @@ class Missing:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Mean seconds of the parts of a step."""
+    """Mean seconds of the phases of a step."""
 
-    parts: dict[str, float]
+    phases: dict[str, float]
     workers: dict[str, float]
     source: str
 
     @property
     def total(self) -> float:
-        return sum(self.parts.values())
+        return sum(self.phases.values())
 
 
 @dataclass(frozen=True)
@@ -136,21 +136,22 @@ class Run:
     @property
     def timeline(self) -> Timeline | None:
         profile = self.own_profile
-        if profile is not None and (parts := _amounts(profile.parts)):
+        if profile is not None and (phases := _amounts(profile.phases)):
             steps = count(profile.steps, "step") if profile.steps else "steps"
-            return Timeline(_ordered(parts), _amounts(profile.workers), f"profile.json: the mean of {steps}")
-        watched = [r["parts"] for r in self.steps if isinstance(r.get("parts"), dict)]
-        watched = [found for parts in watched if (found := _amounts(parts))]
+            return Timeline(_ordered(phases), _amounts(profile.workers), f"profile.json: the mean of {steps}")
+        timed = [r.get("phases", r.get(OLD_PHASES)) for r in self.steps]
+        watched = [amounts for each in timed if isinstance(each, dict) and (amounts := _amounts(each))]
         if not watched:
             return None
-        names = dict.fromkeys(name for parts in watched for name in parts)
-        parts = {name: statistics.fmean(found.get(name, 0.0) for found in watched) for name in names}
+        names = dict.fromkeys(name for each in watched for name in each)
+        phases = {name: statistics.fmean(each.get(name, 0.0) for each in watched) for name in names}
         stages = {
             name: statistics.fmean(known)
             for name in ("read", "decode", "resize")
-            if name not in parts and (known := [value for r in self.steps if (value := amount_of(r, name)) is not None])
+            if name not in phases
+            and (known := [value for r in self.steps if (value := amount_of(r, name)) is not None])
         }
-        return Timeline(_ordered(parts), stages, f"metrics.jsonl: the mean of {count(len(watched), 'step')}")
+        return Timeline(_ordered(phases), stages, f"metrics.jsonl: the mean of {count(len(watched), 'step')}")
 
 
 def gather(
@@ -311,8 +312,8 @@ def _amounts(values: dict[str, Any]) -> dict[str, float]:
     return {name: value for name, value in _numbers(values).items() if value >= 0}
 
 
-def _ordered(parts: dict[str, float]) -> dict[str, float]:
-    return {name: parts[name] for name in in_order(parts)}
+def _ordered(phases: dict[str, float]) -> dict[str, float]:
+    return {name: phases[name] for name in in_order(phases)}
 
 
 def is_number(value: Any) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from sameday.report.beside import Ablated, Found, Timed, Tune, Verdict
 from sameday.report.curves import points_of, window
 from sameday.report.gather import Run, amount_of
-from sameday.report.words import PARTS, VERDICTS, between, count, in_order, percent, plain_name, score, seconds, value
+from sameday.report.words import PHASES, VERDICTS, between, count, in_order, percent, plain_name, score, seconds, value
 from sameday.spec.plan import Plan, changed, claims, fields_of
 from sameday.spec.recipe import differences
 from sameday.spec.words import number
@@ -227,15 +227,15 @@ def _merged(whys: list[tuple[str, str]], runs: int) -> list[str]:
 
 
 def part_rows(runs: Sequence[Run]) -> list[Row]:
-    names = in_order(name for run in runs if run.timeline for name in run.timeline.parts)
+    names = in_order(name for run in runs if run.timeline for name in run.timeline.phases)
     rows = []
     for name in names:
         cells = []
         for run in runs:
-            took = run.timeline.parts.get(name) if run.timeline else None
+            took = run.timeline.phases.get(name) if run.timeline else None
             total = run.timeline.total if run.timeline else 0.0
             cells.append(NONE if took is None else Cell(seconds(took), percent(took / total) if total else ""))
-        rows.append(Row(PARTS.get(name, name), cells, name if name in PARTS else "other"))
+        rows.append(Row(PHASES.get(name, name), cells, name if name in PHASES else "other"))
     return rows
 
 

@@ -23,7 +23,7 @@ from sameday.data.loader import feed
 from sameday.data.order import permutation
 from sameday.data.seen import Seen
 from sameday.hardware.machine import detect_machine
-from sameday.hardware.parts import during
+from sameday.hardware.phases import during
 from sameday.hardware.ranks import Ranks
 from sameday.kernels.dropout import dropouts, mix, name_key
 from sameday.models.build import VisionModel, build_model, restore_model, save_model
