@@ -34,7 +34,7 @@ from sameday.hardware.phases import Clock
 from sameday.hardware.ranks import Ranks
 from sameday.models.vision_bdh import VisionBDH
 from sameday.models.vlm import VisionLanguageModel
-from sameday.profile.found import summed_up
+from sameday.profile.summary import summed_up
 from sameday.profile.timeline import Timeline, record
 from sameday.spec.load import load_recipe
 from sameday.spec.plan import Plan

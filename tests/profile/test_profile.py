@@ -21,7 +21,7 @@ from sameday.data.questions import source
 from sameday.hardware.phases import PHASES
 from sameday.profile import timeline
 from sameday.profile.command import PATIENCE, progress
-from sameday.profile.found import short_place
+from sameday.profile.summary import short_place
 from sameday.profile.timeline import covered
 from sameday.spec.errors import BadInput, RunStopped
 from sameday.spec.load import dump_yaml, load_recipe

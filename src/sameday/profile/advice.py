@@ -156,8 +156,8 @@ def bound_by(facts: Facts) -> str:
 
 def advise(facts: Facts) -> list[Remedy]:
     """Those that could give something, the likeliest gain first."""
-    found = [*_data(facts), *_model(facts), *_cuts(facts), *_launches(facts)]
-    return sorted((each for each in found if each.at_most >= WORTH_NAMING), key=lambda each: -each.likely)
+    remedies = [*_data(facts), *_model(facts), *_cuts(facts), *_launches(facts)]
+    return sorted((each for each in remedies if each.at_most >= WORTH_NAMING), key=lambda each: -each.likely)
 
 
 def differing(plan: Plan, change: dict[str, Any]) -> dict[str, Any]:

@@ -166,7 +166,7 @@ def _watched(
         "busy": min(1.0, work / seconds) if spans else None,
         "launches": len(spans) / steps,
         "waits": tuple((where, round(count / steps)) for where, count in waits if round(count / steps)),
-        "gpu": nvml.found(),
+        "gpu": nvml.medians(),
     }
 
 
@@ -181,7 +181,7 @@ def covered(spans: list[tuple[float, float]]) -> float:
 
 def _waits(work: Any) -> list[tuple[str, int]]:
     """Places at which `work` makes the host wait for the GPU, the most frequent first, without this file's own."""
-    found: Counter[str] = Counter()
+    places: Counter[str] = Counter()
     synchronize = torch.cuda.synchronize
 
     def asked(device: torch.device | str | int | None = None) -> None:
@@ -199,5 +199,5 @@ def _waits(work: Any) -> list[tuple[str, int]]:
             torch.cuda.set_sync_debug_mode("default")
     for each in heard:
         if "synchronizing" in str(each.message) and Path(each.filename) != Path(__file__):
-            found[f"{each.filename}:{each.lineno}"] += 1
-    return found.most_common()
+            places[f"{each.filename}:{each.lineno}"] += 1
+    return places.most_common()
