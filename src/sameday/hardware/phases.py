@@ -87,10 +87,10 @@ class Clock:
         return [self._spent(marks) for marks in done]
 
     def _spent(self, marks: list[tuple[str, Any]]) -> dict[str, float]:
-        found: dict[str, float] = defaultdict(float)
+        seconds: dict[str, float] = defaultdict(float)
         for (name, begin), (_, end) in pairwise(marks):
-            found[name] += begin.elapsed_time(end) / 1000 if self._cuda else end - begin
-        return {name: found[name] for name in PHASES if name in found}
+            seconds[name] += begin.elapsed_time(end) / 1000 if self._cuda else end - begin
+        return {name: seconds[name] for name in PHASES if name in seconds}
 
     def _mark(self) -> Any:
         if not self._cuda:
