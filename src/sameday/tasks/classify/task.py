@@ -310,8 +310,8 @@ def _recorded(losses: Losses, tensors: tuple[Tensor, ...]) -> Callable[..., Tens
 
     def run(*inputs: Tensor) -> Tensor:
         given, used = inputs[: len(tensors)], inputs[len(tensors) :]
-        found: Tensor = functional_call(losses, dict(zip(names, used, strict=True)), given)
-        return found
+        each_loss: Tensor = functional_call(losses, dict(zip(names, used, strict=True)), given)
+        return each_loss
 
     with warnings.catch_warnings():
         # It warms up on a stream of its own, and leaves of that are still alive when it records.
