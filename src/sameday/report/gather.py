@@ -123,10 +123,10 @@ class Run:
     @property
     def own_profile(self) -> Profile | None:
         """The profile, where it is of this recipe and this plan."""
-        found = self.profile
-        if found is None or not self.has_fingerprint(found.fingerprint) or self.unlike(found.plan):
+        profile = self.profile
+        if profile is None or not self.has_fingerprint(profile.fingerprint) or self.unlike(profile.plan):
             return None
-        return found
+        return profile
 
     @property
     def floor(self) -> float | None:
@@ -248,17 +248,17 @@ def _beside(usual: Path, named: Path | None, kind: Any) -> Any:
 
 
 def _mapping(path: Path) -> dict[str, Any]:
-    found = read_json(path) if path.is_file() else {}
-    if not isinstance(found, dict):
+    mapping = read_json(path) if path.is_file() else {}
+    if not isinstance(mapping, dict):
         raise BadInput(f"{path}: is not what a run wrote: must be a mapping")
-    return found
+    return mapping
 
 
 def _stopped(path: Path) -> Stopped | None:
     if not path.is_file():
         return None
-    found = _mapping(path)
-    why, code = found.get("why"), found.get("code")
+    record = _mapping(path)
+    why, code = record.get("why"), record.get("code")
     if not isinstance(why, str) or not isinstance(code, int):
         raise BadInput(f"{path}: is not what a run wrote: must say why and with which code the run ended")
     return Stopped(ENDS.get(code, f"exit code {code}"), why)
@@ -266,13 +266,13 @@ def _stopped(path: Path) -> Stopped | None:
 
 def _environment(path: Path) -> dict[str, Any]:
     """Checked before RunFolder reads it, whose advice is for a run that is to be gone on with."""
-    found = _mapping(path)
-    if path.is_file() and not isinstance(found.get("recipe_dir"), str):
+    environment = _mapping(path)
+    if path.is_file() and not isinstance(environment.get("recipe_dir"), str):
         raise BadInput(
             f"{path}: is not what a run wrote: recipe_dir must name the recipe's folder; put the file back as it was, "
             "or leave this run out"
         )
-    return found
+    return environment
 
 
 def _metrics(folder: RunFolder) -> list[Record]:
@@ -285,23 +285,23 @@ def _metrics(folder: RunFolder) -> list[Record]:
 def _skipped(path: Path) -> list[dict[str, str]] | None:
     if not path.is_file():
         return None
-    found = read_json(path)
-    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+    skipped = read_json(path)
+    if not isinstance(skipped, list) or not all(isinstance(each, dict) for each in skipped):
         raise BadInput(f"{path}: is not what a run wrote: must be a list of what was left out")
-    return [{"where": str(each.get("where", "")), "what": str(each.get("what", ""))} for each in found]
+    return [{"where": str(each.get("where", "")), "what": str(each.get("what", ""))} for each in skipped]
 
 
 def _scores(path: Path) -> tuple[dict[str, dict[str, float]], int | None]:
     """Final scores by split: those of the run's end and of every `sameday eval` after it; and the best step."""
     ended = _mapping(path / "eval.json")
-    found = {"val": ended.get("val")}
+    scores = {"val": ended.get("val")}
     for file in sorted(path.glob("eval-*.json")):
-        found[file.stem.removeprefix("eval-")] = _mapping(file)
+        scores[file.stem.removeprefix("eval-")] = _mapping(file)
     best = ended.get("best")
     step = best.get("step") if isinstance(best, dict) else None
     if step is not None and not is_step(step):
         raise BadInput(f"{path / 'eval.json'}: is not what a run wrote: best.step must be the number of a step")
-    return {k: _numbers(v) for k, v in found.items() if isinstance(v, dict) and v}, step
+    return {k: _numbers(v) for k, v in scores.items() if isinstance(v, dict) and v}, step
 
 
 def _numbers(values: dict[str, Any]) -> dict[str, float]:
@@ -341,30 +341,30 @@ def _missing(run: Run) -> list[Missing]:
     with_plan = "recipe.yaml --plan plan.yaml --json"
     profile, tune, verdict = (shlex.quote(str(run.path.resolve() / f"{n}.json")) for n in ("profile", "tune", "verify"))
     profiling = f"sameday profile {with_plan} {profile}"
-    found = []
+    missing = []
     if not run.finished:
         unknown = "it is still going on, or was stopped or killed; the command that started it goes on with it"
-        found.append(Missing("The run's end", run.stopped.why if run.stopped else unknown))
+        missing.append(Missing("The run's end", run.stopped.why if run.stopped else unknown))
     if not run.steps:
-        found.append(Missing("Curves of training", "metrics.jsonl holds no step"))
+        missing.append(Missing("Curves of training", "metrics.jsonl holds no step"))
     if not run.evaluations and not run.scores:
         why = "none was recorded; the plan's eval_steps says when it is made, the recipe's data on what"
-        found.append(Missing("Validation", why))
+        missing.append(Missing("Validation", why))
     if run.timeline is None:
         why = "neither a profile of its recipe and plan nor metrics.jsonl says it"
-        found.append(Missing("Where a step's time goes", why, profiling))
+        missing.append(Missing("Where a step's time goes", why, profiling))
     if run.floor is None:
         why = "there is no profile.json"
         if run.profile is not None:
             why = "no floor was measured" if run.own_profile else "the profile is of another recipe or plan"
-        found.append(Missing("The least time that a step could take", why, profiling))
+        missing.append(Missing("The least time that a step could take", why, profiling))
     if run.tune is None:
         # Not into plan.yaml, which is tune's default and the plan of this run.
         how = f"sameday tune recipe.yaml -o tuned.yaml --json {tune}"
-        found.append(Missing("What each choice of the plan gives", "there is no tune.json", how))
+        missing.append(Missing("What each choice of the plan gives", "there is no tune.json", how))
     if run.verdict is None:
         why = "there is no verify.json"
-        found.append(Missing("Proof that the plan keeps the model", why, f"sameday verify {with_plan} {verdict}"))
+        missing.append(Missing("Proof that the plan keeps the model", why, f"sameday verify {with_plan} {verdict}"))
     if run.skipped is None:
-        found.append(Missing("Which data was left out", "there is no skipped.json"))
-    return found
+        missing.append(Missing("Which data was left out", "there is no skipped.json"))
+    return missing

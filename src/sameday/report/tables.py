@@ -60,11 +60,11 @@ def _state(run: Run) -> tuple[str, str]:
 
 
 def _final(run: Run, name: str) -> Cell:
-    found = run.scores.get("val", {})
-    if name not in found:
+    scores = run.scores.get("val", {})
+    if name not in scores:
         return NONE
-    samples = found.get("samples")
-    return Cell(score(name, found[name]), f"of {samples:,} {run.recipe.sample}s" if samples else "")
+    samples = scores.get("samples")
+    return Cell(score(name, scores[name]), f"of {samples:,} {run.recipe.sample}s" if samples else "")
 
 
 def _last_loss(run: Run) -> Cell:
@@ -158,9 +158,9 @@ class Kind:
 
 
 def kinds(runs: Sequence[Run]) -> list[Kind]:
-    found: dict[str, list[Run]] = {}
+    groups: dict[str, list[Run]] = {}
     for run in runs:
-        found.setdefault(run.fingerprint, []).append(run)
+        groups.setdefault(run.fingerprint, []).append(run)
     first = runs[0].recipe
     return [
         Kind(
@@ -169,7 +169,7 @@ def kinds(runs: Sequence[Run]) -> list[Kind]:
             group,
             differences(first, group[0].recipe) if name != runs[0].fingerprint else [],
         )
-        for name, group in found.items()
+        for name, group in groups.items()
     ]
 
 
@@ -241,8 +241,8 @@ def part_rows(runs: Sequence[Run]) -> list[Row]:
 
 def worker_rows(runs: Sequence[Run]) -> list[Row]:
     names = in_order(name for run in runs if run.timeline for name in run.timeline.workers)
-    found = [run.timeline.workers if run.timeline else {} for run in runs]
-    return [Row(name, [Cell(seconds(each.get(name))) for each in found]) for name in names]
+    workers = [run.timeline.workers if run.timeline else {} for run in runs]
+    return [Row(name, [Cell(seconds(each.get(name))) for each in workers]) for name in names]
 
 
 def profile_notes(run: Run) -> list[str]:
@@ -402,7 +402,7 @@ def _not_of(run: Run, verdict: Verdict) -> Iterator[tuple[str, str]]:
 
 
 def environment_rows(runs: Sequence[Run]) -> list[Row]:
-    found = []
+    environments = []
     for run in runs:
         env = run.environment
         versions = env.get("versions") if isinstance(env.get("versions"), dict) else {}
@@ -410,6 +410,6 @@ def environment_rows(runs: Sequence[Run]) -> list[Row]:
         if run.profile is not None and run.profile.machine.get("name"):
             flat["Device"] = run.profile.machine["name"]
         flat |= {"Python": env.get("python"), **(versions or {}), "Recipe's folder": env.get("recipe_dir")}
-        found.append({name: str(given) for name, given in flat.items() if given is not None})
-    names = dict.fromkeys(name for flat in found for name in flat)
-    return [Row(name, [Cell(flat.get(name, "–")) for flat in found]) for name in names]
+        environments.append({name: str(given) for name, given in flat.items() if given is not None})
+    names = dict.fromkeys(name for flat in environments for name in flat)
+    return [Row(name, [Cell(flat.get(name, "–")) for flat in environments]) for name in names]
