@@ -10,7 +10,7 @@ EVIL = "<script>alert(1)</script>"
 NASTY = "<img src=x onerror=alert(1)>"
 """Data text that would run if it were not text; the second can be a folder's name."""
 
-PARTS = {"wait": 0.01, "copy": 0.02, "tower": 0.05, "forward": 0.2, "loss": 0.01, "backward": 0.4, "other": 0.06}
+PHASES = {"wait": 0.01, "copy": 0.02, "tower": 0.05, "forward": 0.2, "loss": 0.01, "backward": 0.4, "other": 0.06}
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def profile(fingerprint: str) -> dict[str, Any]:
         "plan": {"share_images": True},
         "steps": 20,
         "seconds": {"median": 0.75, "least": 0.7, "most": 0.8},
-        "parts": PARTS,
+        "phases": PHASES,
         "workers": {"read": 0.003, "decode": 0.12, "resize": 0.04},
         "busy": 0.93,
         "memory_gib": 29.5,

@@ -44,7 +44,7 @@ GPU = Facts(
     device="cuda",
     plan=BEST,
     fields=VQA,
-    parts={
+    phases={
         "wait": 0.002,
         "copy": 0.001,
         "tower": 0.03,
@@ -68,7 +68,7 @@ BDH = Facts(
     device="cuda",
     plan=Plan(level_kernel="plain", optimizer_impl="fused", pin_memory=True, images_on="device", workers=15),
     fields=CLASSIFY,
-    parts={"forward": 0.007, "backward": 0.014, "optimizer": 0.0005, "prepare": 0.0002},
+    phases={"forward": 0.007, "backward": 0.014, "optimizer": 0.0005, "prepare": 0.0002},
     cores=16,
     floor=0.0008,
     executed=0.0008,
@@ -79,9 +79,9 @@ BDH = Facts(
 
 
 def changed(
-    facts: Facts, parts: dict[str, float] | None = None, plan: dict[str, Any] | None = None, **more: Any
+    facts: Facts, phases: dict[str, float] | None = None, plan: dict[str, Any] | None = None, **more: Any
 ) -> Facts:
-    return replace(facts, parts=facts.parts | (parts or {}), plan=facts.plan.model_copy(update=plan or {}), **more)
+    return replace(facts, phases=facts.phases | (phases or {}), plan=facts.plan.model_copy(update=plan or {}), **more)
 
 
 def setup_for(facts: Facts) -> TaskSetup:
@@ -223,9 +223,9 @@ def test_memory_is_told_as_it_was_measured() -> None:
 
 def test_all_that_shrinks_with_fewer_micro_batches_is_promised() -> None:
     """Measured with examples/patterns_bdh.yaml on two cores: 318 ms a step with micro_batch 1, and 63 with 32."""
-    parts = {"wait": 65.2, "copy": 1.0, "prepare": 3.6, "forward": 110.3, "loss": 5.0, "backward": 128.0}
-    parts |= {"optimizer": 1.4, "log": 0.1, "other": 3.6}
-    facts = Facts("cpu", Plan(micro_batch=1), CLASSIFY, parts, 2, 32.0, 32.0, executed=3.1, floor=2.2, alone=2.2)
+    phases = {"wait": 65.2, "copy": 1.0, "prepare": 3.6, "forward": 110.3, "loss": 5.0, "backward": 128.0}
+    phases |= {"optimizer": 1.4, "log": 0.1, "other": 3.6}
+    facts = Facts("cpu", Plan(micro_batch=1), CLASSIFY, phases, 2, 32.0, 32.0, executed=3.1, floor=2.2, alone=2.2)
     first = advise(replace(facts, cuts=(Cut({"micro_batch": None}, 1.0, 3.1),)))[0]
     assert first.remedy == "plan.micro_batch null" and first.at_most > 318 / 63
     assert bound_by(facts) == "small operations"
@@ -260,8 +260,8 @@ def demo(budget: int) -> Facts:
     }
     compute, executed, pieces = measured[budget]
     plan = Plan(share_images=True, packing=True, max_questions=None, token_budget=budget, label_only_logits=True)
-    parts = {"wait": 0.03, "decode": 0.002, "forward": compute / 3, "backward": compute / 1.5, "optimizer": 0.005}
-    facts = Facts("cpu", plan, VQA, parts, 2, 64.0, pieces, floor=0.028, executed=executed, alone=0.13)
+    phases = {"wait": 0.03, "decode": 0.002, "forward": compute / 3, "backward": compute / 1.5, "optimizer": 0.005}
+    facts = Facts("cpu", plan, VQA, phases, 2, 64.0, pieces, floor=0.028, executed=executed, alone=0.13)
     cuts = [Cut(each, *measured[each["token_budget"]][:0:-1]) for each in cuts_to_try(facts, plan)]
     return replace(facts, cuts=tuple(cuts))
 
@@ -333,22 +333,22 @@ def can_run(facts: Facts, fields: dict[str, Any]) -> Plan:
 
 
 FACTS = st.builds(
-    lambda facts, parts, workers, numbers, fields: replace(
+    lambda facts, phases, workers, numbers, fields: replace(
         facts,
-        parts=parts,
+        phases=phases,
         workers=workers,
         plan=can_run(facts, fields | ({"workers": 0} if not workers else {})),
-        floor=numbers[0] * sum(parts.values()),
-        alone=numbers[0] * sum(parts.values()) * (1 + 9 * numbers[1]),
-        executed=min(1.0, numbers[0] * (1 + numbers[1])) * sum(parts.values()),
+        floor=numbers[0] * sum(phases.values()),
+        alone=numbers[0] * sum(phases.values()) * (1 + 9 * numbers[1]),
+        executed=min(1.0, numbers[0] * (1 + numbers[1])) * sum(phases.values()),
         busy=None if facts.device == "cpu" else numbers[2],
         memory=1.0,
         used=1 - numbers[1],
         samples=64.0,
-        moved=numbers[2] * sum(parts.values()),
+        moved=numbers[2] * sum(phases.values()),
         micro_batches=1 + round(40 * numbers[3]),
         cuts=tuple(
-            Cut(change, 1 + round(9 * numbers[1]), numbers[0] * sum(parts.values()))
+            Cut(change, 1 + round(9 * numbers[1]), numbers[0] * sum(phases.values()))
             for change in cuts_to_try(facts, facts.plan.model_copy(update=fields))
         ),
         waits=(("x.py:1", 3),) if numbers[3] > 0.5 and facts.device == "cuda" else (),

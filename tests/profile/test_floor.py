@@ -158,9 +158,9 @@ def test_cached_features_are_read_and_copied_instead(world: Path, tmp_path: Path
 def test_ranks_share_a_step(world: Path) -> None:
     task = make(world, {})
     whole = floor(task).plan.least
-    parts = [floor(task, ranks=Ranks(rank, 2)).plan.least for rank in range(2)]
-    assert sum(part.flop for part in parts) == whole.flop
-    assert sum(part.samples for part in parts) == whole.samples
+    phases = [floor(task, ranks=Ranks(rank, 2)).plan.least for rank in range(2)]
+    assert sum(part.flop for part in phases) == whole.flop
+    assert sum(part.samples for part in phases) == whole.samples
 
 
 def test_a_lower_budget_reads_weights_more_often(world: Path) -> None:

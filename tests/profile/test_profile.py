@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 
 from sameday.cli import app
 from sameday.data.questions import source
-from sameday.hardware.parts import PARTS
+from sameday.hardware.phases import PHASES
 from sameday.profile import timeline
 from sameday.profile.command import PATIENCE, progress
-from sameday.profile.found import short_place
+from sameday.profile.summary import short_place
 from sameday.profile.timeline import covered
 from sameday.spec.errors import BadInput, RunStopped
 from sameday.spec.load import dump_yaml, load_recipe
@@ -57,9 +57,9 @@ def profiled(home: Path, out: Path, *fields: str) -> tuple[dict[str, Any], str]:
 
 def test_questions(homes: dict[str, Path], tmp_path: Path) -> None:
     found, said = profiled(homes["vqa"], tmp_path)
-    parts = found["parts"]
-    assert list(parts) == [name for name in PARTS if name in parts] and found["steps"] >= 2
-    assert {"decode", "tower", "forward", "loss", "backward", "optimizer"} <= set(parts)
+    phases = found["phases"]
+    assert list(phases) == [name for name in PHASES if name in phases] and found["steps"] >= 2
+    assert {"decode", "tower", "forward", "loss", "backward", "optimizer"} <= set(phases)
     assert found["samples"] == 8 and found["micro_batches"] == 1 and found["busy"] is None
     floor = found["floor"]
     assert 0 < floor["share"] < 1 and floor["resources"].keys() >= {"arithmetic", "memory", "copy", "disk"}
@@ -67,15 +67,15 @@ def test_questions(homes: dict[str, Path], tmp_path: Path) -> None:
     for words in ("vision tower", "everything else", "floor of this plan", "bound by", "samples/s"):
         assert words in said
     assert "\n1 step to warm up, 3 to time\n" in said
-    for name, seconds in parts.items():
-        assert f"{PARTS[name]:20s} {1000 * seconds:10.3f} ms" in said
+    for name, seconds in phases.items():
+        assert f"{PHASES[name]:20s} {1000 * seconds:10.3f} ms" in said
 
 
 def test_pictures(homes: dict[str, Path], tmp_path: Path) -> None:
     words = ["profile", str(homes["classify"] / "recipe.yaml"), "--steps", "3", "--json", str(tmp_path / "found.json")]
     done = CliRunner().invoke(app, [*words, "--set", "plan.device=cpu"], catch_exceptions=False)
     found = json.loads((tmp_path / "found.json").read_text())
-    assert done.exit_code == 0 and {"prepare", "forward", "backward"} <= set(found["parts"])
+    assert done.exit_code == 0 and {"prepare", "forward", "backward"} <= set(found["phases"])
     assert "disk" not in found["floor"]["resources"] and 0 < found["floor"]["share"] < 1
     assert not list(homes["classify"].glob("runs*")), "nothing of the user's is written"
 
@@ -205,7 +205,7 @@ def test_a_slow_input_is_named_first(
     monkeypatch.setattr(owner, attribute, slow)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
     found, said = profiled(homes["vqa"], tmp_path, *fields)
-    spent = found["workers"] if fields else found["parts"]
+    spent = found["workers"] if fields else found["phases"]
     assert spent[part] >= 2 * SLOW, "two images a step"
     assert found["bound_by"] == "data" and remedy in found["advice"][0]["remedy"], said
     # All of the delay is in what is waited for, and the remedy may take all of it away.

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reported import EVIL, NASTY, PARTS, Runs, profile, tune, verdict
+from reported import EVIL, NASTY, PHASES, Runs, profile, tune, verdict
 from typed import refused, sameday
 
 from sameday.report.gather import Run, gather
 from sameday.report.page import render
-from sameday.report.words import PARTS as ORDER
+from sameday.report.words import PHASES as ORDER
 from sameday.report.words import in_order
 from sameday.spec.errors import BadInput
 from sameday.spec.record import read_metrics
@@ -22,13 +22,13 @@ from sameday.spec.record import read_metrics
 Copied = Callable[[Path], Path]
 
 
-def with_parts(run: Path, *parts: dict[str, float]) -> list[dict[str, Any]]:
+def with_parts(run: Path, *phases: dict[str, float]) -> list[dict[str, Any]]:
     """The run's records, of which the first ones say where their time went, and no other does."""
     records = read_metrics(run / "metrics.jsonl")
     for record in records:
-        record.pop("parts", None)
-    for record, given in zip(records, parts, strict=False):
-        record["parts"] = given
+        record.pop("phases", None)
+    for record, given in zip(records, phases, strict=False):
+        record["phases"] = given
     (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     return records
 
@@ -96,11 +96,11 @@ def test_the_timeline_is_the_profile_or_else_the_mean_of_the_steps(runs: Runs, c
     with_parts(run, {"wait": 0.1, "backward": 0.3}, {"backward": 0.5, "strange": 0.2})
     [found] = gather([run])
     assert found.timeline is not None
-    assert found.timeline.parts == pytest.approx({"wait": 0.05, "backward": 0.4, "strange": 0.1})
+    assert found.timeline.phases == pytest.approx({"wait": 0.05, "backward": 0.4, "strange": 0.1})
     assert "2 steps" in found.timeline.source
     (run / "profile.json").write_text(json.dumps(of_run(found)))
     [found] = gather([run])
-    assert found.timeline is not None and found.timeline.parts == PARTS and found.floor == 0.4125
+    assert found.timeline is not None and found.timeline.phases == PHASES and found.floor == 0.4125
 
 
 def test_a_profile_of_something_else_is_not_the_runs_timeline(runs: Runs, copied: Copied) -> None:
@@ -117,7 +117,7 @@ def test_a_profile_of_something_else_is_not_the_runs_timeline(runs: Runs, copied
         (run / "profile.json").write_text(json.dumps(data))
         [found] = gather([run])
         assert found.timeline is not None and found.floor == (0.4125 if ours else None)
-        assert found.timeline.parts == (PARTS if ours else {"wait": 0.1, "backward": 0.3})
+        assert found.timeline.phases == (PHASES if ours else {"wait": 0.1, "backward": 0.3})
     [floor] = [each for each in found.missing if each.what == "The least time that a step could take"]
     assert floor.remedy == "the profile is of another recipe or plan"
     with_parts(run)
@@ -196,10 +196,10 @@ STEPLESS = "is not what a run wrote: best.step must be the number of a step"
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("profile.json", '{"parts": {"wait": "long"}}', "profile.json: is no profile of this program: parts.wait: "),
+        ("profile.json", '{"phases": {"wait": "long"}}', "profile.json: is no profile of this program: phases.wait: "),
         ("profile.json", "[]", "profile.json: is no profile of this program: the whole: "),
-        ("profile.json", "{}", "profile.json: is no profile of this program: it has no parts"),
-        ("profile.json", '{"parts": {}}', "profile.json: is no profile of this program: it has no seconds"),
+        ("profile.json", "{}", "profile.json: is no profile of this program: it has no phases"),
+        ("profile.json", '{"phases": {}}', "profile.json: is no profile of this program: it has no seconds"),
         ("profile.json", "[" * 100_000, "profile.json: is not JSON: "),
         ("tune.json", "{}", "tune.json: is no tune of this program: it has no plain"),
         (
@@ -259,7 +259,7 @@ def test_a_file_of_another_kind_is_told_so(runs: Runs, tmp_path: Path, asked: st
     ("name", "where"),
     [
         ("profile", "seconds.median"),
-        ("profile", "parts.wait"),
+        ("profile", "phases.wait"),
         ("profile", "floor.seconds"),
         ("profile", "floor.one_at_a_time.seconds"),
         ("tune", "plain.seconds.median"),

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reported import EVIL, NASTY, PARTS, Runs, profile, tune, verdict
+from reported import EVIL, NASTY, PHASES, Runs, profile, tune, verdict
 
 from sameday.report import tables, words
 from sameday.report.beside import Profile
@@ -227,7 +227,7 @@ def test_files_about_something_else_are_told_so(runs: Runs, tmp_path: Path) -> N
 
 def test_a_profile_of_another_plan_is_shown_where_the_run_has_no_timeline(runs: Runs) -> None:
     [run] = gather([runs.bare])
-    run.steps = [{name: given for name, given in record.items() if name != "parts"} for record in run.steps]
+    run.steps = [{name: given for name, given in record.items() if name != "phases"} for record in run.steps]
     run.profile = Profile.model_validate(profile(run.fingerprint) | {"plan": {"workers": 7}})
     page = Reader(render([run]))
     assert "This profile is of another plan: it differs in workers." in page.text
@@ -262,15 +262,15 @@ def test_a_verdict_of_one_run_is_not_anothers(runs: Runs, tmp_path: Path) -> Non
 
 def test_parts_of_two_tasks_are_in_the_order_of_a_step(runs: Runs) -> None:
     asked, seen = gather([runs.finished, runs.images])
-    asked.steps[0] = {**asked.steps[0], "parts": {"wait": 0.1, "tower": 0.2, "other": 0.1}}
-    seen.steps[0] = {**seen.steps[0], "parts": {"prepare": 0.1, "backward": 0.2, "other": 0.1}}
+    asked.steps[0] = {**asked.steps[0], "phases": {"wait": 0.1, "tower": 0.2, "other": 0.1}}
+    seen.steps[0] = {**seen.steps[0], "phases": {"prepare": 0.1, "backward": 0.2, "other": 0.1}}
     rows = [row.label for row in tables.part_rows([asked, seen])]
-    assert rows == [words.PARTS[name] for name in words.PARTS if words.PARTS[name] in rows]
+    assert rows == [words.PHASES[name] for name in words.PHASES if words.PHASES[name] in rows]
     assert {"preparing images on the device", "vision tower", "everything else"} <= set(rows)
     # A profile's too, in whatever order it has them.
-    page = profile(seen.fingerprint) | {"plan": {}, "parts": dict(reversed(PARTS.items()))}
+    page = profile(seen.fingerprint) | {"plan": {}, "phases": dict(reversed(PHASES.items()))}
     seen.profile = Profile.model_validate(page)
-    assert seen.timeline is not None and list(seen.timeline.parts) == list(PARTS)
+    assert seen.timeline is not None and list(seen.timeline.phases) == list(PHASES)
 
 
 def test_verdicts_of_finished_runs_and_of_recipes(runs: Runs, tmp_path: Path) -> None:
@@ -320,11 +320,11 @@ def test_a_damaged_number_is_passed_over(runs: Runs, tmp_path: Path, bad: Any) -
     run = tmp_path / "run"
     shutil.copytree(runs.images, run)
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    records[0]["parts"] = {"wait": 0.1, "backward": 0.3}
+    records[0]["phases"] = {"wait": 0.1, "backward": 0.3}
     keys = ("seconds", "samples", "wait", "read", "loss", "lr", "grad_norm", "accuracy")
     for few in (1, len(records)):
         for record in records[-few:]:
-            record |= {key: bad for key in keys} | {"parts": {"wait": bad, "forward": bad, "other": 0.1}}
+            record |= {key: bad for key in keys} | {"phases": {"wait": bad, "forward": bad, "other": 0.1}}
         lines = [*records, records[0] | {"step": bad}]
         (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         (run / "eval.json").write_text(json.dumps({"val": {"loss": bad, "accuracy": bad, "samples": bad}}))

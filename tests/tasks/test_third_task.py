@@ -78,7 +78,7 @@ def test_its_steps_are_profiled_with_a_floor(home: Path) -> None:
     each = 2 * (4 * 8) * 2 + 2 * 8 * 3
     rate = profiled["floor"]["peaks"]["flop_per_second"]
     assert profiled["floor"]["executed"] * rate == pytest.approx(8 * each)
-    assert sum(profiled["parts"].values()) == pytest.approx(profiled["seconds"]["median"], rel=2)
+    assert sum(profiled["phases"].values()) == pytest.approx(profiled["seconds"]["median"], rel=2)
 
 
 def test_the_tuner_tries_its_choices_and_no_one_elses(home: Path) -> None:

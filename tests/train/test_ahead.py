@@ -109,7 +109,7 @@ def test_the_same_run(runs: Runs) -> None:
     assert lag == [0 if step in wait else 1 for step in range(1, runs.total + 1)]
     parts = [r for r in read_metrics(runs.folder / "ahead" / "metrics.jsonl") if "parts" in r]
     assert [r["step"] for r in parts] == list(range(3, runs.total + 1, 3))
-    assert all(r["parts"]["optimizer"] > 0 for r in parts)
+    assert all(r["phases"]["optimizer"] > 0 for r in parts)
 
 
 @pytest.mark.parametrize("at", [1, 2, 3, 6])

@@ -18,7 +18,7 @@ from sameday.data.labelled.batch import ImageBatch
 from sameday.data.questions import source
 from sameday.data.questions.batch import Batch
 from sameday.data.questions.processor import ImageProcessor
-from sameday.hardware.parts import PARTS, Clock
+from sameday.hardware.phases import PHASES, Clock
 from sameday.hardware.ranks import Ranks
 from sameday.models.vision_bdh import VisionBDH
 from sameday.models.vlm import VisionLanguageModel
@@ -104,7 +104,7 @@ def ready(homes: dict[str, Path], name: str, plan: Plan) -> tuple[Any, Any]:
     return recipe, sets.make_task(homes[name], recipe, plan)
 
 
-PLACES = [(name, part) for name, parts in WHERE.items() for part in parts]
+PLACES = [(name, part) for name, phases in WHERE.items() for part in phases]
 
 
 def delayed(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, part: str) -> Time:
@@ -147,7 +147,7 @@ def test_a_delay_in_training_shows_where_it_is(
     time = delayed(monkeypatch, loop, name, part)
     with closing(RunFolder.open(tmp_path / "run", recipe, plan, homes[name])) as run, pytest.raises(RunStopped):
         train(recipe, plan, task, run, Ranks(), stop_after=STEPS)
-    steps = [record["parts"] for record in read_metrics(run.metrics_path) if "split" not in record]
+    steps = [record["phases"] for record in read_metrics(run.metrics_path) if "split" not in record]
     assert len(steps) == STEPS
     for step in steps:
         if part == "log":
@@ -158,7 +158,7 @@ def test_a_delay_in_training_shows_where_it_is(
 
 
 def test_all_parts_are_tried() -> None:
-    assert {part for parts in WHERE.values() for part in parts} == set(PARTS)
+    assert {part for phases in WHERE.values() for part in phases} == set(PHASES)
 
 
 @pytest.mark.parametrize("name", WHERE)
@@ -168,9 +168,9 @@ def test_a_run_times_one_step_of_each_log_interval(homes: dict[str, Path], tmp_p
     with closing(RunFolder.open(tmp_path / "run", recipe, plan, homes[name])) as run:
         train(recipe, plan, task, run, Ranks())
     steps = [record for record in read_metrics(run.metrics_path) if "split" not in record]
-    assert [record["step"] for record in steps if "parts" in record] == [2, 4]
+    assert [record["step"] for record in steps if "phases" in record] == [2, 4]
     for record in steps[1::2]:
-        assert 0 < sum(record["parts"].values()) <= record["seconds"]
-        assert record["parts"]["forward"] > 0 and record["parts"]["backward"] > 0
+        assert 0 < sum(record["phases"].values()) <= record["seconds"]
+        assert record["phases"]["forward"] > 0 and record["phases"]["backward"] > 0
         # What workers read and decode is not this process's time.
-        assert not {"read", "decode", "resize"} & set(record["parts"])
+        assert not {"read", "decode", "resize"} & set(record["phases"])

@@ -14,7 +14,7 @@ import sets
 import torch
 from torch import Tensor
 
-from sameday.hardware.parts import Clock, silence
+from sameday.hardware.phases import Clock, silence
 from sameday.hardware.ranks import Ranks
 from sameday.spec.errors import EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, BadInput, RunStopped
 from sameday.spec.plan import Plan

@@ -22,7 +22,7 @@ from sameday.tasks.classify.setup import ClassifySetup
 from sameday.tasks.vqa.automatic import attention_kernel
 from sameday.tasks.vqa.setup import TUNED_BUDGETS as BUDGETS
 from sameday.tasks.vqa.setup import VqaSetup
-from sameday.tune.search import Found, OutOfTime, ablation, confirm, explore, faster, gain, leave_out, search
+from sameday.tune.search import OutOfTime, SearchState, ablation, confirm, explore, faster, gain, leave_out, search
 from sameday.tune.space import choices, choices_made
 from sameday.tune.trial import Result
 
@@ -72,10 +72,10 @@ class World:
         return Result(noisy, pieces=max(1.0, 20000 / plan.token_budget))
 
 
-def searched(world: World, guess: Plan | None = None) -> Found:
-    found = Found(Plan(), CHOICES, guess)
-    search(found, world.measure, allowed)
-    return found
+def searched(world: World, guess: Plan | None = None) -> SearchState:
+    state = SearchState(Plan(), CHOICES, guess)
+    search(state, world.measure, allowed)
+    return state
 
 
 def allowed(plan: Plan) -> bool:
@@ -99,10 +99,10 @@ COSTS = {
 @pytest.mark.parametrize("seed", range(5))
 def test_the_best_is_found_from_the_plain_plan(seed: int) -> None:
     world = World(COSTS, seed=seed)
-    found = searched(world)
-    assert found.best.share_images and found.best.label_only_logits and found.best.token_budget == 1024
-    assert found.best.optimizer_impl == "foreach" and found.best.attention == "auto"
-    assert not found.ahead and world.trials >= len(found.results)
+    state = searched(world)
+    assert state.best.share_images and state.best.label_only_logits and state.best.token_budget == 1024
+    assert state.best.optimizer_impl == "foreach" and state.best.attention == "auto"
+    assert not state.ahead and world.trials >= len(state.results)
 
 
 @given(
@@ -117,10 +117,10 @@ def test_the_best_is_found_from_the_plain_plan(seed: int) -> None:
 )
 def test_choices_that_do_not_touch_each_other_are_all_found(costs: dict[str, dict[Any, float]], seed: int) -> None:
     world = World(costs, noise=0.002, seed=seed)
-    found = searched(world)
+    state = searched(world)
     least = math.prod(min(1.0, *table.values()) for table in costs.values())
     # What gives less than a few hundredths, a choice at a time, is not taken for a gain.
-    assert world.cost(found.best) <= least * 1.04 ** len(costs)
+    assert world.cost(state.best) <= least * 1.04 ** len(costs)
 
 
 def test_noise_is_no_gain() -> None:
@@ -128,10 +128,10 @@ def test_noise_is_no_gain() -> None:
     kept, promised = 0, []
     for seed in range(100):
         world = World({}, noise=0.05, seed=seed)
-        found = searched(world)
-        confirm(found, world.measure)
-        kept += found.best == Plan()
-        plain, best = found.of(found.plain), found.of(found.best)
+        state = searched(world)
+        confirm(state, world.measure)
+        kept += state.best == Plan()
+        plain, best = state.of(state.plain), state.of(state.best)
         assert plain is not None and best is not None
         promised.append(math.exp(gain(best, plain)[0]))
     assert kept >= 95 and max(promised) < 1.15, (kept, max(promised))
@@ -140,8 +140,8 @@ def test_noise_is_no_gain() -> None:
 def test_a_guess_is_a_start_and_no_end() -> None:
     guess = Plan(share_images=True, packing=True, max_questions=None, token_budget=8192)
     world = World(COSTS)
-    found = searched(world, guess)
-    assert found.best.token_budget == 1024 and found.best.label_only_logits
+    state = searched(world, guess)
+    assert state.best.token_budget == 1024 and state.best.label_only_logits
     slow = World({**COSTS, "share_images": {True: 9.0}})
     assert not searched(slow, guess).best.share_images
 
@@ -149,22 +149,22 @@ def test_a_guess_is_a_start_and_no_end() -> None:
 def test_plans_without_room_are_left() -> None:
     world = World({**COSTS, "token_budget": {n: 1024 / n for n in BUDGETS}})
     world.too_large = lambda plan: plan.token_budget > 16384 and plan.max_questions is None
-    found = searched(world)
-    assert found.best.token_budget == 16384
-    assert any(result.failed == "out of memory" for result in found.results.values())
+    state = searched(world)
+    assert state.best.token_budget == 16384
+    assert any(result.failed == "out of memory" for result in state.results.values())
 
 
 @pytest.mark.parametrize("most", [1, 2, 5, 9, 12])
 def test_what_there_is_no_time_for_is_said(most: int) -> None:
     world = World(COSTS)
     world.most = most
-    found = searched(world)
-    worth = ablation(found, world.measure, allowed)
-    assert found.not_tried and world.trials == most
-    asked = 3 * len(choices_made(found.best, Plan(), CHOICES))
+    state = searched(world)
+    worth = ablation(state, world.measure, allowed)
+    assert state.not_tried and world.trials == most
+    asked = 3 * len(choices_made(state.best, Plan(), CHOICES))
     answered = sum(each is not None for row in worth for each in (row.alone, row.added, row.left_out))
-    assert answered + sum(map(len, found.missing.values())) == asked
-    assert len(found.not_tried) <= 5, "a sentence for many choices"
+    assert answered + sum(map(len, state.missing.values())) == asked
+    assert len(state.not_tried) <= 5, "a sentence for many choices"
 
 
 def test_what_was_not_tried_is_told_apart() -> None:
@@ -190,13 +190,13 @@ def test_what_was_not_tried_is_told_apart() -> None:
 
 def test_choices_that_could_not_be_asked_about_are_one_sentence() -> None:
     world = World(COSTS)
-    found = searched(world)
-    confirm(found, world.measure)
-    found.results = {key: found.results[key] for key in (Plan().model_dump_json(), found.best.model_dump_json())}
+    state = searched(world)
+    confirm(state, world.measure)
+    state.results = {key: state.results[key] for key in (Plan().model_dump_json(), state.best.model_dump_json())}
     world.most = world.trials + 2
-    ablation(found, world.measure, allowed)
-    assert found.not_tried[0] == "left out: no time was left for token_budget and optimizer_impl"
-    assert found.not_tried[2] == "alone: no time was left for share_images, label_only_logits, token_budget and " + (
+    ablation(state, world.measure, allowed)
+    assert state.not_tried[0] == "left out: no time was left for token_budget and optimizer_impl"
+    assert state.not_tried[2] == "alone: no time was left for share_images, label_only_logits, token_budget and " + (
         "optimizer_impl"
     )
 
@@ -204,28 +204,28 @@ def test_choices_that_could_not_be_asked_about_are_one_sentence() -> None:
 def test_the_time_is_shared_between_search_and_ablation() -> None:
     """Where there is time for all, all is done; where not, the search leaves what the ablation needs, half at most."""
     free = World(COSTS, noise=0.0)
-    found = Found(Plan(), CHOICES)
-    explore(found, free, allowed)
-    assert not found.not_tried and found.best.token_budget == 1024
+    state = SearchState(Plan(), CHOICES)
+    explore(state, free, allowed)
+    assert not state.not_tried and state.best.token_budget == 1024
     for most in range(2, free.trials + 5):
         world = World(COSTS, noise=0.0)
         world.most = most
-        found = Found(Plan(), CHOICES)
-        explore(found, world, allowed)
+        state = SearchState(Plan(), CHOICES)
+        explore(state, world, allowed)
         assert world.trials == min(most, free.trials), "a search that was cut short goes on with what was left over"
-        assert most < 18 or not found.missing, "and it did not take what the ablation needed"
-        assert most < free.trials or not found.not_tried
+        assert most < 18 or not state.missing, "and it did not take what the ablation needed"
+        assert most < free.trials or not state.not_tried
 
 
 def test_a_search_goes_on_where_it_was() -> None:
     whole = World(COSTS, noise=0.0)
     best = searched(whole).best
     world = World(COSTS, noise=0.0)
-    found = Found(Plan(), CHOICES)
+    state = SearchState(Plan(), CHOICES)
     for most in range(1, 60):
         world.most = most
-        search(found, world.measure, allowed)
-    assert found.best == best and not found.ahead
+        search(state, world.measure, allowed)
+    assert state.best == best and not state.ahead
     assert world.trials == whole.trials, "nothing was timed twice"
 
 
@@ -234,23 +234,23 @@ def test_a_choice_that_costs_time_is_left_out() -> None:
     guess = Plan(share_images=True, packing=True, max_questions=None, label_only_logits=True, optimizer_impl="foreach")
     costs = {"share_images": {True: 0.25}, "label_only_logits": {True: 1.06}, "optimizer_impl": {"foreach": 1.0}}
     world = World(costs, noise=0.002)
-    found = Found(Plan(), CHOICES, guess)
-    worth = explore(found, world, allowed)
-    assert found.best == guess.model_copy(update={"label_only_logits": False}) and found.best == found.sure
+    state = SearchState(Plan(), CHOICES, guess)
+    worth = explore(state, world, allowed)
+    assert state.best == guess.model_copy(update={"label_only_logits": False}) and state.best == state.sure
     assert [row.name for row in worth] == ["share_images", "optimizer_impl"]
 
 
 @pytest.mark.parametrize("slower", [1.06, 1.5])
 def test_a_choice_is_not_left_out_for_one_bad_moment(slower: float) -> None:
     world = World(COSTS, noise=0.0)
-    found = Found(Plan(), CHOICES)
-    found.best = found.sure = Plan(share_images=True, packing=True, max_questions=None, attention="sdpa")
-    found.timed(Plan(), world.measure)
-    held = {step: slower * seconds for step, seconds in world.measure(found.best).seconds.items()}
-    found.results[found.best.model_dump_json()] = Result(held)
-    assert not leave_out(found, world.measure, allowed)
+    state = SearchState(Plan(), CHOICES)
+    state.best = state.sure = Plan(share_images=True, packing=True, max_questions=None, attention="sdpa")
+    state.timed(Plan(), world.measure)
+    held = {step: slower * seconds for step, seconds in world.measure(state.best).seconds.items()}
+    state.results[state.best.model_dump_json()] = Result(held)
+    assert not leave_out(state, world.measure, allowed)
     world.costs = {**COSTS, "attention": {"sdpa": slower}}
-    assert leave_out(found, world.measure, allowed) and found.best.attention == "auto"
+    assert leave_out(state, world.measure, allowed) and state.best.attention == "auto"
 
 
 def test_what_looked_faster_without_a_choice_is_settled_first_or_told() -> None:
@@ -259,17 +259,17 @@ def test_what_looked_faster_without_a_choice_is_settled_first_or_told() -> None:
     best = Plan(share_images=True, packing=True, max_questions=None, label_only_logits=True, attention="sdpa")
     world.costs = {**COSTS, "attention": {"sdpa": 1.6}}
     for more, kept in ((2, "auto"), (0, "sdpa")):
-        found = Found(Plan(), CHOICES)
-        found.best = found.sure = best
+        state = SearchState(Plan(), CHOICES)
+        state.best = state.sure = best
         world.trials, world.most = 0, 100
         for plan in (Plan(), best, best.model_copy(update={"attention": "auto"})):
-            found.timed(plan, world.measure)
+            state.timed(plan, world.measure)
         world.most = world.trials + more
-        leave_out(found, world.measure, allowed)
-        assert found.best.attention == kept
-        ablation(found, world.measure, allowed)
+        leave_out(state, world.measure, allowed)
+        assert state.best.attention == kept
+        ablation(state, world.measure, allowed)
         told = "again, which no time was left for: the best plan looked faster without attention"
-        assert (told in found.not_tried) == (more == 0)
+        assert (told in state.not_tried) == (more == 0)
 
 
 def test_a_plan_without_the_choice_in_question_answers_nothing() -> None:
@@ -279,23 +279,23 @@ def test_a_plan_without_the_choice_in_question_answers_nothing() -> None:
     def packed(plan: Plan) -> bool:
         return allowed(plan) and (plan.attention != "split" or plan.packing)
 
-    found = Found(Plan(), CHOICES)
-    found.best = found.sure = Plan(share_images=True, packing=True, max_questions=None, attention="split")
-    rows = {row.name: row for row in ablation(found, world.measure, packed)}
+    state = SearchState(Plan(), CHOICES)
+    state.best = state.sure = Plan(share_images=True, packing=True, max_questions=None, attention="split")
+    rows = {row.name: row for row in ablation(state, world.measure, packed)}
     assert rows["attention"].alone is None and rows["attention"].added is not None
     assert rows["attention"].left_out is not None and rows["share_images"].left_out is not None
-    assert "alone: no such plan can run for attention" in found.not_tried
+    assert "alone: no such plan can run for attention" in state.not_tried
 
 
 def test_a_machine_that_became_slower_does_not_take_the_best_plan_away() -> None:
     world = World(COSTS, noise=0.0)
-    found = searched(world)
-    best = found.best
+    state = searched(world)
+    best = state.best
     world.costs = {**COSTS, "deterministic": {False: 20.0}}
-    confirm(found, world.measure)
-    assert found.best == found.sure == best and not found.refused
-    assert found.unsteady == pytest.approx(20.0)
-    plain, again = found.of(Plan()), found.of(best)
+    confirm(state, world.measure)
+    assert state.best == state.sure == best and not state.refused
+    assert state.unsteady == pytest.approx(20.0)
+    plain, again = state.of(Plan()), state.of(best)
     assert plain is not None and again is not None
     assert math.exp(gain(again, plain)[0]) == pytest.approx(world.cost(Plan()) / world.cost(best)), (
         "both are of one time"
@@ -304,22 +304,22 @@ def test_a_machine_that_became_slower_does_not_take_the_best_plan_away() -> None
 
 def test_a_plan_that_was_lucky_gives_way_to_the_last_sure_one() -> None:
     world = World(COSTS, noise=0.0)
-    found = searched(world)
-    confirm(found, world.measure)
-    sure, lucky = found.sure, found.best.model_copy(update={"workers": 1})
-    assert sure == found.best
-    found.best = lucky
+    state = searched(world)
+    confirm(state, world.measure)
+    sure, lucky = state.sure, state.best.model_copy(update={"workers": 1})
+    assert sure == state.best
+    state.best = lucky
     world.costs = {"share_images": {True: 9.0}}
-    confirm(found, world.measure)
-    assert found.best == sure and found.refused == {lucky.model_dump_json()} and not found.not_tried
+    confirm(state, world.measure)
+    assert state.best == sure and state.refused == {lucky.model_dump_json()} and not state.not_tried
 
 
 def test_the_ablation_has_every_choice_three_times() -> None:
     world = World(COSTS, noise=0.0)
-    found = searched(world)
-    rows = {row.name: row for row in ablation(found, world.measure, allowed)}
+    state = searched(world)
+    rows = {row.name: row for row in ablation(state, world.measure, allowed)}
     assert list(rows) == ["share_images", "label_only_logits", "token_budget", "optimizer_impl"]
-    plain, best = found.of(found.plain), found.of(found.best)
+    plain, best = state.of(state.plain), state.of(state.best)
     assert plain is not None and best is not None
 
     def times(over: Result, result: Result | None) -> float:
@@ -331,7 +331,7 @@ def test_the_ablation_has_every_choice_three_times() -> None:
     assert times(best, rows["label_only_logits"].left_out) == pytest.approx(0.8)
     # Questions stay together where the budget says so: what is left out is the sharing alone.
     assert times(best, rows["share_images"].left_out) == pytest.approx(0.25)
-    assert times(plain, rows["optimizer_impl"].added) == pytest.approx(world.cost(Plan()) / world.cost(found.best))
+    assert times(plain, rows["optimizer_impl"].added) == pytest.approx(world.cost(Plan()) / world.cost(state.best))
 
 
 def test_one_step_that_was_held_up_decides_nothing() -> None:
@@ -352,14 +352,14 @@ SETUPS: dict[str, TaskSetup] = {
 @pytest.mark.parametrize("machine", [CPU, GPU], ids=["cpu", "cuda"])
 def test_only_fields_of_the_task_are_tried(task: str, machine: Machine) -> None:
     setup = SETUPS[task]
-    found = choices(setup, machine)
-    assert {name for choice in found for name in choice.fields} <= set(fields_of(setup.recipe))
-    for choice in found:
+    known = choices(setup, machine)
+    assert {name for choice in known for name in choice.fields} <= set(fields_of(setup.recipe))
+    for choice in known:
         for value in choice.values:
             plan = Plan.model_validate(Plan(packing=task == "vqa").model_dump() | value)
             setup.check_plan(plan, machine)
-    assert len({choice.name for choice in found}) == len(found)
-    assert [choice.name for choice in found if choice.cuts] == (["token_budget"] if task == "vqa" else [])
+    assert len({choice.name for choice in known}) == len(known)
+    assert [choice.name for choice in known if choice.cuts] == (["token_budget"] if task == "vqa" else [])
 
 
 @pytest.mark.parametrize("cuts", [True, False])
@@ -367,6 +367,6 @@ def test_a_step_in_one_piece_is_not_cut_into_larger_ones(cuts: bool) -> None:
     """Whole steps have room already; any other climb is tried upwards too."""
     world = World({"token_budget": {n: 1 / n for n in BUDGETS}}, noise=0.0)
     climb = Choice("any name", CHOICES[2].values, climb=True, cuts=cuts)
-    found = Found(Plan(), [climb], Plan(token_budget=32768, max_questions=None))
-    search(found, world.measure, allowed)
-    assert found.best.token_budget == (32768 if cuts else max(BUDGETS)), "20000 tokens are a whole step"
+    state = SearchState(Plan(), [climb], Plan(token_budget=32768, max_questions=None))
+    search(state, world.measure, allowed)
+    assert state.best.token_budget == (32768 if cuts else max(BUDGETS)), "20000 tokens are a whole step"

@@ -50,7 +50,7 @@ def report(comparison: Comparison, **changes: Any) -> Report:
         "killed_in": 6,
         "resumed_from": 4,
         "ranks": 1,
-        "found": comparison,
+        "comparison": comparison,
         "seconds": 12.0,
         "dropout": False,
     }

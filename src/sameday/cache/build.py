@@ -131,7 +131,7 @@ def build(
         raise _in_one(work.errors, plan.entries, kind)
     ended = ", stopped before the end" if stopped else ""
     say(f"{kind}: {work.made} images made, {in_bytes(work.size)} in {in_time(seconds)}{ended}")
-    return Built(work.made, plan.entries - len(plan.missing) + work.found, work.size, seconds, stopped)
+    return Built(work.made, plan.entries - len(plan.missing) + work.made_elsewhere, work.size, seconds, stopped)
 
 
 def in_time(seconds: float) -> str:
@@ -164,7 +164,7 @@ class _Work(Generic[Item, Prepared]):
         self.preparing: dict[Future[tuple[Prepared] | None], Job[Item]] = {}
         self.writing: dict[Future[None], Job[Item]] = {}
         self.errors: list[str] = []
-        self.made = self.found = self.size = 0
+        self.made = self.made_elsewhere = self.size = 0
         self.left = plan.to_write
         self.began = self.said = time.monotonic()
         self.tenth = 0
@@ -213,7 +213,7 @@ class _Work(Generic[Item, Prepared]):
             with self._charged_to(job):
                 ready = prepared.result()
                 if ready is None:
-                    self.found += 1
+                    self.made_elsewhere += 1
                     self.left -= job.size
                     return
                 tensors = self.finish(*ready)
@@ -239,7 +239,7 @@ class _Work(Generic[Item, Prepared]):
     def _tell(self) -> None:
         """The estimate once a few entries are made; then a line now and then."""
         now, total = time.monotonic(), len(self.plan.missing)
-        done = self.made + self.found + len(self.errors)
+        done = self.made + self.made_elsewhere + len(self.errors)
         if not self.made or done == total:
             return
         rate = self.size / max(now - self.began, 1e-9)

@@ -56,8 +56,8 @@ class Settings:
 def parse(text: str) -> Settings:
     """The settings that wrote this text. ValueError where it is none."""
     try:
-        found = json.loads(text)
-        settings = Settings(found["kind"], found["fields"], found["format"])
+        mapping = json.loads(text)
+        settings = Settings(mapping["kind"], mapping["fields"], mapping["format"])
     except (AttributeError, KeyError, TypeError, RecursionError) as error:
         raise ValueError("not the settings of a cache") from error
     if type(settings.format) is not int:

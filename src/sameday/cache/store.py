@@ -109,10 +109,10 @@ class Store:
     def has(self, content: str, size: int | None = None) -> bool:
         """Whether there is such an entry, and of this size where one is given. Its bytes are not looked at."""
         try:
-            found = self.path(content).stat()
+            status = self.path(content).stat()
         except OSError:
             return False
-        return stat.S_ISREG(found.st_mode) and size in (None, found.st_size)
+        return stat.S_ISREG(status.st_mode) and size in (None, status.st_size)
 
     def contents(self) -> set[str]:
         return {match[1] for match, _ in _listed(self.folder, _ENTRY)}
@@ -167,19 +167,19 @@ class Store:
         try:
             table = json.loads(header[8:])
             metadata = table.pop("__metadata__")
-            found, theirs, checksum = metadata["content"], parse(metadata["settings"]), metadata["data_sha256"]
+            their_content, theirs, checksum = metadata["content"], parse(metadata["settings"]), metadata["data_sha256"]
             empty = {
                 name: torch.empty(row["shape"], dtype=DTYPES[row["dtype"]], device="meta")
                 for name, row in table.items()
             }
             # The one header that describes these tensors: every offset and name is compared at once.
-            ours = _header(theirs, found, empty, checksum)
+            ours = _header(theirs, their_content, empty, checksum)
         except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
             raise ValueError("its header is not one that sameday writes") from error
         if ours != header:
             raise ValueError("its header is not one that sameday writes")
-        if found != content:
-            raise ValueError(f"content: {content} here, {found} in the entry")
+        if their_content != content:
+            raise ValueError(f"content: {content} here, {their_content} in the entry")
         if theirs != self.settings:
             raise ValueError("is of other settings: " + "; ".join(differences(self.settings, theirs)))
         # Before memory is asked for: the header is intact, so that its sizes are real ones.
@@ -191,13 +191,13 @@ class Store:
 
 def others(root: Path, settings: Settings) -> list[tuple[Settings, int]]:
     """Other settings of this kind that have entries here, and how many."""
-    found = []
+    counts = []
     for folder in _folders(root):
         count = sum(1 for _ in _listed(folder, _ENTRY))
         theirs = _settings_in(folder) if count and folder.name != settings.name else None
         if theirs is not None and theirs.kind == settings.kind:
-            found.append((theirs, count))
-    return found
+            counts.append((theirs, count))
+    return counts
 
 
 def prune(root: Path, keep: Mapping[str, Container[str]]) -> tuple[int, int]:
@@ -226,14 +226,14 @@ def prune(root: Path, keep: Mapping[str, Container[str]]) -> tuple[int, int]:
 
 def free_bytes(folder: Path) -> int:
     """What a user may still write here, or in the nearest folder above that is there."""
-    found = _disk(folder)
-    return found.f_bavail * found.f_frsize
+    disk = _disk(folder)
+    return disk.f_bavail * disk.f_frsize
 
 
 def reserved(folder: Path) -> int:
     """What a run that fills a cache on its way leaves free: its checkpoints may need the same disk."""
-    found = _disk(folder)
-    return max(RESERVE, int(RESERVED_SHARE * found.f_blocks * found.f_frsize))
+    disk = _disk(folder)
+    return max(RESERVE, int(RESERVED_SHARE * disk.f_blocks * disk.f_frsize))
 
 
 def _disk(folder: Path) -> os.statvfs_result:
@@ -308,9 +308,9 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 
 def _read(file: int, count: int, at: int) -> bytes:
-    found = bytearray(count)
-    _read_into(file, memoryview(found), at)
-    return bytes(found)
+    buffer = bytearray(count)
+    _read_into(file, memoryview(buffer), at)
+    return bytes(buffer)
 
 
 def _read_into(file: int, view: memoryview, at: int) -> None:
@@ -369,14 +369,14 @@ def _in_words(folder: Path, needed: int) -> Iterator[None]:
 
 
 def _folders(root: Path) -> list[Path]:
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(root) as found:
-        return sorted(root / f.name for f in found if _FOLDER.fullmatch(f.name) and f.is_dir(follow_symlinks=False))
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(root) as listing:
+        return sorted(root / f.name for f in listing if _FOLDER.fullmatch(f.name) and f.is_dir(follow_symlinks=False))
     return []
 
 
 def _listed(folder: Path, pattern: re.Pattern[str]) -> list[tuple[re.Match[str], Path]]:
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as found:
-        files = [file.name for file in found if not file.is_dir(follow_symlinks=False)]
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as listing:
+        files = [file.name for file in listing if not file.is_dir(follow_symlinks=False)]
         return [(match, folder / name) for name in files if (match := pattern.fullmatch(name))]
     return []
 

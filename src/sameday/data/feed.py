@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sameday.data.times import Times
-from sameday.hardware.parts import during
+from sameday.hardware.phases import during
 
 
 class _Sent(NamedTuple):
@@ -86,8 +86,8 @@ class Feed:
         self._steps.close()
 
     def _opened(self) -> _Step | None:
-        found = self._waited_for(self._steps)
-        return None if found is None else _Step(iter(found))
+        batches = self._waited_for(self._steps)
+        return None if batches is None else _Step(iter(batches))
 
     def _given(self, step: _Step) -> Iterator[Any]:
         # The first one is let go of, or its memory would be held to the step's end.

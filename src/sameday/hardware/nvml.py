@@ -79,7 +79,7 @@ class Watched:
         except Exception:  # not every GPU tells everything, and nothing depends on it
             return
 
-    def found(self) -> dict[str, float]:
+    def medians(self) -> dict[str, float]:
         """Medians, and the highest clock that the GPU has; empty where nothing was told."""
-        found = {name: statistics.median(values) for name, values in self._seen.items()}
-        return {**found, "highest_clock_mhz": self._most} if found else {}
+        medians = {name: statistics.median(values) for name, values in self._seen.items()}
+        return {**medians, "highest_clock_mhz": self._most} if medians else {}

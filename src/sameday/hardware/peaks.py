@@ -1,5 +1,5 @@
-"""The fastest that this device does of each thing a training step needs, measured in a second or two: products of large
-matrices in the recipe's numeric format, copies in memory, copies to the device, reads from a disk."""
+"""The fastest that this device does of each thing a training step needs, measured in a second or two: large matmuls
+in the recipe's numeric format, copies in memory, copies to the device, reads from a disk."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CPU_SHAPES: tuple[Shape, ...] = ((128, 128, 128), (256, 256, 256), (512, 512, 51
 GPU_BYTES, CPU_BYTES = 2**30, 2**28
 """Of a copy: too many to stay in a cache."""
 CALLS = 8
-"""One after the other on a GPU, where a launch takes as long as a small product."""
+"""One after the other on a GPU, where a launch takes as long as a small matmul."""
 SECONDS = 0.2
 """For each thing that is timed; at least three times, whatever they take."""
 
@@ -62,7 +62,7 @@ def measure(device: torch.device, precision: Precision, folder: Path | None, sha
 
 
 def best_product_rate(device: torch.device, precision: Precision, shapes: Sequence[Shape]) -> float:
-    """From the smallest on, as long as a product takes no longer than its time: a CPU without bf16 is very slow."""
+    """From the smallest on, as long as a matmul takes no longer than its time: a CPU without bf16 is very slow."""
     best = 0.0
     for shape in sorted(shapes, key=math.prod):
         if best and 2 * math.prod(shape) / best > SECONDS:
@@ -98,7 +98,7 @@ def copy_rate(device: torch.device, size: int) -> float:
 
 @contextmanager
 def number_format(precision: Precision) -> Iterator[None]:
-    """Float32 products as the recipe has them, and what was set before afterwards."""
+    """Float32 matmuls as the recipe has them, and what was set before afterwards."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     try:
@@ -112,10 +112,10 @@ def best_seconds(call: Callable[[], Tensor], device: torch.device, seconds: floa
     seconds = SECONDS if seconds is None else seconds
     timed = _on_gpu if device.type == "cuda" else _on_cpu
     timed(call, device)
-    found, began = [timed(call, device) for _ in range(3)], time.perf_counter()
+    timings, began = [timed(call, device) for _ in range(3)], time.perf_counter()
     while time.perf_counter() - began < seconds:
-        found.append(timed(call, device))
-    return min(found)
+        timings.append(timed(call, device))
+    return min(timings)
 
 
 def _on_cpu(call: Callable[[], Tensor], _device: torch.device) -> float:

@@ -94,17 +94,17 @@ def _shown(name: str, value: str) -> str:
 
 def knowers(names: list[str], files: Iterable[Path]) -> dict[str, list[str]]:
     """By variable: files in which its name stands by itself, or that join it."""
-    found: dict[str, list[str]] = {name: [] for name in names}
+    matches: dict[str, list[str]] = {name: [] for name in names}
     wanted = {name: _spellings(name) for name in names}
     for path in files if names else ():
         try:
             with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
                 for name, spellings in wanted.items():
                     if any(all(_stands(word, text) for word in words) for words in spellings):
-                        found[name].append(path.name)
+                        matches[name].append(path.name)
         except (OSError, ValueError):  # empty, or not for us
             continue
-    return {name: sorted(set(where), key=lambda each: (each.endswith(".py"), each)) for name, where in found.items()}
+    return {name: sorted(set(where), key=lambda each: (each.endswith(".py"), each)) for name, where in matches.items()}
 
 
 def _spellings(name: str) -> list[list[bytes]]:

@@ -61,9 +61,9 @@ class Compiled:
 
     def _try(self, pixels: Tensor, keys: Tensor) -> None:
         assert self.made is not None
-        eager = self._found(self.eager, pixels, keys)
+        eager = self._outputs(self.eager, pixels, keys)
         try:
-            other = self._found(self.made, pixels, keys)
+            other = self._outputs(self.made, pixels, keys)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever a backend raises, the model is as good as before
@@ -79,18 +79,18 @@ class Compiled:
                 )
                 return
 
-    def _found(self, by: Callable[..., Tensor], pixels: Tensor, keys: Tensor) -> dict[str, Tensor]:
+    def _outputs(self, by: Callable[..., Tensor], pixels: Tensor, keys: Tensor) -> dict[str, Tensor]:
         """Logits, and the gradients that a fixed direction of them gives."""
         torch.compiler.cudagraph_mark_step_begin()
         torch.clear_autocast_cache()
         logits = self._logits(by, pixels, keys)
-        found = {"logits": logits}
+        outputs = {"logits": logits}
         if torch.is_grad_enabled():
             trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
             direction = torch.arange(logits.numel(), device=logits.device).cos().view_as(logits).to(logits.dtype)
-            found |= zip(trained, torch.autograd.grad(logits, list(trained.values()), direction), strict=True)
+            outputs |= zip(trained, torch.autograd.grad(logits, list(trained.values()), direction), strict=True)
         torch.clear_autocast_cache()
-        return {name: tensor.detach().clone() for name, tensor in found.items()}
+        return {name: tensor.detach().clone() for name, tensor in outputs.items()}
 
     def _failed(self, how: str) -> None:
         why = f"torch.compile in mode {self.plan.compile_mode}, {how}"

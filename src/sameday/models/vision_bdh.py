@@ -130,7 +130,7 @@ def rotate(s: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def forward_flops(shape: BdhModel, image_size: int, classes: int) -> int:
-    """Of the matrix products of one image; training takes three times as many."""
+    """Of the matmuls of one image; training takes three times as many."""
     patches = (image_size // shape.patch) ** 2
     tokens, width = shape.tokens(image_size), shape.width
     units = shape.latents * width

@@ -32,8 +32,8 @@ class Layer(nn.Module):
 
 
 def through(layer: Layer, x: Tensor, row_keys: Tensor) -> Tensor:
-    found: Tensor = layer(x, row_keys)
-    return found
+    output: Tensor = layer(x, row_keys)
+    return output
 
 
 class ViT(nn.Module):
@@ -83,7 +83,7 @@ class ViT(nn.Module):
 
 
 def forward_flops(shape: VitModel, image_size: int, classes: int) -> int:
-    """Of the matrix products of one image; training takes three times as many."""
+    """Of the matmuls of one image; training takes three times as many."""
     patches = (image_size // shape.patch) ** 2
     tokens, width = shape.tokens(image_size), shape.width
     layer = tokens * width**2 * (4 + 2 * shape.mlp) + 2 * tokens**2 * width

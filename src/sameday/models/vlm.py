@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from sameday.data.questions.batch import Batch
-from sameday.hardware.parts import during
+from sameday.hardware.phases import during
 from sameday.kernels import attention
 from sameday.kernels.dropout import DropoutKeys
 from sameday.kernels.patches import patches

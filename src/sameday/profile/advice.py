@@ -51,7 +51,7 @@ class Facts:
     plan: Plan
     fields: frozenset[str]
     """Plan fields that the task can follow."""
-    parts: dict[str, float]
+    phases: dict[str, float]
     cores: int
     samples: float = 1.0
     micro_batches: float = 1.0
@@ -77,10 +77,10 @@ class Facts:
 
     @property
     def total(self) -> float:
-        return sum(self.parts.values())
+        return sum(self.phases.values())
 
     def time(self, *names: str) -> float:
-        return sum(self.parts.get(name, 0.0) for name in names)
+        return sum(self.phases.get(name, 0.0) for name in names)
 
     @property
     def preparing(self) -> float:
@@ -156,8 +156,8 @@ def bound_by(facts: Facts) -> str:
 
 def advise(facts: Facts) -> list[Remedy]:
     """Those that could give something, the likeliest gain first."""
-    found = [*_data(facts), *_model(facts), *_cuts(facts), *_launches(facts)]
-    return sorted((each for each in found if each.at_most >= WORTH_NAMING), key=lambda each: -each.likely)
+    remedies = [*_data(facts), *_model(facts), *_cuts(facts), *_launches(facts)]
+    return sorted((each for each in remedies if each.at_most >= WORTH_NAMING), key=lambda each: -each.likely)
 
 
 def differing(plan: Plan, change: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from sameday.profile.found import lines, steps_of, summed_up, wrapped
+from sameday.profile.summary import lines, steps_of, summed_up, wrapped
 from sameday.spec.record import check_output, write_text
 from sameday.tasks.base import TRAINING, Say
 from sameday.train.session import Session, Specs

@@ -16,7 +16,7 @@ import torch
 
 from sameday.data.times import Times
 from sameday.hardware.nvml import Watched
-from sameday.hardware.parts import PARTS, Clock, during
+from sameday.hardware.phases import PHASES, Clock, during
 from sameday.hardware.signals import StopRequest
 from sameday.spec.errors import EXIT_STOPPED, RunStopped
 from sameday.spec.record import RunFolder
@@ -35,7 +35,7 @@ WATCHED = 2.0
 
 @dataclass(frozen=True)
 class Timeline:
-    """Seconds of the parts of each step, and beside them what worker processes took for a step on the average."""
+    """Seconds of the phases of each step, and beside them what worker processes took for a step on the average."""
 
     steps: tuple[dict[str, float], ...]
     workers: dict[str, float]
@@ -59,11 +59,11 @@ class Timeline:
         return [sum(step.values()) for step in self.steps]
 
     @property
-    def parts(self) -> dict[str, float]:
+    def phases(self) -> dict[str, float]:
         """Of a step, on the average; they add up to it."""
         return {
             name: statistics.mean(step.get(name, 0.0) for step in self.steps)
-            for name in PARTS
+            for name in PHASES
             if any(name in step for step in self.steps)
         }
 
@@ -167,7 +167,7 @@ def _watched(
         "busy": min(1.0, work / seconds) if spans else None,
         "launches": len(spans) / steps,
         "waits": tuple((where, round(count / steps)) for where, count in waits if round(count / steps)),
-        "gpu": nvml.found(),
+        "gpu": nvml.medians(),
     }
 
 
@@ -182,7 +182,7 @@ def covered(spans: list[tuple[float, float]]) -> float:
 
 def _waits(work: Any) -> list[tuple[str, int]]:
     """Places at which `work` makes the host wait for the GPU, the most frequent first, without this file's own."""
-    found: Counter[str] = Counter()
+    places: Counter[str] = Counter()
     synchronize = torch.cuda.synchronize
 
     def asked(device: torch.device | str | int | None = None) -> None:
@@ -200,5 +200,5 @@ def _waits(work: Any) -> list[tuple[str, int]]:
             torch.cuda.set_sync_debug_mode("default")
     for each in heard:
         if "synchronizing" in str(each.message) and Path(each.filename) != Path(__file__):
-            found[f"{each.filename}:{each.lineno}"] += 1
-    return found.most_common()
+            places[f"{each.filename}:{each.lineno}"] += 1
+    return places.most_common()

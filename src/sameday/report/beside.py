@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
@@ -19,6 +19,10 @@ MOST = 1e100
 Number = Annotated[float, Field(ge=-MOST, le=MOST)]
 Amount = Annotated[float, Field(ge=0, le=MOST)]
 Whole = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+OLD_PHASES = "parts"
+"""What earlier releases called the phases of a step."""
 
 
 class Lenient(BaseModel):
@@ -60,7 +64,7 @@ class Advice(Lenient):
 
 
 class Profile(Lenient):
-    parts: dict[str, Number | None]
+    phases: dict[str, Number | None] = Field(validation_alias=AliasChoices("phases", OLD_PHASES))
     seconds: Spread
     machine: dict[str, Any] = Field(default_factory=dict)
     fingerprint: str | None = None

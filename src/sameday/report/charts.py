@@ -52,10 +52,10 @@ def _clean(value: float, step: float) -> float:
 
 def limits(values: Iterable[float], zero: bool = False) -> tuple[float, float]:
     """Least and most with some air, never equal. `zero` keeps the axis on the ground."""
-    found = [value for value in values if math.isfinite(value)]
-    if not found:
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
         return 0.0, 1.0
-    low, high = min(found), max(found)
+    low, high = min(finite), max(finite)
     if zero:
         low, high = min(low, 0.0), max(high, 0.0)
     # Numbers that differ by their rounding only are one number to a chart.
@@ -75,11 +75,11 @@ def smooth(values: Sequence[float], window: int) -> list[float]:
     """The mean of each value's neighbours, as many on either side: no lag, and at the ends nothing made up."""
     # Exact: in floats one huge value would swallow all that are summed after it.
     sums = [*accumulate(map(Fraction, values), initial=Fraction(0))]
-    found = []
+    means = []
     for i in range(len(values)):
         reach = min(window // 2, i, len(values) - 1 - i)
-        found.append(float((sums[i + reach + 1] - sums[i - reach]) / (2 * reach + 1)))
-    return found
+        means.append(float((sums[i + reach + 1] - sums[i - reach]) / (2 * reach + 1)))
+    return means
 
 
 def thin(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
@@ -99,13 +99,13 @@ def thin(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
 def frame(values: Sequence[float], kept: Sequence[float], log: bool = False) -> tuple[float, float]:
     """Limits for a curve: of all values where they are few; of 99 in 100 and of what must be seen where they are many,
     for one spike would flatten the rest."""
-    found = sorted(value for value in values if math.isfinite(value))
-    if len(found) > 100:
-        cut = len(found) // 200
-        found = found[cut : len(found) - cut]
+    finite = sorted(value for value in values if math.isfinite(value))
+    if len(finite) > 100:
+        cut = len(finite) // 200
+        finite = finite[cut : len(finite) - cut]
     if not log:
-        return limits([*found, *kept])
-    low, high = limits([math.log10(value) for value in (*found, *kept) if value > 0])
+        return limits([*finite, *kept])
+    low, high = limits([math.log10(value) for value in (*finite, *kept) if value > 0])
     return 10**low, 10**high
 
 
@@ -119,11 +119,11 @@ def log_ticks(low: float, high: float, most: int = 6) -> list[float]:
     alone, or every second, third ... power."""
     powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
     for factors in ((1, 2, 5), (1, 3), (1,)):
-        found = [v for p in powers for f in factors if low <= (v := float(f"{f}e{p}")) <= high]
-        if len(found) <= most:
-            return found
-    every = -(-len(found) // most)
-    return found[::every]
+        numbers = [v for p in powers for f in factors if low <= (v := float(f"{f}e{p}")) <= high]
+        if len(numbers) <= most:
+            return numbers
+    every = -(-len(numbers) // most)
+    return numbers[::every]
 
 
 @dataclass(frozen=True)
@@ -239,35 +239,35 @@ def _axes(curves: Sequence[Curve], zero: bool, width: int) -> tuple[Axis, Axis]:
 
 def _grid(across: Axis, up: Axis, say: Say) -> str:
     left, right, bottom = across.start, across.end, up.start
-    found = []
+    elements = []
     for value in up.ticks(5):
         y = up.place(value)
-        found.append(tag("line", x1=left, x2=right, y1=y, y2=y, class_="grid"))
-        found.append(text(say(value), x=left - 8, y=y, class_="tick end middle"))
+        elements.append(tag("line", x1=left, x2=right, y1=y, y2=y, class_="grid"))
+        elements.append(text(say(value), x=left - 8, y=y, class_="tick end middle"))
     for value in across.ticks(6):
         x = across.place(value)
-        found.append(tag("line", x1=x, x2=x, y1=bottom, y2=bottom + 5, class_="axis"))
+        elements.append(tag("line", x1=x, x2=x, y1=bottom, y2=bottom + 5, class_="axis"))
         where = "end" if x > right - 16 else "centre"
-        found.append(text(number(value), x=right if where == "end" else x, y=bottom + 21, class_=f"tick {where}"))
-    found.append(tag("line", x1=left, x2=right, y1=bottom, y2=bottom, class_="axis"))
-    return "".join(found)
+        elements.append(text(number(value), x=right if where == "end" else x, y=bottom + 21, class_=f"tick {where}"))
+    elements.append(tag("line", x1=left, x2=right, y1=bottom, y2=bottom, class_="axis"))
+    return "".join(elements)
 
 
 def _path(points: Iterable[Point], class_: str) -> str:
-    found = [f"{x:.1f} {y:.1f}" for x, y in points]
-    return tag("path", d="M" + "L".join(found), class_=class_) if len(found) > 1 else ""
+    coordinates = [f"{x:.1f} {y:.1f}" for x, y in points]
+    return tag("path", d="M" + "L".join(coordinates), class_=class_) if len(coordinates) > 1 else ""
 
 
 def _marks(curve: Curve, place: Callable[[Point], Point], say: Say, x_label: str, colour: str) -> list[str]:
     """Dots with their numbers; on a long curve some that are seen only by the pointer."""
     every = 1 if curve.dots or len(curve.points) == 1 else max(1, len(curve.points) // HOVERED)
-    found = []
+    circles = []
     for point in curve.points[::every]:
         x, y = place(point)
         said = title(f"{curve.label}: {say(point[1])} at {x_label} {number(point[0])}")
         seen = curve.dots or len(curve.points) == 1
-        found.append(tag("circle", said, cx=x, cy=y, r=4 if seen else 7, class_=f"dot {colour}" if seen else "hover"))
-    return found
+        circles.append(tag("circle", said, cx=x, cy=y, r=4 if seen else 7, class_=f"dot {colour}" if seen else "hover"))
+    return circles
 
 
 # Bars

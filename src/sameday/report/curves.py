@@ -19,7 +19,7 @@ from sameday.report.charts import (
     spans_decades,
 )
 from sameday.report.gather import Record, Run, number_of
-from sameday.report.words import PARTS, is_share, percent, plain_name, seconds
+from sameday.report.words import PHASES, is_share, percent, plain_name, seconds
 from sameday.spec.words import number
 
 
@@ -146,7 +146,7 @@ def _said(key: str, value: float) -> str:
 
 
 def timeline_charts(runs: Sequence[Run]) -> tuple[str, str]:
-    """A bar for each run whose parts are known, all on one scale, the floor a line across it; for a narrow page and
+    """A bar for each run whose phases are known, all on one scale, the floor a line across it; for a narrow page and
     for a wide one."""
     bars = []
     for run in runs:
@@ -154,8 +154,8 @@ def timeline_charts(runs: Sequence[Run]) -> tuple[str, str]:
         if timeline is None:
             continue
         pieces = [
-            Piece(_kind(name), value, f"{PARTS.get(name, name)}: {seconds(value)}, {percent(value / timeline.total)}")
-            for name, value in timeline.parts.items()
+            Piece(_kind(name), value, f"{PHASES.get(name, name)}: {seconds(value)}, {percent(value / timeline.total)}")
+            for name, value in timeline.phases.items()
             if value > 0
         ]
         floor = run.floor
@@ -168,8 +168,8 @@ def timeline_charts(runs: Sequence[Run]) -> tuple[str, str]:
 
 
 def _kind(name: str) -> str:
-    """The colour's name; parts that are not known share one."""
-    return name if name in PARTS else "other"
+    """The colour's name; phases that are not known share one."""
+    return name if name in PHASES else "other"
 
 
 def floor_chart(run: Run) -> str:

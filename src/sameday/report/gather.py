@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sameday.report.beside import MOST, Profile, Tune, Verdict, read_beside, read_json
+from sameday.report.beside import MOST, OLD_PHASES, Profile, Tune, Verdict, read_beside, read_json
 from sameday.report.words import count, in_order
 from sameday.spec.errors import EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, EXIT_STOPPED, BadInput
 from sameday.spec.load import dump_yaml
@@ -37,15 +37,15 @@ class Missing:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Mean seconds of the parts of a step."""
+    """Mean seconds of the phases of a step."""
 
-    parts: dict[str, float]
+    phases: dict[str, float]
     workers: dict[str, float]
     source: str
 
     @property
     def total(self) -> float:
-        return sum(self.parts.values())
+        return sum(self.phases.values())
 
 
 @dataclass(frozen=True)
@@ -123,10 +123,10 @@ class Run:
     @property
     def own_profile(self) -> Profile | None:
         """The profile, where it is of this recipe and this plan."""
-        found = self.profile
-        if found is None or not self.has_fingerprint(found.fingerprint) or self.unlike(found.plan):
+        profile = self.profile
+        if profile is None or not self.has_fingerprint(profile.fingerprint) or self.unlike(profile.plan):
             return None
-        return found
+        return profile
 
     @property
     def floor(self) -> float | None:
@@ -136,21 +136,22 @@ class Run:
     @property
     def timeline(self) -> Timeline | None:
         profile = self.own_profile
-        if profile is not None and (parts := _amounts(profile.parts)):
+        if profile is not None and (phases := _amounts(profile.phases)):
             steps = count(profile.steps, "step") if profile.steps else "steps"
-            return Timeline(_ordered(parts), _amounts(profile.workers), f"profile.json: the mean of {steps}")
-        watched = [r["parts"] for r in self.steps if isinstance(r.get("parts"), dict)]
-        watched = [found for parts in watched if (found := _amounts(parts))]
+            return Timeline(_ordered(phases), _amounts(profile.workers), f"profile.json: the mean of {steps}")
+        timed = [r.get("phases", r.get(OLD_PHASES)) for r in self.steps]
+        watched = [amounts for each in timed if isinstance(each, dict) and (amounts := _amounts(each))]
         if not watched:
             return None
-        names = dict.fromkeys(name for parts in watched for name in parts)
-        parts = {name: statistics.fmean(found.get(name, 0.0) for found in watched) for name in names}
+        names = dict.fromkeys(name for each in watched for name in each)
+        phases = {name: statistics.fmean(each.get(name, 0.0) for each in watched) for name in names}
         stages = {
             name: statistics.fmean(known)
             for name in ("read", "decode", "resize")
-            if name not in parts and (known := [value for r in self.steps if (value := amount_of(r, name)) is not None])
+            if name not in phases
+            and (known := [value for r in self.steps if (value := amount_of(r, name)) is not None])
         }
-        return Timeline(_ordered(parts), stages, f"metrics.jsonl: the mean of {count(len(watched), 'step')}")
+        return Timeline(_ordered(phases), stages, f"metrics.jsonl: the mean of {count(len(watched), 'step')}")
 
 
 def gather(
@@ -247,17 +248,17 @@ def _beside(usual: Path, named: Path | None, kind: Any) -> Any:
 
 
 def _mapping(path: Path) -> dict[str, Any]:
-    found = read_json(path) if path.is_file() else {}
-    if not isinstance(found, dict):
+    mapping = read_json(path) if path.is_file() else {}
+    if not isinstance(mapping, dict):
         raise BadInput(f"{path}: is not what a run wrote: must be a mapping")
-    return found
+    return mapping
 
 
 def _stopped(path: Path) -> Stopped | None:
     if not path.is_file():
         return None
-    found = _mapping(path)
-    why, code = found.get("why"), found.get("code")
+    record = _mapping(path)
+    why, code = record.get("why"), record.get("code")
     if not isinstance(why, str) or not isinstance(code, int):
         raise BadInput(f"{path}: is not what a run wrote: must say why and with which code the run ended")
     return Stopped(ENDS.get(code, f"exit code {code}"), why)
@@ -265,13 +266,13 @@ def _stopped(path: Path) -> Stopped | None:
 
 def _environment(path: Path) -> dict[str, Any]:
     """Checked before RunFolder reads it, whose advice is for a run that is to be gone on with."""
-    found = _mapping(path)
-    if path.is_file() and not isinstance(found.get("recipe_dir"), str):
+    environment = _mapping(path)
+    if path.is_file() and not isinstance(environment.get("recipe_dir"), str):
         raise BadInput(
             f"{path}: is not what a run wrote: recipe_dir must name the recipe's folder; put the file back as it was, "
             "or leave this run out"
         )
-    return found
+    return environment
 
 
 def _metrics(folder: RunFolder) -> list[Record]:
@@ -284,23 +285,23 @@ def _metrics(folder: RunFolder) -> list[Record]:
 def _skipped(path: Path) -> list[dict[str, str]] | None:
     if not path.is_file():
         return None
-    found = read_json(path)
-    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+    skipped = read_json(path)
+    if not isinstance(skipped, list) or not all(isinstance(each, dict) for each in skipped):
         raise BadInput(f"{path}: is not what a run wrote: must be a list of what was left out")
-    return [{"where": str(each.get("where", "")), "what": str(each.get("what", ""))} for each in found]
+    return [{"where": str(each.get("where", "")), "what": str(each.get("what", ""))} for each in skipped]
 
 
 def _scores(path: Path) -> tuple[dict[str, dict[str, float]], int | None]:
     """Final scores by split: those of the run's end and of every `sameday eval` after it; and the best step."""
     ended = _mapping(path / "eval.json")
-    found = {"val": ended.get("val")}
+    scores = {"val": ended.get("val")}
     for file in sorted(path.glob("eval-*.json")):
-        found[file.stem.removeprefix("eval-")] = _mapping(file)
+        scores[file.stem.removeprefix("eval-")] = _mapping(file)
     best = ended.get("best")
     step = best.get("step") if isinstance(best, dict) else None
     if step is not None and not is_step(step):
         raise BadInput(f"{path / 'eval.json'}: is not what a run wrote: best.step must be the number of a step")
-    return {k: _numbers(v) for k, v in found.items() if isinstance(v, dict) and v}, step
+    return {k: _numbers(v) for k, v in scores.items() if isinstance(v, dict) and v}, step
 
 
 def _numbers(values: dict[str, Any]) -> dict[str, float]:
@@ -311,8 +312,8 @@ def _amounts(values: dict[str, Any]) -> dict[str, float]:
     return {name: value for name, value in _numbers(values).items() if value >= 0}
 
 
-def _ordered(parts: dict[str, float]) -> dict[str, float]:
-    return {name: parts[name] for name in in_order(parts)}
+def _ordered(phases: dict[str, float]) -> dict[str, float]:
+    return {name: phases[name] for name in in_order(phases)}
 
 
 def is_number(value: Any) -> bool:
@@ -340,30 +341,30 @@ def _missing(run: Run) -> list[Missing]:
     with_plan = "recipe.yaml --plan plan.yaml --json"
     profile, tune, verdict = (shlex.quote(str(run.path.resolve() / f"{n}.json")) for n in ("profile", "tune", "verify"))
     profiling = f"sameday profile {with_plan} {profile}"
-    found = []
+    missing = []
     if not run.finished:
         unknown = "it is still going on, or was stopped or killed; the command that started it goes on with it"
-        found.append(Missing("The run's end", run.stopped.why if run.stopped else unknown))
+        missing.append(Missing("The run's end", run.stopped.why if run.stopped else unknown))
     if not run.steps:
-        found.append(Missing("Curves of training", "metrics.jsonl holds no step"))
+        missing.append(Missing("Curves of training", "metrics.jsonl holds no step"))
     if not run.evaluations and not run.scores:
         why = "none was recorded; the plan's eval_steps says when it is made, the recipe's data on what"
-        found.append(Missing("Validation", why))
+        missing.append(Missing("Validation", why))
     if run.timeline is None:
         why = "neither a profile of its recipe and plan nor metrics.jsonl says it"
-        found.append(Missing("Where a step's time goes", why, profiling))
+        missing.append(Missing("Where a step's time goes", why, profiling))
     if run.floor is None:
         why = "there is no profile.json"
         if run.profile is not None:
             why = "no floor was measured" if run.own_profile else "the profile is of another recipe or plan"
-        found.append(Missing("The least time that a step could take", why, profiling))
+        missing.append(Missing("The least time that a step could take", why, profiling))
     if run.tune is None:
         # Not into plan.yaml, which is tune's default and the plan of this run.
         how = f"sameday tune recipe.yaml -o tuned.yaml --json {tune}"
-        found.append(Missing("What each choice of the plan gives", "there is no tune.json", how))
+        missing.append(Missing("What each choice of the plan gives", "there is no tune.json", how))
     if run.verdict is None:
         why = "there is no verify.json"
-        found.append(Missing("Proof that the plan keeps the model", why, f"sameday verify {with_plan} {verdict}"))
+        missing.append(Missing("Proof that the plan keeps the model", why, f"sameday verify {with_plan} {verdict}"))
     if run.skipped is None:
-        found.append(Missing("Which data was left out", "there is no skipped.json"))
-    return found
+        missing.append(Missing("Which data was left out", "there is no skipped.json"))
+    return missing

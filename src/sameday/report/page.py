@@ -139,7 +139,7 @@ def _verdict(run: Run) -> dict[str, Any]:
 
 def _scores(runs: Sequence[Run]) -> list[tables.Row]:
     """A row for each split and score, a column for each run."""
-    names = dict.fromkeys((split, name) for run in runs for split, found in run.scores.items() for name in found)
+    names = dict.fromkeys((split, name) for run in runs for split, scores in run.scores.items() for name in scores)
     rows = []
     for split, name in names:
         cells = [tables.Cell(words.score(name, run.scores.get(split, {}).get(name))) for run in runs]
@@ -152,13 +152,13 @@ def _scores(runs: Sequence[Run]) -> list[tables.Row]:
 
 def _missing(runs: Sequence[Run]) -> list[tuple[str, str, list[Run], list[str]]]:
     """What is missing, why, from which runs, and the commands that would give it."""
-    found: dict[tuple[str, str], tuple[list[Run], list[str]]] = {}
+    missing: dict[tuple[str, str], tuple[list[Run], list[str]]] = {}
     for run in runs:
         for each in run.missing:
-            who, commands = found.setdefault((each.what, each.remedy), ([], []))
+            who, commands = missing.setdefault((each.what, each.remedy), ([], []))
             who.append(run)
             commands += [each.command] if each.command else []
-    return [(*key, *rest) for key, rest in found.items()]
+    return [(*key, *rest) for key, rest in missing.items()]
 
 
 def _starts(run: Run) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from sameday.report.beside import Ablated, Found, Timed, Tune, Verdict
 from sameday.report.curves import points_of, window
 from sameday.report.gather import Run, amount_of
-from sameday.report.words import PARTS, VERDICTS, between, count, in_order, percent, plain_name, score, seconds, value
+from sameday.report.words import PHASES, VERDICTS, between, count, in_order, percent, plain_name, score, seconds, value
 from sameday.spec.plan import Plan, changed, claims, fields_of
 from sameday.spec.recipe import differences
 from sameday.spec.words import number
@@ -60,11 +60,11 @@ def _state(run: Run) -> tuple[str, str]:
 
 
 def _final(run: Run, name: str) -> Cell:
-    found = run.scores.get("val", {})
-    if name not in found:
+    scores = run.scores.get("val", {})
+    if name not in scores:
         return NONE
-    samples = found.get("samples")
-    return Cell(score(name, found[name]), f"of {samples:,} {run.recipe.sample}s" if samples else "")
+    samples = scores.get("samples")
+    return Cell(score(name, scores[name]), f"of {samples:,} {run.recipe.sample}s" if samples else "")
 
 
 def _last_loss(run: Run) -> Cell:
@@ -158,9 +158,9 @@ class Kind:
 
 
 def kinds(runs: Sequence[Run]) -> list[Kind]:
-    found: dict[str, list[Run]] = {}
+    groups: dict[str, list[Run]] = {}
     for run in runs:
-        found.setdefault(run.fingerprint, []).append(run)
+        groups.setdefault(run.fingerprint, []).append(run)
     first = runs[0].recipe
     return [
         Kind(
@@ -169,7 +169,7 @@ def kinds(runs: Sequence[Run]) -> list[Kind]:
             group,
             differences(first, group[0].recipe) if name != runs[0].fingerprint else [],
         )
-        for name, group in found.items()
+        for name, group in groups.items()
     ]
 
 
@@ -227,22 +227,22 @@ def _merged(whys: list[tuple[str, str]], runs: int) -> list[str]:
 
 
 def part_rows(runs: Sequence[Run]) -> list[Row]:
-    names = in_order(name for run in runs if run.timeline for name in run.timeline.parts)
+    names = in_order(name for run in runs if run.timeline for name in run.timeline.phases)
     rows = []
     for name in names:
         cells = []
         for run in runs:
-            took = run.timeline.parts.get(name) if run.timeline else None
+            took = run.timeline.phases.get(name) if run.timeline else None
             total = run.timeline.total if run.timeline else 0.0
             cells.append(NONE if took is None else Cell(seconds(took), percent(took / total) if total else ""))
-        rows.append(Row(PARTS.get(name, name), cells, name if name in PARTS else "other"))
+        rows.append(Row(PHASES.get(name, name), cells, name if name in PHASES else "other"))
     return rows
 
 
 def worker_rows(runs: Sequence[Run]) -> list[Row]:
     names = in_order(name for run in runs if run.timeline for name in run.timeline.workers)
-    found = [run.timeline.workers if run.timeline else {} for run in runs]
-    return [Row(name, [Cell(seconds(each.get(name))) for each in found]) for name in names]
+    workers = [run.timeline.workers if run.timeline else {} for run in runs]
+    return [Row(name, [Cell(seconds(each.get(name))) for each in workers]) for name in names]
 
 
 def profile_notes(run: Run) -> list[str]:
@@ -402,7 +402,7 @@ def _not_of(run: Run, verdict: Verdict) -> Iterator[tuple[str, str]]:
 
 
 def environment_rows(runs: Sequence[Run]) -> list[Row]:
-    found = []
+    environments = []
     for run in runs:
         env = run.environment
         versions = env.get("versions") if isinstance(env.get("versions"), dict) else {}
@@ -410,6 +410,6 @@ def environment_rows(runs: Sequence[Run]) -> list[Row]:
         if run.profile is not None and run.profile.machine.get("name"):
             flat["Device"] = run.profile.machine["name"]
         flat |= {"Python": env.get("python"), **(versions or {}), "Recipe's folder": env.get("recipe_dir")}
-        found.append({name: str(given) for name, given in flat.items() if given is not None})
-    names = dict.fromkeys(name for flat in found for name in flat)
-    return [Row(name, [Cell(flat.get(name, "–")) for flat in found]) for name in names]
+        environments.append({name: str(given) for name, given in flat.items() if given is not None})
+    names = dict.fromkeys(name for flat in environments for name in flat)
+    return [Row(name, [Cell(flat.get(name, "–")) for flat in environments]) for name in names]

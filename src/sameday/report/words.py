@@ -21,7 +21,7 @@ VERDICTS = {
     "statistical": "the same mathematics with dropout off; with it on, another draw of its masks",
     "different": "not the same model",
 }
-PARTS = {
+PHASES = {
     "wait": "waiting for data",
     "read": "reading images",
     "decode": "decoding images",
@@ -111,7 +111,7 @@ def between(low: float, high: float) -> str:
 def in_order(names: Iterable[str]) -> list[str]:
     """Parts in their order; those that are not known, as they came, at the end."""
     given = dict.fromkeys(names)
-    return [name for name in PARTS if name in given] + [name for name in given if name not in PARTS]
+    return [name for name in PHASES if name in given] + [name for name in given if name not in PHASES]
 
 
 def count(given: int, what: str) -> str:

@@ -135,8 +135,8 @@ class _Converter:
                 self.drop(name, "null: the default")
             else:
                 if field.removeprefix("recipe.") in keys.PATHS:
-                    found = resolve_path(self.folder, str(value))
-                    why = "" if found.exists() else f"not found at {found}"
+                    path = resolve_path(self.folder, str(value))
+                    why = "" if path.exists() else f"not found at {path}"
                 self.put(field, value, [name], why)
         for name, what in (("model_name_or_path", "model"), ("train_file", "training questions")):
             if self.get(name, str) is None:
@@ -243,7 +243,7 @@ class _Converter:
         elif keys.DTYPES.get(dtype) == "bf16":
             name, chosen, why = "torch_dtype", "bf16", "with float32 master copies of what is trained"
         elif self.get("tf32", bool):
-            name, chosen, why = "tf32", "tf32", "float32 with TF32 matrix products"
+            name, chosen, why = "tf32", "tf32", "float32 with TF32 matmuls"
         if self.get(name, bool) is None:
             self.default("recipe.precision", chosen, name)
         else:

@@ -288,8 +288,8 @@ def _explain_rule(kind: type[BaseModel], document: Document, path: KeyPath, give
 def _models(annotation: Any) -> dict[str, type[BaseModel]]:
     """The models among a type's alternatives, by their kinds where there are several."""
     given = typing.get_args(annotation) if typing.get_origin(annotation) in _UNIONS else (annotation,)
-    found = [each for each in given if isinstance(each, type) and issubclass(each, BaseModel)]
-    return {"": found[0]} if len(found) == 1 else {each.model_fields["kind"].default: each for each in found}
+    models = [each for each in given if isinstance(each, type) and issubclass(each, BaseModel)]
+    return {"": models[0]} if len(models) == 1 else {each.model_fields["kind"].default: each for each in models}
 
 
 def _locate(kind: type[BaseModel], loc: KeyPath) -> tuple[KeyPath, type[BaseModel], Any]:

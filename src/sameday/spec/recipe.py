@@ -42,8 +42,8 @@ class Recipe(Strict):
 
     precision: Literal["bf16", "float32", "tf32"] = Field(
         "bf16",
-        description="Numeric format. bf16: float32 master copies of what is trained, products in bf16 with "
-        "float32 accumulation. tf32: float32 with TF32 matrix products.",
+        description="Numeric format. bf16: float32 master copies of what is trained, matmuls in bf16 with "
+        "float32 accumulation. tf32: float32 with TF32 matmuls.",
     )
     effective_batch: int = Field(16, ge=1, description="Samples per optimizer step: questions, or images.")
 

@@ -67,8 +67,8 @@ def run_files(folder: Path) -> list[Path]:
     if not os.path.isdir(folder):
         return []
     asked, told = ("recipe.yaml", "plan.yaml"), ("environment.json", "choices.json", "skipped.json", STOPPED)
-    found = ("metrics.jsonl", "eval.json")
-    return [*(folder / name for name in (*asked, *told, *found)), *folder.glob("eval-*.json")]
+    measured = ("metrics.jsonl", "eval.json")
+    return [*(folder / name for name in (*asked, *told, *measured)), *folder.glob("eval-*.json")]
 
 
 def same_file(one: Path, other: Path) -> bool:

@@ -7,7 +7,7 @@ import time
 
 import torch
 
-from sameday.hardware.parts import during
+from sameday.hardware.phases import during
 from sameday.spec.errors import EXIT_OUT_OF_MEMORY, RunStopped
 from sameday.train.optim import Gradients
 

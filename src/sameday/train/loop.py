@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 
-from sameday.hardware.parts import Clock, during
+from sameday.hardware.phases import Clock, during
 from sameday.hardware.ranks import Ranks
 from sameday.hardware.signals import StopRequest
 from sameday.spec.errors import EXIT_DIVERGED, EXIT_STOPPED, BadInput, RunStopped

@@ -14,7 +14,7 @@ import torch
 
 from sameday.data.feed import Feed
 from sameday.data.loader import feed
-from sameday.hardware.parts import Clock, during
+from sameday.hardware.phases import Clock, during
 from sameday.hardware.ranks import Ranks
 from sameday.spec.errors import EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, RunStopped
 from sameday.spec.plan import Plan

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from sameday.hardware.nvml import gpu_use
-from sameday.hardware.parts import silence
+from sameday.hardware.phases import silence
 from sameday.spec.record import RunFolder
 from sameday.spec.words import clock
 from sameday.train.steps import Good
@@ -51,7 +51,7 @@ class Watch:
         if self.live is None and due:
             print(line, flush=True)
         numbers = {"lr": good.rate, "grad_norm": good.norm, **good.input}
-        timed = {} if good.phases is None else {"parts": good.phases}
+        timed = {} if good.phases is None else {"phases": good.phases}
         record = {"step": step, "loss": good.loss, "seconds": good.seconds, "samples": good.samples, **numbers}
         self.run.append({**record, **timed})
         if self.board is None:
@@ -60,8 +60,8 @@ class Watch:
             # A resumed run goes through some steps again: what was charted of them is taken back.
             self.board = SummaryWriter(str(self.run.path / "tensorboard"), purge_step=step)
         if due:
-            parts = {f"parts/{name}": seconds for name, seconds in (good.phases or {}).items()}
-            self._chart("train", {"loss": good.loss, "samples_per_second": seen / spent, **numbers, **parts}, step)
+            phases = {f"phases/{name}": seconds for name, seconds in (good.phases or {}).items()}
+            self._chart("train", {"loss": good.loss, "samples_per_second": seen / spent, **numbers, **phases}, step)
 
     def evaluation(self, step: int, split: str, scores: dict[str, float]) -> None:
         if self.run is None or not scores:

@@ -26,7 +26,7 @@ from sameday.spec.recipe import Recipe
 from sameday.spec.record import check_output, same_file, write_text
 from sameday.tasks.base import TRAINING, Choice, Say
 from sameday.train.session import Session, Specs
-from sameday.tune.search import Found, OutOfTime, Worth, explore
+from sameday.tune.search import OutOfTime, SearchState, Worth, explore
 from sameday.tune.space import choices, differing
 from sameday.tune.table import as_json, lines, trial_line, wrapped
 from sameday.tune.trial import LOADED, NO_MEMORY, Job, Result, logged
@@ -71,7 +71,7 @@ class Trials:
         self.good: list[tuple[float, Result]] = []
         """What those took that gave a result, and the result."""
         self.plain: Result | None = None
-        self.found: Found | None = None
+        self.search: SearchState | None = None
 
     @property
     def spent(self) -> float:
@@ -174,7 +174,7 @@ class Trials:
         return f"{each_of}: {parts}"
 
     def _tell(self, plan: Plan, result: Result) -> None:
-        known = self.found
+        known = self.search
         beside = {"plain": known.plain, "best": known.best} if known else {"plain": plain_beside(plan)}
         self.say(trial_line(self.spent / 60, plan, result, self.plain, beside))
 
@@ -230,14 +230,14 @@ def tune(
         ground = _ground(specs, say)
         name = ground.machine.name
         say(f"{recipe.name} on {name}: {minutes:g} minutes; s/step (least to most), times the plain plan's speed")
-        found, worth = _explored(ground, 60 * minutes - (time.monotonic() - began), check, say)
-        table = as_json(recipe, ground.machine, minutes, found, worth, ground.steps)
+        state, worth = _explored(ground, 60 * minutes - (time.monotonic() - began), check, say)
+        table = as_json(recipe, ground.machine, minutes, state, worth, ground.steps)
         print("\n".join(lines(table)), flush=True)
-        verdict = _verdict(recipe_path, sets, found.best, say) if check else None
+        verdict = _verdict(recipe_path, sets, state.best, say) if check else None
     table["best"]["verdict"] = verdict
     good = verdict in (None, "bitwise", "rounding", "statistical")
     if good:
-        _write("--out", out, dump_yaml(found.best))
+        _write("--out", out, dump_yaml(state.best))
         say(f"{out} is written" + (f"; verdict: {verdict}" if verdict else ""))
     else:
         say(f"the plan is not written: verify says {verdict}")
@@ -292,21 +292,21 @@ def _ground(specs: Specs, say: Say) -> Ground:
     return Ground(session, splits, asked, asked.model_copy(update=chosen), known)
 
 
-def _explored(ground: Ground, seconds: float, check: bool, say: Say) -> tuple[Found, list[Worth]]:
+def _explored(ground: Ground, seconds: float, check: bool, say: Say) -> tuple[SearchState, list[Worth]]:
     with tempfile.TemporaryDirectory(prefix="sameday-tune-") as folder:
         data = Path(folder) / "data.pickle"
         data.write_bytes(pickle.dumps(ground.splits))
         environment = ground.plain.environment
         trials = Trials(ground.recipe, ground.session.home, data, Path(folder), seconds, say, environment)
-        found = _begun(ground, trials)
+        state = _begun(ground, trials)
         if check:
-            trials.reserve(_to_verify(found.results[found.plain.model_dump_json()], trials.start))
-        worth = explore(found, trials, ground.allowed)
+            trials.reserve(_to_verify(state.results[state.plain.model_dump_json()], trials.start))
+        worth = explore(state, trials, ground.allowed)
         say(wrapped(trials.where_it_went()))
-        return found, worth
+        return state, worth
 
 
-def _begun(ground: Ground, trials: Trials) -> Found:
+def _begun(ground: Ground, trials: Trials) -> SearchState:
     """With the plain plan timed, or one that takes less memory where there is too little for it."""
     plain, low_memory = ground.plain, ground.session.setup.low_memory(ground.plain)
     first = trials.measure(plain)
@@ -315,8 +315,8 @@ def _begun(ground: Ground, trials: Trials) -> Found:
     if first.failed:
         raise BadInput(f"tune: {first.failed} under the plain plan, and with less memory too")
     guess = ground.guess if ground.allowed(ground.guess) else None
-    trials.found = Found(plain, ground.known, guess, {plain.model_dump_json(): first})
-    return trials.found
+    trials.search = SearchState(plain, ground.known, guess, {plain.model_dump_json(): first})
+    return trials.search
 
 
 def _to_verify(plain: Result, start: float) -> float:

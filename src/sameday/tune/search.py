@@ -77,7 +77,7 @@ def faster(new: Result, old: Result) -> bool:
 
 
 @dataclass
-class Found:
+class SearchState:
     """What is known, and how far the search has come."""
 
     plain: Plan
@@ -145,26 +145,26 @@ def listed(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-def explore(found: Found, timer: Timer, allowed: Allowed) -> list[Worth]:
+def explore(state: SearchState, timer: Timer, allowed: Allowed) -> list[Worth]:
     """Search and ablation, and again as long as the search was cut short and there is time. A search leaves time for
     the ablation of the best plan so far, up to half of what there is."""
     while True:
-        before = found.progress
-        search(found, _leaving(found, timer, allowed), allowed)
-        confirm(found, timer.measure)
-        while leave_out(found, timer.measure, allowed):
-            confirm(found, timer.measure)
-        worth = ablation(found, timer.measure, allowed)
-        if not found.ahead or found.progress == before:
+        before = state.progress
+        search(state, _leaving(state, timer, allowed), allowed)
+        confirm(state, timer.measure)
+        while leave_out(state, timer.measure, allowed):
+            confirm(state, timer.measure)
+        worth = ablation(state, timer.measure, allowed)
+        if not state.ahead or state.progress == before:
             return worth
 
 
-def _leaving(found: Found, timer: Timer, allowed: Allowed) -> Measure:
+def _leaving(state: SearchState, timer: Timer, allowed: Allowed) -> Measure:
     half = timer.room / 2
 
     def measure(plan: Plan) -> Result:
-        wanted = {each.model_dump_json() for each in _asked(found, allowed).values() if allowed(each)}
-        trials = len(wanted - found.results.keys()) + (found.best != found.sure)
+        wanted = {each.model_dump_json() for each in _asked(state, allowed).values() if allowed(each)}
+        trials = len(wanted - state.results.keys()) + (state.best != state.sure)
         if timer.room < min(trials * timer.usual, half):
             raise OutOfTime
         return timer.measure(plan)
@@ -172,71 +172,71 @@ def _leaving(found: Found, timer: Timer, allowed: Allowed) -> Measure:
     return measure
 
 
-def search(found: Found, measure: Measure, allowed: Allowed) -> None:
+def search(state: SearchState, measure: Measure, allowed: Allowed) -> None:
     """From the better of the plain plan and a guess, choice by choice, as long as one of them is faster for sure. Cut
     short and called again, it goes on where it was."""
     with contextlib.suppress(OutOfTime):
-        plain = found.timed(found.plain, measure)
-        if found.guess is not None and faster(found.timed(found.guess, measure), plain):
-            found.best = found.guess
-        found.guess = None
-        while found.ahead:
-            for plan in _steps(found, found.ahead[0], measure, allowed):
-                if _beats(found, plan, measure):
-                    found.best, found.gained = plan, True
-                found.begun = True
-            found.ahead, found.begun = found.ahead[1:], False
-            if not found.ahead and found.gained and not found.again:
-                found.ahead, found.again = list(found.known), True  # what came later may change what earlier ones give
+        plain = state.timed(state.plain, measure)
+        if state.guess is not None and faster(state.timed(state.guess, measure), plain):
+            state.best = state.guess
+        state.guess = None
+        while state.ahead:
+            for plan in _steps(state, state.ahead[0], measure, allowed):
+                if _beats(state, plan, measure):
+                    state.best, state.gained = plan, True
+                state.begun = True
+            state.ahead, state.begun = state.ahead[1:], False
+            if not state.ahead and state.gained and not state.again:
+                state.ahead, state.again = list(state.known), True  # what came later may change what earlier ones give
 
 
-def _beats(found: Found, plan: Plan, measure: Measure, clear: float = CLEAR) -> bool:
+def _beats(state: SearchState, plan: Plan, measure: Measure, clear: float = CLEAR) -> bool:
     """Faster than the best for sure; where it is not by far, in another pair of processes too."""
-    new, old = found.timed(plan, measure), found.timed(found.best, measure)
-    if plan.model_dump_json() in found.refused or not faster(new, old):
+    new, old = state.timed(plan, measure), state.timed(state.best, measure)
+    if plan.model_dump_json() in state.refused or not faster(new, old):
         return False
-    return gain(new, old)[0] > clear or faster(measure(plan), measure(found.best))
+    return gain(new, old)[0] > clear or faster(measure(plan), measure(state.best))
 
 
-def confirm(found: Found, measure: Measure) -> None:
+def confirm(state: SearchState, measure: Measure) -> None:
     """The best plan once more: who is picked as the fastest of many was lucky too, and a fresh measurement was not."""
-    plain = found.of(found.plain)
-    if found.best in (found.sure, found.plain) or plain is None:
+    plain = state.of(state.plain)
+    if state.best in (state.sure, state.plain) or plain is None:
         return
     with contextlib.suppress(OutOfTime):
-        again, once = measure(found.best), found.of(found.best)
-        found.results[found.best.model_dump_json()] = again
+        again, once = measure(state.best), state.of(state.best)
+        state.results[state.best.model_dump_json()] = again
         if once and once.seconds and again.seconds:
-            found.unsteady = max(found.unsteady, math.exp(abs(gain(again, once)[0])))
+            state.unsteady = max(state.unsteady, math.exp(abs(gain(again, once)[0])))
         if not faster(again, plain):
             with contextlib.suppress(OutOfTime):  # the machine may be slower now than it was
-                plain = found.results[found.plain.model_dump_json()] = measure(found.plain)
+                plain = state.results[state.plain.model_dump_json()] = measure(state.plain)
         if faster(again, plain):
-            found.sure = found.best
+            state.sure = state.best
         else:
-            found.refused.add(found.best.model_dump_json())
-            found.best = found.sure
+            state.refused.add(state.best.model_dump_json())
+            state.best = state.sure
 
 
-def leave_out(found: Found, measure: Measure, allowed: Allowed) -> bool:
+def leave_out(state: SearchState, measure: Measure, allowed: Allowed) -> bool:
     """Whether the best plan was faster for sure without one of its choices. Then it is without it from now on. Always
     by a second pair of processes: the best plan's own time may be of another hour."""
-    before = found.best
-    asked = [plan for (_, how), plan in _asked(found, allowed).items() if how == "left out" and plan != found.plain]
+    before = state.best
+    asked = [plan for (_, how), plan in _asked(state, allowed).items() if how == "left out" and plan != state.plain]
     with contextlib.suppress(OutOfTime):
-        for plan in sorted(asked, key=lambda plan: found.of(plan) is None):  # what is timed already needs less time
-            if allowed(plan) and _beats(found, plan, measure, clear=math.inf):
-                found.best = plan
-    return found.best != before
+        for plan in sorted(asked, key=lambda plan: state.of(plan) is None):  # what is timed already needs less time
+            if allowed(plan) and _beats(state, plan, measure, clear=math.inf):
+                state.best = plan
+    return state.best != before
 
 
-def _steps(found: Found, choice: Choice, measure: Measure, allowed: Allowed) -> Iterator[Plan]:
+def _steps(state: SearchState, choice: Choice, measure: Measure, allowed: Allowed) -> Iterator[Plan]:
     """Plans to try. Where values are in order, from the present one upwards, then downwards, as long as it gets
     better."""
 
     def changed(value: dict[str, Any]) -> Plan | None:
-        plan = found.best.model_copy(update=value)
-        return plan if plan != found.best and allowed(plan) else None
+        plan = state.best.model_copy(update=value)
+        return plan if plan != state.best and allowed(plan) else None
 
     if not choice.climb:
         for value in choice.values:
@@ -244,26 +244,26 @@ def _steps(found: Found, choice: Choice, measure: Measure, allowed: Allowed) -> 
             if plan is not None:
                 yield plan
         return
-    place = next((i for i, value in enumerate(choice.values) if _holds(found.best, value)), None)
+    place = next((i for i, value in enumerate(choice.values) if _holds(state.best, value)), None)
     if place is None:
         name = choice.fields[0]
-        place = sum(value[name] < getattr(found.best, name) for value in choice.values) - 1
+        place = sum(value[name] < getattr(state.best, name) for value in choice.values) - 1
     for way in (1, -1):
-        whole = choice.cuts and found.timed(found.best, measure).pieces == 1
-        if way == 1 and whole and found.best != found.plain:
+        whole = choice.cuts and state.timed(state.best, measure).pieces == 1
+        if way == 1 and whole and state.best != state.plain:
             continue  # whole steps have room already
-        start, flat = found.best, 0
+        start, flat = state.best, 0
         here = place
         while 0 <= here + way < len(choice.values) and flat < FLAT:
             here += way
-            plan, before = changed(choice.values[here]), found.best
+            plan, before = changed(choice.values[here]), state.best
             if plan is None:
                 continue
             yield plan
-            flat = 0 if found.best != before else flat + 1
-            if faster(found.timed(before, measure), found.timed(plan, measure)):
+            flat = 0 if state.best != before else flat + 1
+            if faster(state.timed(before, measure), state.timed(plan, measure)):
                 break
-        if found.best != start:
+        if state.best != start:
             return
 
 
@@ -290,24 +290,24 @@ class Worth:
     left_out: Result | None
 
 
-def _asked(found: Found, allowed: Allowed) -> dict[tuple[str, str], Plan]:
+def _asked(state: SearchState, allowed: Allowed) -> dict[tuple[str, str], Plan]:
     """The plans of an ablation by choice and question, in the order of asking. Some may not be allowed, as one that
     cannot run without what is asked about."""
-    made = choices_made(found.best, found.plain, found.known)
+    made = choices_made(state.best, state.plain, state.known)
     plans: dict[tuple[str, str], Plan] = {}
-    before = found.plain
+    before = state.plain
     for choice, change in made:
         others = {name for other, more in made if other is not choice for name in more}
         before = before.model_copy(update=change)
-        plans[choice.name, "left out"] = without(found.best, found.plain, set(change) - others)
+        plans[choice.name, "left out"] = without(state.best, state.plain, set(change) - others)
         plans[choice.name, "added"] = before
-        plans[choice.name, "alone"] = found.plain.model_copy(update=change)
+        plans[choice.name, "alone"] = state.plain.model_copy(update=change)
     changes = {choice.name: change for choice, change in made}
 
     def that_runs(name: str, how: str, plan: Plan) -> Plan:
-        runs = _that_runs(plan, found.plain, allowed)
+        runs = _that_runs(plan, state.plain, allowed)
         # With the choice itself gone it would be another question's answer.
-        kept = runs != found.best if how == "left out" else _holds(runs, changes[name])
+        kept = runs != state.best if how == "left out" else _holds(runs, changes[name])
         return runs if kept else plan
 
     return {
@@ -315,23 +315,23 @@ def _asked(found: Found, allowed: Allowed) -> dict[tuple[str, str], Plan]:
     }
 
 
-def ablation(found: Found, measure: Measure, allowed: Allowed) -> list[Worth]:
+def ablation(state: SearchState, measure: Measure, allowed: Allowed) -> list[Worth]:
     """Every choice that the best plan made, in the order of trying. What there is no time for is told."""
     results: dict[tuple[str, str], Result] = {}
-    found.missing = {}
-    for (name, how), plan in _asked(found, allowed).items():
+    state.missing = {}
+    for (name, how), plan in _asked(state, allowed).items():
         if not allowed(plan):
-            found.missing.setdefault(f"{how}: no such plan can run for", []).append(name)
+            state.missing.setdefault(f"{how}: no such plan can run for", []).append(name)
             continue
         try:
-            results[name, how] = found.timed(plan, measure)
+            results[name, how] = state.timed(plan, measure)
         except OutOfTime:
-            found.missing.setdefault(f"{how}: no time was left for", []).append(name)
-    best = found.of(found.best)
+            state.missing.setdefault(f"{how}: no time was left for", []).append(name)
+    best = state.of(state.best)
     doubts = [name for (name, how), each in results.items() if how == "left out" and best and faster(each, best)]
     if doubts:
-        found.missing["again, which no time was left for: the best plan looked faster without"] = doubts
+        state.missing["again, which no time was left for: the best plan looked faster without"] = doubts
     return [
         Worth(choice.name, change, *(results.get((choice.name, how)) for how in ("alone", "added", "left out")))
-        for choice, change in choices_made(found.best, found.plain, found.known)
+        for choice, change in choices_made(state.best, state.plain, state.known)
     ]

@@ -24,11 +24,11 @@ def choices(setup: TaskSetup, machine: Machine) -> list[Choice]:
 def _any(cuda: bool, cores: int) -> list[Choice]:
     counts = sorted({n for n in (1, 2, 4, 8) if n < cores})
     implementations = ("fused", "foreach") if cuda else ("foreach", "fused")
-    found = [Choice("optimizer_impl", tuple({"optimizer_impl": name} for name in implementations))]
+    options = [Choice("optimizer_impl", tuple({"optimizer_impl": name} for name in implementations))]
     if counts:
-        found.append(Choice("workers", tuple({"workers": n, "pin_memory": cuda} for n in counts), climb=True))
+        options.append(Choice("workers", tuple({"workers": n, "pin_memory": cuda} for n in counts), climb=True))
     variables = GPU_VARIABLES if cuda else tuple({"OMP_NUM_THREADS": str(n)} for n in sorted({1, cores}))
-    return [*found, Choice("environment", tuple({"environment": each} for each in variables))]
+    return [*options, Choice("environment", tuple({"environment": each} for each in variables))]
 
 
 def differing(choice: Choice, resolved: Resolved) -> Choice:
@@ -46,10 +46,10 @@ def without(best: Plan, plain: Plan, fields: Iterable[str]) -> Plan:
 def choices_made(best: Plan, plain: Plan, known: Sequence[Choice]) -> list[tuple[Choice, dict[str, Any]]]:
     """The choices by which the best plan is another than the plain one, each with what it set. A field that several
     choices share belongs to each of them that is there: a choice is there where a field of its own is."""
-    found = []
+    made = []
     for number, choice in enumerate(known):
         change = {name: getattr(best, name) for name in choice.fields if getattr(best, name) != getattr(plain, name)}
         earlier = {name for other in known[:number] for name in other.fields}
         if set(change) - earlier:
-            found.append((choice, change))
-    return found
+            made.append((choice, change))
+    return made

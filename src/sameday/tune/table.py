@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sameday.spec.plan import Plan, changed, claims
 from sameday.spec.recipe import Recipe
-from sameday.tune.search import Found, Worth, middle
+from sameday.tune.search import SearchState, Worth, middle
 from sameday.tune.trial import Result
 
 if TYPE_CHECKING:  # it loads torch
@@ -24,9 +24,9 @@ UNITS = ((3600.0, "seconds"), (60.0, "minutes"), (1.0, "hours"))
 
 
 def as_json(
-    recipe: Recipe, machine: Machine, minutes: float, found: Found, worth: Sequence[Worth], steps: int
+    recipe: Recipe, machine: Machine, minutes: float, state: SearchState, worth: Sequence[Worth], steps: int
 ) -> dict[str, Any]:
-    plain, best = found.of(found.plain), found.of(found.best)
+    plain, best = state.of(state.plain), state.of(state.best)
     assert plain is not None and best is not None
     known = claims(recipe.dropout > 0)
     return {
@@ -38,7 +38,7 @@ def as_json(
         "best": {
             **(_numbers(best) or {}),
             "finish_hours": finish(best, steps),
-            "plan": found.best.model_dump(mode="json"),
+            "plan": state.best.model_dump(mode="json"),
         },
         "times": middle(plain) / middle(best),
         "ablation": [
@@ -52,10 +52,10 @@ def as_json(
             }
             for each in worth
         ],
-        "tried": found.tried,
-        "unsteady": found.unsteady,
-        "looked_faster": len(found.refused),
-        "not_tried": found.not_tried,
+        "tried": state.tried,
+        "unsteady": state.unsteady,
+        "looked_faster": len(state.refused),
+        "not_tried": state.not_tried,
     }
 
 
@@ -86,26 +86,26 @@ def lines(table: dict[str, Any]) -> list[str]:
     nothing = "nothing that was tried is faster than the plain plan for sure"
     if not table["tried"]:
         nothing = "no other plan than the plain one could be timed: give more --minutes"
-    found = _ablation(table) if table["ablation"] else [nothing]
+    output = _ablation(table) if table["ablation"] else [nothing]
     if table["unsteady"] > UNSTEADY:
-        found.append(
+        output.append(
             wrapped(
                 f"this machine is not steady: timed again, the best plan took {table['unsteady']:.2f} times as long, "
                 "or as short; what was timed earlier and later may not compare"
             )
         )
     if table["looked_faster"]:
-        found.append(f"looked faster, and was not when it was timed again: {table['looked_faster']}")
-    found += [wrapped(f"not measured: {text}") for text in table["not_tried"]]
+        output.append(f"looked faster, and was not when it was timed again: {table['looked_faster']}")
+    output += [wrapped(f"not measured: {text}") for text in table["not_tried"]]
     for name in ("plain", "best") if table["ablation"] else ("plain",):
         seconds = table[name]["seconds"]
-        found.append(
+        output.append(
             f"{name:6s}{seconds['median']:9.4f} s/step ({seconds['least']:.4f}-{seconds['most']:.4f}), "
             f"{table['steps']} steps in {duration(*table[name]['finish_hours'])}, validation not counted"
         )
     if table["ablation"]:
-        found.append(f"the best plan is {table['times']:.2f} times as fast as the plain one")
-    return found
+        output.append(f"the best plan is {table['times']:.2f} times as fast as the plain one")
+    return output
 
 
 def _ablation(table: dict[str, Any]) -> list[str]:

@@ -40,7 +40,7 @@ Plant = Callable[[Any, Any], AbstractContextManager[Any]]
 @dataclass(frozen=True)
 class Job:
     """What an arm does. `rounded` takes every weight to the nearest bf16 number first: a reference in float32 then
-    starts from the weights that bf16 products see. `double` computes in float64 as far as the model's modules do."""
+    starts from the weights that bf16 matmuls see. `double` computes in float64 as far as the model's modules do."""
 
     recipe: Recipe
     plan: Plan

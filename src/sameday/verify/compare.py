@@ -58,60 +58,60 @@ def compare(
 ) -> Comparison:
     """Without a reference the gradients are judged by each other, with one by their distance from it: bf16 against
     float32, or, where `double` says so, float32 against float64."""
-    found = Comparison("float32" if reference is None or double else "bf16", limits)
-    found.seen = [what for what in plain.seen if what in plan.seen]
-    found.differences += structure(plan, plain)
+    comparison = Comparison("float32" if reference is None or double else "bf16", limits)
+    comparison.seen = [what for what in plain.seen if what in plan.seen]
+    comparison.differences += structure(plan, plain)
     if reference is None:
-        _fixed(found, plan, plain, limits)
+        _fixed(comparison, plan, plain, limits)
     else:
-        _against_reference(found, plan, plain, reference, limits)
+        _against_reference(comparison, plan, plain, reference, limits)
         if double:
-            found.limits = limits = limits.looser(found.groups["all"]["error"])
-    _trajectory(found, plan, plain, limits)
-    _validation(found, plan, plain, limits)
+            comparison.limits = limits = limits.looser(comparison.groups["all"]["error"])
+    _trajectory(comparison, plan, plain, limits)
+    _validation(comparison, plan, plain, limits)
     for arm, trace in (("the plan", plan), ("the other plan", plain)):
-        _replayed(found, trace, arm, limits)
+        _replayed(comparison, trace, arm, limits)
     # As a run would meet them. Of gradients over all steps another step's samples may be the reason, where they differ.
-    over_all = math.inf if any(difference.exact for difference in found.differences) else 1
-    found.differences.sort(key=lambda difference: over_all if difference.step is None else difference.step)
-    return found
+    over_all = math.inf if any(difference.exact for difference in comparison.differences) else 1
+    comparison.differences.sort(key=lambda difference: over_all if difference.step is None else difference.step)
+    return comparison
 
 
-def doubtful(found: Comparison) -> bool:
+def doubtful(comparison: Comparison) -> bool:
     """Whether float32 arms are further apart than most equivalent ones, yet not so far that it cannot be rounding: a
     deep model, or one that has learned its data, rounds more. A reference in float64 then tells."""
-    direct = found.precision == "float32" and not found.groups
-    rounding = not any(difference.exact for difference in found.differences)
-    return direct and not found.same and rounding and found.worst["gradient"] < LIMITS.doubtful
+    direct = comparison.precision == "float32" and not comparison.groups
+    rounding = not any(difference.exact for difference in comparison.differences)
+    return direct and not comparison.same and rounding and comparison.worst["gradient"] < LIMITS.doubtful
 
 
 # Gradients at the starting weights
 
 
-def _fixed(found: Comparison, plan: Trace, plain: Trace, limits: Limits) -> None:
+def _fixed(comparison: Comparison, plan: Trace, plain: Trace, limits: Limits) -> None:
     for step in range(1, len(plain.fixed_losses) + 1):
         a, b = plan.fixed(step), plain.fixed(step)
         whole, each = apart(a, b)
-        found.bitwise = found.bitwise and equal(a, b)
-        found.note("gradient", whole)
+        comparison.bitwise = comparison.bitwise and equal(a, b)
+        comparison.note("gradient", whole)
         worst = max(each, key=each.__getitem__)
-        found.note("tensor", each[worst], worst)
+        comparison.note("tensor", each[worst], worst)
         if not (whole <= limits.gradient and each[worst] <= limits.tensor):
             beyond = [name for name in each if not each[name] < 0.1 * each[worst]]
             text = f"relative difference {each[beyond[0]]:.1e}, of all {whole:.1e} (limit {limits.gradient:.0e})"
-            found.differences.append(Difference(step, "gradient", beyond[0], text))
+            comparison.differences.append(Difference(step, "gradient", beyond[0], text))
         loss = relative(plan.fixed_losses[step - 1], plain.fixed_losses[step - 1])
-        found.note("starting loss", loss)
-        found.bitwise = found.bitwise and loss == 0
+        comparison.note("starting loss", loss)
+        comparison.bitwise = comparison.bitwise and loss == 0
 
 
-def _against_reference(found: Comparison, plan: Trace, plain: Trace, reference: Trace, limits: Limits) -> None:
+def _against_reference(comparison: Comparison, plan: Trace, plain: Trace, reference: Trace, limits: Limits) -> None:
     """R = √(Σ‖plan − ref‖² / Σ‖plain − ref‖²) and the slopes on the reference, per tensor, kind of tensor and all."""
     sums: dict[str, Tensor] = {}
     steps = len(plain.fixed_losses)
     for step in range(1, steps + 1):
         a, b, r = plan.fixed(step), plain.fixed(step), reference.fixed(step)
-        found.bitwise = found.bitwise and equal(a, b)
+        comparison.bitwise = comparison.bitwise and equal(a, b)
         for name in r.keys() & a.keys() & b.keys():  # what only one of them trains is told by the structure
             x, y, z = a[name].double(), b[name].double(), r[name].double()
             products = ((x - z).square(), (y - z).square(), x * z, y * z, z * z, (z != 0).double())
@@ -122,35 +122,35 @@ def _against_reference(found: Comparison, plan: Trace, plain: Trace, reference: 
     for name in sorted(sums, key=in_model_order):
         kinds.setdefault(kind_of(name), []).append(name)
     whole = _judge(torch.stack(list(sums.values())).sum(0))
-    found.groups["all"] = whole
-    found.note("ratio_all", whole["R"])
+    comparison.groups["all"] = whole
+    comparison.note("ratio_all", whole["R"])
     if not whole["R"] <= limits.ratio_all:
         text = f"R {whole['R']:.2f} (limit {limits.ratio_all})"
         worst = max(sums, key=lambda name: _judge(sums[name])["R"])
         first = _first(torch.stack(list(sums.values())).sum(0), limits.ratio_all)
-        found.differences.append(Difference(first, "gradient", worst, "all tensors: " + text))
+        comparison.differences.append(Difference(first, "gradient", worst, "all tensors: " + text))
     for kind, members in kinds.items():
         together = torch.stack([sums[name] for name in members]).sum(0)
         group = _judge(together)
         limit, allowed = limits.ratio("ratio_group", group["numbers"]), limits.slope_of(group["numbers"])
-        found.groups[kind] = {**group, "limit": limit}
-        found.note("ratio_group", group["R"], kind, limit)
-        found.note("slope", group["off"], kind, allowed)
+        comparison.groups[kind] = {**group, "limit": limit}
+        comparison.note("ratio_group", group["R"], kind, limit)
+        comparison.note("slope", group["off"], kind, allowed)
         if not group["R"] <= limit:
             text = f"R {group['R']:.2f} (limit {limit:.2f})"
             first = _first(together, limit)
-            found.differences.append(Difference(first, "gradient", members[0], f"{kind}: {text}"))
+            comparison.differences.append(Difference(first, "gradient", members[0], f"{kind}: {text}"))
         if not group["off"] <= allowed:
             text = f"slope {group['slope']:.4f}, the other plan's {group['plain slope']:.4f}"
             text += f": {group['off']:.2f} of its error (limit {allowed:.2f})"
-            found.differences.append(Difference(None, "slope of the gradient", members[0], f"{kind}: {text}"))
+            comparison.differences.append(Difference(None, "slope of the gradient", members[0], f"{kind}: {text}"))
         for name in members:
             one = _judge(sums[name])
             limit = limits.ratio("ratio_tensor", one["numbers"])
-            found.note("ratio_tensor", one["R"], name, limit)
+            comparison.note("ratio_tensor", one["R"], name, limit)
             if not one["R"] <= limit:
                 text = f"R {one['R']:.2f} (limit {limit:.2f})"
-                found.differences.append(Difference(_first(sums[name], limit), "gradient", name, text))
+                comparison.differences.append(Difference(_first(sums[name], limit), "gradient", name, text))
 
 
 def _first(sums: Tensor, limit: float) -> int | None:
@@ -187,74 +187,74 @@ def kind_of(name: str) -> str:
 # Once the arms have trained
 
 
-def _trajectory(found: Comparison, plan: Trace, plain: Trace, limits: Limits) -> None:
-    allowed = limits.trained(found.precision == "bf16")
+def _trajectory(comparison: Comparison, plan: Trace, plain: Trace, limits: Limits) -> None:
+    allowed = limits.trained(comparison.precision == "bf16")
     for record in plan.records:
         other = plain.last.get(record.step)
         if other is None:
             continue
         again = " (after the resume)" if record.part == 2 else ""
         if not record.cut or plan.last[record.step] is record:  # otherwise it is known from when it was done again
-            _told(found, record, other, again, allowed)
+            _told(comparison, record, other, again, allowed)
         for what in ("gradient", "update"):
             limit = allowed[f"trained {what}"]
             files = (record.gradient, other.gradient) if what == "gradient" else (record.weights, other.weights)
             a: Tensors
             b: Tensors
             a, b = (load_file(file) for file in files)
-            found.bitwise = found.bitwise and equal(a, b)
+            comparison.bitwise = comparison.bitwise and equal(a, b)
             if what == "update":
                 a, b = _less(a, plan.start), _less(b, plain.start)
             whole, each = apart(a, b)
-            found.note(f"trained {what}", whole)
+            comparison.note(f"trained {what}", whole)
             idle = [n for n in sorted(a.keys() & b.keys(), key=in_model_order) if a[n].any() != b[n].any()]
             if idle:
                 text = "zero in only one of the arms"
-                found.differences.append(Difference(record.step, f"{what} in training{again}", idle[0], text))
+                comparison.differences.append(Difference(record.step, f"{what} in training{again}", idle[0], text))
             if not whole <= limit:
                 name = next(n for n in each if each[n] >= min(limit, max(each.values())))
                 text = f"relative difference {each[name]:.1e}, of all {whole:.1e} (limit {limit:.0e})"
-                found.differences.append(Difference(record.step, f"{what} in training{again}", name, text))
+                comparison.differences.append(Difference(record.step, f"{what} in training{again}", name, text))
 
 
-def _told(found: Comparison, record: Record, other: Record, again: str, allowed: Mapping[str, float]) -> None:
+def _told(comparison: Comparison, record: Record, other: Record, again: str, allowed: Mapping[str, float]) -> None:
     """What the loop said of a step."""
     loss = relative(record.loss, other.loss)
-    found.note("loss", loss)
-    found.bitwise = found.bitwise and record.loss == other.loss
+    comparison.note("loss", loss)
+    comparison.bitwise = comparison.bitwise and record.loss == other.loss
     if not loss <= allowed["loss"]:
         text = f"{record.loss:.6f}, not {other.loss:.6f} (limit {allowed['loss']:.0e} relative)"
-        found.differences.append(Difference(record.step, "loss" + again, "training loss", text))
+        comparison.differences.append(Difference(record.step, "loss" + again, "training loss", text))
     norm = relative(record.norm, other.norm)
-    found.note("norm", norm)
+    comparison.note("norm", norm)
     if not norm <= allowed["norm"]:
         text = f"{record.norm:.6f}, not {other.norm:.6f} (limit {allowed['norm']:.0e} relative)"
-        found.differences.append(Difference(record.step, "gradient in training" + again, "its norm", text))
+        comparison.differences.append(Difference(record.step, "gradient in training" + again, "its norm", text))
 
 
-def _validation(found: Comparison, plan: Trace, plain: Trace, limits: Limits) -> None:
+def _validation(comparison: Comparison, plan: Trace, plain: Trace, limits: Limits) -> None:
     """The loss by its limit, how many samples were asked exactly, and other scores but for a few samples, since
     rounding may turn an answer that hangs in the balance."""
-    limit = limits.trained(found.precision == "bf16")["validation"]
+    limit = limits.trained(comparison.precision == "bf16")["validation"]
     for step in sorted(plan.validation.keys() & plain.validation.keys()):
         here, there = plan.validation[step], plain.validation[step]
-        found.bitwise = found.bitwise and here == there
+        comparison.bitwise = comparison.bitwise and here == there
         for what, a, b in (("scores", sorted(here["scores"]), sorted(there["scores"])), *_exact_parts(here, there)):
             if a != b:
-                found.differences.append(Difference(step, "validation", what, f"{a}, not {b}", exact=True))
+                comparison.differences.append(Difference(step, "validation", what, f"{a}, not {b}", exact=True))
         if here["scores"].keys() != there["scores"].keys() or not there["scores"]:
             continue
         asked = there["scores"]["samples"]
-        turned = 1 if found.precision == "float32" else 1 + limits.bf16_turned * asked
+        turned = 1 if comparison.precision == "float32" else 1 + limits.bf16_turned * asked
         for name, b in there["scores"].items():
             a = here["scores"][name]
             if name == "loss":
-                found.note("validation", relative(a, b))
+                comparison.note("validation", relative(a, b))
             beyond = not relative(a, b) <= limit if name == "loss" else not abs(a - b) * asked <= turned
             if beyond and name != "samples":
                 allowed = f"{limit:.0e} relative" if name == "loss" else f"{turned:.0f} samples"
                 text = f"{a:.6f}, not {b:.6f} (limit {allowed})"
-                found.differences.append(Difference(step, "validation", f"validation {name}", text))
+                comparison.differences.append(Difference(step, "validation", f"validation {name}", text))
 
 
 def _exact_parts(here: dict[str, Any], there: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
@@ -262,13 +262,13 @@ def _exact_parts(here: dict[str, Any], there: dict[str, Any]) -> Iterator[tuple[
     yield "modules in training mode", here["in training"], there["in training"]
 
 
-def _replayed(found: Comparison, trace: Trace, arm: str, limits: Limits) -> None:
+def _replayed(comparison: Comparison, trace: Trace, arm: str, limits: Limits) -> None:
     """An arm against itself: its weights are what AdamW makes of its gradients, the resume included."""
     for step, name, off in replay(trace.start, [trace.last[s] for s in sorted(trace.last)]):
-        found.note("replay", off, name)
+        comparison.note("replay", off, name)
         if not off <= limits.replay:
             text = f"{off:.1e} away from AdamW on {arm}'s own gradients (limit {limits.replay:.0e})"
-            found.differences.append(Difference(step, "update", name, text))
+            comparison.differences.append(Difference(step, "update", name, text))
             return
 
 

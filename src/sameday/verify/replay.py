@@ -19,7 +19,7 @@ def replay(start: Any, records: Sequence[Any]) -> Iterator[tuple[int, str, float
     first = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
     second = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
     for number, record in enumerate(records, start=1):
-        gradients, found = load_file(record.gradient), load_file(record.weights)
+        gradients, recorded = load_file(record.gradient), load_file(record.weights)
         worst, whose = 0.0, ""
         for group in record.facts["groups"]:
             moved, off = 0.0, {}
@@ -28,7 +28,7 @@ def replay(start: Any, records: Sequence[Any]) -> Iterator[tuple[int, str, float
                     continue
                 weights[name] = _adamw(weights[name], gradients[name], first[name], second[name], number, group)
                 moved += float((weights[name] - start[name].double()).square().sum())
-                off[name] = float((weights[name] - found[name].double()).square().sum())
+                off[name] = float((weights[name] - recorded[name].double()).square().sum())
             name = max(off, key=off.__getitem__, default="")
             if name and off[name] > 0:
                 apart = math.sqrt(off[name] / moved) if moved else math.inf

@@ -36,7 +36,7 @@ class Report:
     killed_in: int
     resumed_from: int
     ranks: int
-    found: Comparison
+    comparison: Comparison
     seconds: float
     false_alarms: str = ""
     """How rarely equivalent plans of the task are called different, in a sentence."""
@@ -45,11 +45,11 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        if not self.found.same:
+        if not self.comparison.same:
             return "different"
         if self.recipe.dropout and any(claim == "statistical" for *_, claim in self.fields.values()):
             return "statistical"
-        return "bitwise" if self.found.bitwise else "rounding"
+        return "bitwise" if self.comparison.bitwise else "rounding"
 
     @property
     def exit_code(self) -> int:
@@ -66,12 +66,12 @@ class Report:
             "dropout": "none" if not self.recipe.dropout else "on" if self.dropout else "off",
             "steps": self.steps,
             "ranks": self.ranks,
-            "differences": [{**d.__dict__} for d in self.found.differences],
-            "largest": self.found.worst,
-            "whose": self.found.names,
-            "bounds": self.found.bounds,
-            "groups": self.found.groups,
-            "limits": dict(self.found.limits.__dict__),
+            "differences": [{**d.__dict__} for d in self.comparison.differences],
+            "largest": self.comparison.worst,
+            "whose": self.comparison.names,
+            "bounds": self.comparison.bounds,
+            "groups": self.comparison.groups,
+            "limits": dict(self.comparison.limits.__dict__),
             "seconds": self.seconds,
         }
 
@@ -112,20 +112,20 @@ class Report:
         return lines if len(lines) <= 7 else [*lines[:6], _row("", "and more: --json has all of them")]
 
     def _structure(self) -> list[str]:
-        odd = sum(difference.exact for difference in self.found.differences)
-        words = ", ".join(["samples", *self.found.seen, "rates", "groups", "dtypes", "flags"])
+        odd = sum(difference.exact for difference in self.comparison.differences)
+        words = ", ".join(["samples", *self.comparison.seen, "rates", "groups", "dtypes", "flags"])
         return _wrapped("structure", f"NOT equal: {odd} differences" if odd else f"equal: {words}")
 
     def _gradients(self, room: int) -> list[str]:
-        worst, bounds = self.found.worst, self.found.bounds
-        if not self.found.groups:
+        worst, bounds = self.comparison.worst, self.comparison.bounds
+        if not self.comparison.groups:
             return [
                 _row(
                     "gradients",
                     f"at the starting weights: {worst['gradient']:.1e} apart (limit {LIMITS.gradient:.0e}), "
                     f"one tensor {worst['tensor']:.1e} (limit {LIMITS.tensor:.0e})",
                 ),
-                _row("", f"{_short(self.found.names['tensor'], WIDTH - 30)} is the furthest"),
+                _row("", f"{_short(self.comparison.names['tensor'], WIDTH - 30)} is the furthest"),
                 _row("", self._alarms()),
             ]
         lines = [
@@ -134,9 +134,9 @@ class Report:
             ),
             f"  {'tensors':34s} {'R':>6s} {'limit':>6s} {'slope':>8s} {'other':>8s} {'error':>7s}",
         ]
-        kinds = sorted(self.found.groups, key=lambda k: (k != "all", -self.found.groups[k]["R"]))
+        kinds = sorted(self.comparison.groups, key=lambda k: (k != "all", -self.comparison.groups[k]["R"]))
         for kind in kinds[: max(1, room)]:
-            g = self.found.groups[kind]
+            g = self.comparison.groups[kind]
             limit = g.get("limit", LIMITS.ratio_all if kind == "all" else LIMITS.ratio_group)
             lines.append(
                 f"  {_short(kind, 34):34s} {g['R']:6.3f} {limit:6.2f} {g['slope']:8.4f} {g['plain slope']:8.4f} "
@@ -146,11 +146,11 @@ class Report:
             lines.append(f"  and {len(kinds) - room} kinds of tensors with smaller R")
         lines.append(
             f"  {'one tensor, largest for its limit':34s} {worst['ratio_tensor']:6.3f} {bounds['ratio_tensor']:6.2f}"
-            f" {_short(self.found.names['ratio_tensor'], WIDTH - 52)}"
+            f" {_short(self.comparison.names['ratio_tensor'], WIDTH - 52)}"
         )
         lines.append(
             f"  slope, largest for its limit: {worst['slope']:.2f} of the error further from 1 "
-            f"(limit {bounds['slope']:.2f}), of {_short(self.found.names['slope'], 25)}"
+            f"(limit {bounds['slope']:.2f}), of {_short(self.comparison.names['slope'], 25)}"
         )
         lines.append(f"  limits: {self._alarms()}")
         return lines
@@ -159,18 +159,18 @@ class Report:
         return self.false_alarms or f"no rate of false alarms was measured for task {self.recipe.task}"
 
     def _reference(self) -> str:
-        return "float64" if self.found.precision == "float32" else "float32"
+        return "float64" if self.comparison.precision == "float32" else "float32"
 
     def _training(self) -> list[str]:
-        worst, half = self.found.worst, self.found.precision == "bf16"
-        limits = self.found.limits.trained(half)
+        worst, half = self.comparison.worst, self.comparison.precision == "bf16"
+        limits = self.comparison.limits.trained(half)
         said = [f"{name} {worst[key]:.1e} ({limits[key]:.0e})" for key, name in TRAINED.items() if key in worst]
         return _wrapped("training", "largest relative differences (limits): " + ", ".join(said))
 
     def _first_difference(self) -> list[str]:
-        if self.found.same:
+        if self.comparison.same:
             return [_row("", f"no difference beyond a limit; took {self.seconds:.0f} s")]
-        first, *more = self.found.differences
+        first, *more = self.comparison.differences
         lines = _wrapped("first", str(first))[:4]
         for other in more[:3]:
             lines.append(_row("then", _short(str(other), WIDTH - 12)))

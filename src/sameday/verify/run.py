@@ -46,8 +46,8 @@ def verify_plan(asked: Asked, say: Say) -> Report:
     two = session.machine.device == "cuda" and session.setup.fits_two_arms(session.machine.memory)
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="sameday-verify-") as folder:
-        found, plain, resumed_from = _compared(trial, plan, against, home, Path(folder), asked.ranks, two, say)
-    _keep_bits(found, fields, plan, against)
+        comparison, plain, resumed_from = _compared(trial, plan, against, home, Path(folder), asked.ranks, two, say)
+    _keep_bits(comparison, fields, plan, against)
     return Report(
         recipe=recipe,
         names=(str(asked.plan or "chosen for this machine"), str(asked.against or f"plain: {recipe.plain}")),
@@ -58,7 +58,7 @@ def verify_plan(asked: Asked, say: Say) -> Report:
         killed_in=trial.dies_in + 1,
         resumed_from=resumed_from,
         ranks=asked.ranks,
-        found=found,
+        comparison=comparison,
         seconds=time.perf_counter() - began,
         false_alarms=session.setup.false_alarms,
         dropout=same_masks,
@@ -78,23 +78,25 @@ def _compared(
     lanes = [{name: job for name, job in jobs.items() if name != "against"}, {"against": jobs["against"]}]
     Arms(say, ranks).run(lanes if two else [jobs])
     traces = {name: Trace(job.out) for name, job in jobs.items()}
-    found = compare(traces["plan"], traces["against"], traces.get("reference"))
-    if doubtful(found):
+    comparison = compare(traces["plan"], traces["against"], traces.get("reference"))
+    if doubtful(comparison):
         say("in float32 the arms are further apart than most: a reference in float64 will tell")
         judge = reference_job(jobs["against"], folder / "reference", double=True)
         Arms(say, ranks).run([{"reference": judge}])
-        found = compare(traces["plan"], traces["against"], Trace(judge.out), double=True)
+        comparison = compare(traces["plan"], traces["against"], Trace(judge.out), double=True)
     sizes = tuple(len(record.facts["order"]) for _, record in sorted(traces["against"].last.items()))
-    return found, sizes, traces["plan"].resumed_from
+    return comparison, sizes, traces["plan"].resumed_from
 
 
-def _keep_bits(found: Any, fields: dict[str, tuple[Any, Any, Claim]], plan: Plan, against: Plan) -> None:
+def _keep_bits(comparison: Any, fields: dict[str, tuple[Any, Any, Claim]], plan: Plan, against: Plan) -> None:
     """Where only fields differ that claim the same bits, anything less is a broken claim. A GPU gives equal bits only
     to deterministic plans."""
     from sameday.hardware.machine import device_kind
     from sameday.verify.structure import Difference
 
     exact = device_kind(plan) == "cpu" or (plan.deterministic and against.deterministic)
-    if exact and not found.bitwise and all(claim == "bitwise" for *_, claim in fields.values()):
+    if exact and not comparison.bitwise and all(claim == "bitwise" for *_, claim in fields.values()):
         name = ", ".join(fields) or "two equal plans"
-        found.differences.append(Difference(None, "claim", name, "the same bits are claimed, and they are not", True))
+        comparison.differences.append(
+            Difference(None, "claim", name, "the same bits are claimed, and they are not", True)
+        )

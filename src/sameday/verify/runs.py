@@ -111,9 +111,9 @@ def compare_runs(a: Path, b: Path) -> RunsReport:
     if not last:
         raise BadInput(f"{a} and {b}: neither metrics.jsonl nor checkpoints/ holds a step to compare")
     gaps = [
-        f"{run.metrics_path}: {last - len(found)} of {last} steps are missing, the first is step {first}"
-        for run, found in zip(runs, steps, strict=True)
-        if (first := min(set(range(1, last + 1)) - found.keys(), default=0))
+        f"{run.metrics_path}: {last - len(records)} of {last} steps are missing, the first is step {first}"
+        for run, records in zip(runs, steps, strict=True)
+        if (first := min(set(range(1, last + 1)) - records.keys(), default=0))
     ]
     numbers = {"loss": Kind("training loss"), "lr": Kind("learning rate", 0.0), "samples": Kind("samples", 0.0)}
     for step in sorted(steps[0].keys() & steps[1].keys()):
@@ -138,15 +138,15 @@ def compare_runs(a: Path, b: Path) -> RunsReport:
 
 def _same_inputs(one: RunFolder, two: RunFolder) -> list[str]:
     """A recipe names its model and data; what they held stands in the checkpoints. A note where it cannot be read."""
-    found = []
+    digests = []
     for run in (one, two):
         try:
             _, newest = checkpoint.steps(run.checkpoints)[-1]
-            found.append(json.loads((newest / checkpoint.STATE).read_text())["digests"])
+            digests.append(json.loads((newest / checkpoint.STATE).read_text())["digests"])
         except (IndexError, OSError, ValueError, KeyError):
             return [f"base model and training data are not compared: {run.path} has no checkpoint that names them"]
     # An older release may have recorded fewer of them, and another plan may have others.
-    names = [name for name, digest in found[0].items() if found[1].get(name, digest) != digest]
+    names = [name for name, digest in digests[0].items() if digests[1].get(name, digest) != digest]
     if names:
         raise BadInput(f"{two.path}: has the recipe of {one.path}, but another {' and another '.join(names)}")
     return []
@@ -157,10 +157,10 @@ def _records(run: RunFolder) -> dict[tuple[int, str], dict[str, Any]]:
 
 
 def _compare_scores(one: RunFolder, two: RunFolder) -> list[Kind]:
-    found = _records(one), _records(two)
+    metrics = _records(one), _records(two)
     kinds: dict[str, Kind] = {}
-    for step, split in sorted(at for at in found[0].keys() & found[1].keys() if at[1]):
-        a, b = (records[step, split] for records in found)
+    for step, split in sorted(at for at in metrics[0].keys() & metrics[1].keys() if at[1]):
+        a, b = (records[step, split] for records in metrics)
         # Rounding moves a share of right answers by whole samples or not at all: one may change sides.
         limits = {"loss": LIMIT, "samples": 0.0}
         share = (1 + 1e-9) / (a.get("samples") or math.inf)
@@ -191,16 +191,16 @@ def _open_weights(folder: Path, held: contextlib.ExitStack) -> dict[str, Any]:
     """Each tensor's name with the open file that has it: a model may be saved in several."""
     from safetensors import SafetensorError, safe_open
 
-    found: dict[str, Any] = {}
+    files: dict[str, Any] = {}
     for path in sorted(set(folder.glob("*.safetensors")) - {folder / checkpoint.OPTIMIZER}):
         try:
             file = held.enter_context(safe_open(path, framework="pt"))
         except (OSError, SafetensorError) as error:
             raise BadInput(f"{path}: cannot be read: {error}") from None
-        found |= dict.fromkeys(file.keys(), file)
-    if not found:
+        files |= dict.fromkeys(file.keys(), file)
+    if not files:
         raise BadInput(f"{folder}: holds no weights (*.safetensors)")
-    return found
+    return files
 
 
 def _apart(x: Any, y: Any) -> float:
@@ -213,8 +213,8 @@ def _apart(x: Any, y: Any) -> float:
 
 
 def _plan_differences(one: RunFolder, two: RunFolder) -> list[dict[str, Any]]:
-    found = changed(one.plan, two.plan, one.recipe.dropout > 0)
-    return [{"field": field, "claim": claim, "a": a, "b": b} for field, (a, b, claim) in found.items()]
+    fields = changed(one.plan, two.plan, one.recipe.dropout > 0)
+    return [{"field": field, "claim": claim, "a": a, "b": b} for field, (a, b, claim) in fields.items()]
 
 
 def _plan_lines(plans: list[dict[str, Any]]) -> Iterator[str]:
@@ -236,8 +236,8 @@ def _table(kinds: list[Kind]) -> Iterator[str]:
 
 def _first_lines(kinds: list[Kind]) -> Iterator[str]:
     """The first step at which a number is beyond its limit, and the first tensor."""
-    found = sorted((*kind.first_beyond, kind.name) for kind in kinds if kind.first_beyond)
-    for what, places in (("step", [f for f in found if not f[1]]), ("tensor", [f for f in found if f[1]])):
+    firsts = sorted((*kind.first_beyond, kind.name) for kind in kinds if kind.first_beyond)
+    for what, places in (("step", [f for f in firsts if not f[1]]), ("tensor", [f for f in firsts if f[1]])):
         for step, tensor, values, name in places[:1]:
             yield f"first {what} beyond its limit: {name}, step {step}{tensor and f', {tensor}'}: {values}"
 
@@ -248,23 +248,23 @@ def _crop(value: Any, width: int) -> str:
 
 def compare_recipes(runs: Sequence[Path]) -> RecipesReport:
     """Runs of two or more recipes, one run of each seed, by the validation scores that they ended with."""
-    found: dict[str, tuple[Recipe, list[RunFolder]]] = {}
+    recipes: dict[str, tuple[Recipe, list[RunFolder]]] = {}
     for run in map(RunFolder.read, runs):
         recipe = run.recipe.model_copy(update={"seed": 0})  # its fingerprint names the recipe over all seeds
-        _, group = found.setdefault(recipe.fingerprint, (recipe, []))
+        _, group = recipes.setdefault(recipe.fingerprint, (recipe, []))
         for other in group:
             if other.recipe.seed == run.recipe.seed:
                 raise BadInput(f"{run.path}: has the recipe and the seed of {other.path}; give one run of each seed")
             _same_inputs(other, run)
         group.append(run)
-    if len(found) < 2:
+    if len(recipes) < 2:
         named = ", ".join(map(str, runs))
         raise BadInput(f"{named}: one recipe, whatever the seed; --recipes compares two or more, without it two runs")
-    tasks = {recipe.task: group[0].path for recipe, group in found.values()}
+    tasks = {recipe.task: group[0].path for recipe, group in recipes.values()}
     if len(tasks) > 1:
         named = ", ".join(f"{task} ({path})" for task, path in tasks.items())
         raise BadInput(f"runs of several tasks have no scores to compare: {named}")
-    groups = {f"{recipe.name} {recipe.fingerprint}": (recipe, group) for recipe, group in found.values()}
+    groups = {f"{recipe.name} {recipe.fingerprint}": (recipe, group) for recipe, group in recipes.values()}
     (first, (before, _)), *others = groups.items()
     listed = {label: differences(before, recipe) for label, (recipe, _) in others}
     fields = dict.fromkeys(line.split(": ")[0] for lines in listed.values() for line in lines)
@@ -285,11 +285,11 @@ def compare_recipes(runs: Sequence[Path]) -> RecipesReport:
 def _scores(run: RunFolder) -> dict[str, float]:
     path = run.path / "eval.json"
     try:
-        found = {name: float(value) for name, value in json.loads(path.read_text())["val"].items()}
-        found["loss"]
+        scores = {name: float(value) for name, value in json.loads(path.read_text())["val"].items()}
+        scores["loss"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise BadInput(f"{path}: has no validation scores; a run whose recipe has data.val ends with them") from None
-    return found
+    return scores
 
 
 def _score_lines(name: str, groups: dict[str, list[float]]) -> Iterator[str]:

@@ -92,17 +92,17 @@ class Witness:
     @contextmanager
     def _switches(self) -> Iterator[list[int]]:
         """How many modules are in training mode after each switch of it: none while a model is evaluated."""
-        task, found = self._task, list[int]()
+        task, counts = self._task, list[int]()
         switch = task.training
 
         def watched(on: bool) -> None:
             switch(on)
-            found.append(sum(module.training for module in task.module().modules()))
+            counts.append(sum(module.training for module in task.module().modules()))
 
         before = vars(task).get("training")
         task.training = watched
         try:
-            yield found
+            yield counts
         finally:
             del task.training
             if before is not None:
@@ -224,7 +224,7 @@ class Trace:
     @cached_property
     def records(self) -> list[Record]:
         """In the order they were done: a resumed process may go through a step again."""
-        found = []
+        records = []
         for part in (1, 2):
             folder = self.path / f"part-{part}"
             metrics = {r["step"]: r for r in _lines(folder / "metrics.jsonl") if "split" not in r}
@@ -234,8 +234,8 @@ class Trace:
                 kept = metrics.get(step, {"loss": math.nan, "grad_norm": math.nan})
                 cut = part == 1 and facts is done[-1] and step not in metrics
                 gradient, weights = (folder / f"{what}-{step:06d}.safetensors" for what in ("gradient", "weights"))
-                found.append(Record(part, step, facts, kept["loss"], kept["grad_norm"], gradient, weights, cut))
-        return found
+                records.append(Record(part, step, facts, kept["loss"], kept["grad_norm"], gradient, weights, cut))
+        return records
 
     @cached_property
     def last(self) -> dict[int, Record]:

@@ -50,16 +50,16 @@ def draw(
     fits = (width > 0) & (width <= size) & (height > 0) & (height <= size)
     attempt = torch.arange(ATTEMPTS, device=ids.device)
     first = torch.where(fits, attempt, ATTEMPTS).amin(1, keepdim=True)
-    found = first < ATTEMPTS
+    any_fits = first < ATTEMPTS
     chosen = first.clamp(max=ATTEMPTS - 1)
     fallback_height = min(size, max(1, round(size / ratio[0])))
     fallback_width = min(size, max(1, round(size * ratio[1])))
-    height = torch.where(found, height.gather(1, chosen), fallback_height)
-    width = torch.where(found, width.gather(1, chosen), fallback_width)
+    height = torch.where(any_fits, height.gather(1, chosen), fallback_height)
+    width = torch.where(any_fits, width.gather(1, chosen), fallback_width)
 
     place = random[:, ATTEMPTS : ATTEMPTS + 2]
     free = size - torch.cat([height, width], 1)
-    corner = torch.where(found, place * (free + 1) >> 32, free >> 1)
+    corner = torch.where(any_fits, place * (free + 1) >> 32, free >> 1)
     flipped = random[:, -1:] >> 31 if flip else torch.zeros_like(height)
     return torch.cat([corner, height, width, flipped], 1)
 

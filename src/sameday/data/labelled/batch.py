@@ -39,5 +39,5 @@ def read_back(ids: Tensor, turn: Tensor, pixels: Tensor, labels: Tensor) -> Iter
     """Each image as the model sees it before it is normalised."""
     turn_digest = digest(turn.cpu().numpy())
     for i, (image, label) in enumerate(zip(pixels.cpu().numpy(), labels.cpu().numpy(), strict=True)):
-        found = {"pixels": digest(image), "label": digest(label), "epoch and dropout key": turn_digest}
-        yield Seen(int(ids[i]), {"pixels": image.size}, found)
+        digests = {"pixels": digest(image), "label": digest(label), "epoch and dropout key": turn_digest}
+        yield Seen(int(ids[i]), {"pixels": image.size}, digests)

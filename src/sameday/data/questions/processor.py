@@ -95,10 +95,10 @@ class ImageProcessor:
         mine = self._processor
         flags = {name: getattr(mine, name) for name in ("do_convert_rgb", "do_normalize", "do_rescale")}
         scales = {name: np.atleast_1d(getattr(mine, name)).tolist() for name in ("image_mean", "image_std")}
-        found = {"image_backend": self.backend, "resample": int(mine.resample), "rescale_factor": mine.rescale_factor}
+        method = {"image_backend": self.backend, "resample": int(mine.resample), "rescale_factor": mine.rescale_factor}
         sizes = {"min_pixels": self.min_pixels, "max_pixels": self.max_pixels, "merge_size": self.merge_size}
         patch = {"patch_size": self.patch_size, "frames": self.patching.frames}
-        return {**found, **flags, **scales, **sizes, **patch}
+        return {**method, **flags, **scales, **sizes, **patch}
 
     def pixels(self, image: Image.Image) -> np.ndarray:
         """What the vision tower takes, by transformers alone: float32 of shape (patches, patch_dim)."""

@@ -16,7 +16,7 @@ from sameday.data.questions.images import BadImage, digest, open_rgb, stamp
 from sameday.data.questions.processor import ImageProcessor
 from sameday.data.questions.sample import ImageRef
 from sameday.data.times import Times
-from sameday.hardware.parts import during
+from sameday.hardware.phases import during
 from sameday.spec.errors import BadInput
 
 PIXELS, FEATURES = "pixels", "features"

@@ -23,7 +23,7 @@ from sameday.data.loader import feed
 from sameday.data.order import permutation
 from sameday.data.seen import Seen
 from sameday.hardware.machine import detect_machine
-from sameday.hardware.parts import during
+from sameday.hardware.phases import during
 from sameday.hardware.ranks import Ranks
 from sameday.kernels.dropout import dropouts, mix, name_key
 from sameday.models.build import VisionModel, build_model, restore_model, save_model
@@ -310,8 +310,8 @@ def _recorded(losses: Losses, tensors: tuple[Tensor, ...]) -> Callable[..., Tens
 
     def run(*inputs: Tensor) -> Tensor:
         given, used = inputs[: len(tensors)], inputs[len(tensors) :]
-        found: Tensor = functional_call(losses, dict(zip(names, used, strict=True)), given)
-        return found
+        each_loss: Tensor = functional_call(losses, dict(zip(names, used, strict=True)), given)
+        return each_loss
 
     with warnings.catch_warnings():
         # It warms up on a stream of its own, and leaves of that are still alive when it records.

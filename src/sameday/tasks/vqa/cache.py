@@ -76,7 +76,7 @@ def open_cache(
         if kind == "none":
             return Opened(Source(processor), kind, notes)
         store = Store(folder, settings_of(kind, processor, model))
-        notes.append(found(store, contents))
+        notes.append(coverage(store, contents))
     if kind == "pixels":
         return Opened(Source(processor, pixels=store), kind, notes)
     source = Source(processor, features=store)
@@ -147,7 +147,7 @@ def read_measured(folder: Path, recipe: VlmRecipe, plan: Plan, model: VisionLang
         return None
 
 
-def found(store: Store, contents: Collection[str]) -> str:
+def coverage(store: Store, contents: Collection[str]) -> str:
     """How many of the images are there, and where none are, in what other entries differ."""
     kind, there = store.settings.kind, len(store.contents() & set(contents))
     text = f"cache: {kind} of {there} of {len(contents)} images in {store.folder}"

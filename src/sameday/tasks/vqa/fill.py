@@ -28,7 +28,7 @@ from sameday.models.vlm import VisionLanguageModel
 from sameday.spec.errors import EXIT_STOPPED, BadInput, RunStopped
 from sameday.spec.load import resolve_path
 from sameday.tasks.base import Caching, Say
-from sameday.tasks.vqa.cache import found, in_folder, settings_of, write_measured
+from sameday.tasks.vqa.cache import coverage, in_folder, settings_of, write_measured
 from sameday.tasks.vqa.task import VqaTask, load_processor
 
 STEPS = 4
@@ -55,7 +55,7 @@ def fill_cache(setup: Any, session: Any, asked: Caching) -> bool:
         if asked.what != "fill":
             filling.prune(everything=asked.what == "prune all")
             return True
-        say(found(filling.store, [image.digest for image in filling.images]))
+        say(coverage(filling.store, [image.digest for image in filling.images]))
         check_room(filling.store, estimate(filling.store, filling.jobs))
         measured = None if task is None else filling.measure(task, session.steps(task))
         filling.fill(workers=plan.workers or cores())

@@ -26,7 +26,7 @@ from sameday.data.questions.seen import read_back
 from sameday.data.questions.source import ReadImage, Source
 from sameday.data.seen import Seen
 from sameday.hardware.machine import detect_machine
-from sameday.hardware.parts import during
+from sameday.hardware.phases import during
 from sameday.hardware.ranks import Ranks
 from sameday.models.families import family_of
 from sameday.models.families.base import Family

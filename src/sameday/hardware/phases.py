@@ -1,4 +1,4 @@
-"""Where a step's time goes: who does a part of it says so with `during`, and a clock that runs listens."""
+"""Where a step's time goes: who does a phase of it says so with `during`, and a clock that runs listens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-PARTS = {
+PHASES = {
     "wait": "waiting for data",
     "read": "read",
     "decode": "decode",
@@ -37,9 +37,9 @@ _clock: Clock | None = None
 
 
 class Clock:
-    """Time belongs to the part that was named last, until another is named: parts never overlap and leave no gap. On a
-    GPU by events in its stream, so that a part has the time of its kernels and of the GPU's waiting for them; elsewhere
-    by `now`. One clock runs at a time, for the thread that started it."""
+    """Time belongs to the phase that was named last, until another is named: phases never overlap and leave no gap. On
+    a GPU by events in its stream, so that a phase has the time of its kernels and of the GPU's waiting for them;
+    elsewhere by `now`. One clock runs at a time, for the thread that started it."""
 
     def __init__(self, device: torch.device, now: Callable[[], float] = time.perf_counter) -> None:
         self._cuda = device.type == "cuda"
@@ -79,7 +79,7 @@ class Clock:
         return before
 
     def steps(self) -> list[dict[str, float]]:
-        """Seconds of each part, step by step. Forgets them; a step that is not at its end is left for the next call."""
+        """Seconds of each phase, step by step. Forgets them; a step that has not ended is left for the next call."""
         done = self._laps if _clock is not self else self._laps[:-1]
         self._laps = self._laps[len(done) :]
         if done and self._cuda:
@@ -87,10 +87,10 @@ class Clock:
         return [self._spent(marks) for marks in done]
 
     def _spent(self, marks: list[tuple[str, Any]]) -> dict[str, float]:
-        found: dict[str, float] = defaultdict(float)
+        seconds: dict[str, float] = defaultdict(float)
         for (name, begin), (_, end) in pairwise(marks):
-            found[name] += begin.elapsed_time(end) / 1000 if self._cuda else end - begin
-        return {name: found[name] for name in PARTS if name in found}
+            seconds[name] += begin.elapsed_time(end) / 1000 if self._cuda else end - begin
+        return {name: seconds[name] for name in PHASES if name in seconds}
 
     def _mark(self) -> Any:
         if not self._cuda:
@@ -109,7 +109,7 @@ def silence() -> None:
 
 
 class during:
-    """`with during("loss"): ...` gives the time inside to that part, where a clock runs."""
+    """`with during("loss"): ...` gives the time inside to that phase, where a clock runs."""
 
     __slots__ = ("_before", "_name")
 

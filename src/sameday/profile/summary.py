@@ -1,4 +1,4 @@
-"""What a profile found: as JSON, and as one screen."""
+"""The summary of a profile: as JSON, and as one screen."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def summed_up(session: Session, task: Task, line: Timeline, peaks: Peaks, counte
         "samples": line.samples,
         "micro_batches": facts.micro_batches,
         "seconds": {"median": statistics.median(line.seconds), "least": min(line.seconds), "most": max(line.seconds)},
-        "parts": line.parts,
+        "phases": line.phases,
         "workers": line.workers,
         "busy": line.busy,
         "launches": line.launches,
@@ -96,7 +96,7 @@ def _facts(
         device=machine.device,
         plan=plan,
         fields=frozenset(fields_of(session.recipe)),
-        parts=line.parts,
+        phases=line.phases,
         cores=machine.cores,
         samples=line.samples,
         micro_batches=mean(floor.plan.least.micro_batches for floor in floors),
@@ -125,38 +125,38 @@ def steps_of(count: int) -> str:
     return f"{count} step" if count == 1 else f"{count} steps"
 
 
-def lines(found: dict[str, Any]) -> list[str]:
+def lines(summary: dict[str, Any]) -> list[str]:
     """One screen."""
-    from sameday.hardware.parts import PARTS
+    from sameday.hardware.phases import PHASES
 
-    seconds, floor, total = found["seconds"], found["floor"], sum(found["parts"].values())
-    who = found["machine"]["name"]
+    seconds, floor, total = summary["seconds"], summary["floor"], sum(summary["phases"].values())
+    who = summary["machine"]["name"]
     made = [
-        f"{found['name']} {found['fingerprint']} on {who}: {1000 * seconds['median']:.2f} ms a step "
-        f"({1000 * seconds['least']:.2f}-{1000 * seconds['most']:.2f}), {found['samples'] / total:.1f} samples/s, "
-        f"{steps_of(found['steps'])}",
+        f"{summary['name']} {summary['fingerprint']} on {who}: {1000 * seconds['median']:.2f} ms a step "
+        f"({1000 * seconds['least']:.2f}-{1000 * seconds['most']:.2f}), {summary['samples'] / total:.1f} samples/s, "
+        f"{steps_of(summary['steps'])}",
     ]
-    if found["left_out"]:
-        slow = ", ".join(f"{each:.2f}" for each in found["left_out"])
+    if summary["left_out"]:
+        slow = ", ".join(f"{each:.2f}" for each in summary["left_out"])
         made.append(f"left out, since far from the others: steps of {slow} s")
     made.append("")
-    most = max(found["parts"].values())
-    for name, words in PARTS.items():
-        spent = found["parts"].get(name)
+    most = max(summary["phases"].values())
+    for name, words in PHASES.items():
+        spent = summary["phases"].get(name)
         if spent is not None:
             bar = "█" * round(30 * spent / most)
             made.append(f"  {words:20s} {1000 * spent:10.3f} ms {spent / total:6.1%}  {bar}")
-    if found["workers"]:
-        beside = ", ".join(f"{name} {1000 * each:.1f}" for name, each in found["workers"].items())
+    if summary["workers"]:
+        beside = ", ".join(f"{name} {1000 * each:.1f}" for name, each in summary["workers"].items())
         made.append(f"  in worker processes, beside the step, ms: {beside}")
     made.append("")
-    if found["busy"] is not None:
+    if summary["busy"] is not None:
         made.append(
-            f"the GPU's kernels fill {found['busy']:.0%} of the time, {found['launches']:.0f} of them a step; "
-            f"{found['memory_gib']:.1f} GiB"
+            f"the GPU's kernels fill {summary['busy']:.0%} of the time, {summary['launches']:.0f} of them a step; "
+            f"{summary['memory_gib']:.1f} GiB"
         )
-    if found["gpu"]:
-        gpu = found["gpu"]
+    if summary["gpu"]:
+        gpu = summary["gpu"]
         made.append(
             f"use {gpu['use_percent']:.0f}% by NVML, "
             f"clock {gpu['clock_mhz']:.0f} of {gpu['highest_clock_mhz']:.0f} MHz, {gpu['power_watts']:.0f} W, "
@@ -170,12 +170,12 @@ def lines(found: dict[str, Any]) -> list[str]:
         f"{1000 * floor['one_at_a_time']['seconds']:.2f} ms; rates measured here: "
         f"{floor['peaks']['flop_per_second'] / 1e12:.3g} TFLOP/s, "
         f"{floor['peaks']['memory_bytes_per_second'] / 1e9:.3g} GB/s",
-        f"bound by {found['bound_by']}; at that rate its matmuls take {floor['executed'] / total:.1%} of the step",
+        f"bound by {summary['bound_by']}; at that rate its matmuls take {floor['executed'] / total:.1%} of the step",
         "",
     ]
-    for remedy in found["advice"]:
+    for remedy in summary["advice"]:
         made.append(f"  {remedy['remedy']}: at most {remedy['at_most']:.2f}×, {remedy['why']}")
-    if not found["advice"]:
+    if not summary["advice"]:
         made.append("  nothing that is known here would give more than a few hundredths")
     return [part for line in made for part in wrapped(line)]
 

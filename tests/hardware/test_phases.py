@@ -1,4 +1,4 @@
-"""The clock of a step: parts never overlap, leave no gap, and only those who own the step may name one."""
+"""The clock of a step: phases never overlap, leave no gap, and only those who own the step may name one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sameday.hardware.parts import OTHER, PARTS, Clock, during, silence
+from sameday.hardware.phases import OTHER, PHASES, Clock, during, silence
 
 CPU = torch.device("cpu")
 
@@ -32,7 +32,7 @@ def quiet() -> Iterator[None]:
     silence()
 
 
-NAMES = st.sampled_from([name for name in PARTS if name != OTHER])
+NAMES = st.sampled_from([name for name in PHASES if name != OTHER])
 TREES = st.recursive(
     st.integers(0, 50),
     lambda inner: st.tuples(NAMES, st.lists(inner, max_size=4)),
@@ -42,7 +42,7 @@ TREES = st.recursive(
 
 @given(st.lists(st.lists(TREES, max_size=4), min_size=1, max_size=4))
 def test_every_moment_has_one_owner(steps: list[list[object]]) -> None:
-    """Parts within parts, over several steps: what a part waits for itself is its own, what is inside is not."""
+    """Parts within phases, over several steps: what a part waits for itself is its own, what is inside is not."""
     time = Time()
     clock = Clock(CPU, time)
     expected: list[dict[str, float]] = []
@@ -69,7 +69,7 @@ def test_every_moment_has_one_owner(steps: list[list[object]]) -> None:
         {k: float(v) for k, v in each.items() if v} for each in expected
     ]
     assert sum(sum(each.values()) for each in found) == time.at
-    assert all(list(each) == [name for name in PARTS if name in each] for each in found)
+    assert all(list(each) == [name for name in PHASES if name in each] for each in found)
     assert clock.steps() == []
 
 

@@ -1,9 +1,9 @@
 """What `sameday profile` is worth: delays of 20 ms planted in each part of a step, what timing costs, and whether its
 advice keeps its promise.
 
-    python bench/parts.py delays vqa|bdh      # where each delay shows up
-    python bench/parts.py overhead vqa|bdh    # steps with the clock and without, in turns
-    python bench/parts.py advice vqa          # bottlenecks planted, the first advice, and what its remedy gave
+    python bench/phases.py delays vqa|bdh      # where each delay shows up
+    python bench/phases.py overhead vqa|bdh    # steps with the clock and without, in turns
+    python bench/phases.py advice vqa          # bottlenecks planted, the first advice, and what its remedy gave
 
 On a GPU questions are asked of Qwen3-VL-8B's shapes; --small takes tiny models, as a CPU must.
 """
@@ -29,12 +29,12 @@ from sameday.data.questions import source
 from sameday.data.questions.batch import Batch
 from sameday.data.questions.processor import ImageProcessor
 from sameday.hardware.machine import detect_machine, device_kind
-from sameday.hardware.parts import Clock
 from sameday.hardware.peaks import measure
+from sameday.hardware.phases import Clock
 from sameday.hardware.ranks import Ranks
 from sameday.models.vision_bdh import VisionBDH
 from sameday.models.vlm import VisionLanguageModel
-from sameday.profile.found import summed_up
+from sameday.profile.summary import summed_up
 from sameday.profile.timeline import Timeline, record
 from sameday.spec.load import load_recipe
 from sameday.spec.plan import Plan
@@ -144,7 +144,7 @@ def slowed(owner: Any, name: str, wait: Callable[[], None]) -> Iterator[list[int
 def delays(bench: Bench) -> None:
     session, task = bench.load(Plan(**PLAN[bench.what]))
     bench.record(session, task, watched=False)
-    base = bench.record(session, task, watched=False).parts
+    base = bench.record(session, task, watched=False).phases
     total = sum(base.values())
     print(
         f"{bench.what} on {bench.machine.name}: {1000 * total:.2f} ms a step, "
@@ -153,7 +153,7 @@ def delays(bench: Bench) -> None:
     print(f"{'delay in':12s} {'calls a step':>12s} {'planted ms':>11s} {'shows there':>12s} {'elsewhere':>10s}")
     for part, (owner, name) in WHERE[bench.what].items():
         with slowed(owner, name, lambda part=part: delay(part in ON_DEVICE)) as calls:
-            found = bench.record(session, task, watched=False).parts
+            found = bench.record(session, task, watched=False).phases
         each = calls[0] / (3 + 8 + 2)
         there = found.get(part, 0.0) - base.get(part, 0.0)
         rest = sum(found.values()) - total - there
