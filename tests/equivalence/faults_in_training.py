@@ -220,7 +220,7 @@ def masks_by_place_in_the_micro_batch(task: Any, _ranks: Any) -> Any:
     return _masked(task, lambda tokens: torch.arange(tokens.numel(), dtype=tokens.dtype).view_as(tokens))
 
 
-@planted(RECOMPUTED, "gradient", "models.qwen_vl")
+@planted(RECOMPUTED, "gradient", "models.vlm")
 def other_masks_when_layers_are_recomputed(task: Any, _ranks: Any) -> Any:
     """The backward pass drops something else than the forward pass did."""
     hidden, keys = task.model.hidden, task.model.keys
