@@ -43,6 +43,7 @@ class TabularRecipe(Recipe):
     sample: ClassVar[str] = "row"
 
     task: Literal["tabular"] = Field("tabular", description="What is learned: a number from a row of numbers.")
+    precision: Literal["float32"] = Field("float32", description="Numeric format: this task computes in no other.")
     data: Table = Field(description="Where the rows are.")
     hidden: int = Field(8, ge=1, description="Hidden units.")
 

@@ -18,7 +18,6 @@ from sameday.spec.record import read_metrics
 RECIPE = """\
 task: tabular
 data: {train: train.jsonl, val: val.jsonl}
-precision: float32
 effective_batch: 8
 learning_rate: 0.01
 num_epochs: 2
@@ -62,6 +61,7 @@ def test_it_trains_and_resumes_to_the_same_bits(home: Path) -> None:
     losses = [record["loss"] for record in read_metrics(home / "whole" / "metrics.jsonl") if "split" in record]
     assert len(losses) == 2 and losses[1] < losses[0]
     assert "loss" in sameday(home, "eval", "whole", "--split", "val")
+    assert "whole: the recipe has no data.test" in sameday(home, "eval", "whole", code=2)
 
 
 def test_two_plans_are_compared(home: Path) -> None:
@@ -103,6 +103,10 @@ def test_the_report_has_its_words(home: Path) -> None:
 def test_plan_fields_that_it_cannot_follow_are_refused(home: Path) -> None:
     said = sameday(home, "train", "recipe.yaml", "--set", "plan.share_images=true", code=2)
     assert "share_images is true; it is for samples that begin with the same image, which task tabular does not" in said
+    said = sameday(home, "train", "recipe.yaml", "--set", "plan.compile=layers", code=2)
+    assert "it is for a model whose layers can be compiled, which task tabular does not have: leave it out" in said
+    said = sameday(home, "train", "recipe.yaml", "--set", "recipe.precision=bf16", code=2)
+    assert "precision is 'bf16'; must be 'float32'" in said
     assert "must be one of 'vqa', 'classify', 'tabular'" in sameday(
         home, "train", "recipe.yaml", "--set", "recipe.task=table", code=2
     )

@@ -139,7 +139,8 @@ def test_one_question_that_is_too_large_stops_the_run(
         task.evaluate("val", Ranks())
     assert stopped.value.code == EXIT_OUT_OF_MEMORY and task.model.module.training
     assert str(stopped.value) == (
-        f"out of memory in evaluation with a single question, val.jsonl:1. What is left to try: {task.memory_advice}."
+        "out of memory in evaluation with a single question, val.jsonl:1. What is left to try: "
+        "recipe.max_pixels, max_length."
     )
 
 

@@ -107,7 +107,7 @@ def test_the_same_run(runs: Runs) -> None:
     lag = [number // each - step for step, number in enumerate(known, 1)]
     wait = {step for step in range(1, runs.total + 1) if step % 5 == 0 or step % 4 == 0 or step == runs.total}
     assert lag == [0 if step in wait else 1 for step in range(1, runs.total + 1)]
-    parts = [r for r in read_metrics(runs.folder / "ahead" / "metrics.jsonl") if "parts" in r]
+    parts = [r for r in read_metrics(runs.folder / "ahead" / "metrics.jsonl") if "phases" in r]
     assert [r["step"] for r in parts] == list(range(3, runs.total + 1, 3))
     assert all(r["phases"]["optimizer"] > 0 for r in parts)
 

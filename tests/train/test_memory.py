@@ -228,15 +228,19 @@ def test_a_resumed_run_keeps_the_lower_budget(
     assert ended == expected
 
 
-def test_whoever_resumes_may_ask_for_less(tmp_path: Path, tiny_qwen3: Path, world: Path, lowered: Any) -> None:
+def test_whoever_resumes_may_ask_for_another_budget(
+    tmp_path: Path, tiny_qwen3: Path, world: Path, lowered: Any
+) -> None:
     """What was saved is no reason to run out of memory again."""
     _, limit, whole, _ = lowered
     budget = interrupted(world, tiny_qwen3, tmp_path / "run", limit, "stopped")
-    for asked, same in ((2 * budget, True), (1, False)):
+    for asked, same in ((SAVING.token_budget, True), (2 * budget, None), (1, False)):
         plan = SAVING.model_copy(update={"token_budget": asked, "save_total_limit": None})
         shutil.copytree(tmp_path / "run", tmp_path / f"run-{asked}")
         rest, _, _ = run_with(world, tiny_qwen3, tmp_path / f"run-{asked}", plan, limit=float("inf"))
         if same:
             assert rest.sizes == {step: whole.sizes[step] for step in range(2, 6)}
+        elif same is None:
+            assert max(map(max, rest.sizes.values())) > budget, "another budget than before is what is asked for"
         else:
             assert all(len(rest.sizes[step]) == len(rest.questions[step]) for step in range(2, 6)), "one at a time"

@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 import sets
 import torch
+from commands import finished
 
+from sameday.hardware.ranks import Ranks
 from sameday.spec.errors import EXIT_OUT_OF_MEMORY, RunStopped
 from sameday.spec.load import dump_yaml
 from sameday.tasks.classify.setup import ClassifySetup
+from sameday.tasks.classify.task import ClassifyTask
 from sameday.train import checkpoint, steps
 from sameday.train.launch import train_from_files
 
@@ -91,3 +94,87 @@ def test_state_is_what_the_first_step_would_make() -> None:
                 optimizer.step()
             updated.append([parameter.detach() for parameter in copies.values()])
         assert all(torch.equal(*pair) for pair in zip(*updated, strict=True)), kind
+
+
+SHORT_RANK = """
+import os, sys, torch
+from sameday import cli
+from sameday.tasks.classify.setup import ClassifySetup
+from sameday.train import steps
+
+def out_of_memory(*_, **__):
+    raise torch.OutOfMemoryError("planted")
+
+if os.environ["RANK"] == "1":
+    if "WHERE" == "load":
+        ClassifySetup.load = out_of_memory
+    elif "WHERE" == "state":
+        steps.allocate_state = out_of_memory
+    else:
+        torch.optim.AdamW.step = out_of_memory
+cli.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "sentence"),
+    [
+        ("load", "out of memory while the model was loaded"),
+        ("state", "out of memory: gradients and optimizer state do not fit"),
+        ("update", "out of memory in the optimizer's update"),
+    ],
+)
+def test_on_one_rank_of_two(recipe: Path, where: str, sentence: str) -> None:
+    """What only one rank meets is said, whichever it is; where all can be asked, all stop with the code."""
+    script = recipe.parent / "short.py"
+    script.write_text(SHORT_RANK.replace("WHERE", where))
+    process = finished(recipe.parent, "plan.device=cpu", ranks=2, script=script, code=1)
+    assert sentence in process.stderr
+    if where != "update":
+        assert json.loads((recipe.parent / "run" / "stopped.json").read_text())["code"] == EXIT_OUT_OF_MEMORY
+        assert "Traceback" not in process.stderr.split("torch/distributed")[0]
+
+
+def trained(recipe: Path, *sets: str, stop_after: int | None = None) -> dict[str, float]:
+    return train_from_files(recipe, None, recipe.parent / "run", ["plan.device=cpu", *sets], stop_after)
+
+
+def test_an_evaluation_without_memory_loses_no_training(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def evaluate(self: ClassifyTask, *_: Any) -> None:
+        raise self.evaluation_stopped("image", ["data_batch_1:3"], Ranks())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ClassifyTask, "evaluate", evaluate)
+        with pytest.raises(RunStopped, match="out of memory in evaluation with a single image, data_batch_1:3") as stop:
+            trained(recipe)
+    assert "checkpointing" not in str(stop.value) and stop.value.code == EXIT_OUT_OF_MEMORY
+    kept = [step for step, _ in checkpoint.steps(recipe.parent / "run" / "checkpoints")]
+    assert kept == [2], "the epoch's last step, though it was not validated"
+    assert trained(recipe)["samples"] == 4
+
+
+def test_a_lowered_budget_is_said_and_may_be_raised(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain, sizes = ClassifyTask.loss_sum, list[int]()
+
+    def loss_sum(self: ClassifyTask, batch: Any, step: int) -> Any:
+        sizes.append(len(batch))
+        if len(batch) > 4 and limited:
+            out_of_memory()
+        return plain(self, batch, step)
+
+    monkeypatch.setattr(ClassifyTask, "loss_sum", loss_sum)
+    limited = True
+    with pytest.raises(RunStopped, match="asked to stop"):
+        trained(recipe, stop_after=1)
+    assert sizes == [8, 4, 4]
+    limited = False
+    sizes.clear()
+    with pytest.raises(RunStopped, match="asked to stop"):
+        trained(recipe, stop_after=2)
+    assert sizes == [4, 4] and "micro batch 4: it was lowered when memory ran out" in capsys.readouterr().out
+    sizes.clear()
+    with pytest.raises(RunStopped, match="asked to stop"):
+        trained(recipe, "plan.micro_batch=6", stop_after=3)
+    assert sizes == [6, 2] and "it was lowered" not in capsys.readouterr().out

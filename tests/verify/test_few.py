@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sameday.verify.compare import Comparison, _against_reference
+from sameday.verify.compare import Comparison, _against_reference, _judge
 from sameday.verify.limits import LIMITS
 
 STEPS, DRAWS = 4, 400
@@ -85,3 +85,17 @@ def test_what_is_not_a_number_is_the_worst() -> None:
         found.note("ratio_tensor", value, f"{value}", limit)
     assert math.isnan(found.worst["ratio_tensor"])
     assert found.names["ratio_tensor"] == "nan" and found.bounds["ratio_tensor"] == 50.0
+
+
+def test_an_arm_that_equals_its_reference_is_no_difference() -> None:
+    """A task may compute in the reference's own format: another arm's rounding must not be infinitely far from it."""
+    reference = torch.randn(3, 200, dtype=torch.float64)
+    rounded = reference + 1e-8 * torch.randn_like(reference)
+
+    def sums(plan: Tensor, plain: Tensor) -> Tensor:
+        each = ((plan - reference) ** 2, (plain - reference) ** 2, plan * reference, plain * reference, reference**2)
+        return torch.stack([*(x.sum(1) for x in each), torch.full((3,), 200.0, dtype=torch.float64)], 1)
+
+    near = _judge(sums(rounded, reference))
+    assert near["R"] < 1 and abs(near["off"]) < 1
+    assert _judge(sums(1.01 * reference, reference))["R"] > 1000

@@ -216,7 +216,7 @@ class Task(ABC):
     """The plan field that bounds a micro-batch: what is lowered when memory runs out."""
     memory_advice: str
     """What is left to try where one sample alone is too much."""
-    evaluation_advice = "a smaller model or samples, plan.eval_steps null, a device with more memory"
+    evaluation_advice: str = "a smaller model or smaller samples"
     """The same for evaluation, which keeps nothing for a backward pass."""
 
     @abstractmethod

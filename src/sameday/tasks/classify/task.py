@@ -41,6 +41,7 @@ class ClassifyTask(Task):
 
     budget_field = "micro_batch"
     memory_advice = "plan.level_kernel fused, plan.images_on host, a smaller recipe.model or data.image_size"
+    evaluation_advice = memory_advice
 
     def __init__(
         self, recipe: ClassifyRecipe, plan: Plan, model: VisionModel, splits: dict[str, Pictures], device: torch.device

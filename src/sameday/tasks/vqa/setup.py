@@ -114,13 +114,14 @@ class VqaSetup(TaskSetup):
         recipe, name = self.recipe, resolve_model(self.home, self.recipe.model)
         try:
             written, _ = PretrainedConfig.get_config_dict(name, revision=recipe.revision)
-            family = family_of(written.get("model_type", "none"))
+            if "model_type" in written:  # its own sentence; transformers' would tell to install another version
+                family_of(written["model_type"])
             config = AutoConfig.from_pretrained(name, revision=recipe.revision)
         except BadInput:
             raise
         except (OSError, ValueError, AttributeError, TypeError) as error:
             raise BadInput(f"model {recipe.model!r}: its configuration cannot be read: {error}") from None
-        family.check_supported(config)
+        family_of(config.model_type).check_supported(config)
         return config
 
     @cached_property

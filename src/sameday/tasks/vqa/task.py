@@ -53,6 +53,7 @@ class VqaTask(Task):
 
     budget_field = "token_budget"
     memory_advice = "plan.checkpointing full, recipe.max_pixels, max_length"
+    evaluation_advice = "recipe.max_pixels, max_length"
 
     def __init__(
         self,
