@@ -18,7 +18,7 @@ demo: $(STAMP)
 test: lint types
 	$(BIN)/pytest -n 2 --dist loadfile -m 'not soak' --durations 10
 
-# For the work of every day: linter, types, and what starts no process and trains nothing. Under three minutes.
+# For the work of every day: linter, types, and what starts no process and trains nothing.
 quick: lint types
 	$(BIN)/pytest -n 2 --dist loadfile -m 'not soak and not slow' --quick
 

@@ -49,7 +49,8 @@ def train_from_files(
         except RunStopped as stop:
             # All ranks stop together and with the same words: the first one says them.
             if not ranks.first:
-                print(stop, file=sys.stderr) if stop.alone else None
+                if stop.alone:
+                    print(stop, file=sys.stderr)
                 sys.exit(stop.code)
             for folder in opened:
                 folder.stopped(str(stop), stop.code)
