@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -131,3 +132,9 @@ def stir(task: VqaTask, seed: int = 7) -> None:
 
 def hash_name(name: str) -> int:
     return sum((i + 1) * ord(c) for i, c in enumerate(name)) % 2**31
+
+
+def lines_of(readme: Path) -> str:
+    """The Python that a README shows."""
+    (lines,) = re.findall(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)
+    return str(lines)

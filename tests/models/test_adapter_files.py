@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,13 @@ import yaml
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText
-from worlds import FAMILIES, make_task, tiny_recipe, write_world
+from worlds import FAMILIES, draw_image, lines_of, make_task, tiny_recipe, write_world
 
 from sameday.data.questions.images import open_rgb
 from sameday.spec.plan import Plan
 from sameday.spec.vqa import VqaRecipe
 from sameday.tasks.vqa.task import VqaTask
+from sameday.train import checkpoint
 from sameday.train.launch import train_from_files
 
 QUICK = {
@@ -119,6 +122,66 @@ def test_the_adapter_names_its_base(finished: Finished) -> None:
     assert config["base_model_name_or_path"] == str(finished.model)
     assert (config["r"], config["lora_alpha"], config["peft_type"]) == (2, 4, "LORA")
     assert sorted(config["target_modules"]) == ["k_proj", "o_proj", "q_proj", "v_proj"]
+
+
+# Handed over
+
+
+SMALL = 48 * 48
+"""Pixels that images were reduced to; the base model takes more."""
+
+
+@pytest.fixture(scope="module", params=[(family, "lora") for family in FAMILIES] + [("qwen3_vl", "all")], ids="-".join)
+def handed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_models: dict[str, Path]
+) -> Finished:
+    family, train = request.param
+    folder = tmp_path_factory.mktemp(f"handed-{family}-{train}")
+    rate = 0.05 if train == "lora" else 1e-3
+    changes = {"train": train, "max_pixels": SMALL, "system_prompt": 'say "yes"', "learning_rate": rate}
+    return trained(folder, tiny_models[family], **changes)
+
+
+@pytest.mark.parametrize("name", ["result", "checkpoints/step-000002"])
+def test_the_readme_beside_weights_loads_and_asks_them(
+    handed: Finished, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its lines alone, in the folder alone, about an image that is larger than max_pixels: the logits of evaluation."""
+    folder = handed.run / (handed.recipe.result if name == "result" else name)
+    assert checkpoint.fault(folder) is None and (folder / "README.md").is_file()
+    shutil.copytree(folder, tmp_path / "moved")
+    draw_image(handed.folder / "images/large.png", random.Random(1), (120, 112))
+    row = {"image": "large.png", "question": "What is there?", "answer": "yes"}
+    for split in ("train", "val"):
+        (handed.folder / f"{split}.jsonl").write_text(json.dumps(row) + "\n")
+    task = handed.task()
+    task.restore(folder)
+    encoded = task._encode(task.splits["val"][0])
+    assert 120 * 112 > SMALL >= 64 * encoded.grids[0][0] * encoded.grids[0][1]
+
+    shutil.copy(handed.folder / "images/large.png", tmp_path / "moved/image.png")
+    monkeypatch.chdir(tmp_path / "moved")
+    held: dict[str, Any] = {}
+    exec(lines_of(Path("README.md")), held)
+    inputs, model = held["inputs"].to("cpu"), held["model"].cpu()
+    asked = inputs["input_ids"].shape[1]
+    assert inputs["input_ids"][0].tolist() == encoded.tokens[:asked].tolist() and encoded.targets[asked]
+    with torch.no_grad():
+        logits = model(**inputs).logits[0].float()
+    mine = ours(task, 0)[:asked]
+    torch.testing.assert_close(logits, mine, atol=1e-5, rtol=1e-5)
+    answer = held["answer"][0, asked:]
+    assert answer[0] == mine[-1].argmax()
+    assert capsys.readouterr().out.strip("\n") == held["tokenizer"].decode(answer, skip_special_tokens=True).strip("\n")
+
+
+def test_auto_processor_finds_the_settings_beside_an_adapter(handed: Finished) -> None:
+    pytest.importorskip("torchvision")
+    from transformers import AutoProcessor
+
+    processor = AutoProcessor.from_pretrained(handed.run / handed.recipe.result)
+    assert processor.image_processor.size["longest_edge"] == SMALL
+    assert processor.tokenizer.chat_template == handed.task().encoder.tokenizer.chat_template
 
 
 def test_new_adapters_are_a_function_of_the_seed(finished: Finished) -> None:

@@ -9,12 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import sets
 import torch
+from PIL import Image
 from torch import Tensor
+from worlds import lines_of
 
+from sameday.data.labelled import augment
 from sameday.data.labelled.batch import ImageBatch
+from sameday.data.labelled.pictures import fitted
 from sameday.data.seen import Seen
 from sameday.demo.patterns import write_patterns
 from sameday.hardware.machine import Machine, detect_machine
@@ -136,6 +141,26 @@ def test_a_saved_model_is_loaded_without_its_recipe(home: Path, tmp_path: Path) 
     other = sets.make_task(home, sets.tiny_recipe(seed=6))
     other.restore(tmp_path)
     assert all(torch.equal(a, b) for a, b in zip(other.trained().values(), task.trained().values(), strict=True))
+
+
+def test_the_readme_of_a_saved_model_asks_it(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An image larger than the model's, as the data's own are read."""
+    task = sets.make_task(home, sets.tiny_recipe(seed=5, normalize_mean=(0.4, 0.5, 0.6)))
+    task.save(tmp_path)
+    noise = np.random.default_rng(3).integers(0, 255, (50, 70, 3), dtype=np.uint8)
+    image = Image.fromarray(noise)
+    image.save(tmp_path / "image.png")
+    monkeypatch.chdir(tmp_path)
+    held: dict[str, Any] = {}
+    exec(lines_of(tmp_path / "README.md"), held)
+    pixels = torch.from_numpy(np.array(fitted(image, 32)))[None].permute(0, 3, 1, 2)
+    normal = augment.normalise(pixels, (0.4, 0.5, 0.6), (0.5, 0.5, 0.5))
+    with torch.no_grad():
+        torch.testing.assert_close(held["logits"], task.model.eval()(normal))
+    classes = task.splits["train"].classes
+    assert capsys.readouterr().out == classes[held["logits"].argmax()] + "\n"
 
 
 def test_a_loss_that_is_not_finite_is_named(home: Path) -> None:

@@ -17,6 +17,29 @@ from sameday.spec.errors import BadInput
 from sameday.spec.vision import BdhModel, VitModel
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
+README = """\
+# A {kind} model for images of {size}x{size} pixels, {classes} classes
+
+`{weights}` has the weights, `{config}` their shape, the names of the classes and how pixels are normalised. Run in this
+folder, with an image beside:
+
+```python
+import numpy as np
+import torch
+from PIL import Image
+
+from sameday.data.labelled.pictures import fitted
+from sameday.models.build import load_model
+
+model, about = load_model(".")
+image = fitted(Image.open("image.png").convert("RGB"), about["image_size"])
+pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255
+mean, std = (torch.tensor(about[name]).expand(3)[:, None, None] for name in ("normalize_mean", "normalize_std"))
+with torch.no_grad():
+    logits = model(((pixels - mean) / std)[None])
+print(about["classes"][logits.argmax()])
+```
+"""
 VisionModel = VisionBDH | ViT
 
 
@@ -31,6 +54,8 @@ def save_model(folder: Path, model: VisionModel, about: dict[str, Any]) -> None:
     save_file({name: value.contiguous() for name, value in model.state_dict().items()}, folder / WEIGHTS)
     text = json.dumps({"model": model.shape.model_dump(mode="json"), **about}, indent=2)
     (folder / CONFIG).write_text(text + "\n")
+    sizes = {"kind": model.shape.kind, "size": about["image_size"], "classes": len(about["classes"])}
+    (folder / "README.md").write_text(README.format(weights=WEIGHTS, config=CONFIG, **sizes))
 
 
 def restore_model(folder: Path, model: VisionModel, classes: Sequence[str]) -> None:

@@ -50,6 +50,7 @@ class VisionLanguageModel:
         """`byte_table` (3, 256) is what the image processor makes of each byte."""
         family.check_supported(base.config)
         self.family, self.recipe, self.plan, self.device = family, recipe, plan, device
+        self.name: str = base.name_or_path
         self.keys = DropoutKeys()
         base.config.get_text_config()._attn_implementation = attention.NAME
         attention.register()

@@ -40,6 +40,11 @@ class ImageProcessor:
         processor = family.load_image_processor(model_folder_or_name, revision, backend, min_pixels, max_pixels)
         return cls(family, processor)
 
+    @property
+    def library_class(self) -> type:
+        """transformers' own."""
+        return type(self._processor)
+
     def save(self, folder: Path) -> None:
         """The settings, as transformers reads them."""
         self._processor.save_pretrained(str(folder))

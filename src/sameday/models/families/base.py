@@ -55,6 +55,8 @@ class Family(ABC):
     """In the names of the decoder's layers; a LoRA target that begins with it is of the decoder alone."""
     tower_name: str
     """In the names of the tower's layers."""
+    video_processor: str | None = None
+    """transformers' class, where its AutoProcessor wants one beside the image processor."""
 
     # Images and positions
 
@@ -81,6 +83,11 @@ class Family(ABC):
 
     @abstractmethod
     def positions(self, encoded: Encoded, merge: int) -> np.ndarray: ...
+
+    @abstractmethod
+    def inputs_in_python(self) -> str:
+        """Lines for a README beside saved weights, whole ones: they make `inputs`, as transformers' model takes them,
+        from `image`, `text` (of the chat template), `tokenizer` and the image `processor`."""
 
     # What is refused
 

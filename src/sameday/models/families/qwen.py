@@ -38,6 +38,7 @@ class QwenVL(Family):
     max_aspect_ratio = qwen_images.MAX_ASPECT_RATIO
     position_axes = 3
     tower_name = "visual"
+    video_processor: str | None = "Qwen2VLVideoProcessor"
 
     # Images and positions
 
@@ -60,6 +61,9 @@ class QwenVL(Family):
 
     def positions(self, encoded: Encoded, merge: int) -> np.ndarray:
         return qwen_images.mrope_positions(encoded, merge)
+
+    def inputs_in_python(self) -> str:
+        return qwen_images.INPUTS_IN_PYTHON.format(slot=self.markers.image)
 
     # Decoder
 

@@ -15,6 +15,7 @@ from sameday.models.families.qwen import QwenVL, grid_thw
 
 class Qwen3VL(QwenVL):
     model_type = "qwen3_vl"
+    video_processor = "Qwen3VLVideoProcessor"
 
     def deepstack_mergers(self, tower: Any) -> dict[int, nn.Module]:
         return dict(zip(tower.deepstack_visual_indexes, tower.deepstack_merger_list, strict=True))

@@ -14,6 +14,13 @@ from sameday.kernels.patches import Patching
 from sameday.spec.errors import BadInput
 
 MAX_ASPECT_RATIO = 200
+INPUTS_IN_PYTHON = """\
+inputs = processor(images=[image], return_tensors="pt")
+slots = int(inputs["image_grid_thw"].prod()) // processor.merge_size**2
+text = text.replace("{slot}", "{slot}" * slots)
+inputs |= tokenizer(text, add_special_tokens=False, return_tensors="pt")
+inputs["mm_token_type_ids"] = (inputs["input_ids"] == tokenizer.convert_tokens_to_ids("{slot}")).int()
+"""
 
 
 def load_image_processor(

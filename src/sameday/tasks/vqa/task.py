@@ -30,6 +30,7 @@ from sameday.hardware.phases import during
 from sameday.hardware.ranks import Ranks
 from sameday.models.families import family_of
 from sameday.models.families.base import Family
+from sameday.models.handover import save_readme, save_settings
 from sameday.models.vlm import VisionLanguageModel, load_base
 from sameday.spec.errors import BadInput
 from sameday.spec.load import resolve_model, resolve_path
@@ -221,9 +222,8 @@ class VqaTask(Task):
 
     def save(self, folder: Path) -> None:
         self.model.save(folder)
-        if self.recipe.train == "all":  # then the folder is a model of its own
-            self.encoder.tokenizer.save_pretrained(folder)
-            self.processor.save(folder)
+        save_settings(folder, self.model.family, self.encoder)
+        save_readme(folder, self.model.family, self.encoder, self.recipe, self.model.name)
 
     def restore(self, folder: Path) -> None:
         self.model.restore(folder)

@@ -1,0 +1,75 @@
+"""What makes saved weights usable without this package: the settings they were trained with, and a README with the
+lines of Python that load and ask them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from sameday.data.questions.encode import Encoder
+from sameday.models.families.base import Family
+from sameday.spec.vlm import VlmRecipe
+
+IMAGE_SETTINGS, VIDEO_SETTINGS = "preprocessor_config.json", "video_preprocessor_config.json"
+
+
+def save_settings(folder: Path, family: Family, encoder: Encoder) -> None:
+    """Tokenizer, chat template and image processor, as AutoProcessor finds them too: it asks the image settings for
+    its own class, and wants settings for videos, of which nothing was trained."""
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+
+    encoder.tokenizer.save_pretrained(folder)
+    encoder.processor.save(folder)
+    whole = {"processor_class": PROCESSOR_MAPPING_NAMES[family.model_type]}
+    _write(folder / IMAGE_SETTINGS, json.loads((folder / IMAGE_SETTINGS).read_text()) | whole)
+    if family.video_processor is not None:
+        _write(folder / VIDEO_SETTINGS, {"video_processor_type": family.video_processor} | whole)
+
+
+def save_readme(folder: Path, family: Family, encoder: Encoder, recipe: VlmRecipe, base: str) -> None:
+    """In place of PEFT's, which says nothing about this adapter."""
+    adapter, processor = recipe.train == "lora", encoder.processor
+    where = {"base_model": base, "library_name": "peft" if adapter else "transformers"}
+    header = "".join(f"{key}: {json.dumps(value)}\n" for key, value in where.items())
+    kind = "a LoRA adapter of" if adapter else "the whole of"
+    at = "" if recipe.revision is None else f", revision `{recipe.revision}`"
+    (folder / "README.md").write_text(
+        f"---\n{header}---\n\n# {recipe.name}\n\n"
+        f"Trained weights: {kind} `{base}`{at} (recipe {recipe.fingerprint}). Tokenizer, chat template and image "
+        f"settings beside them are those of the training: images of {processor.min_pixels} to {processor.max_pixels} "
+        f"pixels, resized by {processor.backend}. With other settings the answers get worse.\n\n"
+        f"Run in this folder, with an image beside:\n\n```python\n{_lines(family, encoder, recipe, base)}```\n",
+        encoding="utf-8",
+    )
+
+
+def _lines(family: Family, encoder: Encoder, recipe: VlmRecipe, base: str) -> str:
+    adapter, kind = recipe.train == "lora", encoder.processor.library_class
+    dtype = "torch.bfloat16" if recipe.precision == "bf16" else "torch.float32"
+    source = repr(base if adapter else ".")
+    if adapter and recipe.revision is not None:
+        source += f", revision={recipe.revision!r}"
+    system = [] if recipe.system_prompt is None else [{"role": "system", "content": recipe.system_prompt}]
+    chat = "".join(f"{json.dumps(message, ensure_ascii=False)}, " for message in system)
+    return (
+        "import torch\n" + ("from peft import PeftModel\n" if adapter else "") + "from PIL import Image, ImageOps\n"
+        "from transformers import AutoModelForImageTextToText, AutoTokenizer\n"
+        f"from {kind.__module__} import {kind.__name__}\n\n"
+        'image, question = ImageOps.exif_transpose(Image.open("image.png")).convert("RGB"), "What is there?"\n'
+        'device = "cuda" if torch.cuda.is_available() else "cpu"\n'
+        f"model = AutoModelForImageTextToText.from_pretrained({source}, dtype={dtype})\n"
+        + ('model = PeftModel.from_pretrained(model, ".")\n' if adapter else "")
+        + "model = model.to(device).eval()\n"
+        f'tokenizer, processor = AutoTokenizer.from_pretrained("."), {kind.__name__}.from_pretrained(".")\n'
+        'asked = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": question}]}\n'
+        f"chat = [{chat}asked]\n"
+        "text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)\n"
+        f"{family.inputs_in_python()}"
+        "answer = model.generate(**inputs.to(device), do_sample=False, max_new_tokens=64)\n"
+        'print(tokenizer.decode(answer[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))\n'
+    )
+
+
+def _write(path: Path, settings: dict[str, Any]) -> None:
+    path.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
