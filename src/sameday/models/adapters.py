@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,10 +14,6 @@ from sameday.kernels.dropout import DropoutKeys, KeyedDropout, name_key
 from sameday.models.families.base import Family
 from sameday.spec.errors import BadInput
 from sameday.spec.lora import Lora
-
-OTHER_FORMS = ("rank_pattern", "alpha_pattern", "layers_to_transform", "exclude_modules", "modules_to_save", "bias")
-OTHER_MATHS = ("use_rslora", "use_dora")
-"""PEFT settings that change what an adapter computes."""
 
 
 def resolve_targets(model: nn.Module, family: Family, lora: Lora, allow_tower: bool) -> list[str] | str:
@@ -79,37 +74,6 @@ def add_adapters(model: nn.Module, family: Family, lora: Lora, seed: int, allow_
         else:
             parameter.data.zero_()
     return wrapped
-
-
-def load_adapters(model: nn.Module, family: Family, folder: Path, lora: Lora, allow_tower: bool) -> Any:
-    """Adapters of an earlier run to go on from; they must be of the shape that the recipe says."""
-    from peft import PeftConfig, PeftModel
-
-    if not (folder / "adapter_config.json").is_file():
-        raise BadInput(f"start_adapter: {folder} is not a PEFT adapter (it has no adapter_config.json)")
-    config = PeftConfig.from_pretrained(str(folder))
-    if config.peft_type != "LORA":
-        raise BadInput(f"start_adapter: {folder} is an adapter of type {config.peft_type}; allowed: LORA")
-    wrong = [
-        f"{name} is {there} there, {here} in the recipe"
-        for name, there, here in (("r", config.r, lora.r), ("alpha", config.lora_alpha, lora.alpha))
-        if there != here
-    ]
-    wrong += [
-        f"{name} is {value!r} there, which a recipe cannot say"
-        for name in OTHER_FORMS
-        if (value := getattr(config, name, None)) not in (None, "none", {}, [])
-    ]
-    wrong += [f"{name} is true there, which a recipe cannot say" for name in OTHER_MATHS if getattr(config, name, None)]
-    targets = config.target_modules
-    asked = resolve_targets(model, family, lora, allow_tower)
-    # By layers, not by names: a pattern and a list of names may mean the same.
-    if adapted_layers(model, targets) != adapted_layers(model, asked):
-        there = targets if isinstance(targets, str) else sorted(targets)
-        wrong.append(f"target_modules are {there} there, {sorted(lora.target_modules)} in the recipe")
-    if wrong:
-        raise BadInput(f"start_adapter {folder}: " + "; ".join(wrong))
-    return PeftModel.from_pretrained(model, str(folder), is_trainable=True)
 
 
 def adapted_layers(model: nn.Module, targets: Iterable[str] | str) -> set[str]:

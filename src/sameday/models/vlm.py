@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -20,11 +22,14 @@ from sameday.hardware.phases import during
 from sameday.kernels import attention
 from sameday.kernels.dropout import DropoutKeys
 from sameday.kernels.patches import patches
-from sameday.models.adapters import add_adapters, load_adapters, prepare_adapters
+from sameday.models.adapters import adapter_parameters, add_adapters, prepare_adapters
 from sameday.models.families import family_of
 from sameday.models.families.base import Family, Grids
+from sameday.models.start import WEIGHTS, load_start, write_origin
+from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
 from sameday.spec.vlm import VlmRecipe
+from sameday.spec.words import first_names
 
 COMPILE_BACKEND = "inductor"
 KEPT = 16
@@ -55,7 +60,7 @@ class VisionLanguageModel:
         base.config.get_text_config()._attn_implementation = attention.NAME
         attention.register()
         base.requires_grad_(False)
-        self.base_digest = _digest(base)
+        self.base_digest, self.base_dtype = _digest(base), next(base.parameters()).dtype
         self.module: Any = self._trainable(base, start_adapter).to(device)
         parts = family.parts(base)
         self.text, self.tower, self.head = parts.text, parts.tower, parts.head
@@ -77,7 +82,7 @@ class VisionLanguageModel:
         recipe, family = self.recipe, self.family
         if recipe.train == "lora":
             if start_adapter is not None:
-                model = load_adapters(base, family, start_adapter, recipe.lora, allow_tower=recipe.train_vision)
+                model = load_start(base, family, recipe, start_adapter, self.name, self.base_digest)
             else:
                 model = add_adapters(base, family, recipe.lora, recipe.seed, allow_tower=recipe.train_vision)
             prepare_adapters(model, recipe.lora.dropout, self.keys)
@@ -225,6 +230,7 @@ class VisionLanguageModel:
         """The adapter in PEFT's format, or the whole model in transformers'."""
         if self.recipe.train == "lora":
             self.module.save_pretrained(str(folder), save_embedding_layers=False)
+            write_origin(folder, self.base_digest, self.base_dtype)
         else:
             self.module.save_pretrained(str(folder))
 
@@ -232,14 +238,27 @@ class VisionLanguageModel:
         """Take back what `save` wrote, to the bit."""
         if self.recipe.train == "lora":
             from peft import set_peft_model_state_dict
-            from safetensors.torch import load_file
 
-            result = set_peft_model_state_dict(self.module, load_file(folder / "adapter_model.safetensors"))
-            assert not result.unexpected_keys, f"{folder} is of another model: {result.unexpected_keys[:3]}"
+            tensors = _read(lambda: load_file(folder / WEIGHTS), folder)
+            own = {name.replace(".default.", "."): p.shape for name, p in adapter_parameters(self.module)}
+            if {name: tensor.shape for name, tensor in tensors.items()} != own:
+                raise BadInput(f"{folder}: {WEIGHTS} does not have the tensors of this recipe's adapters")
+            set_peft_model_state_dict(self.module, tensors)
         else:
-            # By the library itself, which knows the names that it writes.
-            saved = type(self.module).from_pretrained(str(folder), dtype=torch.float32)
+            # By the library itself, which knows the names that it writes, and draws at random what is missing.
+            kind, told = type(self.module), {"dtype": torch.float32, "output_loading_info": True}
+            saved, loaded = _read(lambda: kind.from_pretrained(str(folder), **told), folder)
+            if loaded["missing_keys"]:
+                lacking = first_names(sorted(loaded["missing_keys"]))
+                raise BadInput(f"{folder}: does not have all weights of this recipe's model; missing: {lacking}")
             self.module.load_state_dict(saved.state_dict())
+
+
+def _read(read: Callable[[], Any], folder: Path) -> Any:
+    try:
+        return read()
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise BadInput(f"{folder}: its weights cannot be read: {error}") from None
 
 
 def _digest(model: Any) -> str:

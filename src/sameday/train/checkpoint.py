@@ -3,7 +3,6 @@ then renamed. A resume takes the newest one whose hashes hold."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -15,10 +14,10 @@ from typing import Any
 
 from sameday.spec.errors import BadInput
 from sameday.spec.load import recipe_from
+from sameday.spec.manifest import fault, write_manifest
 from sameday.spec.recipe import Recipe, differences
 from sameday.spec.record import sync
 
-MANIFEST = "manifest.json"
 STATE = "state.json"
 OPTIMIZER = "optimizer.safetensors"
 
@@ -43,9 +42,7 @@ def write(parent: Path, name: str, fill: Callable[[Path], None], state: dict[str
     files = sorted(p for p in aside.rglob("*") if p.is_file())
     for path in files:
         sync(path)
-    manifest = {str(p.relative_to(aside)): {"bytes": p.stat().st_size, "sha256": _hash(p)} for p in files}
-    (aside / MANIFEST).write_text(json.dumps(manifest, indent=1))
-    sync(aside / MANIFEST)
+    sync(write_manifest(aside, files))
     for folder in {p.parent for p in files} | {aside}:
         sync(folder)
     if final.exists():  # a broken one that was left aside, or the end of a run that is repeated
@@ -53,24 +50,6 @@ def write(parent: Path, name: str, fill: Callable[[Path], None], state: dict[str
     os.rename(aside, final)
     sync(parent)
     return final
-
-
-def fault(path: Path) -> str | None:
-    """Why a checkpoint cannot be used, or None where it can."""
-    try:
-        listed = json.loads((path / MANIFEST).read_text())
-        manifest = {name: (entry["bytes"], entry["sha256"]) for name, entry in listed.items()}
-    except (OSError, ValueError, AttributeError, KeyError, TypeError):
-        manifest = {}
-    if not manifest:
-        return "its manifest is missing or unreadable"
-    for name, (length, sha256) in manifest.items():
-        file = path / name
-        if not file.is_file():
-            return f"{name} is missing"
-        if file.stat().st_size != length or _hash(file) != sha256:
-            return f"{name} is not what was written"
-    return None
 
 
 def steps(folder: Path) -> list[tuple[int, Path]]:
@@ -103,8 +82,3 @@ def prune(folder: Path, keep: int | None, done: int, best: int | None) -> None:
     for step, path in known[:-keep] if keep is not None else []:
         if step != best:
             shutil.rmtree(path)
-
-
-def _hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

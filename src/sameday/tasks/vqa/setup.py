@@ -103,6 +103,24 @@ class VqaSetup(TaskSetup):
 
         announce_download(resolve_model(self.home, self.recipe.model), self.recipe.revision, say)
         _ = self.config
+        if self.recipe.start_adapter is not None:
+            _ = self._checked_start
+
+    @cached_property
+    def _checked_start(self) -> Path:
+        """The adapter to start from, checked against a model without weights: before any are loaded, and before there
+        is a run folder."""
+        import torch
+        from transformers import AutoModelForImageTextToText
+
+        from sameday.models.start import check_start
+
+        assert self.recipe.start_adapter is not None
+        folder = resolve_path(self.home, self.recipe.start_adapter)
+        with torch.device("meta"):
+            model = AutoModelForImageTextToText.from_config(self.config)
+        check_start(model, self.family, self.recipe, folder, resolve_model(self.home, self.recipe.model))
+        return folder
 
     @cached_property
     def config(self) -> Any:

@@ -1,0 +1,154 @@
+"""An adapter to start from, taken on no trust: its files are what was written, its form is the recipe's, and every
+tensor that the recipe needs is there, of its shape and finite. PEFT would only warn, and draw what is missing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from sameday.models.adapters import adapted_layers, resolve_targets
+from sameday.models.families.base import Family
+from sameday.spec.errors import BadInput
+from sameday.spec.manifest import MANIFEST, fault
+from sameday.spec.vlm import VlmRecipe
+from sameday.spec.words import first_names
+
+CONFIG, WEIGHTS, ORIGIN = "adapter_config.json", "adapter_model.safetensors", "origin.json"
+COMPARED = frozenset({"r", "lora_alpha", "target_modules", "base_model_name_or_path", "peft_type"})
+ASIDE = frozenset(
+    {"lora_dropout", "task_type", "inference_mode", "auto_mapping", "revision", "peft_version", "runtime_config"}
+)
+"""Settings of PEFT that change nothing about the weights of an adapter. All others must be at their defaults."""
+OWN_STARTS = (True, False, "gaussian", "orthogonal", "eva")
+"""Ways to draw new adapters which leave the base model as it is."""
+
+
+def write_origin(folder: Path, digest: str, dtype: torch.dtype) -> None:
+    """Which base model an adapter belongs to, by its weights: names of folders may mean anything."""
+    (folder / ORIGIN).write_text(json.dumps({"base_model": digest, "dtype": str(dtype)}, indent=1) + "\n")
+
+
+def load_start(model: nn.Module, family: Family, recipe: VlmRecipe, folder: Path, base: str, digest: str) -> Any:
+    """Adapters of an earlier run to go on from. `digest` is the base model's, `base` its name or folder."""
+    from peft import PeftModel
+
+    check_start(model, family, recipe, folder, base)
+    origin = _origin(folder)
+    dtype = str(next(model.parameters()).dtype)
+    if origin is not None and origin.get("dtype") == dtype and origin.get("base_model") != digest:
+        raise BadInput(
+            f"start_adapter {folder}: was trained on another base model: its weights were not those of {base}; "
+            "allowed: an adapter of this base model"
+        )
+    return PeftModel.from_pretrained(model, str(folder), is_trainable=True)
+
+
+def check_start(model: nn.Module, family: Family, recipe: VlmRecipe, folder: Path, base: str) -> None:
+    """BadInput with all that is wrong. `model` may be without weights: its layers' names and shapes are asked for."""
+    if not (folder / CONFIG).is_file():
+        raise BadInput(f"start_adapter: {folder} is not a PEFT adapter (it has no {CONFIG})")
+    wrong = []
+    if (folder / MANIFEST).exists() and (why := fault(folder, (CONFIG, WEIGHTS))) is not None:
+        wrong.append(why)
+    config = _config(folder)
+    targets = resolve_targets(model, family, recipe.lora, recipe.train_vision)
+    form = [*_wrong_form(model, targets, recipe, config)]
+    # Tensors of another form are no second mistake.
+    tensors = [] if form else [*_wrong_tensors(model, targets, recipe.lora.r, folder)]
+    wrong += [*_wrong_base(config, folder, base), *form, *tensors]
+    if wrong:
+        raise BadInput(f"start_adapter {folder}: " + "; ".join(wrong))
+
+
+def _config(folder: Path) -> Any:
+    from peft import PeftConfig
+
+    try:
+        config = PeftConfig.from_pretrained(str(folder))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise BadInput(f"start_adapter {folder}: {CONFIG} cannot be read: {reason}") from None
+    if config.peft_type != "LORA":
+        raise BadInput(f"start_adapter: {folder} is an adapter of type {config.peft_type}; allowed: LORA")
+    return config
+
+
+def _wrong_form(model: nn.Module, targets: list[str] | str, recipe: VlmRecipe, config: Any) -> Iterator[str]:
+    from peft import LoraConfig
+
+    lora = recipe.lora
+    for name, there, here in (("r", config.r, lora.r), ("alpha", config.lora_alpha, lora.alpha)):
+        if there != here:
+            yield f"{name} is {there} there, {here} in the recipe"
+    usual = LoraConfig()
+    for name, default in vars(usual).items():
+        value = getattr(config, name, default)
+        fine = value in OWN_STARTS if name == "init_lora_weights" else value == default or not (value or default)
+        if name not in COMPARED | ASIDE and not fine:
+            shown = "true" if value is True else repr(value)
+            yield f"{name} is {shown} there, which a recipe cannot say"
+    # By layers, not by names: a pattern and a list of names may mean the same.
+    if adapted_layers(model, config.target_modules or []) != adapted_layers(model, targets):
+        there = config.target_modules
+        listed = there if isinstance(there, str) else sorted(there or [])
+        yield f"target_modules are {listed} there, {sorted(lora.target_modules)} in the recipe"
+
+
+def _wrong_base(config: Any, folder: Path, base: str) -> Iterator[str]:
+    """By name, where the adapter does not say it better: the last part of it, since a folder may have been moved."""
+    named = config.base_model_name_or_path
+    if named and _origin(folder) is None and Path(named).name != Path(base).name:
+        yield (
+            f"its base model is {named!r}, the recipe's is {base!r}; where both are the same model, write so into its "
+            f"{CONFIG} (base_model_name_or_path)"
+        )
+
+
+def _origin(folder: Path) -> dict[str, Any] | None:
+    """None where an earlier release, or somebody else, wrote the adapter."""
+    if not (folder / ORIGIN).is_file():
+        return None
+    try:
+        return dict(json.loads((folder / ORIGIN).read_text()))
+    except (OSError, ValueError, TypeError):
+        raise BadInput(f"start_adapter {folder}: {ORIGIN} is not what a run wrote") from None
+
+
+def _wrong_tensors(model: nn.Module, targets: list[str] | str, rank: int, folder: Path) -> Iterator[str]:
+    from safetensors import SafetensorError, safe_open
+
+    if not (folder / WEIGHTS).is_file():
+        yield f"it has no {WEIGHTS}"
+        return
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    needed: dict[str, tuple[int, ...]] = {}
+    for name in adapted_layers(model, targets):
+        needed[f"base_model.model.{name}.lora_A.weight"] = (rank, layers[name].in_features)
+        needed[f"base_model.model.{name}.lora_B.weight"] = (layers[name].out_features, rank)
+    try:
+        with safe_open(folder / WEIGHTS, framework="pt") as file:
+            there = set(file.keys())
+            both = sorted(there & needed.keys())
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in both}
+            infinite = [name for name in both if not file.get_tensor(name).isfinite().all()]
+    except (OSError, SafetensorError) as error:
+        yield f"{WEIGHTS} cannot be read: {error}"
+        return
+    other = [
+        f"{name} ({[*shapes[name]]} instead of {[*needed[name]]})" for name in both if shapes[name] != needed[name]
+    ]
+    lacking = sorted(needed.keys() - there)
+    if lacking:
+        yield f"{WEIGHTS} lacks {len(lacking)} of the {len(needed)} tensors that the recipe needs: {first_names(lacking)}"
+    for names, what in (
+        (sorted(there - needed.keys()), "tensors of no layer that the recipe adapts"),
+        (other, "tensors of another shape"),
+        (infinite, "tensors that are not finite"),
+    ):
+        if names:
+            yield f"{WEIGHTS} has {what} ({len(names)}): {first_names(names)}"

@@ -1,0 +1,170 @@
+"""An adapter to start from is used whole or refused: nothing is drawn at random, nothing is another model's."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from typed import refused, sameday, write_recipe
+from worlds import write_tiny, write_world
+
+from sameday.models.start import CONFIG, ORIGIN, WEIGHTS
+from sameday.spec.manifest import MANIFEST
+
+Tensors = dict[str, torch.Tensor]
+COUNT = 2 * 4 * 3
+"""A and B of four layers in each of three."""
+A_NAME = "base_model.model.model.language_model.layers.0.self_attn.q_proj.lora_A.weight"
+
+
+@dataclass
+class World:
+    folder: Path
+
+    def copy(self, *without: str) -> Path:
+        """The good adapter as `start`, without some of its files."""
+        start = self.folder / "start"
+        shutil.rmtree(start, ignore_errors=True)
+        shutil.copytree(self.folder / "first" / "adapter", start)
+        for name in without:
+            (start / name).unlink()
+        return start
+
+    def refusal(self, *more: str) -> str:
+        """Of a run from `start`, before anything is written."""
+        words = ("train", "recipe.yaml", "--out", "run", "--set", "recipe.start_adapter=start", *more)
+        said = refused(self.folder, *words)
+        assert not (self.folder / "run").exists(), "refused, and yet there is a run folder"
+        prefix = f"start_adapter {self.folder / 'start'}: "
+        assert said.startswith(prefix), said
+        return said.removeprefix(prefix)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    folder = write_world(tmp_path_factory.mktemp("start"), 3, counts=(3, 2), hard=False)
+    write_recipe(folder, "base")
+    write_tiny(folder / "base")
+    assert sameday(folder, "train", "recipe.yaml", "--out", "first", "--max-steps", "1").code == 0
+    assert len(load_file(folder / "first" / "adapter" / WEIGHTS)) == COUNT
+    return World(folder)
+
+
+def change(start: Path, how: Callable[[Tensors], Tensors]) -> None:
+    save_file(how(load_file(start / WEIGHTS)), start / WEIGHTS)
+
+
+def renamed(tensors: Tensors) -> Tensors:
+    return {name.replace(".language_model", ""): tensor for name, tensor in tensors.items()}
+
+
+def fewer(tensors: Tensors) -> Tensors:
+    return {name: tensor for name, tensor in tensors.items() if "layers.0" in name}
+
+
+def more(tensors: Tensors) -> Tensors:
+    return tensors | {"base_model.model.lm_head.weight": torch.zeros(3)}
+
+
+def wider(tensors: Tensors) -> Tensors:
+    return tensors | {A_NAME: torch.zeros(2, 65)}
+
+
+def with_nan(tensors: Tensors) -> Tensors:
+    tensors[A_NAME][1, 3] = torch.nan
+    return tensors
+
+
+NEEDED = f"of the {COUNT} tensors that the recipe needs: base_model.model.model.language_model.layers."
+FOREIGN = "tensors of no layer that the recipe adapts"
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        (renamed, f"{WEIGHTS} lacks {COUNT} {NEEDED}"),
+        (renamed, f"{WEIGHTS} has {FOREIGN} ({COUNT}): base_model.model.model.layers.0."),
+        (fewer, f"{WEIGHTS} lacks 16 {NEEDED}"),
+        (more, f"{WEIGHTS} has {FOREIGN} (1): base_model.model.lm_head.weight"),
+        (wider, f"{WEIGHTS} has tensors of another shape (1): {A_NAME} ([2, 65] instead of [2, 64])"),
+        (with_nan, f"{WEIGHTS} has tensors that are not finite (1): {A_NAME}"),
+    ],
+)
+def test_every_tensor_is_there_of_its_shape_and_finite(
+    world: World, how: Callable[[Tensors], Tensors], sentence: str
+) -> None:
+    change(world.copy(MANIFEST), how)
+    assert sentence in world.refusal()
+
+
+def test_files_that_are_not_what_was_written(world: World) -> None:
+    change(world.copy(), lambda tensors: tensors | {A_NAME: tensors[A_NAME] + 1e-3})
+    assert world.refusal() == f"{WEIGHTS} is not what was written"
+    path = world.copy() / MANIFEST
+    listed = json.loads(path.read_text())
+    path.write_text(json.dumps({name: entry for name, entry in listed.items() if name != WEIGHTS}))
+    assert world.refusal() == f"{WEIGHTS} is needed, and its manifest does not list it"
+    path.write_text(json.dumps({name: entry for name, entry in listed.items() if name != ORIGIN}))
+    assert world.refusal() == f"{ORIGIN} is there, and its manifest does not list it"
+
+
+def test_files_that_cannot_be_read(world: World) -> None:
+    start = world.copy(MANIFEST)
+    whole = (start / WEIGHTS).read_bytes()
+    for length in (0, 5, len(whole) // 2, len(whole) - 1):
+        (start / WEIGHTS).write_bytes(whole[:length])
+        assert world.refusal().startswith(f"{WEIGHTS} cannot be read: ")
+    (start / WEIGHTS).unlink()
+    assert world.refusal() == f"it has no {WEIGHTS}"
+    for text in ("{", "[]", '{"r": 2}', '{"peft_type": "WHAT"}'):
+        (start / CONFIG).write_text(text)
+        assert world.refusal().startswith(f"{CONFIG} cannot be read: ")
+
+
+def configured(start: Path, **values: Any) -> None:
+    config = json.loads((start / CONFIG).read_text())
+    (start / CONFIG).write_text(json.dumps(config | values))
+
+
+def test_another_form_and_all_problems_at_once(world: World) -> None:
+    start = world.copy(MANIFEST, ORIGIN)
+    configured(start, r=3, init_lora_weights="pissa", rank_pattern={"q_proj": 8}, base_model_name_or_path="org/other")
+    assert world.refusal("--set", "recipe.lora.alpha=5") == (
+        f"its base model is 'org/other', the recipe's is '{world.folder}/base'; where both are the same model, write "
+        f"so into its {CONFIG} (base_model_name_or_path); r is 3 there, 2 in the recipe; alpha is 4 there, 5.0 in the "
+        "recipe; init_lora_weights is 'pissa' there, which a recipe cannot say; rank_pattern is {'q_proj': 8} there, "
+        "which a recipe cannot say"
+    )
+
+
+def test_another_base_model_of_the_same_name_is_known_by_its_weights(world: World) -> None:
+    start = world.copy()
+    write_tiny(world.folder / "elsewhere" / "base", seed=2)
+    words = ("train", "recipe.yaml", "--out", "other", "--set", "recipe.start_adapter=start")
+    said = refused(world.folder, *words, "--set", "recipe.model=elsewhere/base")
+    assert said == (
+        f"start_adapter {start}: was trained on another base model: its weights were not those of "
+        f"{world.folder}/elsewhere/base; allowed: an adapter of this base model"
+    )
+
+
+@pytest.mark.parametrize("without", [(), (ORIGIN, MANIFEST)], ids=["ours", "somebody's"])
+def test_a_good_one_is_the_start_bit_for_bit(world: World, without: tuple[str, ...]) -> None:
+    """Wherever its base lies now: of the same name, for an adapter that does not say more."""
+    start = world.copy(*without)
+    if not without:
+        shutil.copytree(world.folder / "base", world.folder / "renamed", dirs_exist_ok=True)
+    model = "base" if without else "renamed"
+    out = f"from-{model}"
+    words = ("train", "recipe.yaml", "--out", out, "--max-steps", "1", "--set", "recipe.start_adapter=start")
+    done = sameday(world.folder, *words, "--set", f"recipe.model={model}", "--set", "recipe.learning_rate=1e-30")
+    assert done.code == 0, done.err
+    here, there = (load_file(folder / WEIGHTS) for folder in (world.folder / out / "adapter", start))
+    assert here.keys() == there.keys() and all(torch.equal(here[name], there[name]) for name in here)
