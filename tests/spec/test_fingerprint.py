@@ -176,15 +176,15 @@ def recorded(folder: Path, recipe: Recipe) -> Path:
     run = RunFolder.open(folder, recipe, Plan(), folder.parent)
     run.append({"step": 1})
     run.close()
-    state = {"step": 1, "fingerprint": "0123456789ab", "recipe": recipe.model_dump(mode="json")}
-    checkpoint.write(run.checkpoints, "step-000001", lambda aside: (aside / "weights").touch(), state)
+    state = {"step": 1, "fingerprint": "0123456789ab", "recipe": recipe.model_dump(mode="json"), "digests": {}}
+    checkpoint.write(run.checkpoints, "step-000001", lambda aside: (aside / checkpoint.OPTIMIZER).touch(), state)
     return folder
 
 
 def test_recorded_fingerprints_are_not_compared(tmp_path: Path) -> None:
     folder = recorded(tmp_path / "run", vqa())
-    newest = checkpoint.newest(folder / "checkpoints", vqa(data={"train": "./train.jsonl"}), print)
-    assert newest is not None and newest.step == 1
+    newest = next(checkpoint.candidates(folder / "checkpoints", vqa(data={"train": "./train.jsonl"}), print))
+    assert newest.step == 1
     again = RunFolder.open(folder, vqa(model="./tiny"), Plan(), tmp_path)
     again.close()
     assert again.resumed

@@ -163,6 +163,28 @@ def test_rewind_forgets_later_steps_and_a_torn_line(tmp_path: Path) -> None:
     assert run.metrics == [{"event": "start"}, *({"step": n} for n in (1, 2, 3)), {"step": 4, "again": True}]
 
 
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('{"step": "ten"}', "step is 'ten'; must be the number of a step"),
+        ('{"step": null}', "step is None; must be the number of a step"),
+        ("nonsense", "is not a JSON object: nonsense"),
+        ("[" * 100_000, "is not a JSON object: " + "[" * 60),
+    ],
+)
+def test_a_line_that_is_no_record_is_moved_aside(tmp_path: Path, line: str, why: str) -> None:
+    run = started(tmp_path / "run")
+    text = f'{{"step": 1}}\n{line}\n{{"step": 2}}\n{{"step": 3}}\n'
+    run.metrics_path.write_text(text)
+    run.close()
+    run, said = started(tmp_path / "run"), list[str]()
+    run.rewind(2, said.append)
+    assert said == [f"{run.metrics_path}:2: {why}; left out, the file as it was is metrics-damaged.jsonl"]
+    assert run.metrics == [{"step": 1}, {"step": 2}]
+    assert (run.path / "metrics-damaged.jsonl").read_text() == text
+    run.close()
+
+
 def test_append_never_goes_on_a_torn_line(tmp_path: Path) -> None:
     run = started(tmp_path / "run")
     run.metrics_path.write_text('{"step": 1}\n{"ste')

@@ -16,6 +16,7 @@ import worlds
 from commands import assert_same_run, finished, last_step, records, started, weights, write_run
 
 from sameday.spec.errors import EXIT_BAD_INPUT, EXIT_STOPPED
+from sameday.spec.manifest import MANIFEST
 from sameday.train import checkpoint
 
 SETS = ("plan.save_steps=4", "plan.save_total_limit=4")
@@ -84,7 +85,7 @@ def test_broken_checkpoints_are_left_aside(home: Path) -> None:
     weights_path.write_bytes(content)
     optimizer_path = run / "checkpoints" / "step-000020" / checkpoint.OPTIMIZER
     os.truncate(optimizer_path, optimizer_path.stat().st_size - 1)
-    (run / "checkpoints" / "step-000016" / checkpoint.MANIFEST).unlink()
+    (run / "checkpoints" / "step-000016" / MANIFEST).unlink()
     process = finished(home, *SETS, out=run.name)
     assert [line for line in process.stdout.splitlines() if "left aside" in line or "resumed" in line] == [
         "checkpoint step-000024 is left aside: adapter_model.safetensors is not what was written",

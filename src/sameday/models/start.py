@@ -144,7 +144,8 @@ def _wrong_tensors(model: nn.Module, targets: list[str] | str, rank: int, folder
     ]
     lacking = sorted(needed.keys() - there)
     if lacking:
-        yield f"{WEIGHTS} lacks {len(lacking)} of the {len(needed)} tensors that the recipe needs: {first_names(lacking)}"
+        which = f"{len(lacking)} of the {len(needed)} tensors that the recipe needs"
+        yield f"{WEIGHTS} lacks {which}: {first_names(lacking)}"
     for names, what in (
         (sorted(there - needed.keys()), "tensors of no layer that the recipe adapts"),
         (other, "tensors of another shape"),

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import warnings
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -67,8 +67,9 @@ def run_files(folder: Path) -> list[Path]:
     if not os.path.isdir(folder):
         return []
     asked, told = ("recipe.yaml", "plan.yaml"), ("environment.json", "choices.json", "skipped.json", STOPPED)
-    measured = ("metrics.jsonl", "eval.json")
-    return [*(folder / name for name in (*asked, *told, *measured)), *folder.glob("eval-*.json")]
+    measured = ("metrics.jsonl", "metrics-damaged.jsonl", "eval.json")
+    scores = (*folder.glob("eval-*.json"), *folder.glob("scores-*.json"))
+    return [*(folder / name for name in (*asked, *told, *measured)), *scores]
 
 
 def same_file(one: Path, other: Path) -> bool:
@@ -148,23 +149,35 @@ def plain(value: Any) -> Any:
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The records of a metrics.jsonl. A last line that a kill left unfinished is passed over."""
+    records, problems = _sound_metrics(path)
+    if problems:
+        raise BadInput(problems[0])
+    return records
+
+
+def _sound_metrics(path: Path, steps: bool = False) -> tuple[list[dict[str, Any]], list[str]]:
+    """The records, and a sentence for each line that is none; with `steps` also where its step is no number."""
     if not path.exists():
-        return []
+        return [], []
     *lines, torn = path.read_bytes().split(b"\n")
-    records = []
+    records, problems = [], []
     for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             record = None
         if not isinstance(record, dict):
-            raise BadInput(f"{path}:{number}: is not a JSON object: {line[:60].decode(errors='replace')}")
-        records.append(record)
+            problems.append(f"{path}:{number}: is not a JSON object: {line[:60].decode(errors='replace')}")
+        elif steps and not isinstance(record.get("step", 0), int):
+            problems.append(f"{path}:{number}: step is {record.get('step')!r}; must be the number of a step")
+        else:
+            records.append(record)
     with contextlib.suppress(ValueError):
         # Whole, and only its newline is missing: an editor's doing, since records are written with theirs.
         last = json.loads(torn) if torn else None
-        records += [last] if isinstance(last, dict) else []
-    return records
+        if isinstance(last, dict) and (not steps or isinstance(last.get("step", 0), int)):
+            records.append(last)
+    return records, problems
 
 
 def _environment(recipe_dir: Path) -> dict[str, Any]:
@@ -243,14 +256,21 @@ class RunFolder:
         """Add one record to the metrics."""
         if self._file is None:
             if self.metrics_path.exists() and not self.metrics_path.read_bytes().endswith(b"\n"):
-                self._keep(self.metrics)  # otherwise this record would go on a torn line
+                self._keep(_sound_metrics(self.metrics_path)[0])  # otherwise this record would go on a torn line
             self._file = open(self.metrics_path, "a", encoding="utf-8")  # noqa: SIM115 (open while the run is)
         self._file.write(json.dumps(plain(record), allow_nan=False) + "\n")
         self._file.flush()
 
-    def rewind(self, step: int) -> None:
-        """Forget the records after this step: a resumed run goes through those steps again."""
-        self._keep([record for record in self.metrics if (record.get("step") or 0) <= step])
+    def rewind(self, step: int, say: Callable[[str], None] = print) -> None:
+        """Forget the records after this step: a resumed run goes through those steps again. Lines that are no records
+        are no reason not to train: they are moved aside."""
+        records, problems = _sound_metrics(self.metrics_path, steps=True)
+        if problems:
+            aside = self.path / "metrics-damaged.jsonl"
+            aside.write_bytes(self.metrics_path.read_bytes())
+            for problem in problems:
+                say(f"{problem}; left out, the file as it was is {aside.name}")
+        self._keep([record for record in records if record.get("step", 0) <= step])
 
     def write_json(self, name: str, obj: Any) -> Path:
         """Write one file of the folder as JSON, whole or not at all."""
@@ -299,7 +319,7 @@ class RunFolder:
         environment["started"] = now
         if recipe_path.exists():
             there = load_recipe(recipe_path)
-            begun = self.checkpoints.exists() or bool(self.metrics)
+            begun = self.checkpoints.exists() or bool(_sound_metrics(self.metrics_path)[0])
             if there.fingerprint != self.recipe.fingerprint and begun:
                 listed = "\n".join(f"  {line}" for line in differences(there, self.recipe))
                 raise BadInput(

@@ -7,19 +7,24 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 from sameday.spec.errors import BadInput
 from sameday.spec.load import recipe_from
 from sameday.spec.manifest import fault, write_manifest
 from sameday.spec.recipe import Recipe, differences
 from sameday.spec.record import sync
+from sameday.spec.words import first_names
 
 STATE = "state.json"
 OPTIMIZER = "optimizer.safetensors"
+EXTRA = "extra_forbidden"
+"""pydantic's name for a field that a model does not have."""
 
 
 @dataclass(frozen=True)
@@ -58,19 +63,69 @@ def steps(folder: Path) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
-def newest(folder: Path, recipe: Recipe, say: Callable[[str], None]) -> Checkpoint | None:
-    """The newest valid checkpoint; each broken one before it is named."""
+def candidates(folder: Path, recipe: Recipe, say: Callable[[str], None]) -> Iterator[Checkpoint]:
+    """Those that a run can go on from, the newest first; each broken one before it is named."""
     for step, path in reversed(steps(folder)):
-        why = fault(path)
-        if why is not None:
+        why = fault(path, (STATE, OPTIMIZER))
+        state = {} if why is not None else _state(path)
+        if state is None:
+            why = f"{STATE} is not what a run wrote"
+        if why is not None or state is None:
             say(f"checkpoint {path.name} is left aside: {why}")
             continue
-        state = json.loads((path / STATE).read_text())
-        there = recipe_from(state["recipe"])
+        there = _recipe_of(path, state)
         if there.fingerprint != recipe.fingerprint:
             raise BadInput(f"{path} is a checkpoint of another recipe:\n  " + "\n  ".join(differences(there, recipe)))
-        return Checkpoint(path, step, state)
-    return None
+        yield Checkpoint(path, step, state)
+
+
+def _state(path: Path) -> dict[str, Any] | None:
+    try:
+        state = dict(json.loads((path / STATE).read_text()))
+        return state if isinstance(state["recipe"], dict) and isinstance(state["digests"], dict) else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _recipe_of(path: Path, state: dict[str, Any]) -> Recipe:
+    try:
+        return recipe_from(state["recipe"])
+    except ValidationError as error:
+        unknown = sorted({".".join(map(str, each["loc"])) for each in error.errors() if each["type"] == EXTRA})
+        if unknown:
+            raise newer(path, [f"recipe.{name}" for name in unknown]) from None
+        raise BadInput(f"{path}: its recipe is not what a run wrote: {error.errors()[0]['msg']}") from None
+
+
+def newer(path: Path, unknown: Sequence[str]) -> BadInput:
+    return BadInput(
+        f"{path}: was written by a newer release, which has fields that this one does not know: {', '.join(unknown)}; "
+        "go on with that release, or choose another --out"
+    )
+
+
+def not_finite(folder: Path) -> list[str]:
+    """Names of the tensors, of weights and optimizer, that hold something which is not finite."""
+    from safetensors import safe_open
+
+    names = []
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            names += [name for name in file.keys() if not file.get_tensor(name).isfinite().all()]  # noqa: SIM118
+    return names
+
+
+def usable(folder: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint that is whole and finite, and a sentence for each newer one that is not."""
+    broken: list[str] = []
+    for _, path in reversed(steps(folder)):
+        why = fault(path, (STATE, OPTIMIZER))
+        if why is None and (bad := not_finite(path)):
+            why = f"{first_names(bad, 3)} is not finite"
+        if why is None:
+            return path, broken
+        broken.append(f"{path.name} cannot be used: {why}")
+    return None, broken
 
 
 def prune(folder: Path, keep: int | None, done: int, best: int | None) -> None:

@@ -100,7 +100,7 @@ def _resumed(recipe: Recipe, task: Task, run: RunFolder, ranks: Ranks, steps: St
     if len(set(each)) > 1:
         raise BadInput(f"{run.path}: each rank needs the same folder; they find checkpoints {each}")
     if ranks.first:
-        run.rewind(state.step)
+        run.rewind(state.step, watch.say)
     return state
 
 

@@ -66,6 +66,11 @@ def optimizer_tensors(optimizer: torch.optim.AdamW, trained: dict[str, nn.Parame
 def restore_optimizer(
     optimizer: torch.optim.AdamW, trained: dict[str, nn.Parameter], tensors: dict[str, Tensor]
 ) -> None:
+    """BadInput where they are of other weights."""
+    keys = ("step", "exp_avg", "exp_avg_sq")
+    forms = {f"{name}/{k}": () if k == "step" else tuple(p.shape) for name, p in trained.items() for k in keys}
+    if {name: tuple(tensor.shape) for name, tensor in tensors.items()} != forms:
+        raise BadInput("the optimizer's state does not have the tensors of what is trained")
     for name, parameter in trained.items():
         state = {k: tensors[f"{name}/{k}"] for k in ("step", "exp_avg", "exp_avg_sq")}
         on_device = {k: state[k].to(parameter.device) for k in ("exp_avg", "exp_avg_sq")}

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from sameday.spec.errors import BadInput
@@ -40,25 +41,44 @@ class LoopState:
             self.best = {"step": self.step, **scores}
 
 
+ABOUT = ("fingerprint", "recipe", "digests")
+"""What a checkpoint records besides the loop's state."""
+
+
 def restore(recipe: Recipe, task: Task, run: RunFolder, steps: Steps, say: Callable[[str], None]) -> LoopState:
-    """The newest valid checkpoint's, weights and optimizer taken back; a new one where there is none."""
-    newest = checkpoint.newest(run.checkpoints, recipe, say)
-    if newest is None:
-        return LoopState()
-    recorded = newest.state["digests"]
-    # An older release may have recorded fewer of them.
-    changed = [name for name, digest in task.digests().items() if recorded.get(name, digest) != digest]
-    if changed:
-        raise BadInput(
-            f"{newest.path}: the {' and the '.join(changed)} changed since this checkpoint; choose another --out"
-        )
-    task.restore(newest.path)
-    restore_optimizer(steps.optimizer, steps.trained, load_file(newest.path / checkpoint.OPTIMIZER))
-    say(f"resumed from {newest.path.name}")
-    known = {field.name: newest.state[field.name] for field in fields(LoopState) if field.name in newest.state}
-    state, asked = LoopState(**known), getattr(task.plan, task.budget_field)
-    if state.budget is not None and state.lowered_from != asked:
-        state.budget = None  # whoever resumes asks for another one
+    """The newest usable checkpoint's, weights and optimizer taken back; a new one where there is none."""
+    failed = None
+    for newest in checkpoint.candidates(run.checkpoints, recipe, say):
+        known = {field.name for field in fields(LoopState)}
+        unknown = sorted(newest.state.keys() - known - {*ABOUT})
+        if unknown:
+            raise checkpoint.newer(newest.path, unknown)
+        recorded = newest.state["digests"]
+        # An older release may have recorded fewer of them.
+        changed = [name for name, digest in task.digests().items() if recorded.get(name, digest) != digest]
+        if changed:
+            raise BadInput(
+                f"{newest.path}: the {' and the '.join(changed)} changed since this checkpoint; choose another --out"
+            )
+        try:
+            task.restore(newest.path)
+            restore_optimizer(steps.optimizer, steps.trained, load_file(newest.path / checkpoint.OPTIMIZER))
+            state = LoopState(**{name: newest.state[name] for name in known & newest.state.keys()})
+        except (BadInput, OSError, SafetensorError, RuntimeError) as error:
+            failed = error
+            say(f"checkpoint {newest.path.name} is left aside: {error}")
+            continue
+        say(f"resumed from {newest.path.name}")
+        return _lowered(state, task, say)
+    if failed is not None:  # some weights may have been taken from it: this is no start any more
+        raise BadInput(f"{run.path}: no checkpoint can be gone on from: {failed}; choose another --out")
+    return LoopState()
+
+
+def _lowered(state: LoopState, task: Task, say: Callable[[str], None]) -> LoopState:
+    """A budget that memory forced holds, unless whoever resumes asks for another one."""
+    if state.budget is not None and state.lowered_from != getattr(task.plan, task.budget_field):
+        state.budget = None
     if state.budget is not None:
         say(f"{task.budget_field.replace('_', ' ')} {state.budget}: it was lowered when memory ran out")
     return state
