@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -13,13 +16,15 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from typed import Said, refused, sameday, write_recipe
 from worlds import FAMILIES, write_world
 
 from sameday.spec.convert import convert
+from sameday.spec.errors import EXIT_DIVERGED
 from sameday.spec.load import load_plan, load_recipe
-from sameday.spec.record import read_metrics
+from sameday.spec.manifest import MANIFEST, write_manifest
+from sameday.spec.record import RunFolder, read_metrics
 from sameday.spec.vqa import VqaRecipe
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
@@ -358,6 +363,113 @@ def test_eval_refuses_what_it_cannot_answer(finished: Finished, tmp_path: Path) 
     assert said == f"{finished.run}: the recipe has no data.test"
     said = refused(tmp_path, "eval", "nothing")
     assert said == "nothing: is not a run folder: it has no recipe.yaml"
+
+
+@pytest.fixture
+def copied(finished: Finished, tmp_path: Path) -> Finished:
+    """The finished run, to be damaged."""
+    shutil.copytree(finished.folder, tmp_path / "copied")
+    return Finished(tmp_path / "copied", tmp_path / "copied" / "runs" / finished.run.name, finished.said)
+
+
+def list_anew(folder: Path) -> None:
+    write_manifest(folder, [path for path in folder.iterdir() if path.name != MANIFEST])
+
+
+def test_eval_takes_only_weights_that_are_what_was_written(copied: Finished) -> None:
+    adapter = copied.run / "adapter"
+    weights = adapter / "adapter_model.safetensors"
+    words, whole = ("eval", str(copied.run), "--split", "val"), weights.read_bytes()
+    weights.write_bytes(whole[:-7] + bytes(b ^ 0xFF for b in whole[-7:]))
+    said = refused(copied.folder, *words)
+    assert said == f"{adapter}: cannot be evaluated: adapter_model.safetensors is not what was written"
+    tensors = load_file(weights)
+    first = sorted(tensors)[0]
+    tensors[first][0, 0] = torch.nan
+    for tensors_, sentence in (
+        (tensors, f"{adapter}: holds weights that are not finite: {first.replace('_A.', '_A.default.')}"),
+        (
+            dict(list(tensors.items())[1:]),
+            f"{adapter}: {weights.name} does not have the tensors of this recipe's adapters",
+        ),
+    ):
+        save_file(tensors_, weights)
+        list_anew(adapter)
+        assert refused(copied.folder, *words) == sentence
+    weights.unlink()
+    list_anew(adapter)
+    assert refused(copied.folder, *words).startswith(f"{adapter}: its weights cannot be read: ")
+
+
+def test_a_score_that_is_not_finite_is_no_success(copied: Finished, tiny_qwen3: Path) -> None:
+    """Weights that are finite, of which the logits are not."""
+    shutil.rmtree(copied.run / "checkpoints")
+    adapter = copied.run / "adapter"
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    save_file({name: tensor * 1e30 for name, tensor in tensors.items()}, adapter / "adapter_model.safetensors")
+    list_anew(adapter)
+    (copied.run / "eval-val.json").unlink(missing_ok=True)
+    said = sameday(copied.folder, "eval", str(copied.run), "--split", "val")
+    assert said.code == EXIT_DIVERGED and not (copied.run / "eval-val.json").exists()
+    assert said.err.startswith(f"{adapter}: val loss nan: not finite, though all weights are; ")
+
+
+def test_eval_of_checkpoints(copied: Finished) -> None:
+    """Also of a run that is not finished, and that another process has; nothing of it is touched."""
+    shutil.rmtree(copied.run / "adapter")
+    (copied.run / "eval-val.json").unlink(missing_ok=True)
+    words = ("eval", str(copied.run), "--split", "val")
+    said = refused(copied.folder, *words)
+    assert said == (
+        f"{copied.run}: the run is not finished: it has no adapter/ yet; --checkpoint last, best or step-N takes one "
+        "of its checkpoints: there are step-000002, step-000003"
+    )
+    recipe, plan = load_recipe(copied.run / "recipe.yaml"), load_plan(copied.run / "plan.yaml")
+    going = RunFolder.open(copied.run, recipe, plan, copied.folder)
+    before = {path: path.stat().st_mtime_ns for path in copied.run.rglob("*") if path.is_file()}
+    validated = {r["step"]: r for r in read_metrics(copied.run / "metrics.jsonl") if "split" in r}
+    best = json.loads((copied.run / "checkpoints/best.json").read_text())["step"]
+    for asked, step in (("last", 3), ("best", best), ("step-2", 2), ("step-000003", 3)):
+        said_ = sameday(copied.folder, *words, "--checkpoint", asked)
+        assert said_.code == 0, said_.err
+        written = copied.run / f"scores-step-{step:06d}-val.json"
+        scores = json.loads(written.read_text())
+        assert {"step": step, "split": "val", **scores} == validated[step]
+        before.pop(written, None)
+    after = {path: path.stat().st_mtime_ns for path in before}
+    assert after == before and not (copied.run / "eval-val.json").exists()
+    going.close()
+    there = "there are step-000002, step-000003"
+    said = refused(copied.folder, *words, "--checkpoint", "step-9")
+    assert said == f"{copied.run}: has no such checkpoint as step-9; {there}"
+    said = refused(copied.folder, *words, "--checkpoint", "newest")
+    assert said == f"--checkpoint newest: must be last, best or step-N; {there}"
+
+
+def test_ranks_share_an_evaluation(copied: Finished) -> None:
+    """As torchrun starts them; the scores are said once."""
+    (copied.run / "plan.yaml").write_text((copied.run / "plan.yaml").read_text().replace("device: auto", "device: cpu"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    outputs = [copied.folder / f"rank-{rank}" for rank in (0, 1)]
+
+    def evaluate(rank: int) -> None:
+        os.environ |= {"WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        said = sameday(copied.folder, "eval", str(copied.run), "--split", "val", "--checkpoint", "last")
+        outputs[rank].write_text(f"{said.code}\n{said.out}{said.err}")
+
+    ranks = [multiprocessing.get_context("fork").Process(target=evaluate, args=(rank,)) for rank in (0, 1)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(300)
+    first, second = (output.read_text() for output in outputs)
+    scores = json.loads((copied.run / "scores-step-000003-val.json").read_text())
+    assert scores == pytest.approx(json.loads((copied.run / "eval.json").read_text())["val"], rel=1e-6)
+    assert first.startswith("0\n") and first.count(f"loss {scores['loss']:.4g}") == 1, first
+    assert second == "0\n"
 
 
 # Conversion and examples

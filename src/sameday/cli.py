@@ -58,14 +58,17 @@ def train(
 
 @app.command("eval")
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
     split: Annotated[Literal["train", "val", "test"], typer.Option(help="Which part of the data.")] = "test",
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(help="last, best or step-N: one of its checkpoints, also while it goes on. Default: its result."),
+    ] = None,
 ) -> None:
-    """Loss and other scores of a finished run."""
+    """Loss and other scores of a run's weights."""
     from sameday.train.launch import evaluate_run
 
-    scores = evaluate_run(run, split)
-    print("  ".join(f"{name} {value:.4g}" for name, value in scores.items()))
+    evaluate_run(run, split, checkpoint)
 
 
 @app.command()

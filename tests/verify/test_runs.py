@@ -21,6 +21,7 @@ from typed import sameday
 from sameday.spec.classify import ClassifyRecipe
 from sameday.spec.errors import BadInput
 from sameday.spec.load import dump_yaml, load_plan, load_recipe
+from sameday.spec.manifest import MANIFEST, write_manifest
 from sameday.spec.plan import Plan
 from sameday.spec.record import RunFolder, read_metrics
 from sameday.verify.runs import RunsReport, compare_recipes, compare_runs
@@ -100,6 +101,12 @@ def index_of(run: Path, step: int, split: str | None = None) -> int:
 def change_tensor(path: Path, change: Callable[[torch.Tensor], torch.Tensor], name: str = TENSOR) -> None:
     tensors = load_file(path)
     save_file({**tensors, name: change(tensors[name])}, path)
+    list_anew(path.parent)
+
+
+def list_anew(folder: Path) -> None:
+    """The manifest, as if what lies there had been written so."""
+    write_manifest(folder, [path for path in folder.iterdir() if path.name != MANIFEST])
 
 
 def refused(call: Callable[[], Any]) -> str:
@@ -174,6 +181,7 @@ def test_tensors_that_cannot_be_subtracted(home: Path, copy: Callable[..., Path]
     said = joined(compare_runs(home / "plain", run))
     assert f"{TENSOR}: ('torch.float32', {shape}) in A, ('torch.bfloat16', {shape}) in B" in said
     save_file({k: v for k, v in load_file(run / ADAPTER).items() if k != TENSOR}, run / ADAPTER)
+    list_anew(run / "adapter")
     said = joined(compare_runs(home / "plain", run))
     assert f"{TENSOR}: ('torch.float32', {shape}) in A, None in B" in said
     change_tensor(run / ADAPTER, lambda tensor: tensor * torch.nan, TENSOR.replace("_A", "_B"))
@@ -239,6 +247,7 @@ def test_all_weights_in_several_files(home: Path, copy: Callable[..., Path]) -> 
     for i in (0, 1):
         part = dict(list(tensors.items())[i::2])
         save_file(part, run / f"model/model-0000{i + 1}-of-00002.safetensors")
+    list_anew(run / "model")
     report = compare_runs(home / "all", run)
     assert report.verdict == "bitwise" and kinds(report)["final weights"]["count"] == len(tensors)
     assert "plans: equal in every field" in text(report)
@@ -276,24 +285,33 @@ def test_what_cannot_be_compared_is_refused(home: Path, copy: Callable[..., Path
         "Different recipes can only be compared by their metrics: add --recipes."
     )
     state = run / f"checkpoints/step-{STEPS:06d}/state.json"
+
+    def record(what: Any) -> None:
+        state.write_text(json.dumps(what))
+        list_anew(state.parent)
+
     before = json.loads(state.read_text())
     digests = {name: "other" for name in before["digests"]}
-    state.write_text(json.dumps(before | {"digests": before["digests"] | {"training data": "other"}}))
+    record(before | {"digests": before["digests"] | {"training data": "other"}})
     had = f"{run}: has the recipe of {plain}, but another "
     assert refused(lambda: compare_runs(plain, run)) == had + "training data"
-    state.write_text(json.dumps(before | {"digests": digests}))
+    record(before | {"digests": digests})
     assert refused(lambda: compare_runs(plain, run)) == had + " and another ".join(digests)
     assert {"training data", "validation data", "base model", "tokenizer"} <= digests.keys()
     fewer = {name: before["digests"][name] for name in ("training data", "base model")}  # of an earlier release
-    state.write_text(json.dumps(before | {"digests": fewer}))
+    record(before | {"digests": fewer})
     assert compare_runs(plain, run).verdict == compare_runs(run, plain).verdict == "bitwise"
     shutil.rmtree(run / "checkpoints")
     report = compare_runs(plain, run)
     assert report.verdict == "bitwise"
     assert f"base model and training data are not compared: {run} has no checkpoint" in report.as_json()["notes"][0]
     (run / ADAPTER).write_bytes(b"torn")
+    not_written = f"{run / 'adapter'}: cannot be compared: adapter_model.safetensors is not what was written"
+    assert refused(lambda: compare_runs(plain, run)) == not_written
+    list_anew(run / "adapter")
     assert refused(lambda: compare_runs(plain, run)).startswith(f"{run / ADAPTER}: cannot be read: ")
     (run / ADAPTER).unlink()
+    list_anew(run / "adapter")
     assert refused(lambda: compare_runs(plain, run)) == f"{run / 'adapter'}: holds no weights (*.safetensors)"
     shutil.rmtree(run / "adapter")
     assert refused(lambda: compare_runs(plain, run)) == f"{run}: the run is not finished: it has no adapter/ yet"

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from pydantic import TypeAdapter
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from sameday.models.vision_bdh import VisionBDH
@@ -60,10 +61,15 @@ def save_model(folder: Path, model: VisionModel, about: dict[str, Any]) -> None:
 
 def restore_model(folder: Path, model: VisionModel, classes: Sequence[str]) -> None:
     """Refuses weights that were trained for other classes, or for these in another order."""
-    there = json.loads((folder / CONFIG).read_text())["classes"]
+    try:
+        there, tensors = json.loads((folder / CONFIG).read_text())["classes"], load_file(folder / WEIGHTS)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise BadInput(f"{folder}: its weights cannot be read: {error}") from None
     if there != list(classes):
         raise BadInput(f"{folder}: trained for the classes {', '.join(there)}; the data has {', '.join(classes)}")
-    model.load_state_dict(load_file(folder / WEIGHTS))
+    if {name: t.shape for name, t in tensors.items()} != {name: t.shape for name, t in model.state_dict().items()}:
+        raise BadInput(f"{folder}: {WEIGHTS} does not have the tensors of this recipe's model")
+    model.load_state_dict(tensors)
 
 
 def load_model(folder: Path | str) -> tuple[VisionModel, dict[str, Any]]:

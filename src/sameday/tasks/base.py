@@ -4,13 +4,14 @@ variables that torch reads at its start."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from sameday.spec.errors import EXIT_OUT_OF_MEMORY, BadInput, RunStopped
+from sameday.spec.errors import EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, BadInput, RunStopped
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.spec.words import first_names
@@ -324,6 +325,17 @@ class Task(ABC):
         samples = len(self.step_ids(step)[ranks.rank :: ranks.size])
         memory = 2 * micro_batches * weights + optimizer_bytes(self)
         return StepCost(samples, micro_batches, flop, flop, memory, copied, 0)
+
+
+def check_finite(scores: Mapping[str, float], whose: str) -> None:
+    """RunStopped where a score says nothing."""
+    bad = [f"{name} {value}" for name, value in scores.items() if not math.isfinite(value)]
+    if bad:
+        raise RunStopped(
+            f"{whose} {', '.join(bad)}: not finite, though all weights are; a sample's numbers grow too large for "
+            "recipe.precision, or its data is to blame",
+            EXIT_DIVERGED,
+        )
 
 
 def lower_budget(

@@ -23,6 +23,7 @@ from sameday.spec.words import first_names
 
 STATE = "state.json"
 OPTIMIZER = "optimizer.safetensors"
+BEST = "best.json"
 EXTRA = "extra_forbidden"
 """pydantic's name for a field that a model does not have."""
 
@@ -126,6 +127,15 @@ def usable(folder: Path) -> tuple[Path | None, list[str]]:
             return path, broken
         broken.append(f"{path.name} cannot be used: {why}")
     return None, broken
+
+
+def best_step(folder: Path) -> int | None:
+    """The step of the best validation score so far; None where none is known."""
+    try:
+        step = json.loads((folder / BEST).read_text())["step"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return step if isinstance(step, int) else None
 
 
 def prune(folder: Path, keep: int | None, done: int, best: int | None) -> None:

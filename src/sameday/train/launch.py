@@ -3,6 +3,7 @@ model is loaded."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import closing
@@ -12,7 +13,8 @@ from pathlib import Path
 
 from sameday.spec.errors import BadInput, RunStopped
 from sameday.spec.record import RunFolder, default_path
-from sameday.tasks.base import TRAINING, Caching, Task
+from sameday.spec.words import first_names
+from sameday.tasks.base import TRAINING, Caching, Task, check_finite
 from sameday.tasks.registry import setup_of
 from sameday.train.session import Session, Specs
 
@@ -79,22 +81,60 @@ def _tell_loaded(session: Session, run: RunFolder, task: Task) -> None:
         session.say(note)
 
 
-def evaluate_run(path: Path, split: str) -> dict[str, float]:
-    """`sameday eval`: the finished weights of a run, on one split of its recipe's data."""
+def evaluate_run(path: Path, split: str, which: str | None = None) -> dict[str, float]:
+    """`sameday eval`: a run's finished weights, or `which` of its checkpoints, also while it goes on, on one split of
+    its recipe's data. Ranks share the work; the first one says and records the scores."""
     run = RunFolder.read(path)
     setup = setup_of(run.recipe, run.recipe_dir)
     lacking = setup.lacks(split)
     if lacking is not None:
         raise BadInput(f"{path}: {lacking}")
-    if not run.result.is_dir():
-        raise BadInput(f"{path}: the run is not finished: it has no {run.result.name}/ yet")
+    weights_of(run, which)  # bad weights are found before a model is loaded
     specs = Specs(run.recipe, run.recipe_dir, setup.for_evaluation(run.plan))
-    with closing(Session.start(specs, show, splits=(split,))) as session:
-        task = session.load()
-        task.restore(run.result)
-        scores = task.evaluate(split, session.ranks)
-    run.write_json(f"eval-{split}.json", scores)
+    with closing(Session.start(specs, show, join=True, splits=(split,))) as session:
+        task, ranks = session.load(), session.ranks
+        # Asked again: a run that goes on may have removed the checkpoint since, or written a newer one.
+        folder = ranks.from_first(lambda: weights_of(run, which))
+        task.restore(folder)
+        bad = [name for name, parameter in task.trained().items() if not parameter.isfinite().all()]
+        if bad:
+            raise BadInput(f"{folder}: holds weights that are not finite: {first_names(bad, 3)}")
+        scores = task.evaluate(split, ranks)
+        check_finite(scores, f"{folder}: {split}")
+        if ranks.first:
+            run.write_json(f"eval-{split}.json" if which is None else f"scores-{folder.name}-{split}.json", scores)
+        session.say("  ".join(f"{name} {value:.4g}" for name, value in scores.items()))
     return scores
+
+
+def weights_of(run: RunFolder, which: str | None) -> Path:
+    """The folder of a run's finished weights, or of a checkpoint: `last`, `best` or `step-N`. Whole, or BadInput."""
+    from sameday.train import checkpoint
+
+    kept = {step: path for step, path in checkpoint.steps(run.checkpoints)}
+    listed = f"there are {', '.join(path.name for path in kept.values())}" if kept else "it has none yet"
+    number = re.fullmatch(r"step-(\d+)", which or "")
+    if which is None:
+        folder: Path | None = run.result
+        if not run.result.is_dir():
+            raise BadInput(
+                f"{run.path}: the run is not finished: it has no {run.result.name}/ yet; --checkpoint last, best or "
+                f"step-N takes one of its checkpoints: {listed}"
+            )
+    elif which == "last":
+        folder = next((path for path in reversed(kept.values()) if checkpoint.fault(path) is None), None)
+    elif which == "best":
+        folder = kept.get(checkpoint.best_step(run.checkpoints) or -1)
+    elif number is not None:
+        folder = kept.get(int(number[1]))
+    else:
+        raise BadInput(f"--checkpoint {which}: must be last, best or step-N; {listed}")
+    if folder is None:
+        raise BadInput(f"{run.path}: has no such checkpoint as {which}; {listed}")
+    why = checkpoint.fault(folder)
+    if why is not None:
+        raise BadInput(f"{folder}: cannot be evaluated: {why}")
+    return folder
 
 
 def cache_from_files(recipe_path: Path, plan_path: Path | None, sets: Sequence[str], asked: Caching) -> bool:

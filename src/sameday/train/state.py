@@ -107,5 +107,5 @@ def finish_run(plan: Plan, run: RunFolder, task: Task, scores: dict[str, float],
 
 def _tidy(plan: Plan, run: RunFolder, state: LoopState) -> None:
     if state.best is not None:
-        run.write_json("checkpoints/best.json", state.best)
+        run.write_json(f"checkpoints/{checkpoint.BEST}", state.best)
     checkpoint.prune(run.checkpoints, plan.save_total_limit, state.step, state.best["step"] if state.best else None)

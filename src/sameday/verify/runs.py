@@ -191,6 +191,9 @@ def _open_weights(folder: Path, held: contextlib.ExitStack) -> dict[str, Any]:
     """Each tensor's name with the open file that has it: a model may be saved in several."""
     from safetensors import SafetensorError, safe_open
 
+    why = checkpoint.fault(folder)
+    if why is not None:
+        raise BadInput(f"{folder}: cannot be compared: {why}")
     files: dict[str, Any] = {}
     for path in sorted(set(folder.glob("*.safetensors")) - {folder / checkpoint.OPTIMIZER}):
         try:
