@@ -171,10 +171,10 @@ def an_empty_adapter_is_saved(_task: Any, _ranks: Any) -> Any:
     """The finished run's adapter is zero; its checkpoints are right."""
     finish = loop.finish_run
 
-    def empty(plan: Any, run: Any, task: Any, *others: Any) -> None:
+    def empty(plan: Any, run: Any, task: Any, *others: Any) -> Any:
         for parameter in task.trained().values():
             parameter.data.zero_()
-        finish(plan, run, task, *others)
+        return finish(plan, run, task, *others)
 
     return patch.object(loop, "finish_run", empty)
 

@@ -217,6 +217,48 @@ def test_a_config_without_model_or_data_is_refused(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("old", "expected"),
+    [
+        ({"load_best_model_at_end": True}, {"metric": "loss", "every": "epoch"}),
+        (
+            {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 40, "greater_is_better": False},
+            {"metric": "loss", "every": 40},
+        ),
+        (
+            {"load_best_model_at_end": "true", "metric_for_best_model": "eval_exact_match", "greater_is_better": True},
+            {"metric": "exact_match", "every": "epoch"},
+        ),
+        ({"load_best_model_at_end": False, "metric_for_best_model": "rouge"}, None),
+    ],
+)
+def test_the_best_weights(tmp_path: Path, old: dict[str, Any], expected: dict[str, Any] | None) -> None:
+    old["validation_file"] = "val.jsonl"
+    done = converted(tmp_path, **old)
+    assert_complete(done, {**BASE, **old})
+    assert (done.recipe.best and done.recipe.best.model_dump()) == expected
+    if expected is None:
+        assert why(done, "load_best_model_at_end").startswith("the result is the last weights; ")
+
+
+@pytest.mark.parametrize(
+    ("old", "sentence"),
+    [
+        (
+            {"metric_for_best_model": "rouge"},
+            "rouge; no such validation score is known (allowed: loss, exact_match)",
+        ),
+        ({"greater_is_better": True}, "greater_is_better is true; the best loss is the lowest"),
+        ({"validation_file": None}, "is true; without validation the best weights cannot be known"),
+        ({"eval_strategy": "no"}, "is true; without validation the best weights cannot be known"),
+    ],
+)
+def test_best_weights_that_cannot_be_known(tmp_path: Path, old: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(BadInput) as error:
+        converted(tmp_path, **({"load_best_model_at_end": True, "validation_file": "val.jsonl"} | old))
+    assert sentence in str(error.value)
+
+
 def test_eight_bit_optimizers_are_not_adamw(tmp_path: Path) -> None:
     assert "optim is adamw_bnb_8bit; no recipe has this optimizer" in refused(tmp_path, optim="adamw_bnb_8bit")[0]
 

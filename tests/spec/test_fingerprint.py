@@ -220,6 +220,7 @@ SHARED = {
     **{"name": "run", "precision": "bf16", "effective_batch": 16, "optimizer": "adamw", "learning_rate": 5e-05},
     **{"weight_decay": 0.0, "betas": [0.9, 0.999], "eps": 1e-08, "max_grad_norm": 1.0, "schedule": "linear"},
     **{"warmup_ratio": 0.0, "warmup_steps": None, "num_epochs": 3, "max_steps": None, "seed": 0},
+    "best": None,
 }
 DEFAULTS: dict[str, dict[str, Any]] = {
     "vqa": {

@@ -146,7 +146,8 @@ def _scores(runs: Sequence[Run]) -> list[tables.Row]:
         rows.append(tables.Row(f"{'validation' if split == 'val' else split} {words.plain_name(name)}", cells))
     if any(run.best_step is not None for run in runs):
         best = [tables.NONE if run.best_step is None else tables.Cell(f"step {run.best_step:,}") for run in runs]
-        rows.append(tables.Row("lowest validation loss at", best))
+        chosen = any(run.recipe.best is not None for run in runs)
+        rows.append(tables.Row("best validation score at" if chosen else "lowest validation loss at", best))
     return rows
 
 

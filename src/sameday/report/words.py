@@ -65,7 +65,11 @@ def _optimization(recipe: Recipe) -> str:
     else:
         long = f"{count(recipe.num_epochs, 'epoch')} in steps of {each}"
     rate = f"the learning rate peaks at {number(recipe.learning_rate)} and {SCHEDULES[recipe.schedule]}{warm}"
-    return f"{long}, in {recipe.precision}, seed {recipe.seed}. AdamW{decay}{clip}; {rate}."
+    best = ""
+    if recipe.best is not None:
+        every = "each epoch" if recipe.best.every == "epoch" else count(recipe.best.every, "step")
+        best = f" The result is the weights of the best validation {recipe.best.metric}, compared after {every}."
+    return f"{long}, in {recipe.precision}, seed {recipe.seed}. AdamW{decay}{clip}; {rate}.{best}"
 
 
 def value(given: Any) -> str:

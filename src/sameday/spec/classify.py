@@ -54,6 +54,7 @@ class ClassifyRecipe(Recipe):
     sample: ClassVar[str] = "image"
     plain: ClassVar[str] = "a whole step at once, nothing fused"
     scored_by: ClassVar[tuple[str, ...]] = ("data.path", "data.val", "data.split_seed", "data.limit", "label_smoothing")
+    scores: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
 
     task: Literal["classify"] = Field("classify", description="What is learned: labels of images.")
 

@@ -52,6 +52,7 @@ def convert(path: Path) -> Conversion:
     work.adapters()
     work.speed()
     work.intervals()
+    work.best()
     work.name()
     work.remarks()
     return work.finish()
@@ -304,6 +305,24 @@ class _Converter:
             self.put("plan.log_steps", steps, ["logging_steps"])
         else:
             self.drop("logging_steps", "plan.log_steps is a number of steps")
+
+    def best(self) -> None:
+        """Which weights are the result. How often they are compared decides it too, so that it goes into the recipe."""
+        first, metric, greater = "load_best_model_at_end", "metric_for_best_model", "greater_is_better"
+        if self.get(first, bool) is not True:
+            for name in (first, metric, greater):
+                self.drop(name, "the result is the last weights; the best checkpoint is kept beside them")
+            return
+        asked = self.text(metric).removeprefix("eval_") or "loss"
+        every = self.new["plan"].values.get("eval_steps", "epoch")
+        if asked not in VqaRecipe.scores:
+            self.refuse(metric, f"no such validation score is known (allowed: {', '.join(VqaRecipe.scores)})")
+        elif self.get(greater, bool) not in (None, asked != "loss"):
+            self.refuse(greater, f"the best {asked} is the {'lowest' if asked == 'loss' else 'highest'}")
+        elif every is None or self.get("validation_file", str) is None:
+            self.refuse(first, "without validation the best weights cannot be known")
+        else:
+            self.put("recipe.best", {"metric": asked, "every": every}, [first, metric, greater])
 
     def name(self) -> None:
         where = "the run folder is chosen with --out"

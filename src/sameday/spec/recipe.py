@@ -4,10 +4,11 @@ tasks share; each task's own recipe stands in a file of its name."""
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from sameday.spec import identity
 
@@ -25,6 +26,27 @@ class Strict(BaseModel):
         return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
+class Best(Strict):
+    """Which weights on the way are compared, and by what. Here and not in the plan, because it decides the result."""
+
+    metric: str = Field("loss", description="A validation score: the lowest loss, or the highest of any other.")
+    every: int | Literal["epoch"] = Field(
+        "epoch", description="Compare after every so many steps, or at each epoch's end; and the last weights."
+    )
+
+    @field_validator("every")
+    @classmethod
+    def _positive(cls, value: Any) -> Any:
+        if isinstance(value, int) and value < 1:
+            raise ValueError(f"must be at least 1 or 'epoch', not {value}")
+        return value
+
+    def beats(self, score: float, other: float | None) -> bool:
+        """Of two scores of the metric, or where there is no other one; what is not finite is never the best."""
+        better = other is None or (score < other if self.metric == "loss" else score > other)
+        return math.isfinite(score) and better
+
+
 class Recipe(Strict):
     """Everything that decides which model comes out, and nothing else."""
 
@@ -36,6 +58,9 @@ class Recipe(Strict):
     """How the plain plan goes through a step."""
     scored_by: ClassVar[tuple[str, ...]] = ()
     """Fields that decide what a validation score means: where they differ, scores are not of one kind."""
+
+    scores: ClassVar[tuple[str, ...]] = ("loss",)
+    """What validation gives: scores that the best weights may be chosen by."""
 
     name: str = Field("run", pattern=r"^[A-Za-z0-9._-]+$", description="A name for people; not in the fingerprint.")
     task: str = Field(description="What is learned.")
@@ -62,6 +87,22 @@ class Recipe(Strict):
     num_epochs: int = Field(3, ge=1, description="Passes over the training data.")
     max_steps: int | None = Field(None, ge=1, description="Train so many steps, whatever num_epochs says.")
     seed: int = Field(0, ge=0, description="Seed of order, dropout, augmentation and new weights.")
+    best: Best | None = Field(
+        None, description="The result is the weights of the best validation score; null: the last weights."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _best_by_name(cls, values: Any) -> Any:
+        if isinstance(values, dict) and isinstance(values.get("best"), str):
+            return {**values, "best": {"metric": values["best"]}}
+        return values
+
+    @model_validator(mode="after")
+    def _known_metric(self) -> Recipe:
+        if self.best is not None and self.best.metric not in self.scores:
+            raise ValueError(f"best.metric {self.best.metric!r}: must be one of {', '.join(self.scores)}")
+        return self
 
     @model_validator(mode="after")
     def _decay_rates(self) -> Recipe:

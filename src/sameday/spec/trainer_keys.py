@@ -115,9 +115,6 @@ DROPPED = {
     "attn_implementation": "plan.attention auto chooses the kernel",
     "task_type": "recipe.task says what is learned",
     "trust_remote_code": "no code from the Hub is run",
-    "load_best_model_at_end": "the best checkpoint is kept beside the last",
-    "metric_for_best_model": "the best checkpoint is that of the lowest validation loss",
-    "greater_is_better": "the best checkpoint is that of the lowest validation loss",
     "auto_find_batch_size": "plan.token_budget bounds the memory",
     "dataloader_persistent_workers": "workers always live as long as the run",
     "use_liger_kernel": "this version's plan has no such kernels",
@@ -149,6 +146,7 @@ SCHEDULES = {
 DTYPES = {"bfloat16": "bf16", "bf16": "bf16", "auto": "bf16", "float32": "float32", "fp32": "float32"}
 PATHS = ("data.train", "data.val", "data.test", "data.image_root", "start_adapter")
 COMPUTED = (
+    *("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
     *("per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "max_steps"),
     *(
         "warmup_steps",

@@ -38,6 +38,7 @@ class VlmRecipe(Recipe):
     sample: ClassVar[str] = "question"
     plain: ClassVar[str] = "one question at a time"
     scored_by: ClassVar[tuple[str, ...]] = ("data.val", "loss_weight")
+    scores: ClassVar[tuple[str, ...]] = ("loss", "exact_match")
 
     model: str = Field(
         description="Hub name or local folder of a vision-language model of a supported family.",

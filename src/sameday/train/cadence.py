@@ -14,25 +14,32 @@ class Due(NamedTuple):
     save: bool
     validate: bool
     stop: bool
+    compare: bool = False
+    """Whether this validation may find the best weights."""
 
 
 @dataclass(frozen=True)
 class Cadence:
-    """`total` steps, the last of which is always saved and validated; `stop_after` ends the process at that step."""
+    """`total` steps, the last of which is always saved and validated; `stop_after` ends the process at that step.
+    `compare` is how often a recipe looks for the best weights; without it every validation does."""
 
     total: int
     per_epoch: int
     save: Every
     validate: Every
     stop_after: int | None = None
+    compare: Every = None
 
     def due(self, done: int) -> Due:
         """After `done` steps."""
         last = done == self.total
+        asked = last or self._due(self.compare, done)
+        validate = asked or self._due(self.validate, done)
         return Due(
             save=last or self._due(self.save, done),
-            validate=last or self._due(self.validate, done),
+            validate=validate,
             stop=self.stop_after is not None and done >= self.stop_after,
+            compare=validate if self.compare is None else asked,
         )
 
     def _due(self, every: Every, done: int) -> bool:

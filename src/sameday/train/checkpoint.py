@@ -58,6 +58,10 @@ def write(parent: Path, name: str, fill: Callable[[Path], None], state: dict[str
     return final
 
 
+def name_of(step: int) -> str:
+    return f"step-{step:06d}"
+
+
 def steps(folder: Path) -> list[tuple[int, Path]]:
     """The checkpoints by name, oldest first, valid or not."""
     found = [(int(m[1]), p) for p in folder.glob("step-*") if (m := re.fullmatch(r"step-(\d+)", p.name))]

@@ -9,10 +9,10 @@ from sameday.hardware.ranks import Ranks
 from sameday.hardware.signals import StopRequest
 from sameday.spec.errors import EXIT_DIVERGED, EXIT_STOPPED, BadInput, RunStopped
 from sameday.spec.plan import Plan
-from sameday.spec.recipe import Recipe
+from sameday.spec.recipe import Best, Recipe
 from sameday.spec.record import RunFolder
 from sameday.spec.words import first_names
-from sameday.tasks.base import Task, lower_budget
+from sameday.tasks.base import Task, check_finite, lower_budget
 from sameday.train import checkpoint
 from sameday.train.cadence import Cadence
 from sameday.train.optim import learning_rate
@@ -27,7 +27,8 @@ def train(
     """Train to the end, or raise RunStopped with the code that says why. Returns the last validation scores.
     `stop_after` ends this process at that step, saved, as a signal would."""
     total = recipe.max_steps or recipe.num_epochs * task.steps_per_epoch()
-    cadence = Cadence(total, task.steps_per_epoch(), plan.save_steps, plan.eval_steps, stop_after)
+    every = None if recipe.best is None else recipe.best.every
+    cadence = Cadence(total, task.steps_per_epoch(), plan.save_steps, plan.eval_steps, stop_after, every)
     with (
         Watch(run if ranks.first else None, total, plan.log_steps, task.device) as watch,
         StopRequest() as stop,
@@ -66,7 +67,8 @@ def train(
             if due.validate and state.step > at:
                 scores = _validated(recipe, plan, task, run, ranks, steps, state)
                 watch.evaluation(state.step, "val", scores)
-                state.compare(scores)
+                if due.compare:
+                    state.compare(scores, recipe.best or Best())
             if due.save or asked or state.best is not best:
                 if ranks.first:
                     save(recipe, plan, run, task, steps, state)
@@ -78,7 +80,9 @@ def train(
         if not scores:  # a run killed between its last checkpoint and its end
             scores = task.evaluate("val", ranks, state.budget)
         if ranks.first:
-            finish_run(plan, run, task, scores, state)
+            scores, which = finish_run(plan, run, task, scores, state)
+            watch.say(which)
+        check_finite(scores, f"{run.path}: validation")
         return scores
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sameday.spec.errors import EXIT_OUT_OF_MEMORY, RunStopped
+from sameday.spec.errors import EXIT_OUT_OF_MEMORY, BadInput, RunStopped
 from sameday.spec.load import load_plan, load_recipe, split_sets
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
@@ -87,6 +87,7 @@ class Session:
         group = Ranks.join(device_kind(specs.plan)) if join else Ranks()
         try:
             setup = setup_of(specs.recipe, specs.home)
+            group.from_first(lambda: _check_best(setup))
             machine = detect_machine(device_kind(specs.plan))
             there = [split for split in splits if setup.lacks(split) is None]
             audited = group.from_first(lambda: setup.audit(say, there, few) if there else Audited({}, {}, []))
@@ -134,6 +135,12 @@ class Session:
 
     def close(self) -> None:
         self.ranks.leave()
+
+
+def _check_best(setup: TaskSetup) -> None:
+    lacking = None if setup.recipe.best is None else setup.lacks("val")
+    if lacking is not None:
+        raise BadInput(f"recipe.best chooses weights by their validation score, and {lacking}")
 
 
 def _plan(specs: Specs, setup: TaskSetup, machine: Machine, ranks: int) -> tuple[Plan, dict[str, str]]:

@@ -3,7 +3,6 @@ made of it."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -14,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
-from sameday.spec.recipe import Recipe
+from sameday.spec.recipe import Best, Recipe
 from sameday.spec.record import RunFolder
 from sameday.tasks.base import Task
 from sameday.train import checkpoint
@@ -24,7 +23,7 @@ from sameday.train.steps import Steps
 
 @dataclass
 class LoopState:
-    """`step` counts the steps done. `best` has the lowest validation loss so far, with its step and other scores.
+    """`step` counts the steps done. `best` has the best validation scores so far, with their step.
     `budget` is what the plan's, `lowered_from`, was lowered to when memory ran out."""
 
     step: int = 0
@@ -36,8 +35,8 @@ class LoopState:
         self.budget, self.lowered_from = budget, getattr(task.plan, task.budget_field)
         return budget
 
-    def compare(self, scores: dict[str, float]) -> None:
-        if scores and scores["loss"] < (self.best["loss"] if self.best else math.inf):
+    def compare(self, scores: dict[str, float], by: Best) -> None:
+        if scores and by.beats(scores[by.metric], self.best[by.metric] if self.best else None):
             self.best = {"step": self.step, **scores}
 
 
@@ -94,15 +93,37 @@ def save(recipe: Recipe, plan: Plan, run: RunFolder, task: Task, steps: Steps, s
         "recipe": recipe.model_dump(mode="json"),
         "digests": task.digests(),
     }
-    checkpoint.write(run.checkpoints, f"step-{state.step:06d}", fill, {**asdict(state), **about})
+    checkpoint.write(run.checkpoints, checkpoint.name_of(state.step), fill, {**asdict(state), **about})
     _tidy(plan, run, state)
 
 
-def finish_run(plan: Plan, run: RunFolder, task: Task, scores: dict[str, float], state: LoopState) -> None:
-    """The finished weights and scores."""
+def finish_run(
+    plan: Plan, run: RunFolder, task: Task, scores: dict[str, float], state: LoopState
+) -> tuple[dict[str, float], str]:
+    """The finished weights, the last or the best, with a record of which; their scores, and the same in words."""
     _tidy(plan, run, state)  # once more, for a run killed before it could
+    by, best = run.recipe.best, state.best
+    result: dict[str, Any] = {"weights": "last", "step": state.step}
+    if by is not None and best is not None:
+        if best["step"] != state.step:
+            _take_back(task, run, best["step"])
+        scores = {name: score for name, score in best.items() if name != "step"}
+        result = {"weights": "best", "step": best["step"], "metric": by.metric, "value": best[by.metric]}
     checkpoint.write(run.path, run.result.name, task.save, None)
-    run.write_json("eval.json", {"val": scores, "best": state.best})
+    run.write_json("eval.json", {"val": scores, "best": best, "result": result})
+    value = f", {result['metric']} {result['value']:.4g}" if "metric" in result else ""
+    return scores, f"{run.result.name}/ has the {result['weights']} weights: step {result['step']}{value}"
+
+
+def _take_back(task: Task, run: RunFolder, step: int) -> None:
+    path = run.checkpoints / checkpoint.name_of(step)
+    why = checkpoint.fault(path)
+    if why is not None:
+        raise BadInput(
+            f"{path}: has the best weights of this run, and cannot be used: {why}; the last weights are in "
+            f"{checkpoint.steps(run.checkpoints)[-1][1]}"
+        )
+    task.restore(path)
 
 
 def _tidy(plan: Plan, run: RunFolder, state: LoopState) -> None:

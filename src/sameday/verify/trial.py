@@ -42,6 +42,7 @@ def make_trial(recipe: Recipe, steps: int, precision: str | None = None, dropout
     per_epoch, batch = steps // 2, recipe.effective_batch
     warm = recipe.warmup_ratio if recipe.warmup_steps is None else recipe.warmup_steps
     changes: dict[str, Any] = {"max_steps": steps, "warmup_ratio": 0.0, "warmup_steps": 2 if warm else None}
+    changes["best"] = None  # arms are compared at the same step
     if precision is not None:
         changes["precision"] = precision
     few = {"train": per_epoch * batch - batch // 2, "val": min(32, 2 * batch)}
