@@ -15,6 +15,7 @@ from commands import finished, training_steps, write_run
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoTokenizer
+from typed import sameday
 
 from sameday.hardware.ranks import Ranks
 from sameday.spec.errors import EXIT_BAD_INPUT, EXIT_DIVERGED, RunStopped
@@ -65,7 +66,12 @@ def test_loss_is_not_finite(tmp_path: Path, tiny_qwen3: Path, value: float, sets
     assert "Traceback" not in process.stderr
     assert re.search(r"step 3: loss (nan|inf|-inf), not finite at ", process.stderr)
     assert re.findall(r"\S*\.jsonl:\d+", process.stderr) == [f"train.jsonl:{LINE}"]
-    assert "The weights were not touched; earlier checkpoints are good." in process.stderr
+    newest = process.run.absolute() / "checkpoints" / "step-000002"
+    assert process.stderr.rstrip().endswith(
+        "The weights were not touched. Checkpoints: step-000002 is whole and finite. The same command would fail here "
+        "again: mend or remove a sample that is to blame, or try --set recipe.learning_rate=0.0005; either is a run of "
+        f"its own, with another --out; --set recipe.start_adapter={newest} begins it with the weights of step-000002."
+    )
     noted = json.loads((process.run / "stopped.json").read_text())
     assert noted["code"] == EXIT_DIVERGED and noted["why"] in process.stderr
     assert training_steps(process.run) == [1, 2]
@@ -106,7 +112,26 @@ def test_gradient_is_not_finite(tmp_path: Path, tiny_qwen3: Path) -> None:
     assert stopped.value.code == EXIT_DIVERGED
     assert re.search(r"step 3: gradient norm nan at loss \d", str(stopped.value))
     assert re.findall(r"\S*\.jsonl:\d+", str(stopped.value)) == [guilty.where]
-    assert not checkpoint.steps(run.checkpoints) and str(stopped.value).endswith(". The weights were not touched.")
+    assert not checkpoint.steps(run.checkpoints)
+    assert ". The weights were not touched. Checkpoints: none yet. The same command would fail" in str(stopped.value)
+    assert "start_adapter" not in str(stopped.value)
     assert training_steps(run.path) == [1, 2]
     moved = [name for name, value in task.trained().items() if not torch.equal(value, start[name])]
     assert moved and all(value.isfinite().all() for value in task.trained().values())
+
+
+def test_validation_is_not_finite(tmp_path: Path, tiny_qwen3: Path) -> None:
+    """Training goes on, what it gave is kept, and no step of it is the best; but the command does not succeed."""
+    shutil.copytree(tiny_qwen3, tmp_path / "model")
+    folder = write_run(tmp_path, Path("model"), max_steps=2)
+    poison(folder, float("nan"))
+    bad, good = ((folder / f"{name}.jsonl").read_text() for name in ("train", "val"))
+    (folder / "train.jsonl").write_text(good)
+    (folder / "val.jsonl").write_text(bad)
+    said = sameday(folder, "train", "recipe.yaml", "--out", "run", "--set", "plan.eval_steps=1")
+    assert said.code == EXIT_DIVERGED, said.err
+    assert "validation loss nan: not finite, though all weights are; " in said.err and "Traceback" not in said.err
+    assert training_steps(folder / "run") == [1, 2]
+    recorded = json.loads((folder / "run/eval.json").read_text())
+    assert recorded["val"]["loss"] is None and recorded["best"] is None
+    assert checkpoint.fault(folder / "run/adapter") is None

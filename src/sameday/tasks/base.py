@@ -295,6 +295,10 @@ class Task(ABC):
     @abstractmethod
     def restore(self, folder: Path) -> None: ...
 
+    def start_from(self, folder: Path) -> str | None:
+        """The `--set` that begins another run with a checkpoint's weights; None where recipes of the task cannot."""
+        return None
+
     # For the profiler
 
     def with_plan(self, change: Mapping[str, Any]) -> Task:
@@ -327,8 +331,8 @@ class Task(ABC):
         return StepCost(samples, micro_batches, flop, flop, memory, copied, 0)
 
 
-def check_finite(scores: Mapping[str, float], whose: str) -> None:
-    """RunStopped where a score says nothing."""
+def checked_finite(scores: dict[str, float], whose: str) -> dict[str, float]:
+    """The scores. RunStopped where one of them says nothing."""
     bad = [f"{name} {value}" for name, value in scores.items() if not math.isfinite(value)]
     if bad:
         raise RunStopped(
@@ -336,6 +340,7 @@ def check_finite(scores: Mapping[str, float], whose: str) -> None:
             "recipe.precision, or its data is to blame",
             EXIT_DIVERGED,
         )
+    return scores
 
 
 def lower_budget(

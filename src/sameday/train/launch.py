@@ -14,7 +14,7 @@ from pathlib import Path
 from sameday.spec.errors import BadInput, RunStopped
 from sameday.spec.record import RunFolder, default_path
 from sameday.spec.words import first_names
-from sameday.tasks.base import TRAINING, Caching, Task, check_finite
+from sameday.tasks.base import TRAINING, Caching, Task, checked_finite
 from sameday.tasks.registry import setup_of
 from sameday.train.session import Session, Specs
 
@@ -99,8 +99,7 @@ def evaluate_run(path: Path, split: str, which: str | None = None) -> dict[str, 
         bad = [name for name, parameter in task.trained().items() if not parameter.isfinite().all()]
         if bad:
             raise BadInput(f"{folder}: holds weights that are not finite: {first_names(bad, 3)}")
-        scores = task.evaluate(split, ranks)
-        check_finite(scores, f"{folder}: {split}")
+        scores = checked_finite(task.evaluate(split, ranks), f"{folder}: {split}")
         if ranks.first:
             run.write_json(f"eval-{split}.json" if which is None else f"scores-{folder.name}-{split}.json", scores)
         session.say("  ".join(f"{name} {value:.4g}" for name, value in scores.items()))

@@ -12,7 +12,7 @@ from sameday.spec.plan import Plan
 from sameday.spec.recipe import Best, Recipe
 from sameday.spec.record import RunFolder
 from sameday.spec.words import first_names
-from sameday.tasks.base import Task, check_finite, lower_budget
+from sameday.tasks.base import Task, checked_finite, lower_budget
 from sameday.train import checkpoint
 from sameday.train.cadence import Cadence
 from sameday.train.optim import learning_rate
@@ -27,8 +27,8 @@ def train(
     """Train to the end, or raise RunStopped with the code that says why. Returns the last validation scores.
     `stop_after` ends this process at that step, saved, as a signal would."""
     total = recipe.max_steps or recipe.num_epochs * task.steps_per_epoch()
-    every = None if recipe.best is None else recipe.best.every
-    cadence = Cadence(total, task.steps_per_epoch(), plan.save_steps, plan.eval_steps, stop_after, every)
+    best_every = None if recipe.best is None else recipe.best.every
+    cadence = Cadence(total, task.steps_per_epoch(), plan.save_steps, plan.eval_steps, stop_after, best_every)
     with (
         Watch(run if ranks.first else None, total, plan.log_steps, task.device) as watch,
         StopRequest() as stop,
@@ -67,8 +67,7 @@ def train(
             if due.validate and state.step > at:
                 scores = _validated(recipe, plan, task, run, ranks, steps, state)
                 watch.evaluation(state.step, "val", scores)
-                if due.compare:
-                    state.compare(scores, recipe.best or Best())
+                state.compare(scores if due.compare else {}, recipe.best or Best())
             if due.save or asked or state.best is not best:
                 if ranks.first:
                     save(recipe, plan, run, task, steps, state)
@@ -80,10 +79,8 @@ def train(
         if not scores:  # a run killed between its last checkpoint and its end
             scores = task.evaluate("val", ranks, state.budget)
         if ranks.first:
-            scores, which = finish_run(plan, run, task, scores, state)
-            watch.say(which)
-        check_finite(scores, f"{run.path}: validation")
-        return scores
+            scores = finish_run(plan, run, task, scores, state, watch.say)
+        return checked_finite(scores, f"{run.path}: validation")
 
 
 def _validated(
@@ -122,5 +119,22 @@ def _diverged(task: Task, run: RunFolder, steps: Steps, outcome: Diverged, ranks
     named = sorted({name for part in ranks.gather(mine) for name in part})
     whole = f"in the step of {first_names(task.names(task.step_ids(step)))}"
     who = f"not finite at {first_names(named)}" if named else whole
-    kept = "; earlier checkpoints are good" if checkpoint.steps(run.checkpoints) else ""
-    return f"step {step + 1}: {outcome}, {who}. The weights were not touched{kept}."
+    return f"step {step + 1}: {outcome}, {who}. The weights were not touched. {_ways_out(task, run)}"
+
+
+def _ways_out(task: Task, run: RunFolder) -> str:
+    """What can be gone back to, looked at and not assumed, and with which change: the same run would come to the same
+    step again."""
+    path, broken = checkpoint.usable(run.checkpoints)
+    seen, along = broken, ""
+    if path is not None:
+        seen = [*broken, f"{path.name} is whole and finite"]
+        start = task.start_from(path)
+        along = f"; --set {start} begins it with the weights of {path.name}" if start else ""
+    changes = f"--set recipe.learning_rate={run.recipe.learning_rate / 2:g}"
+    if run.recipe.precision != "float32":
+        changes += " or --set recipe.precision=float32"
+    return (
+        f"Checkpoints: {'; '.join(seen) or 'none yet'}. The same command would fail here again: mend or remove a "
+        f"sample that is to blame, or try {changes}; either is a run of its own, with another --out{along}."
+    )

@@ -98,9 +98,14 @@ def save(recipe: Recipe, plan: Plan, run: RunFolder, task: Task, steps: Steps, s
 
 
 def finish_run(
-    plan: Plan, run: RunFolder, task: Task, scores: dict[str, float], state: LoopState
-) -> tuple[dict[str, float], str]:
-    """The finished weights, the last or the best, with a record of which; their scores, and the same in words."""
+    plan: Plan,
+    run: RunFolder,
+    task: Task,
+    scores: dict[str, float],
+    state: LoopState,
+    say: Callable[[str], None],
+) -> dict[str, float]:
+    """The finished weights, the last or the best, with a record of which; returns their scores."""
     _tidy(plan, run, state)  # once more, for a run killed before it could
     by, best = run.recipe.best, state.best
     result: dict[str, Any] = {"weights": "last", "step": state.step}
@@ -112,7 +117,8 @@ def finish_run(
     checkpoint.write(run.path, run.result.name, task.save, None)
     run.write_json("eval.json", {"val": scores, "best": best, "result": result})
     value = f", {result['metric']} {result['value']:.4g}" if "metric" in result else ""
-    return scores, f"{run.result.name}/ has the {result['weights']} weights: step {result['step']}{value}"
+    say(f"{run.result.name}/ has the {result['weights']} weights: step {result['step']}{value}")
+    return scores
 
 
 def _take_back(task: Task, run: RunFolder, step: int) -> None:

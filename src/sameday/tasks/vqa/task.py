@@ -228,6 +228,9 @@ class VqaTask(Task):
     def restore(self, folder: Path) -> None:
         self.model.restore(folder)
 
+    def start_from(self, folder: Path) -> str | None:
+        return f"recipe.start_adapter={folder.absolute()}" if self.recipe.train == "lora" else None
+
     # For the profiler
 
     def with_plan(self, change: Mapping[str, Any]) -> VqaTask:
