@@ -223,7 +223,7 @@ STEPLESS = "is not what a run wrote: best.step must be the number of a step"
         ("eval.json", '{"best": {"step": "3"}}', f"eval.json: {STEPLESS}"),
         ("eval.json", '{"best": {"step": [3]}}', f"eval.json: {STEPLESS}"),
         ("eval.json", '{"best": {"step": NaN}}', f"eval.json: {STEPLESS}"),
-        ("metrics.jsonl", '{"step": ' + "[" * 100_000 + "\n", "metrics.jsonl: cannot be read: "),
+        ("metrics.jsonl", '{"step": ' + "[" * 100_000 + "\n", "metrics.jsonl:1: is not a JSON object: "),
         ("recipe.yaml", "task: nothing\n", "recipe.yaml:1: task is 'nothing'; must be one of"),
     ],
 )

@@ -278,8 +278,8 @@ def _environment(path: Path) -> dict[str, Any]:
 def _metrics(folder: RunFolder) -> list[Record]:
     try:
         return folder.metrics
-    except (OSError, RecursionError) as error:
-        raise BadInput(f"{folder.metrics_path}: cannot be read: {getattr(error, 'strerror', error)}") from None
+    except OSError as error:
+        raise BadInput(f"{folder.metrics_path}: cannot be read: {error.strerror}") from None
 
 
 def _skipped(path: Path) -> list[dict[str, str]] | None:
