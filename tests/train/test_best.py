@@ -93,7 +93,7 @@ def test_the_plan_decides_nothing(world: Path) -> None:
 
 def test_without_it_the_result_is_the_last(world: Path, whole: Path) -> None:
     said = run(world, "last", "--set", "recipe.best=null")
-    assert said.code == 0 and said.out.endswith(f"adapter/ has the last weights: step {STEPS}\n")
+    assert said.code == 0 and "adapter/ has" not in said.out
     assert json.loads((world / "last" / "eval.json").read_text())["result"] == {"weights": "last", "step": STEPS}
     assert weights(world / "last" / "adapter") == weights(whole / "checkpoints" / f"step-{STEPS:06d}")
 

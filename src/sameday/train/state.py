@@ -116,8 +116,9 @@ def finish_run(
         result = {"weights": "best", "step": best["step"], "metric": by.metric, "value": best[by.metric]}
     checkpoint.write(run.path, run.result.name, task.save, None)
     run.write_json("eval.json", {"val": scores, "best": best, "result": result})
-    value = f", {result['metric']} {result['value']:.4g}" if "metric" in result else ""
-    say(f"{run.result.name}/ has the {result['weights']} weights: step {result['step']}{value}")
+    if by is not None:
+        value = f", {result['metric']} {result['value']:.4g}" if "metric" in result else ""
+        say(f"{run.result.name}/ has the {result['weights']} weights: step {result['step']}{value}")
     return scores
 
 
