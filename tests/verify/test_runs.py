@@ -240,6 +240,16 @@ def test_rounding_may_turn_one_answer(home: Path, copy: Callable[..., Path]) -> 
     assert "first step beyond its limit: val loss, step 4: " in joined(compare_runs(one, two))
 
 
+def test_results_of_different_steps_are_noted(home: Path, copy: Callable[..., Path]) -> None:
+    run = copy("plain")
+    recorded = json.loads((run / "eval.json").read_text())
+    (run / "eval.json").write_text(json.dumps(recorded | {"result": {"weights": "best", "step": 2}}))
+    noted = f"the final weights are those of step {STEPS} in A, of step 2 in B: the best of each run"
+    assert noted in joined(compare_runs(home / "plain", run))
+    (run / "eval.json").write_text(json.dumps({"val": {}}))  # of an earlier release
+    assert "the final weights are those" not in joined(compare_runs(home / "plain", run))
+
+
 def test_all_weights_in_several_files(home: Path, copy: Callable[..., Path]) -> None:
     run = copy("all")
     tensors = load_file(run / "model/model.safetensors")

@@ -167,6 +167,11 @@ class TaskSetup(ABC):
         """Whether two arms of a comparison and a float32 reference's activations fit in so many bytes of a GPU."""
         return False
 
+    def recipe_for_evaluation(self) -> Recipe:
+        """The recipe without what only the start of training needs, and what may be gone by now."""
+        recipe: Recipe = self.recipe
+        return recipe
+
     def for_evaluation(self, plan: Plan) -> Plan:
         """A recorded plan without what only its training's machine may have."""
         return plan

@@ -104,7 +104,7 @@ def compare_runs(a: Path, b: Path) -> RunsReport:
             f"{b}: is a run of another recipe ({two.recipe.fingerprint} here) than {a} ({one.recipe.fingerprint} "
             f"there):\n{listed}\nDifferent recipes can only be compared by their metrics: add --recipes."
         )
-    notes = _same_inputs(one, two)
+    notes = [*_same_inputs(one, two), *_other_results(one, two)]
     steps = [{step: r for (step, split), r in _records(run).items() if not split} for run in runs]
     saved = [dict(checkpoint.steps(run.checkpoints)) for run in runs]
     last = max([0, *steps[0], *steps[1], *saved[0], *saved[1]])
@@ -150,6 +150,16 @@ def _same_inputs(one: RunFolder, two: RunFolder) -> list[str]:
     if names:
         raise BadInput(f"{two.path}: has the recipe of {one.path}, but another {' and another '.join(names)}")
     return []
+
+
+def _other_results(one: RunFolder, two: RunFolder) -> Iterator[str]:
+    """Where the best weights are the result, rounding may decide between two steps that are nearly as good."""
+    steps = []
+    for run in (one, two):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # an earlier release recorded none
+            steps.append(json.loads((run.path / "eval.json").read_text())["result"]["step"])
+    if len(steps) == 2 and steps[0] != steps[1]:
+        yield f"the final weights are those of step {steps[0]} in A, of step {steps[1]} in B: the best of each run"
 
 
 def _records(run: RunFolder) -> dict[tuple[int, str], dict[str, Any]]:

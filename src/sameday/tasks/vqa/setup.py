@@ -186,6 +186,9 @@ class VqaSetup(TaskSetup):
             return Resolved(plan)
         return Resolved(plan.model_copy(update={"attention": kernel}), {"attention": why})
 
+    def recipe_for_evaluation(self) -> VqaRecipe:
+        return self.recipe.model_copy(update={"start_adapter": None})
+
     def low_memory(self, plan: Plan) -> Plan:
         return plan.model_copy(update={"checkpointing": "full"})
 
