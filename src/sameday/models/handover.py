@@ -38,7 +38,7 @@ def save_readme(folder: Path, family: Family, encoder: Encoder, recipe: VlmRecip
         f"---\n{header}---\n\n# {recipe.name}\n\n"
         f"Trained weights: {kind} `{base}`{at} (recipe {recipe.fingerprint}). Tokenizer, chat template and image "
         f"settings beside them are those of the training: images of {processor.min_pixels} to {processor.max_pixels} "
-        f"pixels, resized by {processor.backend}. With other settings the answers get worse.\n\n"
+        f"pixels, resized by {processor.backend}. With other settings the answers may be worse.\n\n"
         f"Run in this folder, with an image beside:\n\n```python\n{_lines(family, encoder, recipe, base)}```\n",
         encoding="utf-8",
     )

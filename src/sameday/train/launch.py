@@ -89,12 +89,13 @@ def evaluate_run(path: Path, split: str, which: str | None = None) -> dict[str, 
     lacking = setup.lacks(split)
     if lacking is not None:
         raise BadInput(f"{path}: {lacking}")
-    weights_of(run, which)  # bad weights are found before a model is loaded
+    folder = weights_of(run, which)  # bad weights are found before a model is loaded
     specs = Specs(setup.recipe_for_evaluation(), run.recipe_dir, setup.for_evaluation(run.plan))
     with closing(Session.start(specs, show, join=True, splits=(split,))) as session:
         task, ranks = session.load(), session.ranks
-        # Asked again: a run that goes on may have removed the checkpoint since, or written a newer one.
-        folder = ranks.from_first(lambda: weights_of(run, which))
+        if which is not None:
+            # Asked again: a run that goes on may have removed the checkpoint since, or written a newer one.
+            folder = ranks.from_first(lambda: weights_of(run, which))
         task.restore(folder)
         bad = [name for name, parameter in task.trained().items() if not parameter.isfinite().all()]
         if bad:
