@@ -47,6 +47,7 @@ def test_every_pair_is_there(device: str) -> None:
     assert uncovered([plan.model_dump() for plan in PLANS[device]], VALUES[device]) == IMPOSSIBLE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("device", "number"), [(device, i) for device in PRECISION for i in range(len(PLANS[device]))])
 def test_a_plan_of_the_array_trains_the_same_model(stages: dict[str, Stage], device: str, number: int) -> None:
     torch._dynamo.reset()
@@ -54,6 +55,7 @@ def test_a_plan_of_the_array_trains_the_same_model(stages: dict[str, Stage], dev
     assert found.same, "\n".join(map(str, found.differences))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", [1, -1])
 def test_fields_that_claim_the_same_bits_keep_them(stages: dict[str, Stage], which: int) -> None:
     """All of them changed at once, to their second values and to their last ones."""

@@ -42,6 +42,7 @@ def test_every_pair_is_there() -> None:
     assert uncovered([plan.model_dump() for plan in PLANS], VALUES) == IMPOSSIBLE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(PLANS)))
 def test_a_plan_of_the_array_trains_the_same_model(stage: Stage, number: int) -> None:
     torch._dynamo.reset()
@@ -49,6 +50,7 @@ def test_a_plan_of_the_array_trains_the_same_model(stage: Stage, number: int) ->
     assert found.same, "\n".join(map(str, found.differences))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", [1, -1])
 def test_fields_that_claim_the_same_bits_keep_them(stage: Stage, which: int) -> None:
     """All of them changed at once, to their second values and to their last ones."""

@@ -165,8 +165,11 @@ def bench(tmp_path_factory: pytest.TempPathFactory, tiny_models: dict[str, Path]
 # Every plan against the plain one
 
 
+FIRST, *OTHERS = SCENARIOS
+
+
 @pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", [FIRST, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def test_a_plan_gives_the_gradient_of_one_question_at_a_time(bench: Bench, name: str, plan: str) -> None:
     scene = SCENARIOS[name]
     task = bench.task(scene, PLANS[plan])

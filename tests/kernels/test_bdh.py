@@ -105,6 +105,7 @@ def case(name: str, kind: torch.dtype, dropout: float) -> tuple[VisionBDH, int]:
     return model, batch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_fused_is_plain_in_float64(name: str) -> None:
     try:
@@ -150,6 +151,7 @@ def test_bf16_in_the_interpreter_is_refused() -> None:
         model.float()(*images(model, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tiles",
     [

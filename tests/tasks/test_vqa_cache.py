@@ -201,6 +201,7 @@ def test_features_of_a_trained_tower_are_refused(home: Path) -> None:
 # The command
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pixels", "features"])
 def test_a_cache_is_filled_checked_and_pruned(home: Path, kind: Any, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = worlds.tiny_recipe(home / "model", order="by_image")
@@ -245,6 +246,7 @@ def test_a_cache_is_filled_checked_and_pruned(home: Path, kind: Any, capsys: pyt
     assert ask("check")[0] and not cache_from_files(home / "small.yaml", None, CPU, Caching(kind, "check"))
 
 
+@pytest.mark.slow
 def test_measured_steps_decide_what_auto_is(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (home / "recipe.yaml").write_text(dump_yaml(worlds.tiny_recipe(home / "model", order="by_image")))
     plan = Session.start(Specs.from_files(home / "recipe.yaml", None, CPU)).plan
