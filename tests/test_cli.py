@@ -178,12 +178,38 @@ def test_missing_files_are_named(world: Path) -> None:
     assert refused(world, "train", "absent.yaml") == "absent.yaml: no such file"
     assert refused(world, "train", "recipe.yaml", "--plan", "absent.yaml") == "absent.yaml: no such file"
     said = refused(world, "train", "recipe.yaml", "--set", "recipe.data.train=none.jsonl")
-    assert said == f"{world}/none.jsonl does not exist; a JSONL file with one question per line is needed"
+    needed = "a file with one JSON object per line, or with one JSON array of objects, is needed"
+    assert said == f"{world}/none.jsonl does not exist; {needed}"
     said = refused(world, "train", "recipe.yaml", "--set", "recipe.data.image_root=nowhere")
     assert f"image_root {world}/nowhere is not a folder" in said
 
 
 # Data, before any model
+
+
+def test_a_wrong_image_root_is_said_once(world: Path) -> None:
+    (world / "val.jsonl").write_text((world / "val.jsonl").read_text() + "not json\n")
+    said = refused(world, "train", "recipe.yaml", "--set", "recipe.data.image_root=nowhere")
+    assert said.count("nowhere is not a folder") == said.count("recipe.data.image_root") == 1
+    assert f"recipe.data.image_root is nowhere, and {world / 'nowhere'} is not a folder" in said
+    assert "invalid JSON at column 1" in said  # and the texts are checked all the same
+    (world / "empty").mkdir()
+    said = refused(world, "train", "recipe.yaml", "--set", "recipe.data.image_root=empty")
+    assert said.splitlines()[-1] == (
+        f"none of the images that train.jsonl and val.jsonl name is under {world / 'empty'}, such as '0.png': "
+        "recipe.data.image_root may be another folder"
+    )
+    assert said.count("recipe.data.image_root") == 1 and "not found under" not in said
+
+
+def test_a_json_array_is_trained_on_like_lines(world: Path) -> None:
+    rows = [json.loads(line) for line in (world / "train.jsonl").read_text().splitlines()]
+    (world / "train.json").write_text(json.dumps(rows, indent=2))
+    words = ("train", "recipe.yaml", "--max-steps", "1")
+    assert sameday(world, *words, "--out", "lines").code == 0
+    assert sameday(world, *words, "--out", "array", "--set", "recipe.data.train=train.json").code == 0
+    losses = [read_metrics(world / name / "metrics.jsonl")[0]["loss"] for name in ("lines", "array")]
+    assert losses[0] == losses[1]
 
 
 def test_all_bad_lines_of_all_files_come_in_one_list(world: Path) -> None:

@@ -13,13 +13,13 @@ from sameday.spec.recipe import Recipe, Strict
 
 
 class Data(Strict):
-    """Question files (JSONL, one question per line) and where their images lie."""
+    """Question files (JSON: one object per line, or one array of objects) and where their images lie."""
 
     train: str = Field(
-        description="JSONL of training questions. Paths are relative to the recipe's folder.", json_schema_extra=IS_PATH
+        description="File of training questions. Paths are relative to the recipe's folder.", json_schema_extra=IS_PATH
     )
-    val: str | None = Field(None, description="JSONL of validation questions.", json_schema_extra=IS_PATH)
-    test: str | None = Field(None, description="JSONL of test questions.", json_schema_extra=IS_PATH)
+    val: str | None = Field(None, description="File of validation questions.", json_schema_extra=IS_PATH)
+    test: str | None = Field(None, description="File of test questions.", json_schema_extra=IS_PATH)
     image_root: str = Field(
         ".", description="Folder that image paths are relative to, and may not leave.", json_schema_extra=IS_PATH
     )

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from sameday.data.loader import feed
 from sameday.data.order import Place, epoch_steps
+from sameday.data.problems import Problem, in_lines, report
+from sameday.data.questions.audit import SKIP
 from sameday.data.questions.batch import Batch, make_batch
 from sameday.data.questions.encode import Encoded, Encoder
 from sameday.data.questions.layout import first_of_prefix, lay_out
@@ -358,7 +360,7 @@ def drop_too_long(encoder: Encoder, splits: dict[str, list[Sample]], skip: bool)
     """Every question once through the encoder, before the model is loaded: what max_length has no room for, all in
     one list, or left out."""
     good = Checked()
-    problems: list[str] = []
+    problems: list[Problem] = []
     for name, samples in splits.items():
         good[name] = []
         for sample in samples:
@@ -366,7 +368,8 @@ def drop_too_long(encoder: Encoder, splits: dict[str, list[Sample]], skip: bool)
                 encoder.encode(sample)
                 good[name].append(sample)
             except BadInput as error:
-                problems.append(str(error))
+                problems.append(Problem(sample.where, str(error).removeprefix(f"{sample.where}: ")))
     if problems and (not skip or not all(good.values())):
-        raise BadInput("\n".join(problems) + ("" if skip else "\nrecipe.data.on_bad=skip leaves them out"))
-    return good, [LeftOut(*line.split(": ", 1)) for line in problems]
+        listed = report(problems, in_lines(problems), Path(problems[0].where))
+        raise BadInput(listed if skip or not any(good.values()) else f"{listed}\n{SKIP}")
+    return good, [LeftOut(problem.where, problem.what) for problem in problems]
