@@ -37,7 +37,7 @@ class VlmRecipe(Recipe):
     )
     sample: ClassVar[str] = "question"
     plain: ClassVar[str] = "one question at a time"
-    scored_by: ClassVar[tuple[str, ...]] = ("data.val", "loss_weight")
+    scored_by: ClassVar[tuple[str, ...]] = ("data.val", "loss_weight", "answer_end")
 
     model: str = Field(
         description="Hub name or local folder of a vision-language model of a supported family.",
@@ -67,6 +67,12 @@ class VlmRecipe(Recipe):
     order: Order = Field(default_factory=Order, description="In which order questions are seen.")
     loss_weight: Literal["token", "sample"] = Field(
         "token", description="Each answer token weighs the same, or each question does."
+    )
+
+    answer_end: Literal["end_token", "turn"] = Field(
+        "end_token",
+        description="Where the loss of an answer ends: after the token that ends it, or after the whole turn as the "
+        "chat template has it, which is one line break more (<|im_end|> and a newline).",
     )
 
     @model_validator(mode="before")

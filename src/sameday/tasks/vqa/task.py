@@ -301,12 +301,18 @@ class VqaTask(Task):
             logits = self.model.logits(self.model.hidden(batch), batch.target_at)
         losses = F.cross_entropy(logits, batch.target, reduction="none")
         wrong, ends = torch.zeros(2, len(batch.sample_ids), device=self.device)
-        wrong.index_add_(0, batch.owner, (logits.argmax(-1) != batch.target).float())
+        is_end = batch.target == self.encoder.end_token
+        behind = torch.zeros_like(is_end)
+        for n in range(1, self.encoder.learned_behind_end + 1):
+            behind[n:] |= is_end[:-n] & (batch.owner[n:] == batch.owner[:-n])
+        wrong.index_add_(0, batch.owner, ((logits.argmax(-1) != batch.target) & ~behind).float())
         # An answer that was cut has no end, and is never counted as matched; ends of earlier turns are not its own. A
         # question's targets stand together.
-        last = torch.ones_like(batch.owner, dtype=torch.bool)
+        last = torch.ones_like(is_end)
         last[:-1] = batch.owner[1:] != batch.owner[:-1]
-        ends.index_add_(0, batch.owner, (last & (batch.target == self.encoder.end_token)).float())
+        for _ in range(self.encoder.learned_behind_end):
+            last[:-1] |= last[1:] & behind[1:]
+        ends.index_add_(0, batch.owner, (last & is_end).float())
         right = (wrong == 0) & (ends > 0)
         # Counted on the device: a number sent there would have to be waited for.
         values = [(losses * batch.weight).sum(), batch.weight.sum(), right.sum(), torch.ones_like(wrong).sum()]
@@ -349,7 +355,7 @@ def load_encoder(recipe: VlmRecipe, recipe_dir: Path, processor: ImageProcessor)
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(resolve_model(recipe_dir, recipe.model), revision=recipe.revision)
-    return Encoder(tokenizer, processor, recipe.system_prompt, recipe.max_length)
+    return Encoder(tokenizer, processor, recipe.system_prompt, recipe.max_length, recipe.answer_end)
 
 
 class Checked(dict[str, list[Sample]]):
