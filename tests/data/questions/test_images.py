@@ -235,3 +235,11 @@ def test_a_jpeg_is_read_from_its_own_bytes(tmp_path: Path) -> None:
     path = tmp_path / "misnamed.png"
     path.write_bytes(buffer.getvalue())
     assert open_rgb(path).size == (32, 32)
+
+
+def test_what_autoprocessor_would_do_otherwise_is_said(processor_folder: Path) -> None:
+    processor = ImageProcessor.load(QWEN, str(processor_folder))
+    assert processor.note(installed=False) is None
+    said = processor.note(installed=True)
+    assert said is not None and said.startswith("images are resized by Pillow, as recipe.image_backend pil says; ")
+    assert said.endswith('where the trained model is used, load the processor with backend="pil"')

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,8 @@ class VqaTask(Task):
         self.encoder, self.processor, self.splits = encoder, processor, splits
         self.cache = cache or Opened(Source(processor), "none", [])
         self.source = self.cache.source
-        self.notes: Sequence[str] = self.cache.notes
+        resizing = processor.note(find_spec("torchvision") is not None)
+        self.notes: Sequence[str] = [*self.cache.notes, *([resizing] if resizing else [])]
         self.device, self._start_digest = model.device, start_digest
         self.places = [Place(s.id, s.image_key, s.stage) for s in splits.get("train", [])]
         self._epoch = lru_cache(maxsize=2)(self._epoch_steps)
