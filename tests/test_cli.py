@@ -174,6 +174,20 @@ def test_a_bad_set_is_its_own_place(world: Path, text: str, message: str) -> Non
     assert refused(world, "train", "recipe.yaml", "--set", text) == message
 
 
+def test_every_bad_setting_of_recipe_and_plan_comes_at_once(world: Path) -> None:
+    sets = ("learning_rate=1", "recipe.lora.r=0", "plan.workers=many", "recipe.seed=[", "plan.nothing=1", "recipe.x=1")
+    said = refused(world, "train", "recipe.yaml", *(word for text in sets for word in ("--set", text))).splitlines()
+    assert [line.split(": ")[0] for line in said] == [
+        "--set learning_rate=1",
+        *("--set recipe.seed=[", "--set recipe.lora.r=0", "--set recipe.x=1"),
+        *("--set plan.workers=many", "--set plan.nothing=1"),
+    ]
+    assert said[2] == "--set recipe.lora.r=0: lora.r is 0; must be greater than or equal to 1"
+    assert "workers is 'many'; must be an integer" in said[4]
+    said = refused(world, "train", "absent.yaml", "--plan", "missing.yaml")
+    assert said == "absent.yaml: no such file\nmissing.yaml: no such file"
+
+
 def test_missing_files_are_named(world: Path) -> None:
     assert refused(world, "train", "absent.yaml") == "absent.yaml: no such file"
     assert refused(world, "train", "recipe.yaml", "--plan", "absent.yaml") == "absent.yaml: no such file"

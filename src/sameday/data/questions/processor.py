@@ -106,8 +106,8 @@ class ImageProcessor:
             return None
         return (
             "images are resized by Pillow, as recipe.image_backend pil says; AutoProcessor takes torchvision by "
-            "itself, which gives about a third of the pixels one level apart: where the trained model is used, load the "
-            'processor with backend="pil"'
+            "itself, which gives about a third of the pixels one level apart: where the trained model is used, load "
+            'the processor with backend="pil"'
         )
 
     def pixels(self, image: Image.Image) -> np.ndarray:
