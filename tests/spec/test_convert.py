@@ -175,6 +175,8 @@ def test_hugging_face_names(tmp_path: Path) -> None:
         ({"bf16": True, "tf32": True}, "bf16"),
         ({"torch_dtype": "torch.bfloat16"}, "bf16"),
         ({"bf16": False, "dtype": "float32", "tf32": False}, "float32"),
+        ({"mixed_precision": "bf16", "torch_dtype": "float32"}, "bf16"),
+        ({"mixed_precision": False}, "float32"),
     ],
 )
 def test_precision(tmp_path: Path, old: dict[str, Any], expected: str) -> None:
@@ -363,6 +365,28 @@ def test_data_under_other_names(tmp_path: Path) -> None:
     (tmp_path / "old.yaml").write_text(yaml.safe_dump(old))
     data = convert(tmp_path / "old.yaml").recipe.data
     assert (data.train, data.val, data.image_root) == ("a.json", "b.json", "i")
+
+
+def test_sections_of_a_script(tmp_path: Path) -> None:
+    old = {
+        "lora_config": {"r": 2, "alpha": 6, "lora_dropout": 0.1, "target_modules": ["q_proj"], "bias": "none"},
+        "training": {
+            "optimizer": {"name": "adamw_torch", "lr": 1e-3, "betas": [0.9, 0.95]},
+            "scheduler": {"type": "cosine"},
+        },
+        "data": {"answer_key": "answer", "image_column": "image_filename"},
+    }
+    done = converted(tmp_path, **old)
+    assert_complete(done, {**BASE, **old})
+    recipe = done.recipe
+    assert (recipe.lora.r, recipe.lora.alpha, recipe.lora.dropout) == (2, 6, 0.1)
+    assert (recipe.learning_rate, recipe.betas, recipe.schedule) == (1e-3, (0.9, 0.95), "cosine")
+    (line,) = refused(tmp_path, data={"answer_key": "label"})
+    assert (
+        "it would be read under another name; rename it in the data, and no recipe says that (allowed: answer)" in line
+    )
+    (line,) = refused(tmp_path, betas=[0.9, 0.95], adam_beta2=0.99)
+    assert line == "old.yaml:6: adam_beta2 is 0.99; but betas, which says both, is [0.9, 0.95]"
 
 
 def test_sections_about_something_else_say_nothing_about_training(tmp_path: Path) -> None:

@@ -158,13 +158,20 @@ class _Converter(Settings):
                 self.put("recipe.warmup_ratio", share, ["warmup_ratio"])
 
     def optimizer(self) -> None:
-        betas = (self.get("adam_beta1", float), self.get("adam_beta2", float))
-        if betas != (None, None):
-            filled = [0.9 if betas[0] is None else betas[0], 0.999 if betas[1] is None else betas[1]]
+        one, two, both = self.get("adam_beta1", float), self.get("adam_beta2", float), self.get("betas", list)
+        if both is not None:
+            self.put("recipe.betas", both, ["betas"])
+            for name, given in (("adam_beta1", one), ("adam_beta2", two)):
+                if given is None:
+                    self.drop(name, "null: betas says it")
+                else:
+                    self.refuse(name, f"but {self.old['betas'][0]}, which says both, is {show(both)}")
+        elif (one, two) != (None, None):
+            filled = [0.9 if one is None else one, 0.999 if two is None else two]
             self.put("recipe.betas", filled, ["adam_beta1", "adam_beta2"])
-        else:
-            self.drop("adam_beta1", "null: the default")
-            self.drop("adam_beta2", "null: the default")
+        for name in ("betas", "adam_beta1", "adam_beta2"):
+            if (one, two, both) == (None, None, None):
+                self.drop(name, "null: the default")
         norm = self.get("max_grad_norm", float)
         if norm is None:
             self.default("recipe.max_grad_norm", 1.0, "max_grad_norm")
@@ -183,20 +190,23 @@ class _Converter(Settings):
         dtype, allowed = self.text("torch_dtype").lower().removeprefix("torch."), "(allowed: bf16, float32, tf32)"
         if self.get("fp16", bool):
             self.refuse("fp16", f"there is no fp16 recipe {allowed}")
-        if dtype and dtype not in keys.DTYPES:
-            self.refuse("torch_dtype", f"no recipe has this precision {allowed}")
+        mixed = self.text("mixed_precision").lower()
+        for key, given in (("torch_dtype", dtype), ("mixed_precision", mixed)):
+            if given and given not in keys.DTYPES:
+                self.refuse(key, f"no recipe has this precision {allowed}")
         name, chosen, why = "bf16", "float32", "bf16 is off"
         if self.get("bf16", bool):
             chosen, why = "bf16", "with float32 master copies of what is trained"
-        elif keys.DTYPES.get(dtype) == "bf16":
-            name, chosen, why = "torch_dtype", "bf16", "with float32 master copies of what is trained"
+        elif "bf16" in (keys.DTYPES.get(dtype), keys.DTYPES.get(mixed)):
+            name = "torch_dtype" if keys.DTYPES.get(dtype) == "bf16" else "mixed_precision"
+            chosen, why = "bf16", "with float32 master copies of what is trained"
         elif self.get("tf32", bool):
             name, chosen, why = "tf32", "tf32", "float32 with TF32 matmuls"
         if self.get(name, bool) is None:
             self.default("recipe.precision", chosen, name)
         else:
             self.put("recipe.precision", chosen, [name], why)
-        for other in ("bf16", "fp16", "tf32", "torch_dtype"):
+        for other in ("bf16", "fp16", "tf32", "torch_dtype", "mixed_precision"):
             if other != name:
                 self.drop(other, f"recipe.precision is {chosen}")
 

@@ -30,7 +30,7 @@ ALIASES = {
     **dict.fromkeys(("scheduler.name", "scheduler.type", "lr_scheduler.name"), "lr_scheduler_type"),
     **dict.fromkeys(("use_fast_processor", "use_fast_image_processor"), "use_fast"),
     **dict.fromkeys(("vision_cache", "cache_vision", "cache_images", "cache_pixel_values"), "use_vision_cache"),
-    **{"image_cache_dir": "vision_cache_dir", "precision": "torch_dtype", "mixed_precision": "torch_dtype"},
+    **{"image_cache_dir": "vision_cache_dir", "precision": "torch_dtype", "adam_betas": "betas"},
     **dict.fromkeys(("use_4bit", "use_qlora", "qlora", "q_lora"), "load_in_4bit"),
     **{"use_8bit": "load_in_8bit", "bits": "quantization_bit", "quantization": "quantization_method"},
     **dict.fromkeys(("quant", "quantize", "quant_type", "quant_method"), "quantization_method"),
@@ -99,6 +99,7 @@ WHY = {
 
 # What these do to the model has no counterpart in a recipe: only the value that does nothing is let through.
 _QUANTIZED = "the base model would be quantized"
+_NAMED = "it would be read under another name; rename it in the data"
 _PROMPT = "the prompt would be another one"
 _RESIZED = "images would be resized otherwise than by recipe.min_pixels and max_pixels"
 _SOME = "only some questions would be used; write them to a file of their own"
@@ -113,6 +114,10 @@ NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "packing": ((False,), "a packed row would count as one question of the batch"),
     "train_on_inputs": ((False,), "questions would be learned besides answers"),
     "early_stopping_patience": ((0,), "training would stop before its last step"),
+    "early_stopping": ((False,), "training would stop before its last step"),
+    **dict.fromkeys(("image_key", "image_column", "image_field"), (("image", "image_filename", "images"), _NAMED)),
+    **dict.fromkeys(("question_key", "question_column", "question_field"), (("question",), _NAMED)),
+    **dict.fromkeys(("answer_key", "answer_column", "answer_field"), (("answer",), _NAMED)),
     "use_rslora": ((False,), "the adapters would have another scale"),
     "bias": (("none",), "biases would be trained"),
     "modules_to_save": (([],), "more than adapters would be trained"),
@@ -130,6 +135,7 @@ NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "chat_template": (("default",), _PROMPT),
     "augmentation": ((False, [], "none"), "images would be changed at random"),
     **dict.fromkeys(("image_size", "image_resolution", "resize", "resized_height", "resized_width"), ((), _RESIZED)),
+    "max_image_size": ((), _RESIZED),
     "val_size": ((0,), "some training questions would be held out; write them to a file of their own"),
     "stage": (("sft",), _SOME),
     **dict.fromkeys(("stages", "stage_filter", "question_types", "question_type"), ((), _SOME)),
@@ -288,7 +294,7 @@ COMPUTED = (
         "run_name",
         "output_dir",
     ),
-    *("use_vision_cache", "use_fast", "template"),
+    *("use_vision_cache", "use_fast", "template", "betas", "mixed_precision"),
 )
 
 KNOWN = {*ALIASES, *DIRECT, *NEUTRAL, *DROPPED, *COMPUTED}

@@ -46,7 +46,7 @@ class Settings:
         """It may change the prompt, the data or the loss: only who knows the old program can let it go."""
         if value in (None, "", [], {}):
             return self._drop_key(key, "not known, and empty")
-        near = difflib.get_close_matches(key.split(".")[-1], keys.KNOWN, n=1)
+        near = difflib.get_close_matches(key.split(".")[-1], keys.KNOWN, n=1, cutoff=0.75)
         nearest = f" (nearest: {near[0]})" if near else ""
         self._refuse_key(key, f"not known{nearest}, and it may change the model; --drop {key} leaves it out")
 

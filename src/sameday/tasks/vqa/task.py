@@ -378,6 +378,6 @@ def drop_too_long(encoder: Encoder, splits: dict[str, list[Sample]], skip: bool)
             except BadInput as error:
                 problems.append(Problem(sample.where, str(error).removeprefix(f"{sample.where}: ")))
     if problems and (not skip or not all(good.values())):
-        listed = report(problems, in_lines(problems), Path(problems[0].where))
+        listed = report(problems, in_lines(problems), Path(problems[0].where.partition(":")[0]))
         raise BadInput(listed if skip or not any(good.values()) else f"{listed}\n{SKIP}")
     return good, [LeftOut(problem.where, problem.what) for problem in problems]
