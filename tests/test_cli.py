@@ -212,6 +212,10 @@ def test_a_wrong_image_root_is_said_once(world: Path) -> None:
         "recipe.data.image_root may be another folder"
     )
     assert said.count("recipe.data.image_root") == 1 and "not found under" not in said
+    words = ("--set", "recipe.data.image_root=empty", "--set", "recipe.data.val=null")
+    assert refused(world, "train", "recipe.yaml", *words).startswith(
+        "none of the images that train.jsonl names is under"
+    )
 
 
 def test_a_json_array_is_trained_on_like_lines(world: Path) -> None:

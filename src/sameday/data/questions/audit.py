@@ -44,7 +44,7 @@ class WrongRoot(BadInput):
 
 def lost_images(root: Path, name: str, files: Sequence[str]) -> str:
     """`name` is the first image that was looked for, for questions of these files."""
-    named = f"that {' and '.join(files)} name " if files else ""
+    named = f"that {' and '.join(files)} name{'s' if len(files) == 1 else ''} " if files else ""
     return f"none of the images {named}is under {root}, such as {name!r}: recipe.data.image_root may be another folder"
 
 
