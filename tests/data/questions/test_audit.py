@@ -279,3 +279,6 @@ def test_a_root_without_any_of_the_images_is_one_problem(write: Write, root: Pat
         f"none of the images is under {tmp_path / 'other'}, such as 'a.png': recipe.data.image_root may be another "
         "folder",
     ]
+    text = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
+    samples, problems = check(write(row(), row("b.png"), text), tmp_path / "other", QWEN, on_bad="skip")
+    assert [sample.id for sample in samples] == [3] and len(problems) == 2

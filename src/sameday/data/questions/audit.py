@@ -79,7 +79,8 @@ def audit(
         return Audit([], _problems(wrong, where), hints)
 
     places = {name: _locate(name, root) for name in names}
-    if len(names) > 1 and all(isinstance(place, str) and place.startswith(_NOT_FOUND) for place in places.values()):
+    about_images = len(names) > 1 and all(raw.images for raw in raws.values())
+    if about_images and all(isinstance(place, str) and place.startswith(_NOT_FOUND) for place in places.values()):
         return Audit([], _problems(wrong, where), hints, next(iter(names)))
     files = dict.fromkeys(place for place in places.values() if isinstance(place, Path))
     longest = MAX_ASPECT_RATIO if family is None else family.max_aspect_ratio
