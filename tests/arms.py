@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import cached_property
 from pathlib import Path
 
+import torch
+
 from sameday.spec.plan import Plan, changed
 from sameday.spec.recipe import Recipe
 from sameday.verify.arm import Job, Plant, run_here
@@ -18,14 +20,19 @@ def run(job: Job, plant: Plant | None = None) -> Trace:
     return Trace(job.out)
 
 
+def on_cpu(plan: Plan) -> Plan:
+    """Tests in float32 hold a plan against the CPU's own kernels; where there is a GPU, the CPU must be asked for."""
+    return plan.model_copy(update={"device": "cpu"}) if torch.cuda.is_available() else plan
+
+
 class Plain:
     """What a trial's arms are compared with: the plain plan's arm and the references, each run once for all of them."""
 
-    def __init__(self, root: Path, home: Path, trial: Trial) -> None:
-        self.root, self.home, self.trial = root, home, trial
+    def __init__(self, root: Path, home: Path, trial: Trial, device: str) -> None:
+        self.root, self.home, self.trial, self.device = root, home, trial, device
 
     def job(self, name: str, plan: Plan) -> Job:
-        return self.trial.job(plan, self.home, self.root / name)
+        return self.trial.job(plan if self.device == "cuda" else on_cpu(plan), self.home, self.root / name)
 
     @cached_property
     def arm(self) -> Trace:
@@ -33,7 +40,7 @@ class Plain:
 
     @cached_property
     def reference(self) -> Trace | None:
-        if not needs_reference(self.trial.recipe, "cpu"):
+        if not needs_reference(self.trial.recipe, self.device):
             return None
         return run(reference_job(self.job("plain", Plan()), self.root / "reference"))
 
@@ -51,10 +58,12 @@ class Stage:
     """A recipe and its data. Dropout is on in a comparison unless the plan draws other masks, as in `sameday
     verify`."""
 
-    def __init__(self, root: Path, home: Path, recipe: Recipe, steps: int = 6) -> None:
+    def __init__(self, root: Path, home: Path, recipe: Recipe, steps: int = 6, device: str = "cpu") -> None:
         self.home, self.recipe = home, recipe
-        folders = {True: root, False: root / "without dropout"}
-        self._plain = {on: Plain(where, home, make_trial(recipe, steps, dropout=on)) for on, where in folders.items()}
+        self._plain = {
+            on: Plain(where, home, make_trial(recipe, steps, dropout=on), device)
+            for on, where in ((True, root), (False, root / "without dropout"))
+        }
 
     def plain(self, plan: Plan) -> Plain:
         """What this plan is compared with."""

@@ -29,11 +29,17 @@ if not torch.cuda.is_available():
 
 # A first example pays for imports and caches, which says nothing about the code under test.
 settings.register_profile("sameday", deadline=None)
+settings.register_profile("quick", deadline=None, max_examples=15)
 settings.load_profile("sameday")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="skip each test where it would start a process or train")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--quick"):
+        settings.load_profile("quick")
 
 
 @pytest.fixture(scope="session", autouse=True)

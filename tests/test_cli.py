@@ -179,16 +179,58 @@ def test_a_bad_set_is_its_own_place(world: Path, text: str, message: str) -> Non
     assert refused(world, "train", "recipe.yaml", "--set", text) == message
 
 
+def test_every_bad_setting_of_recipe_and_plan_comes_at_once(world: Path) -> None:
+    sets = ("learning_rate=1", "recipe.lora.r=0", "plan.workers=many", "recipe.seed=[", "plan.nothing=1", "recipe.x=1")
+    said = refused(world, "train", "recipe.yaml", *(word for text in sets for word in ("--set", text))).splitlines()
+    assert [line.split(": ")[0] for line in said] == [
+        "--set learning_rate=1",
+        *("--set recipe.seed=[", "--set recipe.lora.r=0", "--set recipe.x=1"),
+        *("--set plan.workers=many", "--set plan.nothing=1"),
+    ]
+    assert said[2] == "--set recipe.lora.r=0: lora.r is 0; must be greater than or equal to 1"
+    assert "workers is 'many'; must be an integer" in said[4]
+    said = refused(world, "train", "absent.yaml", "--plan", "missing.yaml")
+    assert said == "absent.yaml: no such file\nmissing.yaml: no such file"
+
+
 def test_missing_files_are_named(world: Path) -> None:
     assert refused(world, "train", "absent.yaml") == "absent.yaml: no such file"
     assert refused(world, "train", "recipe.yaml", "--plan", "absent.yaml") == "absent.yaml: no such file"
     said = refused(world, "train", "recipe.yaml", "--set", "recipe.data.train=none.jsonl")
-    assert said == f"{world}/none.jsonl does not exist; a JSONL file with one question per line is needed"
-    said = refused(world, "train", "recipe.yaml", "--set", "recipe.data.image_root=nowhere")
-    assert f"image_root {world}/nowhere is not a folder" in said
+    needed = "a file with one JSON object per line, or with one JSON array of objects, is needed"
+    assert said == f"{world}/none.jsonl does not exist; {needed}"
 
 
 # Data, before any model
+
+
+def test_a_wrong_image_root_is_said_once(world: Path) -> None:
+    (world / "val.jsonl").write_text((world / "val.jsonl").read_text() + "not json\n")
+    said = refused(world, "train", "recipe.yaml", "--set", "recipe.data.image_root=nowhere")
+    assert said.count("nowhere is not a folder") == said.count("recipe.data.image_root") == 1
+    assert f"recipe.data.image_root is nowhere, and {world / 'nowhere'} is not a folder" in said
+    assert "invalid JSON at column 1" in said  # and the texts are checked all the same
+    (world / "empty").mkdir()
+    said = refused(world, "train", "recipe.yaml", "--set", "recipe.data.image_root=empty")
+    assert said.splitlines()[-1] == (
+        f"none of the images that train.jsonl and val.jsonl name is under {world / 'empty'}, such as '0.png': "
+        "recipe.data.image_root may be another folder"
+    )
+    assert said.count("recipe.data.image_root") == 1 and "not found under" not in said
+    words = ("--set", "recipe.data.image_root=empty", "--set", "recipe.data.val=null")
+    assert refused(world, "train", "recipe.yaml", *words).startswith(
+        "none of the images that train.jsonl names is under"
+    )
+
+
+def test_a_json_array_is_trained_on_like_lines(world: Path) -> None:
+    rows = [json.loads(line) for line in (world / "train.jsonl").read_text().splitlines()]
+    (world / "train.json").write_text(json.dumps(rows, indent=2))
+    words = ("train", "recipe.yaml", "--max-steps", "1")
+    assert sameday(world, *words, "--out", "lines").code == 0
+    assert sameday(world, *words, "--out", "array", "--set", "recipe.data.train=train.json").code == 0
+    losses = [read_metrics(world / name / "metrics.jsonl")[0]["loss"] for name in ("lines", "array")]
+    assert losses[0] == losses[1]
 
 
 def test_all_bad_lines_of_all_files_come_in_one_list(world: Path) -> None:
@@ -473,6 +515,23 @@ def test_ranks_share_an_evaluation(copied: Finished) -> None:
 
 
 # Conversion and examples
+
+
+def test_convert_refuses_what_would_be_another_model(tmp_path: Path) -> None:
+    old = "model: llava-hf/llava-1.5-7b-hf\ntrain_json: t.json\nload_in_4bit: true\nours: {a: 1}\n"
+    (tmp_path / "old.yaml").write_text(old)
+    said = refused(tmp_path, "convert", "old.yaml", "-o", "new")
+    assert [line.split(" is ")[0] for line in said.splitlines()] == [
+        "old.yaml:4: ours.a",
+        "old.yaml:1: model",
+        "old.yaml:3: load_in_4bit",
+    ]
+    assert "of a family that is not supported (allowed: qwen2_5_vl, qwen2_vl, qwen3_vl)" in said
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "old.yaml").write_text(old.replace("llava-hf/llava-1.5-7b-hf", "Qwen/Qwen3-VL-8B-Instruct"))
+    done = sameday(tmp_path, "convert", "old.yaml", "-o", "new", "--drop", "load_in_4bit", "--drop", "ours")
+    assert done.code == 0, done.err
+    assert "2 keys dropped:" in done.out and (tmp_path / "new" / "recipe.yaml").exists()
 
 
 def test_convert_writes_files_that_load(tmp_path: Path) -> None:

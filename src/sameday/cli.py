@@ -188,12 +188,14 @@ def report(
 def convert(
     old: Annotated[Path, typer.Argument(help="A Trainer-style config (YAML).")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for recipe.yaml and plan.yaml.")] = Path("."),
+    drop: Annotated[list[str], typer.Option(help="Leave out this key, or section, whatever it says.")] = [],  # noqa: B006
 ) -> None:
     """A Trainer-style config becomes a recipe and a plan; every key says where it went."""
+    from sameday.models.families import known_families
+    from sameday.spec.conversion import render, write
     from sameday.spec.convert import convert as convert_file
-    from sameday.spec.convert import render, write
 
-    conversion = convert_file(old)
+    conversion = convert_file(old, known_families(), drop)
     paths = write(conversion, out)
     print(render(conversion.notes))
     print(f"written: {', '.join(map(str, paths))}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import subprocess
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 
 import pytest
 import torch
@@ -55,6 +57,37 @@ def test_workers_end_with_their_round(before: set[multiprocessing.process.BasePr
     first, second = round_of(plan, [1, 2, 3, 4]), round_of(plan, [1, 2, 3, 4])
     assert len(first) == len(second) == 2 and not first & second
     assert set(multiprocessing.active_children()) <= before
+
+
+class Remembered:
+    """Garbage that says where it was collected."""
+
+    def __init__(self, where: Path) -> None:
+        self.where, self.itself = where, self
+
+    def __del__(self) -> None:
+        with self.where.open("a") as file:
+            print(os.getpid(), file=file)
+
+
+def test_a_worker_collects_nothing_that_it_was_forked_with(tmp_path: Path) -> None:
+    """A CUDA graph that the training process is done with would abort it."""
+    gc.collect()
+    gc.disable()
+    try:
+        Remembered(tmp_path / "collected")
+
+        def collect(job: int) -> list[Made]:
+            gc.collect()
+            return build(job)
+
+        with closing(feed(Plan(workers=1), CPU, [1, 2], collect)) as batches:
+            assert len(list(chain.from_iterable(batches))) == 2
+        assert not (tmp_path / "collected").exists()
+        gc.collect()
+        assert (tmp_path / "collected").read_text().split() == [str(os.getpid())]
+    finally:
+        gc.enable()
 
 
 def test_a_round_that_is_given_up_ends_its_workers(before: set[multiprocessing.process.BaseProcess]) -> None:

@@ -8,6 +8,8 @@ import os
 import shutil
 import socket
 
+import torch
+
 from sameday.verify.arm import DIED, Job, Plant, run_part
 from sameday.verify.trace import Trace
 
@@ -45,4 +47,5 @@ def _processes(job: Job, part: int, plant: Plant | None, ranks: int) -> list[int
 def _rank(job: Job, part: int, plant: Plant | None, rank: int, ranks: int, port: int) -> None:
     here = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ |= {name: str(value) for name, value in here.items()}
+    torch.cuda.is_available = lambda: False  # forked from a process that may have used one: it cannot be used here
     run_part(job, part, lambda: os._exit(1), plant)

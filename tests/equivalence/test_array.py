@@ -18,40 +18,48 @@ from sameday.verify.registry import trial_values
 
 QUESTION = 30
 """About how many tokens a question of these worlds has."""
-SETUP = VqaSetup(worlds.tiny_recipe(Path("model")), Path())
-VALUES = trial_values(SETUP, "cpu", QUESTION)
-PLANS = trial_plans(SETUP, "cpu", QUESTION)
+PRECISION = {"cpu": "float32"} | ({"cuda": "bf16"} if torch.cuda.is_available() else {})
+"""A CPU is compared in float32 on every machine; a GPU, where there is one, in what its flash kernels have."""
+SETUPS = {
+    device: VqaSetup(worlds.tiny_recipe(Path("model"), precision=kind), Path()) for device, kind in PRECISION.items()
+}
+VALUES = {device: trial_values(setup, device, QUESTION) for device, setup in SETUPS.items()}
+PLANS = {device: trial_plans(setup, device, QUESTION) for device, setup in SETUPS.items()}
 IMPOSSIBLE = [(("packing", False), ("attention", "split"))]
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory, tiny_qwen3: Path) -> Iterator[Stage]:
+def stages(tmp_path_factory: pytest.TempPathFactory, tiny_qwen3: Path) -> Iterator[dict[str, Stage]]:
     root = tmp_path_factory.mktemp("array")
     home = worlds.write_world(root / "world", 0, (5, 1, 4), sizes=((48, 32), (32, 64)))
     lora = {"r": 4, "alpha": 8, "dropout": 0.1}
-    recipe = worlds.tiny_recipe(tiny_qwen3, order="by_image", effective_batch=4, lora=lora, weight_decay=0.1)
+    asked = {"order": "by_image", "effective_batch": 4, "lora": lora, "weight_decay": 0.1}
+    recipes = {device: worlds.tiny_recipe(tiny_qwen3, precision=kind, **asked) for device, kind in PRECISION.items()}
     with pytest.MonkeyPatch.context() as patch:
         # Compiling is tried with the graphs alone: which backend turns them into kernels depends on the machine.
         patch.setattr(vlm, "COMPILE_BACKEND", "eager")
-        yield Stage(root, home, recipe)
+        yield {device: Stage(root / device, home, recipe, device=device) for device, recipe in recipes.items()}
     torch.use_deterministic_algorithms(False)
 
 
-def test_every_pair_is_there() -> None:
-    assert uncovered([plan.model_dump() for plan in PLANS], VALUES) == IMPOSSIBLE
+@pytest.mark.parametrize("device", PRECISION)
+def test_every_pair_is_there(device: str) -> None:
+    assert uncovered([plan.model_dump() for plan in PLANS[device]], VALUES[device]) == IMPOSSIBLE
 
 
-@pytest.mark.parametrize("number", range(len(PLANS)))
-def test_a_plan_of_the_array_trains_the_same_model(stage: Stage, number: int) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(("device", "number"), [(device, i) for device in PRECISION for i in range(len(PLANS[device]))])
+def test_a_plan_of_the_array_trains_the_same_model(stages: dict[str, Stage], device: str, number: int) -> None:
     torch._dynamo.reset()
-    found = stage.compare(PLANS[number])
+    found = stages[device].compare(PLANS[device][number])
     assert found.same, "\n".join(map(str, found.differences))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", [1, -1])
-def test_fields_that_claim_the_same_bits_keep_them(stage: Stage, which: int) -> None:
+def test_fields_that_claim_the_same_bits_keep_them(stages: dict[str, Stage], which: int) -> None:
     """All of them changed at once, to their second values and to their last ones."""
-    bitwise = [name for name in VALUES if claims()[name] == "bitwise"]
+    bitwise = [name for name in VALUES["cpu"] if claims()[name] == "bitwise"]
     assert len(bitwise) > 5
-    found = stage.compare(Plan(**{name: VALUES[name][which] for name in bitwise}))
+    found = stages["cpu"].compare(Plan(**{name: VALUES["cpu"][name][which] for name in bitwise}))
     assert found.same and found.bitwise, "\n".join(map(str, found.differences))

@@ -88,6 +88,7 @@ def unplanted(stages: Stages) -> Callable[[Fault], Comparison]:
     return keeping(stages)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found_where_it_is(stages: Stages, unplanted: Callable[[Fault], Comparison], name: str) -> None:

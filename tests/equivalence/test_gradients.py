@@ -165,8 +165,11 @@ def bench(tmp_path_factory: pytest.TempPathFactory, tiny_models: dict[str, Path]
 # Every plan against the plain one
 
 
+FIRST, *OTHERS = SCENARIOS
+
+
 @pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", [FIRST, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def test_a_plan_gives_the_gradient_of_one_question_at_a_time(bench: Bench, name: str, plan: str) -> None:
     scene = SCENARIOS[name]
     task = bench.task(scene, PLANS[plan])
@@ -240,6 +243,18 @@ def test_the_loss_is_that_of_the_recipe_not_of_the_micro_batches(bench: Bench) -
     both = {weight: bench.plain(scenario("qwen3_vl", 6, (4, 3), loss_weight=weight)) for weight in ("token", "sample")}
     assert abs(both["token"].loss / both["sample"].loss - 1) > 1e-3
     assert distance(both["token"].flat, both["sample"].flat) > 1e-2
+
+
+def test_where_an_answer_ends_is_the_same_in_every_layout(bench: Bench) -> None:
+    """With conversations of several turns, whose answers all end so."""
+    ends = {
+        end: scenario("qwen3_vl", 2, (6, 2), True, order="by_image", loss_weight="token", answer_end=end)
+        for end in ("end_token", "turn")
+    }
+    expected = bench.plain(ends["turn"])
+    for plan in ("4x4", "shared, packed", "shared, packed, split", "shared, packed, groups split"):
+        assert_same(work(bench.task(ends["turn"], PLANS[plan])), expected)
+    assert distance(expected.flat, bench.plain(ends["end_token"]).flat) > 1e-2
 
 
 # Dropout is keyed, so that cutting and recomputing draw the same masks
@@ -358,8 +373,8 @@ def plain_transformers(task: VqaTask, folder: Path) -> Any:
     return model.train()
 
 
-def their_inputs(task: VqaTask, ids: Iterable[int]) -> Iterator[dict[str, Tensor]]:
-    """Each question as a script around transformers would prepare it."""
+def their_inputs(task: VqaTask, ids: Iterable[int], behind: str = "") -> Iterator[dict[str, Tensor]]:
+    """Each question as a script around transformers would prepare it; `behind` follows the end of the answer."""
     from PIL import Image
 
     tokenizer, processor = task.encoder.tokenizer, task.processor._processor
@@ -380,7 +395,7 @@ def their_inputs(task: VqaTask, ids: Iterable[int]) -> Iterator[dict[str, Tensor
         pieces = prompt.split(markers.image)
         prompt = pieces[0] + "".join(markers.image * n + text for n, text in zip(counts, pieces[1:], strict=True))
         context = tokenizer(prompt, return_tensors="pt")["input_ids"]
-        tokens = tokenizer(prompt + sample.answer + markers.end_of_turn, return_tensors="pt")["input_ids"]
+        tokens = tokenizer(prompt + sample.answer + markers.end_of_turn + behind, return_tensors="pt")["input_ids"]
         labels = tokens.clone()
         labels[:, : context.shape[1]] = -100
         image_token = tokenizer.convert_tokens_to_ids(markers.image)
@@ -394,15 +409,18 @@ def their_inputs(task: VqaTask, ids: Iterable[int]) -> Iterator[dict[str, Tensor
 
 
 @pytest.mark.parametrize("plan", [None, "shared, packed, split"], ids=["plain", "shared"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_step_is_that_of_transformers_and_peft(bench: Bench, family: str, plan: str | None) -> None:
-    """`sample`: the mean of the questions' own mean losses, as batch 1 with accumulation gives it."""
-    scene = scenario(family, 8, (7, 2, 1), order="by_image", loss_weight="sample")
+@pytest.mark.parametrize(
+    ("family", "answer_end"), [*((family, "end_token") for family in FAMILIES), (FAMILIES[0], "turn")]
+)
+def test_a_step_is_that_of_transformers_and_peft(bench: Bench, family: str, answer_end: str, plan: str | None) -> None:
+    """`sample`: the mean of the questions' own mean losses, as batch 1 with accumulation gives it. `turn`: labels are
+    all that follows the prompt, as a script that masks the prompt alone has them."""
+    scene = scenario(family, 8, (7, 2, 1), order="by_image", loss_weight="sample", answer_end=answer_end)
     task = bench.task(scene, PLANS[plan] if plan else None)
     ids = task.step_ids(0)
     model = plain_transformers(task, bench.models[family])
     total = 0.0
-    for inputs in their_inputs(task, ids):
+    for inputs in their_inputs(task, ids, "\n" if answer_end == "turn" else ""):
         loss = model(**inputs).loss / len(ids)
         loss.backward()
         total += float(loss.detach())

@@ -28,6 +28,7 @@ def gradient(task: VqaTask, step: int) -> torch.Tensor:
     return steps.gradients.all.clone()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", known_families())
 def test_graphs_are_shared_by_all_layers(tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # The graphs are what is tested; which backend turns them into kernels is not.

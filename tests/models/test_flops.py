@@ -102,12 +102,17 @@ def seen_inside(operator: Any) -> Callable[..., int]:
     return counted
 
 
+def for_all_heads(q: Any, shape: Any) -> Any:
+    """Keys or values repeated for the queries that share them: torch 2.11's formulas know no groups of heads."""
+    return (shape[0], q[1], *shape[2:])
+
+
 def fused_forward(q: Any, k: Any, v: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
-    return sdpa_flop_count(q, k, v)
+    return sdpa_flop_count(q, for_all_heads(q, k), for_all_heads(q, v))
 
 
 def fused_backward(grad: Any, q: Any, k: Any, v: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
-    return sdpa_backward_flop_count(grad, q, k, v)
+    return sdpa_backward_flop_count(grad, q, for_all_heads(q, k), for_all_heads(q, v))
 
 
 aten, ours = torch.ops.aten, torch.ops.sameday
@@ -169,6 +174,7 @@ def ran(world: Path, models: dict[str, Path]) -> list[Ran]:
     return found
 
 
+@pytest.mark.slow
 def test_executed_is_what_torch_counts(ran: list[Ran]) -> None:
     off = {each.case: each.counted.executed.total / each.torch - 1 for each in ran}
     assert len(off) == len(ran) >= 35
@@ -182,6 +188,7 @@ def terms() -> Iterator[tuple[str, str]]:
                 yield part, kind
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("part", "kind"), terms())
 def test_no_term_could_be_left_out(ran: list[Ran], part: str, kind: str) -> None:
     """Each is more than what the comparison lets pass, somewhere."""
@@ -189,6 +196,7 @@ def test_no_term_could_be_left_out(ran: list[Ran], part: str, kind: str) -> None
     assert any(abs(rest / each.torch - 1) > ALLOWED for rest, each in zip(without, ran, strict=True))
 
 
+@pytest.mark.slow
 def test_the_least_is_less(ran: list[Ran]) -> None:
     for each in ran:
         for name, part in each.counted.needed.parts().items():
@@ -228,6 +236,7 @@ def test_images_that_are_ready_need_no_tower(world: Path, models: dict[str, Path
     assert 0 == towers[0] < towers[1] < towers[2]
 
 
+@pytest.mark.slow
 def test_compiled_layers_are_recomputed_whole(
     world: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -273,6 +273,7 @@ def test_training_drops_by_key_and_evaluation_does_not() -> None:
 # Compiled
 
 
+@pytest.mark.slow
 def test_compiled_in_one_graph() -> None:
     torch._dynamo.reset()
     model = make(dropout=0.3)

@@ -126,6 +126,7 @@ def test_dropout_is_keyed() -> None:
     assert torch.equal(model(pixels, keys), model(pixels, keys + 3))
 
 
+@pytest.mark.slow
 def test_compiled_in_one_graph() -> None:
     torch._dynamo.reset()
     model = make(0.3)

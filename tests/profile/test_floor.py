@@ -171,6 +171,7 @@ def test_a_lower_budget_reads_weights_more_often(world: Path) -> None:
     assert each.plan.least.flop == all_at_once.plan.least.flop
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [{}, {"max_questions": None, "token_budget": 40}, SHARED])
 def test_another_cut_is_that_of_its_plan(world: Path, fields: dict[str, Any]) -> None:
     task = make(world, fields)

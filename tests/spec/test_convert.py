@@ -1,5 +1,9 @@
 """A Trainer-style config is converted whole: every key is mentioned, and no change of the model slips by."""
 
+import dataclasses
+import enum
+import importlib.util
+import json
 import re
 from collections import Counter
 from pathlib import Path
@@ -10,8 +14,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sameday.models.families import known_families
 from sameday.spec import trainer_keys
-from sameday.spec.convert import Conversion, convert, render, write
+from sameday.spec.conversion import Conversion, render, write
+from sameday.spec.convert import convert
 from sameday.spec.errors import BadInput
 from sameday.spec.load import load_plan, load_recipe, resolve_path
 from sameday.spec.plan import Plan
@@ -21,14 +27,14 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "trainer_config.yaml"
 BASE = {"model_name_or_path": "tiny", "train_file": "train.jsonl"}
 
 
-def converted(folder: Path, **values: Any) -> Conversion:
+def converted(folder: Path, drop: tuple[str, ...] = (), **values: Any) -> Conversion:
     (folder / "old.yaml").write_text(yaml.safe_dump({**BASE, **values}, sort_keys=False))
-    return convert(folder / "old.yaml")
+    return convert(folder / "old.yaml", known_families(), drop)
 
 
-def refused(folder: Path, **values: Any) -> list[str]:
+def refused(folder: Path, drop: tuple[str, ...] = (), **values: Any) -> list[str]:
     with pytest.raises(BadInput) as error:
-        converted(folder, **values)
+        converted(folder, drop, **values)
     return [line.removeprefix(f"{folder}/") for line in str(error.value).splitlines()]
 
 
@@ -53,7 +59,12 @@ def leaves(values: dict[str, Any], prefix: str = "") -> list[str]:
 def assert_complete(conversion: Conversion, values: dict[str, Any]) -> None:
     counts = Counter(note.key for note in conversion.notes if not note.key.startswith("("))
     assert counts == dict.fromkeys(leaves(values), 1)
-    lines = render(conversion.notes).splitlines()
+    *lines, blank, unsaid = render(conversion.notes).splitlines()
+    assert blank == "" and unsaid.startswith("No config says what the old program does in its own code")
+    dropped = [f"{note.key} = " for note in conversion.notes if note.went_to is None]
+    if dropped:  # last, once, with their count
+        heading = lines.index(f"{len(dropped)} {'key' if len(dropped) == 1 else 'keys'} dropped:")
+        assert len(lines[heading + 1 :]) == len(dropped) and not any("dropped:" in line for line in lines[:heading])
     for key in leaves(values):
         assert sum(line.startswith(f"{key} = ") for line in lines) == 1
     assert all(note.why for note in conversion.notes if note.went_to is None)
@@ -76,19 +87,25 @@ def test_the_example() -> None:
             "warmup_ratio": 0.03,
             "num_epochs": 5,
             "seed": 42,
+            "image_backend": "torchvision",
         }
     )
     assert done.plan == Plan.model_validate(
-        {"checkpointing": "full", "workers": 4, "save_steps": 250, "eval_steps": 250}
+        {"checkpointing": "full", "workers": 4, "save_steps": 250, "eval_steps": 250, "cache": "pixels"}
     )
 
 
 def test_rendered_lines(tmp_path: Path) -> None:
-    lines = render(converted(tmp_path, lr=5e-5, use_vision_cache=True).notes).splitlines()
-    assert len({line.index("  ->  ") for line in lines}) == 1
+    values = {"report_to": "wandb", "lr": 5e-5, "use_vision_cache": True, "vision_cache_dir": "cache"}
+    *lines, blank, heading, first, last, _, _ = render(converted(tmp_path, **values).notes).splitlines()
+    assert len({line.index("  ->  ") for line in (*lines, first, last)}) == 1
     rows = [re.sub(" +", " ", line) for line in lines]
     assert "lr = 5e-05 -> recipe.learning_rate = 5e-05" in rows
-    assert f"use_vision_cache = true -> dropped: {trainer_keys.DROPPED['use_vision_cache']}" in rows
+    ahead = "made on the way, or ahead by `sameday cache --kind pixels`"
+    assert f"use_vision_cache = true -> plan.cache = pixels ({ahead})" in rows
+    assert (blank, heading) == ("", "2 keys dropped:")
+    assert first.endswith("dropped: a run always writes metrics.jsonl and TensorBoard events")
+    assert last.startswith("vision_cache_dir = cache ") and "plan.cache_dir is filled anew" in last
     assert "(not set) num_train_epochs -> recipe.num_epochs = 3 (the Trainer's default)" in rows
 
 
@@ -132,7 +149,7 @@ def test_hugging_face_names(tmp_path: Path) -> None:
             "run_name": "my run",
             "output_dir": "o",
         },
-        **{"modules_to_save": [], "logging_dir": "logs", "do_train": True, "learning_rte": 3},
+        **{"modules_to_save": [], "logging_dir": "logs", "do_train": True},
     }
     done = converted(tmp_path, **old)
     assert_complete(done, {**BASE, **old})
@@ -146,7 +163,6 @@ def test_hugging_face_names(tmp_path: Path) -> None:
     assert (plan.save_steps, plan.eval_steps, plan.save_total_limit, plan.log_steps) == ("epoch", None, 2, 5)
     assert went(done, "gradient_accumulation_steps") == ("recipe.effective_batch", 32)
     assert "multiply by their number" in why(done, "gradient_accumulation_steps")
-    assert why(done, "learning_rte") == "not known; nearest: learning_rate"
     assert any("weighs by token inside a micro-batch" in note.why for note in done.notes)
 
 
@@ -159,6 +175,8 @@ def test_hugging_face_names(tmp_path: Path) -> None:
         ({"bf16": True, "tf32": True}, "bf16"),
         ({"torch_dtype": "torch.bfloat16"}, "bf16"),
         ({"bf16": False, "dtype": "float32", "tf32": False}, "float32"),
+        ({"mixed_precision": "bf16", "torch_dtype": "float32"}, "bf16"),
+        ({"mixed_precision": False}, "float32"),
     ],
 )
 def test_precision(tmp_path: Path, old: dict[str, Any], expected: str) -> None:
@@ -300,6 +318,163 @@ def test_write_never_destroys_another_recipe(tmp_path: Path) -> None:
     write(done, tmp_path)
     with pytest.raises(BadInput, match=r"recipe\.yaml: already there, with other contents; choose another -o"):
         write(converted(tmp_path, lr=1.0), tmp_path)
+
+
+# What would be another model
+
+
+def test_a_key_that_is_not_known_is_refused_until_it_is_let_go(tmp_path: Path) -> None:
+    old = {"learning_rte": 3, "data": {"new_thing": {"a": 1, "b": [2]}, "empty": None}, "wandb": {"anything": "x"}}
+    why_not = "and it may change the model; --drop"
+    assert refused(tmp_path, **old) == [
+        f"old.yaml:3: learning_rte is 3; not known (nearest: learning_rate), {why_not} learning_rte leaves it out",
+        f"old.yaml:6: data.new_thing.a is 1; not known, {why_not} data.new_thing.a leaves it out",
+        f"old.yaml:7: data.new_thing.b is [2]; not known, {why_not} data.new_thing.b leaves it out",
+    ]
+    done = converted(tmp_path, ("learning_rte", "data.new_thing"), **old)
+    assert_complete(done, {**BASE, **old})
+    assert why(done, "data.new_thing.b").startswith("left out, as --drop asks")
+    assert why(done, "data.empty") == "not known, and empty"
+    (line,) = refused(tmp_path, ("lr",), load_in_8bit=False)
+    assert line == f"--drop lr: {tmp_path}/old.yaml has no such key"
+
+
+@pytest.mark.parametrize(
+    ("old", "reason"),
+    [
+        (
+            {"data": {"instruction_template": "Answer briefly.\n{question}"}},
+            "data.instruction_template is 'Answer briefly.\\n{question}'; the prompt would be another one (each line's "
+            "'instruction' can hold its whole text), and no recipe says that (allowed: {question})",
+        ),
+        ({"prompt_template": "Q: {question}"}, "the prompt would be another one"),
+        ({"question_suffix": "in one word", "question_prefix": "Say"}, "the prompt would be another one"),
+        ({"template": "vicuna"}, "the prompt would be another one (allowed: qwen2_vl, qwen2_5_vl, qwen3_vl"),
+        ({"model": {"quantization": "nf4"}}, "model.quantization is nf4; the base model would be quantized"),
+        ({"bnb_4bit_quant_type": "nf4"}, "bnb_4bit_quant_type is nf4; the base model would be quantized"),
+        (
+            {"quantization_config": {"load_in_4bit": "true", "bnb_4bit_quant_type": "nf4"}},
+            "quantization_config.load_in_4bit is true; the base model would be quantized",
+        ),
+        ({"use_qlora": True}, "use_qlora is true; the base model would be quantized"),
+        ({"bits": 4}, "bits is 4; the base model would be quantized"),
+        ({"precision": "nf4"}, "precision is nf4; no recipe has this precision (allowed: bf16, float32, tf32)"),
+        ({"stage": 2}, "only some questions would be used; write them to a file of their own"),
+        ({"val_size": 0.1}, "some training questions would be held out"),
+        ({"image_size": 448}, "images would be resized otherwise"),
+        ({"lr_scheduler_kwargs": {"num_cycles": 2}}, "lr_scheduler_kwargs.num_cycles is 2; not known"),
+        ({"mask_prompt": False}, "questions would be learned besides answers"),
+        ({"use_lora": False}, "all weights would be trained"),
+    ],
+)
+def test_what_would_be_another_model_is_refused(tmp_path: Path, old: dict[str, Any], reason: str) -> None:
+    assert any(reason in line for line in refused(tmp_path, **old)), refused(tmp_path, **old)
+
+
+def test_a_quantization_that_is_off_is_dropped(tmp_path: Path) -> None:
+    old = {"load_in_4bit": "false", "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": "bfloat16"}
+    done = converted(tmp_path, **old)
+    assert_complete(done, {**BASE, **old})
+    assert why(done, "bnb_4bit_quant_type") == "does nothing: no quantization is asked for"
+
+
+@pytest.mark.parametrize("name", ["llava-hf/llava-1.5-7b-hf", "google/medgemma-4b-it", "Qwen/Qwen2.5-7B-Instruct"])
+def test_a_model_of_another_family_is_refused(tmp_path: Path, name: str) -> None:
+    allowed = "by its name it is of a family that is not supported (allowed: qwen2_5_vl, qwen2_vl, qwen3_vl)"
+    assert refused(tmp_path, model_name_or_path=name) == [f"old.yaml:1: model_name_or_path is {name}; {allowed}"]
+
+
+def test_models_by_name_and_by_folder(tmp_path: Path) -> None:
+    for name in ("Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen2-VL-2B", "unsloth/Qwen3-VL-8B-Instruct"):
+        assert why(converted(tmp_path, model_name_or_path=name), "model_name_or_path") == ""
+    done = converted(tmp_path, model_name_or_path="hospital/ours")
+    assert why(done, "model_name_or_path").startswith(
+        "its family is not told by its name: `train` looks at it (allowed"
+    )
+    (line,) = refused(tmp_path, model_name_or_path="unsloth/Qwen3-VL-8B-Instruct-bnb-4bit")
+    assert "by its name its weights are quantized, and no recipe says that" in line
+    for kind in ("qwen3_vl", "gemma3"):
+        (tmp_path / "ours").mkdir(exist_ok=True)
+        (tmp_path / "ours" / "config.json").write_text(json.dumps({"model_type": kind}))
+        if kind == "qwen3_vl":
+            assert why(converted(tmp_path, model_name_or_path="ours"), "model_name_or_path") == ""
+    (line,) = refused(tmp_path, model_name_or_path="ours")
+    assert "its model type is gemma3, which is not supported (allowed: qwen2_5_vl," in line
+
+
+def test_data_under_other_names(tmp_path: Path) -> None:
+    old = {"model": {"name": "tiny"}, "data": {"train_json": "a.json", "val_json": "b.json", "img_dir": "i"}}
+    (tmp_path / "old.yaml").write_text(yaml.safe_dump(old))
+    data = convert(tmp_path / "old.yaml").recipe.data
+    assert (data.train, data.val, data.image_root) == ("a.json", "b.json", "i")
+
+
+def test_sections_of_a_script(tmp_path: Path) -> None:
+    old = {
+        "lora_config": {"r": 2, "alpha": 6, "lora_dropout": 0.1, "target_modules": ["q_proj"], "bias": "none"},
+        "training": {
+            "optimizer": {"name": "adamw_torch", "lr": 1e-3, "betas": [0.9, 0.95]},
+            "scheduler": {"type": "cosine"},
+        },
+        "data": {"answer_key": "answer", "image_column": "image_filename"},
+    }
+    done = converted(tmp_path, **old)
+    assert_complete(done, {**BASE, **old})
+    recipe = done.recipe
+    assert (recipe.lora.r, recipe.lora.alpha, recipe.lora.dropout) == (2, 6, 0.1)
+    assert (recipe.learning_rate, recipe.betas, recipe.schedule) == (1e-3, (0.9, 0.95), "cosine")
+    (line,) = refused(tmp_path, data={"answer_key": "label"})
+    assert (
+        "it would be read under another name; rename it in the data, and no recipe says that (allowed: answer)" in line
+    )
+    (line,) = refused(tmp_path, betas=[0.9, 0.95], adam_beta2=0.99)
+    assert line == "old.yaml:6: adam_beta2 is 0.99; but betas, which says both, is [0.9, 0.95]"
+
+
+def test_sections_about_something_else_say_nothing_about_training(tmp_path: Path) -> None:
+    old = {"train": {"batch_size": 2}, "eval": {"batch_size": 8, "eval_steps": 7, "seed": 1}, "logging": {"steps": 3}}
+    done = converted(tmp_path, **old)
+    assert_complete(done, {**BASE, **old})
+    assert (done.plan.max_questions, done.plan.eval_steps, done.recipe.seed) == (2, 7, 42)
+    assert why(done, "eval.batch_size") == "what is trained does not depend on evaluation"
+
+
+@pytest.mark.parametrize(
+    ("old", "backend"),
+    [({}, "torchvision"), ({"use_fast": True}, "torchvision"), ({"processor": {"use_fast": False}}, "pil")],
+)
+def test_images_are_resized_as_the_old_program_did(tmp_path: Path, old: dict[str, Any], backend: str) -> None:
+    done = converted(tmp_path, **old)
+    assert done.recipe.image_backend == backend
+    (note,) = [note for note in done.notes if note.went_to == "recipe.image_backend"]
+    assert "the two resize about a third of the pixels one level apart" in note.why
+    missing = "torchvision is not installed here: a run will need it" in note.why
+    assert missing == (backend == "torchvision" and importlib.util.find_spec("torchvision") is None)
+
+
+def test_where_an_answer_ended_is_set_or_said(tmp_path: Path) -> None:
+    factory = {"template": "qwen3_vl", "stage": "sft", "finetuning_type": "lora", "cutoff_len": 1024}
+    assert converted(tmp_path, **factory).recipe.answer_end == "turn"
+    done = converted(tmp_path)
+    assert done.recipe.answer_end == "end_token"
+    (note,) = [note for note in done.notes if note.went_to == "recipe.answer_end"]
+    assert note.why == "a program that masks the prompt alone learns the line break after an answer too: then set turn"
+
+
+def test_every_field_of_the_trainer_and_of_peft_is_known(tmp_path: Path) -> None:
+    """What `TrainingArguments.to_dict` and an adapter's configuration hold at their defaults converts."""
+    from peft import LoraConfig
+    from transformers import TrainingArguments
+
+    values = {}
+    for kind in (TrainingArguments, LoraConfig):
+        for each in dataclasses.fields(kind):
+            default = each.default if each.default_factory is dataclasses.MISSING else each.default_factory()
+            if default is None or isinstance(default, bool | int | float | str | list | dict):
+                values[each.name] = default.value if isinstance(default, enum.Enum) else default
+    assert len(values) > 120
+    done = converted(tmp_path, **{**values, "target_modules": ["q_proj"]})
+    assert (done.recipe.learning_rate, done.recipe.lora.r, done.recipe.num_epochs) == (5e-5, 8, 3)
 
 
 ANY = st.none() | st.booleans() | st.integers(-2, 9) | st.floats(0, 2) | st.sampled_from(["no", "steps", "x y", "3"])

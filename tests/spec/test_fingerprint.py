@@ -235,6 +235,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         **{"system_prompt": None, "min_pixels": None, "max_pixels": None, "image_backend": "pil", "max_length": None},
         "order": {"kind": "shuffle", "within_image": "listed", "max_per_image": None, "within_stage": "shuffle"},
         "loss_weight": "token",
+        "answer_end": "end_token",
     },
     "classify": {
         **SHARED,

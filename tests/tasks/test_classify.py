@@ -284,6 +284,7 @@ def test_fused_levels_are_not_compiled(home: Path, monkeypatch: pytest.MonkeyPat
 # Recorded graphs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", ["none", "layers"])
 def test_recorded_micro_batches_learn_what_eager_ones_do(
     home: Path, monkeypatch: pytest.MonkeyPatch, layers: Any

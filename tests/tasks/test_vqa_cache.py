@@ -42,6 +42,8 @@ from sameday.train.launch import cache_from_files
 from sameday.train.session import Session, Specs
 from sameday.train.steps import Steps
 
+CPU = ["plan.device=cpu"]
+"""What is made by hand below is made there, and a cache is keyed by where its features were computed."""
 SHARED: dict[str, Any] = {"share_images": True, "packing": True, "max_questions": None, "label_only_logits": True}
 
 
@@ -193,19 +195,20 @@ def test_features_of_a_trained_tower_are_refused(home: Path) -> None:
         VqaSetup(recipe, home).resolve_auto(Plan(cache="features"), Machine("cpu", "CPU", 2**34, 2, False))
     (home / "recipe.yaml").write_text(dump_yaml(recipe))
     with pytest.raises(BadInput, match="train_vision"):
-        cache_from_files(home / "recipe.yaml", None, [], Caching("features", "fill", False))
+        cache_from_files(home / "recipe.yaml", None, CPU, Caching("features", "fill", False))
 
 
 # The command
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pixels", "features"])
 def test_a_cache_is_filled_checked_and_pruned(home: Path, kind: Any, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = worlds.tiny_recipe(home / "model", order="by_image")
     (home / "recipe.yaml").write_text(dump_yaml(recipe))
 
     def ask(what: Any, measure: bool = False) -> tuple[bool, str]:
-        well = cache_from_files(home / "recipe.yaml", None, [], Caching(kind, what, measure))
+        well = cache_from_files(home / "recipe.yaml", None, CPU, Caching(kind, what, measure))
         return well, capsys.readouterr().out
 
     well, said = ask("check")
@@ -232,23 +235,24 @@ def test_a_cache_is_filled_checked_and_pruned(home: Path, kind: Any, capsys: pyt
     (entry.parent.parent / "features-afile").write_text("not ours")
     small = worlds.tiny_recipe(home / "model", max_pixels=32 * 32)
     (home / "small.yaml").write_text(dump_yaml(small))
-    assert cache_from_files(home / "small.yaml", None, [], Caching(kind))
+    assert cache_from_files(home / "small.yaml", None, CPU, Caching(kind))
     well, said = ask("prune")
     assert well and "1 files that this recipe does not use are gone" in said and not stale.exists()
     assert "4 entries with max_pixels" in said and "stay; --prune --all removes them" in said
-    assert ask("check")[0] and cache_from_files(home / "small.yaml", None, [], Caching(kind, "check"))
+    assert ask("check")[0] and cache_from_files(home / "small.yaml", None, CPU, Caching(kind, "check"))
     capsys.readouterr()
     well, said = ask("prune all")
     assert well and "4 files that this recipe does not use are gone" in said, said
-    assert ask("check")[0] and not cache_from_files(home / "small.yaml", None, [], Caching(kind, "check"))
+    assert ask("check")[0] and not cache_from_files(home / "small.yaml", None, CPU, Caching(kind, "check"))
 
 
+@pytest.mark.slow
 def test_measured_steps_decide_what_auto_is(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (home / "recipe.yaml").write_text(dump_yaml(worlds.tiny_recipe(home / "model", order="by_image")))
-    plan = Session.start(Specs.from_files(home / "recipe.yaml", None, [])).plan
+    plan = Session.start(Specs.from_files(home / "recipe.yaml", None, CPU)).plan
     auto = plan.model_dump() | {"cache": "auto"}
     assert "cache: none, because no steps of this recipe and plan were timed" in make(home, **auto).notes[0]
-    cache_from_files(home / "recipe.yaml", None, [], Caching("pixels", "fill", True))
+    cache_from_files(home / "recipe.yaml", None, CPU, Caching("pixels", "fill", True))
     said = capsys.readouterr().out
     assert "pixels: " in said and "features: " in said and "GB/s here" in said
     (file,) = (home / "sameday-cache").glob("measured-*.json")
@@ -268,7 +272,7 @@ def test_measured_steps_decide_what_auto_is(home: Path, capsys: pytest.CaptureFi
     found = now(**fast)
     assert found.notes[0].startswith("cache: none, because features: ") and found.source.features is None
     assert "frees 500 of 1000 ms: 2.00×, but 4 images are missing: `sameday cache --kind features`" in found.notes[0]
-    cache_from_files(home / "recipe.yaml", None, [], Caching("features"))
+    cache_from_files(home / "recipe.yaml", None, CPU, Caching("features"))
     found = now(**fast)
     assert found.notes[0].startswith("cache: features, because features:")
     right = learned(found)
@@ -288,7 +292,7 @@ def test_questions_without_images(home: Path, capsys: pytest.CaptureFixture[str]
     data = {"train": "train-blind.jsonl", "val": "val-blind.jsonl"}
     (home / "recipe.yaml").write_text(dump_yaml(worlds.tiny_recipe(home / "model", data=data)))
     for asked in (Caching("pixels"), Caching("pixels", measure=True), Caching("features")):
-        assert cache_from_files(home / "recipe.yaml", None, [], asked)
+        assert cache_from_files(home / "recipe.yaml", None, CPU, asked)
     assert "features: no images, no gain" in capsys.readouterr().out
 
 
@@ -371,6 +375,6 @@ def test_a_build_that_is_asked_to_stop_goes_on_later(home: Path, capsys: pytest.
     there = len(list(home.glob("sameday-cache/pixels-*/*.safetensors")))
     assert process.returncode == EXIT_STOPPED, f"{out}\n{error}"
     assert f"pixels: {there} of 40 images are there; the same command goes on" in error and 0 < there < 40
-    assert cache_from_files(home / "recipe.yaml", None, [], Caching("pixels"))
+    assert cache_from_files(home / "recipe.yaml", None, CPU, Caching("pixels"))
     assert f"pixels: {40 - there} images made" in capsys.readouterr().out
-    assert cache_from_files(home / "recipe.yaml", None, [], Caching("pixels", "check"))
+    assert cache_from_files(home / "recipe.yaml", None, CPU, Caching("pixels", "check"))

@@ -37,8 +37,8 @@ def test_workers_give_the_same_scores(tmp_path: Path, tiny_qwen3: Path) -> None:
 # Exact match
 
 
-def always_right(task: VqaTask, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model gives every target."""
+def always_right(task: VqaTask, monkeypatch: pytest.MonkeyPatch, but: int = -1) -> None:
+    """The model gives every target, but not this token."""
     seen: list[Batch] = []
 
     def hidden(batch: Batch, step: int = 0) -> Tensor:
@@ -47,15 +47,16 @@ def always_right(task: VqaTask, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def logits(_hidden: Tensor, at: Tensor) -> Tensor:
         assert torch.equal(at, seen[-1].target_at)
-        return F.one_hot(seen[-1].target, len(task.encoder.tokenizer)).float()
+        return F.one_hot(seen[-1].target, len(task.encoder.tokenizer)).float() * (seen[-1].target != but)[:, None]
 
     monkeypatch.setattr(task.model, "hidden", hidden)
     monkeypatch.setattr(task.model, "logits", logits)
 
 
+@pytest.mark.parametrize("answer_end", ["end_token", "turn"])
 @pytest.mark.parametrize("plan", [{}, {"max_questions": None}, SHARED], ids=["alone", "padded", "shared"])
 def test_an_answer_that_was_cut_never_matches(
-    tmp_path: Path, tiny_qwen3: Path, monkeypatch: pytest.MonkeyPatch, plan: dict[str, Any]
+    tmp_path: Path, tiny_qwen3: Path, monkeypatch: pytest.MonkeyPatch, plan: dict[str, Any], answer_end: str
 ) -> None:
     """Though an earlier turn of the same conversation, or of another one in the row, ends as it should."""
     worlds.write_world(tmp_path, 0, (1,), hard=False)
@@ -73,12 +74,27 @@ def test_an_answer_that_was_cut_never_matches(
     ]
     for name in ("train", "val"):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    task = worlds.make_task(tmp_path, worlds.tiny_recipe(tiny_qwen3, max_length=100), Plan(**plan))
-    cut = [encoded.tokens[-1] != task.encoder.end_token for encoded in map(task._encode, task.splits["val"])]
+    recipe = worlds.tiny_recipe(tiny_qwen3, max_length=100, answer_end=answer_end)
+    task = worlds.make_task(tmp_path, recipe, Plan(**plan))
+    encoded = [task._encode(sample).tokens for sample in task.splits["val"]]
+    cut = [tokens[-1 - (answer_end == "turn")] != task.encoder.end_token for tokens in encoded]
     assert cut == [False, True, False, True]
     always_right(task, monkeypatch)
     scores = task.evaluate("val", Ranks())
     assert scores["exact_match"] == 0.5 and scores["samples"] == 4
+
+
+def test_what_follows_an_answer_is_no_part_of_a_match(
+    tmp_path: Path, tiny_qwen3: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No answer that is generated goes on behind its end."""
+    worlds.write_world(tmp_path, 0, (3,), hard=False)
+    task = worlds.make_task(tmp_path, worlds.tiny_recipe(tiny_qwen3, answer_end="turn"), Plan())
+    (line_break,) = task.encoder.tokenizer("\n")["input_ids"]
+    always_right(task, monkeypatch, but=line_break)
+    assert task.evaluate("val", Ranks())["exact_match"] == 1
+    always_right(task, monkeypatch, but=task.encoder.end_token)
+    assert task.evaluate("val", Ranks())["exact_match"] == 0
 
 
 # Memory

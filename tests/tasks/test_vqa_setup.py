@@ -33,6 +33,9 @@ def test_what_was_checked_is_not_encoded_again(
     splits = setup.audit(print).splits
     with pytest.raises(BadInput, match=r"train\.jsonl:10: .*\n.*on_bad=skip leaves them out"):
         setup.drop_too_long(splits)
+    many = {**splits, "train": [*splits["train"], *[splits["train"][-1]] * 8]}
+    with pytest.raises(BadInput, match=r"\n    9 of this kind: train\.jsonl:10, .* and 6 more\nall 9 are listed in "):
+        setup.drop_too_long(many)
     setup = VqaSetup(recipe.model_copy(update={"data": recipe.data.model_copy(update={"on_bad": "skip"})}), folder)
     checked = pickle.loads(pickle.dumps(setup.drop_too_long(splits)))
     assert {name: len(each) for name, each in checked.items()} == {

@@ -42,7 +42,9 @@ class Process:
         torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
         program = ("-m", "sameday") if script is None else (str(script),)
         alone = (sys.executable, *program)
-        options = [part for field in sets for part in ("--set", field)]
+        # Several ranks are joined by gloo: more than one GPU would be needed otherwise.
+        fields = (*sets, "plan.device=cpu") if ranks > 1 else sets
+        options = [part for field in fields for part in ("--set", field)]
         self._outputs = [folder / f"{out}.stdout", folder / f"{out}.stderr"]
         with self._outputs[0].open("w") as stdout, self._outputs[1].open("w") as stderr:
             self.popen = subprocess.Popen(

@@ -66,6 +66,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return worlds.write_world(tmp_path_factory.mktemp("memory"), 5, (9, 1, 5, 3), hard=True)
 
 
+ROUNDING = 3e-5
+"""Of weights after AdamW has divided rounded gradients by their own size some times: 1e-5 to 1.2e-5 were seen, by the
+matmuls of different CPUs. A question more or less in a step is a hundred times that."""
+
+
 class Killed(BaseException):
     """Ends a run as a signal that cannot be caught does: nothing after it is saved."""
 
@@ -141,7 +146,7 @@ def test_the_step_is_done_again_in_smaller_pieces(
         if step >= at:
             assert len(tight.sizes[step]) >= len(roomy.sizes[step])
     for key, value in expected.items():
-        assert (found[key] - value).norm() <= 1e-5 * value.norm(), key
+        assert (found[key] - value).norm() <= ROUNDING * value.norm(), key
 
 
 @pytest.mark.parametrize("name", PLANS)

@@ -24,7 +24,7 @@ from sameday.train.watch import Watch
 
 LINE = re.compile(
     r"step (\d+)/(\d+)  loss (\d+\.\d{4})  lr (\d\.\d\de-\d\d)  (\d+\.\d{3}) s/step  (\d+\.\d) samples/s"
-    r"(?:  wait (\d+)%)?  left (\d+:\d\d(?::\d\d)?)"
+    r"(?:  wait (\d+)%)?(?:  gpu \d+%)?  left (\d+:\d\d(?::\d\d)?)"
 )
 CPU = torch.device("cpu")
 

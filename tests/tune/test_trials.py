@@ -71,7 +71,7 @@ def test_a_trial_loads_nothing_that_could_be_loaded_once_for_all(
         "print(sum(name.startswith(large) for name in set(sys.modules) - before))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(done.stdout.split()[-1]) < 40, "a compiler alone is some 800"
+    assert int(done.stdout.split()[-1]) < 100, "a compiler alone is some 800"
 
 
 def trials(home: Path, folder: Path, seconds: float, said: list[str]) -> Trials:
@@ -82,7 +82,7 @@ def test_a_plan_that_cannot_run_is_a_result(home: Path, tmp_path: Path) -> None:
     said: list[str] = []
     measure = trials(home, tmp_path, 600, said)
     assert not measure.measure(Plan()).failed
-    found = measure.measure(Plan(cuda_graphs=True))
+    found = measure.measure(Plan(cuda_graphs=True, device="cpu"))
     assert found.failed is not None and "needs a GPU" in found.failed
     assert "plain" in said[0] and "cuda_graphs true" in said[1] and measure.start > 0
     went = re.fullmatch(

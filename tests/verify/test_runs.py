@@ -28,7 +28,7 @@ from sameday.verify.runs import RunsReport, compare_recipes, compare_runs
 
 STEPS = 5
 PLAIN = ("share_images=false", "packing=false", "max_questions=1", "label_only_logits=false", "optimizer_impl=loop")
-SETS = ("plan.save_steps=2", "plan.save_total_limit=null", "plan.eval_steps=2")
+SETS = ("plan.save_steps=2", "plan.save_total_limit=null", "plan.eval_steps=2", "plan.device=cpu")
 RUNS = {
     "plain": tuple(f"plan.{field}" for field in PLAIN),
     "again": (*(f"plan.{field}" for field in PLAIN), "plan.workers=1"),

@@ -25,9 +25,11 @@ from sameday.verify.compare import compare
 from sameday.verify.limits import LIMITS
 from sameday.verify.trace import Trace
 
-SHARED = Plan(share_images=True, packing=True, max_questions=None, attention="split", label_only_logits=True)
-PADDED = Plan(max_questions=3, pad_to_multiple=8, checkpointing="full", optimizer_impl="foreach")
-PIECES = Plan(micro_batch=3, images_on="device", optimizer_impl="foreach")
+CPU: dict[str, Any] = {"device": "cpu"}
+"""Recipes here are in float32, which the GPU's split attention has not."""
+SHARED = Plan(share_images=True, packing=True, max_questions=None, attention="split", label_only_logits=True, **CPU)
+PADDED = Plan(max_questions=3, pad_to_multiple=8, checkpointing="full", optimizer_impl="foreach", **CPU)
+PIECES = Plan(micro_batch=3, images_on="device", optimizer_impl="foreach", **CPU)
 BUG = """
 import sys
 if "sameday.verify.arm" in sys.orig_argv:
@@ -155,7 +157,7 @@ def test_a_step_whose_loss_is_not_known_yet_when_the_arm_is_killed(
     stage = Stage(tmp_path, sets.write_set(tmp_path / "set"), sets.tiny_recipe(), steps=4)
     plain = stage.plain(Plan()).arm
     monkeypatch.setattr(commit, "AHEAD", {"cpu": 1})
-    arm = run(stage.job("plan", Plan(optimizer_impl="fused")))
+    arm = run(stage.job("plan", Plan(optimizer_impl="fused", **CPU)))
     assert [(r.part, r.step) for r in arm.records if r.cut] == [(1, 3)]
     found = compare(arm, plain, None)
     assert found.worst["loss"] < 1e-5 and not found.differences

@@ -3,6 +3,7 @@ when a batch is made, never what is in it."""
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Generic, TypedDict, TypeVar
@@ -86,11 +87,13 @@ def _loader(
         prefetch_factor=prefetch,
         pin_memory=pin_memory,
         multiprocessing_context="fork",
-        worker_init_fn=_ignore_signals,
+        worker_init_fn=_begin,
     )
 
 
-def _ignore_signals(_worker: int) -> None:
-    """A batch system signals every process of a job. What that means is for the training process to decide."""
+def _begin(_worker: int) -> None:
+    """A batch system signals every process of a job. What that means is for the training process to decide. Nor does a
+    worker collect what it was forked with: a CUDA graph among it would abort a process that has no GPU."""
+    gc.freeze()
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)

@@ -39,6 +39,12 @@ class Ranks:
             return cls()
         local = int(os.environ.get("LOCAL_RANK", "0"))
         if device == "cuda":
+            there = torch.cuda.device_count()
+            if local >= there:
+                raise BadInput(
+                    f"process {local + 1} of this machine has no GPU: {there} here; start one process for each "
+                    f"(torchrun --nproc-per-node {there}), or ask for plan.device cpu"
+                )
             torch.cuda.set_device(local)
         dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=SUM_TIMEOUT)
         # Apart from NCCL, which ends every process of a run whose ranks are apart for longer than its time-out.

@@ -101,9 +101,9 @@ def refusal(width: int) -> str | None:
 
 def too_many(width: int, tokens: int, itemsize: int) -> str | None:
     """Why an image of so many tokens has no room in a GPU's multiprocessor, or None. An image's tokens are one tile;
-    beside them in shared memory lie the gradients of as many."""
+    beside them in shared memory lie the gradients of as many, or their scores."""
     tile, _ = token_tile(tokens)
-    if 3 * tile * width * itemsize > SHARED_MEMORY:
+    if max(3 * tile * width, tile * (tile + 2 * width)) * itemsize > SHARED_MEMORY:
         return f"{tokens} tokens of width {width} do not fit into one tile of a multiprocessor"
     return None
 

@@ -2,47 +2,29 @@
 
 from __future__ import annotations
 
-import difflib
-import os
+import importlib.util
+import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sameday.spec import trainer_keys as keys
+from sameday.spec.conversion import Conversion, Note, show
 from sameday.spec.errors import BadInput
-from sameday.spec.load import Document, dump_yaml, read_document, resolve_path, validate
+from sameday.spec.load import read_document, resolve_path, validate
 from sameday.spec.lora import Lora
 from sameday.spec.plan import Plan
-from sameday.spec.record import write_text
+from sameday.spec.trainer_settings import Settings
 from sameday.spec.vqa import VqaRecipe
 
 
-@dataclass(frozen=True)
-class Note:
-    """What became of one key. `went_to` is the new field, or None where the key was dropped."""
-
-    key: str
-    went_to: str | None
-    value: Any
-    why: str
-    became: Any = None
-
-
-@dataclass(frozen=True)
-class Conversion:
-    """The recipe and the plan, with paths as the old file had them, relative to `config_dir`."""
-
-    recipe: VqaRecipe
-    plan: Plan
-    notes: list[Note]
-    config_dir: Path
-
-
-def convert(path: Path) -> Conversion:
-    """Read a Trainer-style YAML. BadInput lists everything in it that no recipe can say."""
-    work = _Converter(read_document(path), path.parent)
+def convert(path: Path, families: Sequence[str] = (), drop: Sequence[str] = ()) -> Conversion:
+    """Read a Trainer-style YAML. BadInput lists everything in it that no recipe can say. `families` are the supported
+    ones; without them any model is taken. `drop` names keys or sections to leave out, whatever they say."""
+    work = _Converter(read_document(path), path.parent, drop)
+    work.model(families)
+    work.quantization()
     work.simple()
     work.batch()
     work.length()
@@ -50,6 +32,7 @@ def convert(path: Path) -> Conversion:
     work.optimizer()
     work.precision()
     work.adapters()
+    work.images()
     work.speed()
     work.intervals()
     work.best()
@@ -58,78 +41,41 @@ def convert(path: Path) -> Conversion:
     return work.finish()
 
 
-class _Converter:
-    """The old settings by their Hugging Face names, and what has been made of them so far."""
+class _Converter(Settings):
+    """Each method makes of some of the old settings what recipe and plan have for them."""
 
-    def __init__(self, document: Document, folder: Path) -> None:
-        self.document, self.folder = document, folder
-        self.old: dict[str, tuple[str, Any]] = {}
-        self.notes: list[Note] = []
-        self.refused: list[str] = []
-        self.new = {kind: Document(document.source) for kind in ("recipe", "plan")}
-        self.leaves = dict(keys.leaves(document.values, ""))
-        for key, value in self.leaves.items():
-            name = keys.canonical(key)
-            if name is None:
-                near = difflib.get_close_matches(key.split(".")[-1], keys.KNOWN, n=1)
-                self._drop_key(key, "not known" + (f"; nearest: {near[0]}" if near else ""))
-            elif name in self.old and self.old[name][1] != value:
-                other, there = self.old[name]
-                self._refuse_key(key, f"but {other}, which means the same, is {_show(there)}")
-            elif name in self.old:
-                self._drop_key(key, f"says the same as {self.old[name][0]}")
+    def model(self, families: Sequence[str]) -> None:
+        """Of a folder its configuration says what it is; of a name on the Hub, as far as it tells, the name."""
+        name = self.text("model_name_or_path")
+        if not name or not families:
+            return
+        allowed = f"(allowed: {', '.join(families)})"
+        kind = _model_type(resolve_path(self.folder, name) / "config.json")
+        squeezed = re.sub(r"[^a-z0-9]", "", name.lower())
+        told = any(family.replace("_", "") in squeezed for family in families)
+        if kind is not None and kind not in families:
+            self.refuse("model_name_or_path", f"its model type is {kind}, which is not supported {allowed}")
+        elif kind is None and not told and keys.OTHER_FAMILIES.search(name.lower()):
+            self.refuse("model_name_or_path", f"by its name it is of a family that is not supported {allowed}")
+        elif kind is None and not told:
+            self.why["model_name_or_path"] = f"its family is not told by its name: `train` looks at it {allowed}"
+        if kind is None and keys.QUANTIZED.search(name.lower()):
+            self.refuse("model_name_or_path", "by its name its weights are quantized, and no recipe says that")
+
+    def quantization(self) -> None:
+        """The settings of one that nothing turns on, or that is turned off, do nothing."""
+        switches = ("load_in_4bit", "load_in_8bit")
+        off = any(name in self.old for name in switches) and not any(self.get(name, bool) for name in switches)
+        for name in [name for name in self.old if name.startswith(keys.QUANTIZATION)]:
+            if off or self.old[name][1] in (None, False):
+                self.drop(name, "does nothing: no quantization is asked for")
             else:
-                self.old[name] = (key, value)
-
-    def get(self, name: str, kind: type) -> Any:
-        """The old value as this type where it can be read so; None where it is absent or null."""
-        return keys.cast(self.old[name][1], kind) if name in self.old else None
-
-    def text(self, name: str) -> str:
-        return "" if self.get(name, str) is None else str(self.get(name, str))
-
-    def put(self, field: str, value: Any, names: Sequence[str], why: str = "") -> None:
-        """Set a new field from the old settings of these names."""
-        given = [self.old[name][0] for name in names if name in self.old]
-        path = self._set(field, value)
-        self.new[field.split(".")[0]].places[path] = f"{self._place(given[0])}: {given[0]}"
-        self.notes += [Note(key, field, self.leaves[key], why, value) for key in given]
-
-    def default(self, field: str, value: Any, name: str, why: str = "the Trainer's default") -> None:
-        """Set a new field that the old config left to its program's default."""
-        self.drop(name, "null: the default")
-        self._set(field, value)
-        self.notes.append(Note(f"(not set) {name}", field, None, why, value))
-
-    def drop(self, name: str, why: str) -> None:
-        """Let an old setting go, if it was given."""
-        if name in self.old:
-            self._drop_key(self.old[name][0], why)
-
-    def refuse(self, name: str, why: str) -> None:
-        self._refuse_key(self.old[name][0], why)
-
-    def _drop_key(self, key: str, why: str) -> None:
-        self.notes.append(Note(key, None, self.leaves[key], why))
-
-    def _refuse_key(self, key: str, why: str) -> None:
-        self.refused.append(f"{self._place(key)}: {key} is {_show(self.leaves[key])}; {why}")
-
-    def _place(self, key: str) -> str:
-        return self.document.place(tuple(key.split(".")))
-
-    def _set(self, field: str, value: Any) -> tuple[str, ...]:
-        kind, *path = field.split(".")
-        here = self.new[kind].values
-        for step in path[:-1]:
-            here = here.setdefault(step, {})
-        here[path[-1]] = value
-        return tuple(path)
+                self.refuse(name, "the base model would be quantized, and no recipe says that (load_in_4bit: false is)")
 
     def simple(self) -> None:
         """What one old key says alone."""
         for name, (field, kind) in keys.DIRECT.items():
-            value, why = self.get(name, kind), keys.WHY.get(name, "")
+            value, why = self.get(name, kind), self.why.get(name, "")
             if value is None and name in keys.DEFAULTS and (name[:5] != "lora_" or self.has_adapters()):
                 self.default(field, *keys.DEFAULTS[name])
             elif value is None:
@@ -144,12 +90,14 @@ class _Converter:
                 self.refused.append(f"{self.document.source}: names no {what}: give {name}")
                 self._set(keys.DIRECT[name][0], "?")
         for name, (neutral, effect) in keys.NEUTRAL.items():
-            if name in self.old and self.old[name][1] not in (None, *neutral):
-                self.refuse(name, f"{effect}, and no recipe says that (allowed: {_show(neutral[0])})")
+            if name in self.old and keys.cast(self.old[name][1], bool) not in (None, *neutral):
+                allowed = show(neutral[0] if neutral else None)
+                self.refuse(name, f"{effect}, and no recipe says that (allowed: {allowed})")
             else:
                 self.drop(name, "does nothing at this value")
         for name in self.old:
-            if name not in (*keys.DIRECT, *keys.NEUTRAL, *keys.COMPUTED):
+            known = (*keys.DIRECT, *keys.NEUTRAL, *keys.COMPUTED)
+            if name not in known and not name.startswith(keys.QUANTIZATION):
                 self.drop(name, keys.DROPPED.get(name) or keys.dropped_start(name) or "")
 
     def batch(self) -> None:
@@ -211,13 +159,20 @@ class _Converter:
                 self.put("recipe.warmup_ratio", share, ["warmup_ratio"])
 
     def optimizer(self) -> None:
-        betas = (self.get("adam_beta1", float), self.get("adam_beta2", float))
-        if betas != (None, None):
-            filled = [0.9 if betas[0] is None else betas[0], 0.999 if betas[1] is None else betas[1]]
+        one, two, both = self.get("adam_beta1", float), self.get("adam_beta2", float), self.get("betas", list)
+        if both is not None:
+            self.put("recipe.betas", both, ["betas"])
+            for name, given in (("adam_beta1", one), ("adam_beta2", two)):
+                if given is None:
+                    self.drop(name, "null: betas says it")
+                else:
+                    self.refuse(name, f"but {self.old['betas'][0]}, which says both, is {show(both)}")
+        elif (one, two) != (None, None):
+            filled = [0.9 if one is None else one, 0.999 if two is None else two]
             self.put("recipe.betas", filled, ["adam_beta1", "adam_beta2"])
-        else:
-            self.drop("adam_beta1", "null: the default")
-            self.drop("adam_beta2", "null: the default")
+        for name in ("betas", "adam_beta1", "adam_beta2"):
+            if (one, two, both) == (None, None, None):
+                self.drop(name, "null: the default")
         norm = self.get("max_grad_norm", float)
         if norm is None:
             self.default("recipe.max_grad_norm", 1.0, "max_grad_norm")
@@ -233,23 +188,26 @@ class _Converter:
             self.drop("optim", "null: the default")
 
     def precision(self) -> None:
-        dtype, allowed = self.text("torch_dtype").removeprefix("torch."), "(allowed: bf16, float32, tf32)"
+        dtype, allowed = self.text("torch_dtype").lower().removeprefix("torch."), "(allowed: bf16, float32, tf32)"
         if self.get("fp16", bool):
             self.refuse("fp16", f"there is no fp16 recipe {allowed}")
-        if dtype and dtype not in keys.DTYPES:
-            self.refuse("torch_dtype", f"no recipe has this precision {allowed}")
+        mixed = self.text("mixed_precision").lower()
+        for key, given in (("torch_dtype", dtype), ("mixed_precision", mixed)):
+            if given and given not in keys.DTYPES:
+                self.refuse(key, f"no recipe has this precision {allowed}")
         name, chosen, why = "bf16", "float32", "bf16 is off"
         if self.get("bf16", bool):
             chosen, why = "bf16", "with float32 master copies of what is trained"
-        elif keys.DTYPES.get(dtype) == "bf16":
-            name, chosen, why = "torch_dtype", "bf16", "with float32 master copies of what is trained"
+        elif "bf16" in (keys.DTYPES.get(dtype), keys.DTYPES.get(mixed)):
+            name = "torch_dtype" if keys.DTYPES.get(dtype) == "bf16" else "mixed_precision"
+            chosen, why = "bf16", "with float32 master copies of what is trained"
         elif self.get("tf32", bool):
             name, chosen, why = "tf32", "tf32", "float32 with TF32 matmuls"
         if self.get(name, bool) is None:
             self.default("recipe.precision", chosen, name)
         else:
             self.put("recipe.precision", chosen, [name], why)
-        for other in ("bf16", "fp16", "tf32", "torch_dtype"):
+        for other in ("bf16", "fp16", "tf32", "torch_dtype", "mixed_precision"):
             if other != name:
                 self.drop(other, f"recipe.precision is {chosen}")
 
@@ -273,6 +231,24 @@ class _Converter:
             self.refuse("lora_target_modules", "must be a list of layer names, such as [q_proj, v_proj]")
         else:
             self.put("recipe.lora.target_modules", targets, ["lora_target_modules"])
+
+    def images(self) -> None:
+        """Which implementation resizes them, and whether they are kept."""
+        fast, here = self.get("use_fast", bool), importlib.util.find_spec("torchvision") is not None
+        backend = "pil" if fast is False else "torchvision"
+        why = "the two resize about a third of the pixels one level apart"
+        why += "" if here or backend == "pil" else "; torchvision is not installed here: a run will need it"
+        if fast is None:
+            default = "AutoProcessor's choice where torchvision is installed; set pil if the old run had the slow one"
+            self.default("recipe.image_backend", backend, "use_fast", f"{default}: {why}")
+        else:
+            self.put("recipe.image_backend", backend, ["use_fast"], why)
+        if self.get("use_vision_cache", bool) is None:
+            self.drop("use_vision_cache", "null: the default")
+        else:
+            kept = "pixels" if self.get("use_vision_cache", bool) else "none"
+            why = "made on the way, or ahead by `sameday cache --kind pixels`" if kept == "pixels" else ""
+            self.put("plan.cache", kept, ["use_vision_cache"], why)
 
     def speed(self) -> None:
         fields = {"gradient_checkpointing": ("checkpointing", "full"), "torch_compile": ("compile", "layers")}
@@ -299,7 +275,7 @@ class _Converter:
             else:
                 self.drop(names[0], f"{field} has no such choice")
             chosen = self.new["plan"].values.get(f"{what}_steps", "epoch")
-            self.drop(f"{what}_steps", f"not used: {field} is {_show(chosen)}")
+            self.drop(f"{what}_steps", f"not used: {field} is {show(chosen)}")
         steps = self.get("logging_steps", int)
         if isinstance(steps, int):
             self.put("plan.log_steps", steps, ["logging_steps"])
@@ -333,13 +309,26 @@ class _Converter:
             else:
                 self.drop(name, where if name == "output_dir" else "no name in it")
 
+    def template(self) -> bool:
+        """Whether the config is LLaMA-Factory's: its templates have a line break at the end of an answer."""
+        name = self.text("template")
+        if name in keys.OWN_TEMPLATES:
+            self.put("recipe.answer_end", "turn", ["template"], "this template's answers end with a line break")
+        elif name:
+            self.refuse("template", f"the prompt would be another one (allowed: {', '.join(keys.OWN_TEMPLATES)})")
+        else:
+            self.drop("template", "null: the model's own chat template")
+        return bool(name)
+
     def remarks(self) -> None:
         """What the old config could not say, because its program did it always."""
         weight = "the Trainer at one question at a time weighs each question the same"
         if self.new["plan"].values["max_questions"] != 1:
             weight = "near, not the same: the Trainer weighs by token inside a micro-batch of several questions"
+        end = "a program that masks the prompt alone learns the line break after an answer too: then set turn"
         for field, value, why in (
             ("recipe.loss_weight", "sample", weight),
+            *([] if self.template() else [("recipe.answer_end", "end_token", end)]),
             ("recipe.order", "shuffle", "by_image is what lets images be shared, and is another recipe"),
             (
                 "plan.share_images",
@@ -365,47 +354,11 @@ class _Converter:
         return Conversion(specs["recipe"], specs["plan"], notes, self.folder)
 
 
-def write(conversion: Conversion, out_dir: Path) -> tuple[Path, Path]:
-    """Write recipe.yaml and plan.yaml. Relative paths are rewritten to name the same files from there."""
-    base, target = os.path.realpath(conversion.config_dir), os.path.realpath(out_dir)
-
-    def moved(value: str) -> str:
-        if Path(value).expanduser().is_absolute():
-            return value
-        return Path(os.path.relpath(os.path.join(base, value), target)).as_posix()
-
-    recipe = conversion.recipe
-    if base != target:
-        data = {name: moved(value) for name, value in recipe.data if f"data.{name}" in keys.PATHS and value}
-        changed: dict[str, Any] = {"data": recipe.data.model_copy(update=data)}
-        if recipe.start_adapter:
-            changed["start_adapter"] = moved(recipe.start_adapter)
-        if resolve_path(conversion.config_dir, recipe.model).is_dir():
-            changed["model"] = moved(recipe.model)
-        recipe = recipe.model_copy(update=changed)
-    specs = {out_dir / "recipe.yaml": dump_yaml(recipe), out_dir / "plan.yaml": dump_yaml(conversion.plan)}
-    for path, text in specs.items():
-        if path.exists() and path.read_text(encoding="utf-8") != text:
-            raise BadInput(f"{path}: already there, with other contents; choose another -o")
-    for path, text in specs.items():
-        write_text(path, text)
-    return out_dir / "recipe.yaml", out_dir / "plan.yaml"
-
-
-def render(notes: Sequence[Note]) -> str:
-    """One line per key: what it was, what it became or why it was dropped."""
-    rows = []
-    for note in notes:
-        left = note.key if note.key.startswith("(") else f"{note.key} = {_show(note.value)}"
-        if note.went_to is None:
-            rows.append((left, f"dropped: {note.why}"))
-        else:
-            rows.append((left, f"{note.went_to} = {_show(note.became)}" + (f"  ({note.why})" if note.why else "")))
-    width = max((len(left) for left, _ in rows), default=0)
-    return "\n".join(f"{left:<{width}}  ->  {right}" for left, right in rows)
-
-
-def _show(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return f"[{', '.join(map(str, value))}]" if isinstance(value, list | tuple) else str(value)
+def _model_type(config: Path) -> str | None:
+    """As a model's folder has it; None where there is no such folder."""
+    try:
+        with config.open(encoding="utf-8") as file:
+            kind = json.loads(file.read(1_000_000)).get("model_type")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return None
+    return str(kind)

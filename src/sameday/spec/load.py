@@ -6,7 +6,7 @@ import difflib
 import re
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union
@@ -19,8 +19,10 @@ from sameday.spec.plan import Plan, foreign
 from sameday.spec.recipe import Recipe, Strict
 from sameday.spec.registry import RECIPES, known_tasks, recipe_type
 from sameday.spec.removed import REMOVED, refusal, without_removed
+from sameday.spec.sets import divided, split_sets
 
 Spec = TypeVar("Spec", bound=Strict)
+Made = TypeVar("Made")
 KeyPath = tuple[Any, ...]
 
 _UNIONS = (Union, types.UnionType)
@@ -136,25 +138,8 @@ def _find_places(node: yaml.Node, path: KeyPath, document: Document) -> None:
         _find_places(value, (*path, name), document)
 
 
-def split_sets(sets: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Settings such as recipe.lora.r=8 and plan.workers=4, divided into the recipe's and the plan's."""
-    parts: dict[str, list[str]] = {"recipe": [], "plan": []}
-    problems = []
-    for text in sets:
-        key, equals, _ = text.partition("=")
-        kind, *names = key.strip().split(".")
-        if not equals:
-            problems.append(f"--set {text}: has no '='; write recipe.KEY=VALUE or plan.KEY=VALUE")
-        elif kind not in parts or not names or not all(names):
-            problems.append(f"--set {text}: must start with recipe.KEY= or plan.KEY=")
-        else:
-            parts[kind].append(text)
-    if problems:
-        raise BadInput("\n".join(problems))
-    return parts["recipe"], parts["plan"]
-
-
-def _apply_sets(document: Document, sets: Sequence[str]) -> None:
+def _apply_sets(document: Document, sets: Sequence[str]) -> list[str]:
+    """A sentence about each that cannot be applied."""
     problems = []
     for text in sets:
         key, _, value = text.partition("=")
@@ -182,14 +167,40 @@ def _apply_sets(document: Document, sets: Sequence[str]) -> None:
             for old in [old for old in document.places if old[: len(path)] == path]:
                 del document.places[old]
             document.places[path] = f"--set {text}"
+    return problems
+
+
+def load_specs(recipe_path: Path, plan_path: Path | None, sets: Sequence[str]) -> tuple[Recipe, Plan]:
+    """Both, with their settings. BadInput has the problems of both."""
+    recipe_sets, plan_sets, problems = divided(sets)
+    recipe: Recipe | None = None
+    try:
+        recipe = load_recipe(recipe_path, recipe_sets)
+    except BadInput as error:
+        problems.append(str(error))
+    plan = _unless(problems, lambda: load_plan(plan_path, plan_sets, recipe))
+    assert recipe is not None
+    return recipe, plan
+
+
+def _unless(problems: Sequence[str], make: Callable[[], Made]) -> Made:
+    """What is made, unless there are problems, or come up now: all of them are told together."""
+    try:
+        made = make()
+    except BadInput as error:
+        problems = [*problems, str(error)]
     if problems:
         raise BadInput("\n".join(problems))
+    return made
 
 
 def load_recipe(path: Path, sets: Sequence[str] = ()) -> Recipe:
     """The recipe in this file, with `recipe.KEY=VALUE` settings put over it. Its task decides which fields it has."""
     document = read_document(path)
-    _apply_sets(document, split_sets(sets)[0])
+    return _unless(_apply_sets(document, split_sets(sets)[0]), lambda: _recipe_of(document))
+
+
+def _recipe_of(document: Document) -> Recipe:
     task = document.values.get("task", next(iter(RECIPES)))
     kind = recipe_type(task) if isinstance(task, str) else None
     if kind is None:
@@ -211,8 +222,7 @@ def load_plan(path: Path | None, sets: Sequence[str] = (), recipe: Recipe | type
     """The plan in this file (the plain plan without one), with `plan.KEY=VALUE` settings put over it. BadInput where it
     sets what the recipe's task cannot follow."""
     document = read_document(path) if path is not None else Document("plan")
-    _apply_sets(document, split_sets(sets)[1])
-    return _plan_of(document, recipe)
+    return _unless(_apply_sets(document, split_sets(sets)[1]), lambda: _plan_of(document, recipe))
 
 
 def load_recorded_plan(path: Path, recipe: Recipe) -> Plan:

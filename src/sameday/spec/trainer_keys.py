@@ -2,20 +2,47 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 # Names that scripts use, and the name Hugging Face has for the same thing. A longer path is looked up first.
 ALIASES = {
-    **dict.fromkeys(("model_name", "model", "base_model", "model_id"), "model_name_or_path"),
+    **dict.fromkeys(("model_name", "model", "base_model", "model_id", "model_path"), "model_name_or_path"),
+    **dict.fromkeys(("model.name", "model.path", "model.name_or_path", "model.id"), "model_name_or_path"),
     **dict.fromkeys(("train_bs", "batch_size", "train_batch_size"), "per_device_train_batch_size"),
     **dict.fromkeys(("grad_accum", "grad_accum_steps", "accumulation_steps"), "gradient_accumulation_steps"),
     **dict.fromkeys(("eval_bs", "eval_batch_size"), "per_device_eval_batch_size"),
     **dict.fromkeys(("max_seq_len", "max_seq_length", "model_max_length", "cutoff_len"), "max_length"),
-    **dict.fromkeys(("train_jsonl", "train_path", "data.train"), "train_file"),
-    **dict.fromkeys(("val_jsonl", "val_file", "eval_file", "val_path", "data.val"), "validation_file"),
-    **dict.fromkeys(("test_jsonl", "test_path"), "test_file"),
-    **dict.fromkeys(("image_dir", "image_folder", "images_dir"), "image_root"),
+    **dict.fromkeys(("train_jsonl", "train_json", "train_path", "train_data", "train_data_path"), "train_file"),
+    **dict.fromkeys(("training_file", "train_annotations", "data_path", "data.train"), "train_file"),
+    **dict.fromkeys(("val_jsonl", "val_json", "val_file", "val_path", "val_data"), "validation_file"),
+    **dict.fromkeys(("eval_jsonl", "eval_json", "eval_file", "eval_path", "eval_data"), "validation_file"),
+    **dict.fromkeys(("valid_file", "valid_json", "eval_data_path", "data.val", "data.validation"), "validation_file"),
+    "val_annotations": "validation_file",
+    **dict.fromkeys(("test_jsonl", "test_json", "test_path", "test_data", "data.test"), "test_file"),
+    **dict.fromkeys(("image_dir", "image_folder", "images_dir", "images_root", "img_dir"), "image_root"),
+    **dict.fromkeys(("img_root", "image_base", "media_dir", "data.images"), "image_root"),
+    **dict.fromkeys(("system", "system_message"), "system_prompt"),
+    **{"image_max_pixels": "max_pixels", "image_min_pixels": "min_pixels"},
+    **dict.fromkeys(("experiment_name", "exp_name", "run.name", "experiment.name"), "run_name"),
+    **dict.fromkeys(("optimizer.name", "optimizer.type"), "optim"),
+    **dict.fromkeys(("scheduler.name", "scheduler.type", "lr_scheduler.name"), "lr_scheduler_type"),
+    **dict.fromkeys(("use_fast_processor", "use_fast_image_processor"), "use_fast"),
+    **dict.fromkeys(("vision_cache", "cache_vision", "cache_images", "cache_pixel_values"), "use_vision_cache"),
+    **{"image_cache_dir": "vision_cache_dir", "precision": "torch_dtype", "adam_betas": "betas"},
+    **dict.fromkeys(("use_4bit", "use_qlora", "qlora", "q_lora"), "load_in_4bit"),
+    **{"use_8bit": "load_in_8bit", "bits": "quantization_bit", "quantization": "quantization_method"},
+    **dict.fromkeys(("quant", "quantize", "quant_type", "quant_method"), "quantization_method"),
+    **dict.fromkeys(("freeze_vision", "freeze_vit", "freeze_vision_encoder"), "freeze_vision_tower"),
+    **dict.fromkeys(("freeze_merger", "freeze_aligner", "freeze_projector"), "freeze_multi_modal_projector"),
+    **dict.fromkeys(("completion_only_loss", "assistant_only_loss", "mask_inputs", "mask_prompts"), "mask_prompt"),
+    **dict.fromkeys(("train_on_responses_only", "answer_only_loss"), "mask_prompt"),
+    **dict.fromkeys(("prompt_template", "question_template", "user_template", "prompt_format"), "instruction_template"),
+    **dict.fromkeys(("user_prompt_template", "prompt", "prompt_style", "instruction"), "instruction_template"),
+    **dict.fromkeys(("augment", "augmentations", "image_augmentation", "data_augmentation"), "augmentation"),
+    **dict.fromkeys(("val_split", "val_ratio", "validation_split", "eval_split_ratio", "test_size"), "val_size"),
+    **dict.fromkeys(("use_peft", "lora_enable", "enable_lora", "lora.enabled", "lora.enable"), "use_lora"),
     **dict.fromkeys(("prev_checkpoint", "adapter_name_or_path"), "start_adapter"),
     **dict.fromkeys(("lora.r", "r", "lora_rank", "lora.rank"), "lora_r"),
     **dict.fromkeys(("lora.alpha", "lora.lora_alpha"), "lora_alpha"),
@@ -71,9 +98,15 @@ WHY = {
 }
 
 # What these do to the model has no counterpart in a recipe: only the value that does nothing is let through.
+_QUANTIZED = "the base model would be quantized"
+_NAMED = "it would be read under another name; rename it in the data"
+_PROMPT = "the prompt would be another one"
+_RESIZED = "images would be resized otherwise than by recipe.min_pixels and max_pixels"
+_SOME = "only some questions would be used; write them to a file of their own"
+_FORM, _WHERE = "the adapters would have another form", "the adapters would start elsewhere"
 NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
-    "load_in_4bit": ((False,), "the base model would be quantized"),
-    "load_in_8bit": ((False,), "the base model would be quantized"),
+    "load_in_4bit": ((False,), _QUANTIZED),
+    "load_in_8bit": ((False,), _QUANTIZED),
     "label_smoothing_factor": ((0,), "the loss would be another one"),
     "group_by_length": ((False,), "the order would depend on lengths"),
     "dataloader_drop_last": ((False,), "the last questions of an epoch would be left out"),
@@ -81,14 +114,55 @@ NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "packing": ((False,), "a packed row would count as one question of the batch"),
     "train_on_inputs": ((False,), "questions would be learned besides answers"),
     "early_stopping_patience": ((0,), "training would stop before its last step"),
-    "use_dora": ((False,), "the adapters would have another form"),
+    "early_stopping": ((False,), "training would stop before its last step"),
+    **dict.fromkeys(("image_key", "image_column", "image_field"), (("image", "image_filename", "images"), _NAMED)),
+    **dict.fromkeys(("question_key", "question_column", "question_field"), (("question",), _NAMED)),
+    **dict.fromkeys(("answer_key", "answer_column", "answer_field"), (("answer",), _NAMED)),
     "use_rslora": ((False,), "the adapters would have another scale"),
     "bias": (("none",), "biases would be trained"),
     "modules_to_save": (([],), "more than adapters would be trained"),
-    "init_lora_weights": ((True,), "the adapters would start elsewhere"),
+    "init_lora_weights": ((True,), _WHERE),
     "adafactor": ((False,), "the optimizer would be another one"),
-    "quantization_bit": ((16, 32), "the base model would be quantized"),
-    "quantization_method": (("none",), "the base model would be quantized"),
+    "quantization_bit": ((16, 32), _QUANTIZED),
+    "quantization_method": (("none", False), _QUANTIZED),
+    "use_qalora": ((False,), _QUANTIZED),
+    "instruction_template": (
+        ("{question}", "{}", ""),
+        "the prompt would be another one (each line's 'instruction' can hold its whole text)",
+    ),
+    **dict.fromkeys(("question_prefix", "question_suffix", "prompt_prefix", "prompt_suffix"), (("",), _PROMPT)),
+    **dict.fromkeys(("answer_prefix", "answer_suffix", "answer_template"), (("",), "the answers would be other ones")),
+    "chat_template": (("default",), _PROMPT),
+    "augmentation": ((False, [], "none"), "images would be changed at random"),
+    **dict.fromkeys(("image_size", "image_resolution", "resize", "resized_height", "resized_width"), ((), _RESIZED)),
+    "max_image_size": ((), _RESIZED),
+    "val_size": ((0,), "some training questions would be held out; write them to a file of their own"),
+    "stage": (("sft",), _SOME),
+    **dict.fromkeys(("stages", "stage_filter", "question_types", "question_type"), ((), _SOME)),
+    "dataset": ((), "questions would come from a list of the old program; give train_file"),
+    "dataset_dir": ((), "questions would come from a list of the old program; give train_file"),
+    "shuffle": ((True,), "questions would come in the order of the file (recipe.order listed)"),
+    "train_sampling_strategy": (("random",), "the order would be another one"),
+    "mask_prompt": ((True,), "questions would be learned besides answers"),
+    "use_lora": ((True,), "all weights would be trained; leave out the LoRA keys"),
+    "peft_type": (("LORA", "lora"), "the adapters would have another form"),
+    "freeze_llm": ((False,), "the language model would not be trained"),
+    "freeze_multi_modal_projector": ((True,), "the merger between tower and language model would be trained"),
+    "tune_mm_llm": ((True,), "the language model would not be trained"),
+    "tune_mm_vision": ((False,), "the vision tower would be trained: set recipe.train_vision by hand"),
+    "tune_mm_mlp": ((False,), "the merger between tower and language model would be trained"),
+    "optim_target_modules": (([],), "the optimizer would be another one"),
+    "exclude_modules": (([],), "only some layers would get adapters"),
+    "layers_pattern": (([],), "only some layers would get adapters"),
+    "lora_bias": ((False, "none"), "biases would be trained"),
+    "trainable_token_indices": (([],), "more than adapters would be trained"),
+    "target_parameters": (([],), _FORM),
+    "layer_replication": (([],), "the model would have more layers"),
+    "fan_in_fan_out": ((False,), _FORM),
+    **dict.fromkeys(("use_bdlora", "use_dora", "ensure_weight_tying"), ((False,), _FORM)),
+    **dict.fromkeys(("megatron_config", "alora_invocation_tokens", "arrow_config", "kasa_config"), (({}, []), _FORM)),
+    **dict.fromkeys(("velora_config", "monteclora_config"), (({},), _FORM)),
+    **dict.fromkeys(("loftq_config", "eva_config", "corda_config", "lora_ga_config"), (({},), _WHERE)),
     "finetuning_type": (("lora",), "another part of the model would be trained"),
     "freeze_vision_tower": ((True,), "the vision tower would be trained: set recipe.train_vision by hand"),
     "additional_target": (([],), "more than adapters would be trained"),
@@ -100,17 +174,20 @@ NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "loss_type": (("default",), "the loss would be another one"),
 }
 
-_NO_CACHE = "no caches in this version; plan.share_images computes an image once for its questions"
+_COMMAND = "the command says what to do"
+_EVALUATION = "what is trained does not depend on evaluation"
+_LOGGING = "a run always writes metrics.jsonl and TensorBoard events"
+_RANKS = "ranks hold the whole model; gradients are added in one call"
+_FILES = "nothing in the model depends on it"
 
 # What these do leaves the model as it is.
 DROPPED = {
     "per_device_eval_batch_size": "plan.eval_token_budget says how much is evaluated at once",
-    "use_vision_cache": _NO_CACHE,
-    "vision_cache_dir": _NO_CACHE,
+    "vision_cache_dir": "its entries cannot be read here: plan.cache_dir is filled anew, by a run or `sameday cache`",
     "data_seed": "recipe.seed decides the order too",
     "resume_from_checkpoint": "the same command goes on where the run stopped",
     "remove_unused_columns": "questions are read as they are",
-    "report_to": "a run always writes metrics.jsonl and TensorBoard events",
+    "report_to": _LOGGING,
     "overwrite_output_dir": "a run folder is never overwritten",
     "attn_implementation": "plan.attention auto chooses the kernel",
     "task_type": "recipe.task says what is learned",
@@ -118,22 +195,61 @@ DROPPED = {
     "auto_find_batch_size": "plan.token_budget bounds the memory",
     "dataloader_persistent_workers": "workers always live as long as the run",
     "use_liger_kernel": "this version's plan has no such kernels",
+    "liger_kernel_config": "this version's plan has no such kernels",
+    "average_tokens_across_devices": "a step's loss is always divided once, over all devices",
+    "use_fast_tokenizer": "the tokenizer is always the fast one",
+    "max_new_tokens": _EVALUATION,
+    "prediction_loss_only": _EVALUATION,
+    "batch_eval_metrics": _EVALUATION,
+    "label_names": _EVALUATION,
+    **dict.fromkeys(("do_sample", "temperature", "top_p", "top_k", "num_beams", "metrics", "metric"), _EVALUATION),
+    **dict.fromkeys(("disable_tqdm", "project", "plot_loss", "entity", "tags", "notes", "description"), _LOGGING),
+    **dict.fromkeys(("skip_memory_metrics", "debug", "verbose", "comment", "author"), _LOGGING),
+    **dict.fromkeys(("accelerator_config", "parallelism_config", "local_rank", "num_gpus", "world_size"), _RANKS),
+    **dict.fromkeys(("use_cpu", "no_cuda", "device", "gpu_ids"), "plan.device says where it is run"),
+    **dict.fromkeys(("device_map", "low_cpu_mem_usage", "use_cache", "torch_empty_cache_steps"), _FILES),
+    **dict.fromkeys(("cache_dir", "token", "hf_token", "overwrite_cache", "preprocessing_num_workers"), _FILES),
+    **dict.fromkeys(("auto_mapping", "base_model_name_or_path", "peft_version", "runtime_config"), _FILES),
+    **dict.fromkeys(("megatron_core", "qalora_group_size", "inference_mode", "length_column_name"), _FILES),
+    **dict.fromkeys(("ignore_data_skip", "restore_callback_states_from_checkpoint"), "resuming is always exact"),
+    **dict.fromkeys(("save_only_model", "save_on_each_node", "save_safetensors"), "a checkpoint is always whole"),
+    "enable_jit_checkpoint": "a run that is asked to stop always saves",
 }
 DROPPED_STARTS = {
     "ddp_": "under torchrun ranks add their gradients in one call",
-    "fsdp": "ranks hold the whole model; gradients are added in one call",
-    "deepspeed": "ranks hold the whole model; gradients are added in one call",
+    "fsdp": _RANKS,
+    "deepspeed": _RANKS,
     "torch_compile_": "plan.compile has no such choice",
     "gradient_checkpointing_": "plan.checkpointing has no such choice",
     "logging_": "plan.log_steps says how often to log",
     "hub_": "nothing is uploaded",
     "push_to_hub": "nothing is uploaded",
-    "do_train": "the command says what to do",
-    "do_eval": "the command says what to do",
-    "do_predict": "the command says what to do",
+    **dict.fromkeys(("do_train", "do_eval", "do_predict"), _COMMAND),
+    **dict.fromkeys(("eval_", "generation_", "include_for_metrics"), _EVALUATION),
+    **dict.fromkeys(("wandb", "mlflow", "tensorboard", "trackio", "log_", "include_num_", "include_tokens_"), _LOGGING),
+    "dataloader_": "batches are always prepared ahead, in order",
     "bf16_full_eval": "evaluation has the recipe's precision",
     "fp16_full_eval": "evaluation has the recipe's precision",
 }
+
+# Sections about something else: their keys are not taken for those of training.
+ELSEWHERE = {
+    **dict.fromkeys(("eval", "evaluation", "validation", "test", "generation", "inference"), _EVALUATION),
+    **dict.fromkeys(("logging", "tracking", "monitoring"), _LOGGING),
+    **dict.fromkeys(("slurm", "cluster", "distributed", "hydra"), _FILES),
+}
+
+# Settings of a quantization that load_in_4bit or load_in_8bit turns on.
+QUANTIZATION = ("bnb_", "llm_int8_", "double_quant", "use_double_quant")
+
+# Names in models of families that are not supported, and in names of checkpoints that are quantized already.
+OTHER_FAMILIES = re.compile(
+    r"(?<![a-z])(?:qwen|llava|(?:med|pali)?gemma|llama|internvl|idefics|smolvlm|phi|minicpm|pixtral|mistral|blip|"
+    r"instructblip|deepseek|molmo|kosmos|florence|glm|ovis|cogvlm|moondream)"
+)
+QUANTIZED = re.compile(r"(?<![a-z0-9])(?:bnb|awq|gptq|gguf|fp8|nf4|int4|int8|4bit|8bit)(?![a-z0-9])")
+# Names under which LLaMA-Factory has the chat template that these models have by themselves.
+OWN_TEMPLATES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_nothink")
 
 OPTIMIZERS = {"adamw": "loop", "adamw_hf": "loop", "adamw_torch": "foreach"}
 OPTIMIZERS |= {"adamw_torch_fused": "fused", "adamw_apex_fused": "fused"}
@@ -143,7 +259,8 @@ SCHEDULES = {
     "constant": "constant",
     "constant_with_warmup": "constant",
 }
-DTYPES = {"bfloat16": "bf16", "bf16": "bf16", "auto": "bf16", "float32": "float32", "fp32": "float32"}
+DTYPES = dict.fromkeys(("bfloat16", "bf16", "bf16-mixed", "auto"), "bf16")
+DTYPES |= dict.fromkeys(("float32", "fp32", "32", "no", "false"), "float32")
 PATHS = ("data.train", "data.val", "data.test", "data.image_root", "start_adapter")
 COMPUTED = (
     *("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
@@ -175,6 +292,7 @@ COMPUTED = (
         "run_name",
         "output_dir",
     ),
+    *("use_vision_cache", "use_fast", "template", "betas", "mixed_precision"),
 )
 
 KNOWN = {*ALIASES, *DIRECT, *NEUTRAL, *DROPPED, *COMPUTED}
@@ -190,11 +308,26 @@ def leaves(values: dict[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 def canonical(key: str) -> str | None:
     """Hugging Face's name for a key, whatever section it stands in. None if it is not known."""
-    for name in (key, ".".join(key.split(".")[-2:]), key.split(".")[-1]):
+    *sections, last = key.split(".")
+    names = [key, ".".join(key.split(".")[-2:]), last]
+    if sections and sections[-1].startswith(("lora", "peft", "adapter")):
+        names.insert(0, f"lora.{last}")
+    for name in names:
         name = ALIASES.get(name, name)
-        if name in KNOWN or dropped_start(name):
+        if name in KNOWN or dropped_start(name) or name.startswith(QUANTIZATION):
             return name
     return None
+
+
+def elsewhere(key: str) -> str | None:
+    """Why a key that stands in a section about something else is dropped. How often to evaluate, save and log is
+    the plan's, wherever it stands."""
+    *sections, last = key.split(".")
+    if ALIASES.get(last, last).startswith(("eval_st", "save_st", "logging_steps")):
+        return None
+    return next(
+        (why for each in sections if (why := ELSEWHERE.get(each) or DROPPED.get(each) or dropped_start(each))), None
+    )
 
 
 def dropped_start(name: str) -> str | None:

@@ -13,13 +13,13 @@ from sameday.spec.recipe import Recipe, Strict
 
 
 class Data(Strict):
-    """Question files (JSONL, one question per line) and where their images lie."""
+    """Question files (JSON: one object per line, or one array of objects) and where their images lie."""
 
     train: str = Field(
-        description="JSONL of training questions. Paths are relative to the recipe's folder.", json_schema_extra=IS_PATH
+        description="File of training questions. Paths are relative to the recipe's folder.", json_schema_extra=IS_PATH
     )
-    val: str | None = Field(None, description="JSONL of validation questions.", json_schema_extra=IS_PATH)
-    test: str | None = Field(None, description="JSONL of test questions.", json_schema_extra=IS_PATH)
+    val: str | None = Field(None, description="File of validation questions.", json_schema_extra=IS_PATH)
+    test: str | None = Field(None, description="File of test questions.", json_schema_extra=IS_PATH)
     image_root: str = Field(
         ".", description="Folder that image paths are relative to, and may not leave.", json_schema_extra=IS_PATH
     )
@@ -37,7 +37,7 @@ class VlmRecipe(Recipe):
     )
     sample: ClassVar[str] = "question"
     plain: ClassVar[str] = "one question at a time"
-    scored_by: ClassVar[tuple[str, ...]] = ("data.val", "loss_weight")
+    scored_by: ClassVar[tuple[str, ...]] = ("data.val", "loss_weight", "answer_end")
     scores: ClassVar[tuple[str, ...]] = ("loss", "exact_match")
 
     model: str = Field(
@@ -57,7 +57,9 @@ class VlmRecipe(Recipe):
     min_pixels: int | None = Field(None, ge=1, description="Smaller images are enlarged. Default: the processor's.")
     max_pixels: int | None = Field(None, ge=1, description="Larger images are reduced. Default: the processor's.")
     image_backend: Literal["pil", "torchvision"] = Field(
-        "pil", description="Which implementation resizes images. The two give different pixels."
+        "pil",
+        description="Which implementation resizes images. AutoProcessor takes torchvision by itself where it is "
+        "installed; about a third of the pixels differ by one level between the two.",
     )
     max_length: int | None = Field(
         None,
@@ -68,6 +70,12 @@ class VlmRecipe(Recipe):
     order: Order = Field(default_factory=Order, description="In which order questions are seen.")
     loss_weight: Literal["token", "sample"] = Field(
         "token", description="Each answer token weighs the same, or each question does."
+    )
+
+    answer_end: Literal["end_token", "turn"] = Field(
+        "end_token",
+        description="Where the loss of an answer ends: after the token that ends it, or after the whole turn as the "
+        "chat template has it, which is one line break more (<|im_end|> and a newline).",
     )
 
     @model_validator(mode="before")

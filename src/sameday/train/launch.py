@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
+from sameday.data.problems import Problem, grouped
 from sameday.spec.errors import BadInput, RunStopped
 from sameday.spec.record import RunFolder, default_path
 from sameday.spec.words import first_names
@@ -74,8 +75,8 @@ def _announce(session: Session, run: RunFolder) -> None:
 
 def _tell_loaded(session: Session, run: RunFolder, task: Task) -> None:
     if task.left_out:
-        listed = "\n".join(f"{each.where}: {each.what}" for each in task.left_out)
-        session.say(f"left out, and recorded in skipped.json:\n{listed}")
+        listed, _ = grouped([Problem(each.where, each.what) for each in task.left_out])
+        session.say("\n".join(["left out, and recorded in skipped.json:", *listed]))
         run.write_json("skipped.json", [asdict(each) for each in [*session.audited.left_out, *task.left_out]])
     for note in task.notes:
         session.say(note)

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sameday.spec.errors import EXIT_OUT_OF_MEMORY, BadInput, RunStopped
-from sameday.spec.load import load_plan, load_recipe, split_sets
+from sameday.spec.load import load_specs
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
+from sameday.spec.sets import split_sets
 from sameday.spec.words import in_yaml
 from sameday.tasks.base import Audited, Resolved, Say, Task, TaskSetup
 from sameday.tasks.registry import setup_of
@@ -43,10 +44,8 @@ class Specs:
 
     @classmethod
     def from_files(cls, recipe_path: Path, plan_path: Path | None, sets: Sequence[str]) -> Specs:
-        recipe_sets, plan_sets = split_sets(sets)
-        recipe = load_recipe(recipe_path, recipe_sets)
-        plan = load_plan(plan_path, plan_sets, recipe)
-        fixed = {text.partition("=")[0].split(".")[1].strip() for text in plan_sets}
+        recipe, plan = load_specs(recipe_path, plan_path, sets)
+        fixed = {text.partition("=")[0].split(".")[1].strip() for text in split_sets(sets)[1]}
         return cls(recipe, recipe_path.resolve().parent, plan, plan_path is None, tuple(sorted(fixed)))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sameday.data.questions.audit import Audit, Problem, audit, check, report
+from sameday.data.questions.audit import Audit, audit, check
 from sameday.data.questions.family import Markers
 from sameday.models.families import family_of
 from sameday.spec.errors import BadInput
@@ -72,8 +72,8 @@ def test_good_lines_become_samples(write: Write, root: Path) -> None:
         (b'{"image": "a.png" "question"}', "invalid JSON at column 19: Expecting ',' delimiter"),
         (b'{"image": NaN}', "invalid JSON: NaN is no JSON value"),
         (b'{"image": "a.png", "image": "b.png"}', "the key 'image' stands twice in one object"),
-        (b"[" * 100_000, "invalid JSON: nested too deeply"),
-        (b"[1]", "not an object but a list; each line is one JSON object"),
+        (b'{"image": ' + b"[" * 100_000, "invalid JSON: nested too deeply"),
+        (b"1", "not an object but a number; each line is one JSON object"),
         (
             {"img": "a.png"},
             "unknown form with the keys 'img'; known are {image|image_filename, question, answer",
@@ -166,13 +166,6 @@ def test_all_problems_come_in_one_list(write: Write, root: Path) -> None:
     ]
 
 
-def test_report_has_a_count_and_every_problem() -> None:
-    few = report([Problem("train.jsonl:17", "image 'a.jpg' not found under /data/images")])
-    assert few == "1 problem in 1 line:\ntrain.jsonl:17: image 'a.jpg' not found under /data/images"
-    many = report([Problem(f"t:{n}", "bad") for n in range(60)]).splitlines()
-    assert many == ["60 problems in 60 lines:", *(f"t:{n}: bad" for n in range(60))]
-
-
 def test_check_stops_or_skips(write: Write, root: Path) -> None:
     path = write(row(), row("c.png"))
     with pytest.raises(BadInput) as caught:
@@ -182,8 +175,11 @@ def test_check_stops_or_skips(write: Write, root: Path) -> None:
     samples, problems = check(path, root, QWEN, on_bad="skip")
     assert [sample.id for sample in samples] == [1]
     assert [problem.where for problem in problems] == ["train.jsonl:2"]
-    with pytest.raises(BadInput, match="no good question remains in "):
-        check(write(row("c.png")), root, QWEN, on_bad="skip")
+    for on_bad in ("stop", "skip"):  # that all be left out is no advice
+        with pytest.raises(BadInput) as caught:
+            check(write(row("c.png")), root, QWEN, on_bad=on_bad)
+        assert str(caught.value).endswith(f"\nno good question remains in {path}")
+        assert "on_bad" not in str(caught.value)
 
 
 def test_limit_counts_lines_that_are_not_blank(write: Write, root: Path) -> None:
@@ -224,3 +220,65 @@ def test_many_images_are_decoded_in_processes_with_the_same_result(write: Write,
     assert seen == [(done, 80) for done in range(1, 81)]
     assert pooled == audit(path, root, QWEN, workers=1)
     assert [problem.where for problem in pooled.problems] == ["train.jsonl:8", "train.jsonl:88"]
+
+
+def test_keys_that_look_like_ours_are_suggested(write: Write, root: Path) -> None:
+    lines = [{"img": "a.png", "Question": f"{n}?", "label": n, "answer_type": "open"} for n in range(9)]
+    with pytest.raises(BadInput) as caught:
+        check(write(*lines), root, QWEN)
+    said = str(caught.value).splitlines()
+    assert said[:2] == [
+        "9 problems in 9 lines:",
+        "train.jsonl:1: unknown form with the keys 'img', 'Question', 'label', 'answer_type'; known are "
+        "{image|image_filename, question, answer, stage?, instruction?}; {messages, images}; {image, conversations}",
+    ]
+    assert said[2] == "    9 of this kind: train.jsonl:1, train.jsonl:2, train.jsonl:3 and 6 more"
+    assert said[4:7] == [
+        "every line has 'img': did you mean 'image'?",
+        "every line has 'Question': did you mean 'question'?",
+        "every line has 'label': did you mean 'answer'?",
+    ]
+    listed = Path(said[3].removeprefix("all 9 are listed in ")).read_text().splitlines()
+    assert [line.split(": ")[0] for line in listed] == [f"train.jsonl:{n}" for n in range(1, 10)]
+
+
+def test_a_key_that_only_some_lines_have_is_not_suggested(write: Write, root: Path) -> None:
+    assert audit(write({"img": "a.png", **row()}, row(answer=None)), root, QWEN).hints == []
+    assert audit(write(row(img="x"), row(img="x")), root, QWEN).hints == []
+
+
+def test_no_line_is_an_object(write: Write, root: Path, tmp_path: Path) -> None:
+    (hint,) = audit(write(b"{", b'"a": 1', b"}"), root, QWEN).hints
+    assert hint.endswith(
+        "is a JSON object; a file with one JSON object per line, or with one JSON array of objects, is needed"
+    )
+
+
+def test_an_array_is_read_like_lines(write: Write, root: Path) -> None:
+    rows = [row(), row("c.png"), row(["a.png", "b.png"], stage="stage 2"), row(answer=" ")]
+    lines = audit(write(*rows), root, QWEN)
+    path = root / "train.json"
+    path.write_text(json.dumps(rows, indent=1))
+    array = audit(path, root, QWEN)
+    assert [(s.id, s.messages, s.stage, s.images) for s in array.samples] == [
+        (s.id, s.messages, s.stage, s.images) for s in lines.samples
+    ]
+    assert [problem.what for problem in array.problems] == [problem.what for problem in lines.problems]
+    assert [problem.where for problem in array.problems] == ["train.json:7 (item 2)", "train.json:21 (item 4)"]
+    assert [s.id for s in audit(path, root, QWEN, few=1).samples] == [1]
+
+
+def test_a_root_without_any_of_the_images_is_one_problem(write: Write, root: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    path = write(row(), row("b.png"), row(answer=""))
+    with pytest.raises(BadInput) as caught:
+        check(path, tmp_path / "other", QWEN)
+    assert str(caught.value).splitlines() == [
+        "1 problem in 1 line:",
+        "train.jsonl:3: answer is empty",
+        f"none of the images is under {tmp_path / 'other'}, such as 'a.png': recipe.data.image_root may be another "
+        "folder",
+    ]
+    text = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
+    samples, problems = check(write(row(), row("b.png"), text), tmp_path / "other", QWEN, on_bad="skip")
+    assert [sample.id for sample in samples] == [3] and len(problems) == 2

@@ -92,6 +92,19 @@ def test_images_without_a_place_go_before_the_first_user_text() -> None:
     assert [message.parts for message in raw.messages] == [("Be brief.",), (0, 1, "Which?"), ("b",)]
 
 
+@pytest.mark.parametrize("stage", [2, "2", " 2", "stage 2", "Stage_2", "stage2"])
+def test_a_stage_may_be_written_as_a_text(stage: Any) -> None:
+    assert parse_line({"image": "a", "question": "q", "answer": "x", "stage": stage}).stage == 2
+
+
+def test_conversations_take_their_images_by_either_name() -> None:
+    turns = [{"from": "human", "value": "<image>Which?"}, {"from": "gpt", "value": "b"}]
+    messages = [{"role": "user", "content": "Which?"}, {"role": "assistant", "content": "b"}]
+    for key in ("image", "images"):
+        assert parse_line({"conversations": turns, key: ["a"]}).images == ["a"]
+        assert parse_line({"messages": messages, key: "a"}).messages[0].parts == (0, "Which?")
+
+
 @pytest.mark.parametrize(("answer", "text"), [(3, "3"), (2.5, "2.5"), (-1, "-1")])
 def test_a_number_is_an_answer(answer: float, text: str) -> None:
     assert parse_line({"image": "a", "question": "q", "answer": answer}).messages[-1].text == text
@@ -127,9 +140,11 @@ def chat(*turns: tuple[str, Any], images: Any = ()) -> dict[str, Any]:
         (plain(question=4), "'question' is a number, must be a text"),
         (plain(question="<image>\nq"), "'question' holds '<image>', but in this form images stand before"),
         (plain(instruction=4), "'instruction' is a number, must be a text"),
-        (plain(stage="1"), "'stage' is '1', must be a whole number or null"),
-        (plain(stage=True), "'stage' is True, must be a whole number or null"),
-        (plain(stage=1.0), "'stage' is 1.0, must be a whole number or null"),
+        (plain(stage="early"), "'stage' is 'early', must be a whole number (2, \"2\" or \"stage 2\") or null"),
+        (plain(stage="-1"), "'stage' is '-1', must be a whole number"),
+        (plain(stage=True), "'stage' is True, must be a whole number"),
+        (plain(stage=1.0), "'stage' is 1.0, must be a whole number"),
+        ({**chat(("user", "q"), ("assistant", "x"), images=("a",)), "image": "b"}, "'images' and 'image' differ"),
         (plain(image=None), "'image' is null, must be a path or a list of paths"),
         (plain(image=[1]), "'image' holds a number, must be a path or a list of paths"),
         (plain(image=" "), "'image' holds an empty path"),

@@ -109,6 +109,17 @@ def test_tokens_are_those_of_transformers(kit: Kit, question: str, answer: str, 
     assert encoded.targets[-1] and encoded.target_count == encoded.targets.sum()
 
 
+def test_the_line_break_after_an_answer_is_learned_where_asked(kit: Kit) -> None:
+    sample = make(user(0, "what?"), assistant("a polyp"), user("where?"), assistant("near"), images=(SMALL,))
+    alone, turn = (Encoder(kit.tokenizer, kit.processor, answer_end=end) for end in ("end_token", "turn"))
+    ends = [text + END_OF_TURN for text in ("a polyp", "near")]
+    assert learned(kit, alone.encode(sample)) == ends
+    encoded = turn.encode(sample)
+    assert learned(kit, encoded) == [end + "\n" for end in ends]
+    assert encoded.tokens[:-1].tolist() == alone.encode(sample).tokens.tolist()
+    assert (alone.learned_behind_end, turn.learned_behind_end) == (0, 1)
+
+
 def test_images_lie_where_their_spans_say(kit: Kit) -> None:
     sample = make(user("first", 1, "then", 0, "differ?"), assistant("yes"), images=(SMALL, WIDE))
     encoded = kit.encoder().encode(make(*sample.messages, images=sample.images))

@@ -87,6 +87,8 @@ def test_other_modes_go_through_pillow(tmp_path: Path, mode: str) -> None:
     source = Image.new("LAB", (5, 5), (100, 20, 30)) if mode == "LAB" else noise(5, 5).convert(mode)
     path = saved(source, tmp_path / ("a.png" if mode in "L1P" else "a.tiff"))
     with Image.open(path) as image:
+        if mode == "YCbCr" and image.mode == "RGB":
+            pytest.skip("this Pillow's libtiff turns YCbCr into RGB while it reads")
         assert image.mode == mode
         expected = image.convert("RGB").tobytes()
     assert open_rgb(path).tobytes() == expected
@@ -233,3 +235,11 @@ def test_a_jpeg_is_read_from_its_own_bytes(tmp_path: Path) -> None:
     path = tmp_path / "misnamed.png"
     path.write_bytes(buffer.getvalue())
     assert open_rgb(path).size == (32, 32)
+
+
+def test_what_autoprocessor_would_do_otherwise_is_said(processor_folder: Path) -> None:
+    processor = ImageProcessor.load(QWEN, str(processor_folder))
+    assert processor.note(installed=False) is None
+    said = processor.note(installed=True)
+    assert said is not None and said.startswith("images are resized by Pillow, as recipe.image_backend pil says; ")
+    assert said.endswith('where the trained model is used, load the processor with backend="pil"')

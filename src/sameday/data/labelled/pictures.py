@@ -16,12 +16,11 @@ from PIL import Image
 
 from sameday.data.labelled import cifar
 from sameday.data.order import permutation
+from sameday.data.problems import Problem, report
 from sameday.data.questions.images import BadImage, check_aspect, open_rgb
 from sameday.spec.errors import BadInput
 
 Split = Literal["train", "val", "test"]
-SHOWN = 50
-"""Problems that are listed one by one; a wrong list of classes makes as many as there are images."""
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 
@@ -124,9 +123,8 @@ def _chosen(path: Path, split: Split, count: int, val: int, seed: int, limit: in
 
 def _refuse(path: Path, problems: Sequence[str]) -> None:
     if problems:
-        count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
-        more = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
-        raise BadInput("\n".join([f"{count} in {path}:", *problems[:SHOWN], *more]))
+        heading = f"{len(problems)} problem{'s' if len(problems) > 1 else ''} in {path}:"
+        raise BadInput(report([Problem(*each.split(": ", 1)) for each in problems], heading, path))
 
 
 # ---- CIFAR's batches

@@ -2,41 +2,55 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from sameday.data.problems import Problem, in_lines, report
 from sameday.data.questions.audit_cache import AuditCache
 from sameday.data.questions.family import QuestionFamily
 from sameday.data.questions.images import MAX_ASPECT_RATIO, BadImage, check_aspect, digest, open_rgb, stamp
-from sameday.data.questions.read import Raw, parse_line
+from sameday.data.questions.lines import NEEDED, read_lines
+from sameday.data.questions.read import Raw, meant_keys, parse_line
 from sameday.data.questions.sample import ImageRef, Sample
 from sameday.spec.errors import BadInput
 
+SKIP = "recipe.data.on_bad=skip leaves them out"
+_NOT_FOUND = "not found under"
 _NAMES = {"system": "system text", "user": "question", "assistant": "answer"}
 
 
 @dataclass(frozen=True)
-class Problem:
-    """`where` is the file's name with the line; `what` is a sentence about it."""
-
-    where: str
-    what: str
-
-
-@dataclass(frozen=True)
 class Audit:
+    """`hints` are about the whole file: what its author may have meant. `lost` is the first image's name where none of
+    several was found: then it is the folder that is wrong, and no line's problem."""
+
     samples: list[Sample]
     problems: list[Problem]
+    hints: list[str] = field(default_factory=list)
+    lost: str | None = None
+
+
+class WrongRoot(BadInput):
+    """None of a file's images is where the recipe looks for them. `others` is what is wrong besides."""
+
+    def __init__(self, root: Path, name: str, others: str) -> None:
+        self.name, self.others = name, others
+        super().__init__("\n".join(filter(None, [others, lost_images(root, name, [])])))
+
+
+def lost_images(root: Path, name: str, files: Sequence[str]) -> str:
+    """`name` is the first image that was looked for, for questions of these files."""
+    named = f"that {' and '.join(files)} name{'s' if len(files) == 1 else ''} " if files else ""
+    return f"none of the images {named}is under {root}, such as {name!r}: recipe.data.image_root may be another folder"
 
 
 def audit(
     path: Path,
-    image_root: Path,
+    image_root: Path | None,
     family: QuestionFamily | None,
     limit: int | None = None,
     workers: int | None = None,
@@ -50,27 +64,24 @@ def audit(
     `family` says which tokens must not stand in a text, and how long an image may be; None where the model is not
     known. `limit` takes the first so many lines that are not blank, good or bad. `progress` is called with the number
     of images decoded and the number of all that have to be. `label` is how problems call the file. `few` looks at so
-    many questions and no more, taken image by image, as a short trial wants them.
+    many questions and no more, taken image by image, as a short trial wants them. Without an `image_root` only texts
+    are looked at, and no question is good.
     """
-    root = _resolved_root(image_root)
-    raws: dict[int, Raw] = {}
-    wrong: dict[int, list[str]] = {}
-    chosen = None if few is None else _image_by_image(path, root, limit, few)
-    for number, line in _lines(path, limit):
-        if chosen is not None and number not in chosen:
-            continue
-        wrong[number] = []
-        try:
-            raws[number] = parse_line(_json(line))
-        except ValueError as error:
-            wrong[number].append(str(error))
+    root = None if image_root is None else _resolved_root(image_root)
+    raws, wrong, where, hints = _read(path, limit, None if few is None else _image_by_image(path, root, limit, few))
     if not wrong:
         raise BadInput(f"{path} is empty: it holds no question")
     for number, raw in raws.items():
         wrong[number] += _text_problems(raw, () if family is None else family.markers.special)
-
+    where = {number: f"{label or path.name}:{place}" for number, place in where.items()}
     names = dict.fromkeys(name for raw in raws.values() for name in raw.images)
+    if root is None:
+        return Audit([], _problems(wrong, where), hints)
+
     places = {name: _locate(name, root) for name in names}
+    about_images = len(names) > 1 and all(raw.images for raw in raws.values())
+    if about_images and all(isinstance(place, str) and place.startswith(_NOT_FOUND) for place in places.values()):
+        return Audit([], _problems(wrong, where), hints, next(iter(names)))
     files = dict.fromkeys(place for place in places.values() if isinstance(place, Path))
     longest = MAX_ASPECT_RATIO if family is None else family.max_aspect_ratio
     decoded = _decode_all(list(files), root, longest, workers, progress)
@@ -85,18 +96,13 @@ def audit(
             else:
                 wrong[number].append(f"image {name!r} {result}")
         if not wrong[number]:
-            where = f"{label or path.name}:{number}"
-            samples.append(Sample(number, where, tuple(refs), raw.messages, raw.stage))
-    # The same thing said twice of one line, as of an image that it lists twice, is one problem.
-    problems = [
-        Problem(f"{label or path.name}:{number}", what) for number in wrong for what in dict.fromkeys(wrong[number])
-    ]
-    return Audit(samples, problems)
+            samples.append(Sample(number, where[number], tuple(refs), raw.messages, raw.stage))
+    return Audit(samples, _problems(wrong, where), hints)
 
 
 def check(
     path: Path,
-    image_root: Path,
+    image_root: Path | None,
     family: QuestionFamily | None,
     limit: int | None = None,
     workers: int | None = None,
@@ -107,86 +113,67 @@ def check(
 ) -> tuple[list[Sample], list[Problem]]:
     """The good questions and the problems; any problem stops, or is skipped, as `on_bad` says."""
     result = audit(path, image_root, family, limit, workers, progress, label, few)
-    if result.problems and on_bad == "stop":
-        raise BadInput(f"{report(result.problems)}\nrecipe.data.on_bad=skip leaves them out")
-    if not result.samples:
-        raise BadInput(f"{report(result.problems)}\nno good question remains in {path}")
+    listed = report(result.problems, in_lines(result.problems), path) if result.problems else ""
+    listed = "\n".join(filter(None, [listed, *result.hints]))
+    if result.lost is not None and image_root is not None:
+        raise WrongRoot(image_root, result.lost, listed)
+    if result.problems and result.samples and on_bad == "stop":
+        raise BadInput(f"{listed}\n{SKIP}")
+    if result.problems and not result.samples:
+        raise BadInput(listed if image_root is None else f"{listed}\nno good question remains in {path}")
     return result.samples, result.problems
 
 
-def report(problems: Sequence[Problem]) -> str:
-    """A heading with the count, then one line per problem, all of them."""
-    lines = len({problem.where for problem in problems})
-    heading = f"{_count(len(problems), 'problem')} in {_count(lines, 'line')}:"
-    return "\n".join([heading, *(f"{problem.where}: {problem.what}" for problem in problems)])
+def _read(
+    path: Path, limit: int | None, chosen: set[int] | None
+) -> tuple[dict[int, Raw], dict[int, list[str]], dict[int, str], list[str]]:
+    """By their numbers: what was read, what is wrong with each, where each stands; and what may have been meant."""
+    raws: dict[int, Raw] = {}
+    wrong: dict[int, list[str]] = {}
+    where: dict[int, str] = {}
+    every: set[str] | None = None
+    for line in read_lines(path, limit):
+        if chosen is not None and line.number not in chosen:
+            continue
+        wrong[line.number], where[line.number] = [], line.place
+        try:
+            value = line.parse()
+            if isinstance(value, dict):
+                every = set(value) if every is None else every & set(value)
+            raws[line.number] = parse_line(value)
+        except ValueError as error:
+            wrong[line.number].append(str(error))
+    hints = [
+        f"every line has {key!r}: did you mean {ours!r}?"
+        for key, ours in meant_keys(every or set()).items()
+        if any(wrong.values())
+    ]
+    if wrong and every is None:
+        hints.append(f"no line of {path} is a JSON object; {NEEDED}")
+    return raws, wrong, where, hints
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def _problems(wrong: dict[int, list[str]], where: dict[int, str]) -> list[Problem]:
+    """The same thing said twice of one line, as of an image that it lists twice, is one problem."""
+    return [Problem(where[number], what) for number in wrong for what in dict.fromkeys(wrong[number])]
 
 
-def _lines(path: Path, limit: int | None) -> Iterator[tuple[int, bytes]]:
-    """Line numbers from 1, with bytes, so that bad bytes spoil only their own line. Blank ones are passed."""
-    try:
-        with path.open("rb") as file:
-            taken = 0
-            for number, line in enumerate(file, start=1):
-                if number == 1:
-                    line = line.removeprefix(b"\xef\xbb\xbf")
-                if not line.strip():
-                    continue
-                if limit is not None and taken == limit:
-                    return
-                taken += 1
-                yield number, line.rstrip(b"\r\n")
-    except FileNotFoundError as error:
-        raise BadInput(f"{path} does not exist; a JSONL file with one question per line is needed") from error
-    except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error.strerror or error}") from error
-
-
-def _image_by_image(path: Path, root: Path, limit: int | None, count: int) -> set[int]:
+def _image_by_image(path: Path, root: Path | None, limit: int | None, count: int) -> set[int]:
     """The lines of so many questions: all about the first image of the file, then all about the next. Lines that
     cannot be read and images that are not there come last: a trial is about the others."""
     images: dict[tuple[str, ...], list[int]] = {}
     bad: list[int] = []
-    for number, line in _lines(path, limit):
+    for line in read_lines(path, limit):
         try:
-            named = tuple(parse_line(_json(line)).images)
+            named = tuple(parse_line(line.parse()).images)
         except ValueError:
-            bad.append(number)
+            bad.append(line.number)
             continue
-        if all(isinstance(_locate(name, root), Path) for name in named):
-            images.setdefault(named, []).append(number)
+        if root is None or all(isinstance(_locate(name, root), Path) for name in named):
+            images.setdefault(named, []).append(line.number)
         else:
-            bad.append(number)
+            bad.append(line.number)
     return set([number for lines in (*images.values(), bad) for number in lines][:count])
-
-
-def _json(line: bytes) -> Any:
-    try:
-        text = line.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8: byte 0x{line[error.start]:02x} at column {error.start + 1}") from error
-    try:
-        return json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_no_constant)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"invalid JSON at column {error.colno}: {error.msg}") from error
-    except RecursionError as error:
-        raise ValueError("invalid JSON: nested too deeply") from error
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"the key {twice!r} stands twice in one object")
-    return values
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"invalid JSON: {name} is no JSON value")
 
 
 def _text_problems(raw: Raw, special_tokens: Sequence[str]) -> list[str]:
@@ -220,10 +207,10 @@ def _locate(name: str, root: Path) -> Path | str:
     try:
         place = (root / name).resolve()
         if not place.is_relative_to(root):
-            return f"leaves the image root {root}: it is {place}"
+            return f"leaves the image root {root}: it is {str(place)!r}"
         if place.is_file():
             return place
-        return f"is not a file but a folder or device under {root}" if place.exists() else f"not found under {root}"
+        return f"is not a file but a folder or device under {root}" if place.exists() else f"{_NOT_FOUND} {root}"
     except OSError as error:
         return f"cannot be reached under {root}: {error.strerror or error}"
     # A loop of links, a NUL or half a surrogate in the name: no path at all.

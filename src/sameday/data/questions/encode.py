@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -58,11 +58,12 @@ class Encoder:
         processor: ImageProcessor,
         system_prompt: str | None = None,
         max_length: int | None = None,
+        answer_end: Literal["end_token", "turn"] = "end_token",
     ) -> None:
         self.tokenizer = tokenizer
         self.processor, self.family, self.merge_size = processor, processor.family, processor.merge_size
         self.system_prompt = system_prompt
-        self.max_length = max_length
+        self.max_length, self.answer_end = max_length, answer_end
         markers = self.family.markers
         self.image_token = tokenizer.convert_tokens_to_ids(markers.image)
         self.end_token = tokenizer.convert_tokens_to_ids(markers.end_of_turn)
@@ -102,11 +103,24 @@ class Encoder:
             ids += (context := self._tokenize(prompt[len(done) :]))
             targets += [False] * len(context)
             ids += (answer := self._tokenize(whole[len(prompt) :]))
-            stop = answer.index(self.end_token) + 1 if self.end_token in answer else len(answer)
-            targets += [True] * stop + [False] * (len(answer) - stop)
+            behind = self._behind_end(answer) if self.answer_end == "end_token" else 0
+            targets += [True] * (len(answer) - behind) + [False] * behind
             done = whole
         last = len(targets) - targets[::-1].index(True)
         return ids[:last], targets[:last]
+
+    def _behind_end(self, answer: list[int]) -> int:
+        """How many tokens the chat template has behind the one that ends a turn."""
+        return len(answer) - 1 - answer.index(self.end_token) if self.end_token in answer else 0
+
+    @cached_property
+    def learned_behind_end(self) -> int:
+        """How many of them are learned, though no answer that is generated has them."""
+        if self.answer_end == "end_token":
+            return 0
+        ask, reply = Message("user", ("a",)), Message("assistant", ("a",))
+        prompt, whole = self._render((ask,), generate=True), self._render((ask, reply), generate=False)
+        return self._behind_end(self._tokenize(whole[len(prompt) :]))
 
     def _render(self, messages: tuple[Message, ...], generate: bool) -> str:
         chat = [

@@ -105,6 +105,16 @@ class ImageProcessor:
         patch = {"patch_size": self.patch_size, "frames": self.patching.frames}
         return {**method, **flags, **scales, **sizes, **patch}
 
+    def note(self, installed: bool) -> str | None:
+        """What a user has to know where torchvision is `installed`, which transformers takes then by itself."""
+        if self.backend != "pil" or not installed:
+            return None
+        return (
+            "images are resized by Pillow, as recipe.image_backend pil says; AutoProcessor takes torchvision by "
+            "itself, which gives about a third of the pixels one level apart: where the trained model is used, load "
+            'the processor with backend="pil"'
+        )
+
     def pixels(self, image: Image.Image) -> np.ndarray:
         """What the vision tower takes, by transformers alone: float32 of shape (patches, patch_dim)."""
         # Never as an array: one that is 1 or 3 pixels high would be taken for channels first.

@@ -1,8 +1,10 @@
-"""Three JSONL dialects of questions about images become one record, told apart by each line's keys."""
+"""Three JSON dialects of questions about images become one record, told apart by each line's keys."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+import re
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +16,17 @@ FORMS = (
     "{messages, images}",
     "{image, conversations}",
 )
+# What others call our keys.
+_OTHER_NAMES = {
+    "image": "img image_path img_path image_file image_name img_name image_id img_id file_name filename path picture",
+    "question": "q query prompt input question_text",
+    "answer": "a ans answers response reply output label target answer_text ground_truth gt",
+    "messages": "message chat dialog dialogue",
+    "conversations": "conversation conv",
+}
+_STAND_FOR = {"image": "image_filename", "question": "instruction"}
 _LLAVA_ROLES = {"human": "user", "gpt": "assistant", "system": "system"}
+_STAGE = re.compile(r"(?:stage[\s_-]*)?(\d{1,9})", re.IGNORECASE | re.ASCII)
 _ROLES = ("system", "user", "assistant")
 
 Parts = tuple[str | int, ...]
@@ -36,15 +48,31 @@ def parse_line(obj: Any) -> Raw:
     if "messages" in obj and "conversations" in obj:
         raise ValueError("has both 'messages' and 'conversations'; one of them is allowed")
     if "messages" in obj:
-        images, turns = _paths(obj, "images", required=False), _openai_turns(obj["messages"])
+        images, turns = _paths(obj, _one_of(obj, "images", "image"), required=False), _openai_turns(obj["messages"])
     elif "conversations" in obj:
-        images, turns = _paths(obj, "image", required=False), _llava_turns(obj["conversations"])
+        named = _one_of(obj, "image", "images")
+        images, turns = _paths(obj, named, required=False), _llava_turns(obj["conversations"])
     elif obj.keys() & {"image", "image_filename"} and obj.keys() & {"question", "answer", "instruction"}:
         return _plain(obj)
     else:
         keys = ", ".join(map(repr, obj)) or "none"
         raise ValueError(f"unknown form with the keys {keys}; known are {'; '.join(FORMS)}")
     return Raw(images, _place_images(turns, len(images)), _stage(obj))
+
+
+def meant_keys(keys: Set[str]) -> dict[str, str]:
+    """Of the keys that every line has, those that look like one of ours which is not there, with ours."""
+    if keys & {"messages", "conversations"}:
+        return {}
+    there = set(keys) | {ours for ours, same in _STAND_FOR.items() if same in keys}
+    names = {re.sub(r"[^a-z]+", "_", key.lower()): key for key in sorted(keys - _OTHER_NAMES.keys())}
+    meant: dict[str, str] = {}
+    for ours, others in _OTHER_NAMES.items():
+        near = [name for name in (ours, *others.split()) if name in names]
+        near = near or difflib.get_close_matches(ours, names, 1, 0.75)
+        if ours not in there and near:
+            meant[names[near[0]]] = ours
+    return meant
 
 
 def kind(value: Any) -> str:
@@ -61,9 +89,7 @@ def kind(value: Any) -> str:
 
 
 def _plain(obj: Mapping[str, Any]) -> Raw:
-    if "image" in obj and "image_filename" in obj and obj["image"] != obj["image_filename"]:
-        raise ValueError("'image' and 'image_filename' differ; one of them is allowed")
-    images = _paths(obj, "image" if "image" in obj else "image_filename")
+    images = _paths(obj, _one_of(obj, "image", "image_filename"))
     instruction = obj.get("instruction")
     if instruction is not None and not isinstance(instruction, str):
         raise ValueError(f"'instruction' is {kind(instruction)}, must be a text")
@@ -89,6 +115,13 @@ def _text(obj: Mapping[str, Any], key: str, where: str = "") -> str:
     return value
 
 
+def _one_of(obj: Mapping[str, Any], name: str, other: str) -> str:
+    """Which of two names of one thing a line uses."""
+    if name in obj and other in obj and obj[name] != obj[other]:
+        raise ValueError(f"'{name}' and '{other}' differ; one of them is allowed")
+    return other if other in obj and name not in obj else name
+
+
 def _paths(obj: Mapping[str, Any], key: str, required: bool = True) -> list[str]:
     value = obj.get(key)
     if value is None and not required:
@@ -105,9 +138,13 @@ def _paths(obj: Mapping[str, Any], key: str, required: bool = True) -> list[str]
 
 
 def _stage(obj: Mapping[str, Any]) -> int | None:
+    """Stages are ordered by number, so that a name without one says too little: 2, "2", "stage 2" and "stage_2" are
+    one stage."""
     stage = obj.get("stage")
+    if isinstance(stage, str) and (written := _STAGE.fullmatch(stage.strip())):
+        return int(written[1])
     if stage is not None and (isinstance(stage, bool) or not isinstance(stage, int)):
-        raise ValueError(f"'stage' is {stage!r}, must be a whole number or null")
+        raise ValueError(f'\'stage\' is {stage!r}, must be a whole number (2, "2" or "stage 2") or null')
     return stage
 
 

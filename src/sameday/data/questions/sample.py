@@ -33,7 +33,8 @@ class Message:
 
 @dataclass(frozen=True)
 class Sample:
-    """`id` is the line number in the file, so that randomness keyed by it survives a changed selection."""
+    """`id` is the number of its line in the file, or of its item in an array, so that randomness keyed by it survives
+    a changed selection."""
 
     id: int
     where: str

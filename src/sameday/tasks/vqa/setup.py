@@ -53,7 +53,8 @@ class VqaSetup(TaskSetup):
         return f"the recipe has no data.{split}" if getattr(self.recipe.data, split) is None else None
 
     def audit(self, say: Say, splits: Sequence[str] = TRAINING, few: Mapping[str, int] | None = None) -> Audited:
-        from sameday.data.questions.audit import check, report
+        from sameday.data.problems import in_lines, report
+        from sameday.data.questions.audit import WrongRoot, check, lost_images
 
         family, unknown = self._family_or_error(say)
         for token in () if family is None else family.markers.special:
@@ -63,6 +64,10 @@ class VqaSetup(TaskSetup):
         audited: dict[str, list[Sample]] = {}
         skipped: list[Any] = []
         errors: list[str] = []
+        lost: dict[str, str] = {}
+        root = resolve_path(self.home, data.image_root)
+        if not root.is_dir():
+            errors.append(f"recipe.data.image_root is {data.image_root}, and {root} is not a folder")
         for name in splits:
             file = getattr(data, name)
             if file is None:
@@ -70,7 +75,7 @@ class VqaSetup(TaskSetup):
             try:
                 audited[name], problems = check(
                     resolve_path(self.home, file),
-                    resolve_path(self.home, data.image_root),
+                    root if root.is_dir() else None,
                     family,
                     limit=data.limit,
                     on_bad=data.on_bad,
@@ -79,14 +84,19 @@ class VqaSetup(TaskSetup):
                     few=None if few is None else few[name],
                 )
                 skipped += problems
+            except WrongRoot as error:
+                lost[file] = error.name
+                errors += [error.others] if error.others else []
             except BadInput as error:
                 errors.append(str(error))
+        if lost:  # said once, whatever the number of files
+            errors.append(lost_images(root, next(iter(lost.values())), list(lost)))
         if errors:
             raise BadInput("\n".join(errors))
         if unknown is not None:
             raise unknown
         if skipped:
-            say(f"left out: {report(skipped)}")
+            say(f"left out: {report(skipped, in_lines(skipped), self.home / data.train)}")
         sizes = {name: len(samples) for name, samples in audited.items()}
         return Audited(audited, sizes, [LeftOut(problem.where, problem.what) for problem in skipped])
 

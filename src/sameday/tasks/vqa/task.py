@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 
 from sameday.data.loader import feed
 from sameday.data.order import Place, epoch_steps
+from sameday.data.problems import Problem, in_lines, report
+from sameday.data.questions.audit import SKIP
 from sameday.data.questions.batch import Batch, make_batch
 from sameday.data.questions.encode import Encoded, Encoder
 from sameday.data.questions.layout import first_of_prefix, lay_out
@@ -72,7 +75,8 @@ class VqaTask(Task):
         self.encoder, self.processor, self.splits = encoder, processor, splits
         self.cache = cache or Opened(Source(processor), "none", [])
         self.source = self.cache.source
-        self.notes: Sequence[str] = self.cache.notes
+        resizing = processor.note(find_spec("torchvision") is not None)
+        self.notes: Sequence[str] = [*self.cache.notes, *([resizing] if resizing else [])]
         self.device, self._start_digest = model.device, start_digest
         self.places = [Place(s.id, s.image_key, s.stage) for s in splits.get("train", [])]
         self._epoch = lru_cache(maxsize=2)(self._epoch_steps)
@@ -302,12 +306,18 @@ class VqaTask(Task):
             logits = self.model.logits(self.model.hidden(batch), batch.target_at)
         losses = F.cross_entropy(logits, batch.target, reduction="none")
         wrong, ends = torch.zeros(2, len(batch.sample_ids), device=self.device)
-        wrong.index_add_(0, batch.owner, (logits.argmax(-1) != batch.target).float())
+        is_end = batch.target == self.encoder.end_token
+        behind = torch.zeros_like(is_end)
+        for n in range(1, self.encoder.learned_behind_end + 1):
+            behind[n:] |= is_end[:-n] & (batch.owner[n:] == batch.owner[:-n])
+        wrong.index_add_(0, batch.owner, ((logits.argmax(-1) != batch.target) & ~behind).float())
         # An answer that was cut has no end, and is never counted as matched; ends of earlier turns are not its own. A
         # question's targets stand together.
-        last = torch.ones_like(batch.owner, dtype=torch.bool)
+        last = torch.ones_like(is_end)
         last[:-1] = batch.owner[1:] != batch.owner[:-1]
-        ends.index_add_(0, batch.owner, (last & (batch.target == self.encoder.end_token)).float())
+        for _ in range(self.encoder.learned_behind_end):
+            last[:-1] |= last[1:] & behind[1:]
+        ends.index_add_(0, batch.owner, (last & is_end).float())
         right = (wrong == 0) & (ends > 0)
         # Counted on the device: a number sent there would have to be waited for.
         values = [(losses * batch.weight).sum(), batch.weight.sum(), right.sum(), torch.ones_like(wrong).sum()]
@@ -350,7 +360,7 @@ def load_encoder(recipe: VlmRecipe, recipe_dir: Path, processor: ImageProcessor)
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(resolve_model(recipe_dir, recipe.model), revision=recipe.revision)
-    return Encoder(tokenizer, processor, recipe.system_prompt, recipe.max_length)
+    return Encoder(tokenizer, processor, recipe.system_prompt, recipe.max_length, recipe.answer_end)
 
 
 class Checked(dict[str, list[Sample]]):
@@ -361,7 +371,7 @@ def drop_too_long(encoder: Encoder, splits: dict[str, list[Sample]], skip: bool)
     """Every question once through the encoder, before the model is loaded: what max_length has no room for, all in
     one list, or left out."""
     good = Checked()
-    problems: list[str] = []
+    problems: list[Problem] = []
     for name, samples in splits.items():
         good[name] = []
         for sample in samples:
@@ -369,7 +379,8 @@ def drop_too_long(encoder: Encoder, splits: dict[str, list[Sample]], skip: bool)
                 encoder.encode(sample)
                 good[name].append(sample)
             except BadInput as error:
-                problems.append(str(error))
+                problems.append(Problem(sample.where, str(error).removeprefix(f"{sample.where}: ")))
     if problems and (not skip or not all(good.values())):
-        raise BadInput("\n".join(problems) + ("" if skip else "\nrecipe.data.on_bad=skip leaves them out"))
-    return good, [LeftOut(*line.split(": ", 1)) for line in problems]
+        listed = report(problems, in_lines(problems), Path(problems[0].where.partition(":")[0]))
+        raise BadInput(listed if skip or not any(good.values()) else f"{listed}\n{SKIP}")
+    return good, [LeftOut(problem.where, problem.what) for problem in problems]

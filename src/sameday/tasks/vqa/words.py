@@ -30,6 +30,8 @@ def recipe_words(recipe: VlmRecipe) -> tuple[str, str]:
     data += f"; validated on {recipe.data.val}. " if recipe.data.val else "; there is no validation set. "
     data += f"Only the first {recipe.data.limit:,} of each file are used. " if recipe.data.limit else ""
     data += f"Images have at most {recipe.max_pixels:,} pixels. " if recipe.max_pixels else ""
+    data += f"They are resized by {'Pillow' if recipe.image_backend == 'pil' else 'torchvision'}. "
     data += f"System prompt: “{recipe.system_prompt}”. " if recipe.system_prompt else ""
+    data += "An answer is learned with the line break that follows its end. " if recipe.answer_end == "turn" else ""
     each = "answer token" if recipe.loss_weight == "token" else "question"
     return what, data + f"In the loss each {each} weighs the same."

@@ -1,0 +1,127 @@
+"""The questions of a file one by one, each with its place: JSON lines, or one JSON array."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from sameday.spec.errors import BadInput
+
+BOM = b"\xef\xbb\xbf"
+NEEDED = "a file with one JSON object per line, or with one JSON array of objects, is needed"
+# Whole strings, so that no bracket or comma inside one counts. A string holds no line break: where its closing quote is
+# missing, only its own item is spoilt. Nothing is tried twice, however long a text without an end is.
+_TOKEN = re.compile(rb'"[^"\\\n]*+(?:\\.[^"\\\n]*+)*+"|[][{},]', re.DOTALL)
+_NOT_BLANK = re.compile(rb"\S")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A question that was not parsed yet, as bytes, so that bad bytes spoil only their own question. `number` counts
+    lines, or the items of an array; `line` is where it begins."""
+
+    number: int
+    line: int
+    text: bytes
+    item: bool = False
+
+    @property
+    def place(self) -> str:
+        return f"{self.line} (item {self.number})" if self.item else str(self.line)
+
+    def parse(self) -> Any:
+        """ValueError says what is wrong with it, and where."""
+        try:
+            text = self.text.decode("utf-8")
+        except UnicodeDecodeError as error:
+            at = error.start - (self.text.rfind(b"\n", 0, error.start) + 1)
+            where = self._inside(self.text.count(b"\n", 0, error.start), at + 1)
+            raise ValueError(f"not UTF-8: byte 0x{self.text[error.start]:02x} at {where}") from error
+        try:
+            return json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_no_constant)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"invalid JSON at {self._inside(error.lineno - 1, error.colno)}: {error.msg}") from error
+        except RecursionError as error:
+            raise ValueError("invalid JSON: nested too deeply") from error
+
+    def _inside(self, lines: int, column: int) -> str:
+        """An item may be one of many on a line: its own columns are counted from where it begins."""
+        if not self.item:
+            return f"column {column}"
+        return f"line {self.line + lines}, column {column}" if lines else f"character {column} of the item"
+
+
+def read_lines(path: Path, limit: int | None = None) -> Iterator[Line]:
+    """Of the whole file, or the first so many; blank lines are passed. A file whose first character is `[` is an array,
+    and is never held whole."""
+    try:
+        with path.open("rb") as file:
+            begins = file.peek(64).removeprefix(BOM).lstrip()
+            yield from islice(_items(path, file) if begins.startswith(b"[") else _rows(file), limit)
+    except FileNotFoundError as error:
+        raise BadInput(f"{path} does not exist; {NEEDED}") from error
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _rows(file: Any) -> Iterator[Line]:
+    for number, line in enumerate(file, start=1):
+        text = line.removeprefix(BOM) if number == 1 else line
+        if text.strip():
+            yield Line(number, number, text.rstrip(b"\r\n"))
+
+
+def _items(path: Path, file: Any) -> Iterator[Line]:
+    """The items of an array as they stand between its commas; what is inside of one is not looked at."""
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        depth, start, number, line, counted = 0, 0, 0, 1, 0
+        for token in _TOKEN.finditer(data):
+            mark = data[token.start()]
+            if mark in b"[{":
+                depth += 1
+                if depth == 1:
+                    start = token.end()
+            elif mark in b"]}":
+                depth -= 1
+            # An item ends at a comma of the array itself, or at its closing bracket.
+            if (mark == ord(",") and depth == 1) or depth == 0:
+                between = data[start : token.start()]
+                text = between.strip()
+                if text or number or depth:
+                    number += 1
+                    begins = start + len(between) - len(between.lstrip())
+                    line, counted = line + data[counted:begins].count(b"\n"), begins
+                    yield Line(number, line, text, item=True)
+                start = token.end()
+            if depth == 0:
+                break
+        if depth:
+            first = _NOT_BLANK.search(data, start)
+            begun = line + data[counted : first.start() if first else start].count(b"\n")
+            raise BadInput(
+                f"{path}: the JSON array has no end: the file is cut off, or a bracket of item {number + 1}, which "
+                f"begins at line {begun}, is not closed"
+            )
+        how = "by '}' instead of ']'" if data[start - 1] != ord("]") else "and more follows"
+        if data[start - 1] != ord("]") or _NOT_BLANK.search(data, start):
+            end = line + data[counted:start].count(b"\n")
+            raise BadInput(f"{path}:{end}: the JSON array ends here, after item {number}, {how}; {NEEDED}")
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {twice!r} stands twice in one object")
+    return values
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"invalid JSON: {name} is no JSON value")
