@@ -16,5 +16,8 @@ class RunStopped(Exception):
     other says it."""
 
     def __init__(self, message: str, code: int, alone: bool = False) -> None:
-        super().__init__(message)
+        super().__init__(message, code, alone)  # all of it, because it goes from one rank to another
         self.code, self.alone = code, alone
+
+    def __str__(self) -> str:
+        return str(self.args[0])

@@ -23,13 +23,15 @@ from sameday.train.steps import Steps
 
 @dataclass
 class LoopState:
-    """`step` counts the steps done. `best` has the lowest validation loss so far, with its step and other scores.
-    `budget` is what the plan's, `lowered_from`, was lowered to when memory ran out."""
+    """`step` counts the steps done, `saved` those in the newest checkpoint. `best` has the lowest validation loss so
+    far, with its step and other scores. `budget` is what the plan's, `lowered_from`, was lowered to when memory ran
+    out."""
 
     step: int = 0
     best: dict[str, Any] | None = None
     budget: int | None = None
     lowered_from: int | None = None
+    saved: int = 0
 
     def lower(self, task: Task, budget: int) -> int:
         self.budget, self.lowered_from = budget, getattr(task.plan, task.budget_field)
@@ -56,7 +58,7 @@ def restore(recipe: Recipe, task: Task, run: RunFolder, steps: Steps, say: Calla
     restore_optimizer(steps.optimizer, steps.trained, load_file(newest.path / checkpoint.OPTIMIZER))
     say(f"resumed from {newest.path.name}")
     known = {field.name: newest.state[field.name] for field in fields(LoopState) if field.name in newest.state}
-    state, asked = LoopState(**known), getattr(task.plan, task.budget_field)
+    state, asked = LoopState(**{**known, "saved": newest.step}), getattr(task.plan, task.budget_field)
     if state.budget is not None and state.lowered_from != asked:
         state.budget = None  # whoever resumes asks for another one
     if state.budget is not None:
@@ -65,6 +67,10 @@ def restore(recipe: Recipe, task: Task, run: RunFolder, steps: Steps, say: Calla
 
 
 def save(recipe: Recipe, plan: Plan, run: RunFolder, task: Task, steps: Steps, state: LoopState) -> None:
+    """A checkpoint of the steps done, unless there is one of them already."""
+    if state.saved == state.step:
+        return
+
     def fill(folder: Path) -> None:
         task.save(folder)
         save_file(optimizer_tensors(steps.optimizer, steps.trained), folder / checkpoint.OPTIMIZER)
@@ -74,6 +80,7 @@ def save(recipe: Recipe, plan: Plan, run: RunFolder, task: Task, steps: Steps, s
         "recipe": recipe.model_dump(mode="json"),
         "digests": task.digests(),
     }
+    state.saved = state.step
     checkpoint.write(run.checkpoints, f"step-{state.step:06d}", fill, {**asdict(state), **about})
     _tidy(plan, run, state)
 
