@@ -188,6 +188,7 @@ class RunFolder:
     def __init__(self, path: Path, recipe: Recipe, plan: Plan, recipe_dir: Path) -> None:
         self.path, self.recipe, self.plan, self.recipe_dir = path, recipe, plan, recipe_dir
         self.resumed = False
+        self._made = self._fresh = False
         self._lock: int | None = None
         self._file: IO[str] | None = None
 
@@ -195,8 +196,10 @@ class RunFolder:
     def open(cls, path: Path, recipe: Recipe, plan: Plan, recipe_dir: Path) -> RunFolder:
         """Start a run here, or go on with it. BadInput if another recipe or process has the folder."""
         folder = cls(path, recipe, plan, recipe_dir.absolute())
+        folder._made = not path.exists()
         try:
             path.mkdir(parents=True, exist_ok=True)
+            folder._fresh = not any(path.iterdir())
         except OSError as error:
             raise BadInput(f"{path}: cannot be a run folder: {error.strerror}") from None
         folder._acquire()
@@ -262,6 +265,16 @@ class RunFolder:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         with contextlib.suppress(OSError):  # a full disk may be the reason itself
             self.write_json(STOPPED, {"why": why, "code": code, "time": now})
+
+    def discard(self) -> None:
+        """Take back what was written for a run that could not begin. One that has begun stays."""
+        if not self._fresh or self.checkpoints.exists() or self.metrics_path.exists():
+            return
+        for path in (*run_files(self.path), self.path / ".lock"):
+            path.unlink(missing_ok=True)
+        if self._made:
+            with contextlib.suppress(OSError):  # someone put something there meanwhile
+                self.path.rmdir()
 
     def close(self) -> None:
         """Let another process have the folder."""

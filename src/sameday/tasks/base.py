@@ -137,7 +137,8 @@ class TaskSetup(ABC):
         """Refuses a model that cannot be trained, and says what will be downloaded."""
 
     def drop_too_long(self, splits: Any) -> Any:
-        """Audited data as `load` would make it ready: whoever loads it several times saves that."""
+        """Audited data as `load` would make it ready: whoever loads it several times saves that, and what is wrong with
+        it is known before weights are loaded."""
         return splits
 
     @abstractmethod

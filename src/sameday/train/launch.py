@@ -34,6 +34,8 @@ def train_from_files(
         ranks, opened = session.ranks, list[RunFolder]()
         path = out or ranks.from_first(lambda: default_path(session.recipe))
         try:
+            # Whatever can be wrong is found before anything is written.
+            splits = ranks.from_first(lambda: session.setup.drop_too_long(session.audited.splits))
             for choice in session.choices():
                 session.say(choice)
             asked = (path, session.recipe, session.plan, session.home)
@@ -42,7 +44,7 @@ def train_from_files(
             if ranks.first:
                 _announce(session, run)
             ranks.wait()
-            task = session.load()
+            task = session.load(splits=splits)
             if ranks.first:
                 _tell_loaded(session, run, task)
             return train(session.recipe, session.resolved.plan, task, run, ranks, stop_after)
@@ -54,6 +56,10 @@ def train_from_files(
                 sys.exit(stop.code)
             for folder in opened:
                 folder.stopped(str(stop), stop.code)
+            raise
+        except BadInput:
+            for folder in opened:
+                folder.discard()  # what only the model's weights could show
             raise
         finally:
             for folder in opened:

@@ -134,7 +134,7 @@ class VqaSetup(TaskSetup):
         from sameday.tasks.vqa.task import drop_too_long, load_encoder, load_processor
 
         encoder = load_encoder(self.recipe, self.home, load_processor(self.family, self.recipe, self.home))
-        return drop_too_long(encoder, splits, self.recipe.data.on_bad == "skip")[0]
+        return drop_too_long(self.recipe, encoder, splits)
 
     def load(self, plan: Plan, device: torch.device, splits: Any) -> VqaTask:
         import transformers

@@ -91,17 +91,15 @@ class VqaTask(Task):
         family = load_family(recipe, recipe_dir)
         processor = load_processor(family, recipe, recipe_dir)
         encoder = load_encoder(recipe, recipe_dir, processor)
-        _check_stages(recipe, splits.get("train", []))
-        left_out: list[LeftOut] = []
         if not isinstance(splits, Checked):
-            splits, left_out = drop_too_long(encoder, splits, recipe.data.on_bad == "skip")
+            splits = drop_too_long(recipe, encoder, splits)
         start = None if recipe.start_adapter is None else resolve_path(recipe_dir, recipe.start_adapter)
         base = load_base(name, recipe, device)
         model = VisionLanguageModel(base, family, recipe, plan, device, processor.byte_table, start)
         start_digest = None if start is None else tensors_digest(model.trained())
         contents = {image.digest for image in images_of(splits)}
         cache = open_cache(recipe, plan, resolve_path(recipe_dir, plan.cache_dir), processor, model, contents)
-        return cls(recipe, plan, model, encoder, processor, splits, left_out, cache, start_digest)
+        return cls(recipe, plan, model, encoder, processor, splits, splits.left_out, cache, start_digest)
 
     # Order: recipe
 
@@ -351,13 +349,16 @@ def load_encoder(recipe: VlmRecipe, recipe_dir: Path, processor: ImageProcessor)
 
 
 class Checked(dict[str, list[Sample]]):
-    """Splits of which each question has been through the encoder."""
+    """Splits of which each question has been through the encoder, and those that are not among them for it."""
+
+    left_out: Sequence[LeftOut] = ()
 
 
-def drop_too_long(encoder: Encoder, splits: dict[str, list[Sample]], skip: bool) -> tuple[Checked, list[LeftOut]]:
+def drop_too_long(recipe: VlmRecipe, encoder: Encoder, splits: dict[str, list[Sample]]) -> Checked:
     """Every question once through the encoder, before the model is loaded: what max_length has no room for, all in
     one list, or left out."""
-    good = Checked()
+    _check_stages(recipe, splits.get("train", []))
+    good, skip = Checked(), recipe.data.on_bad == "skip"
     problems: list[str] = []
     for name, samples in splits.items():
         good[name] = []
@@ -369,4 +370,5 @@ def drop_too_long(encoder: Encoder, splits: dict[str, list[Sample]], skip: bool)
                 problems.append(str(error))
     if problems and (not skip or not all(good.values())):
         raise BadInput("\n".join(problems) + ("" if skip else "\nrecipe.data.on_bad=skip leaves them out"))
-    return good, [LeftOut(*line.split(": ", 1)) for line in problems]
+    good.left_out = [LeftOut(*line.split(": ", 1)) for line in problems]
+    return good
