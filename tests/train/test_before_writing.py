@@ -61,6 +61,15 @@ def test_adapters_that_only_the_model_refuses(world: Path) -> None:
     assert (world / "run" / "notes.txt").read_text() == "mine"
 
 
+def test_a_batch_that_is_larger_than_the_data(world: Path) -> None:
+    allowed = "so that no step could have as many; allowed: 1 to 5"
+    said = refused_unwritten(world, "recipe.effective_batch=6")
+    assert said == f"recipe.effective_batch is 6, and there are 5 questions to train on, {allowed}"
+    said = refused_unwritten(world, "recipe.effective_batch=5", "recipe.data.limit=3")
+    assert said.endswith("allowed: 1 to 3, or more than recipe.data.limit 3 leaves")
+    assert sameday(world, "train", "recipe.yaml", *OUT, "--set", "recipe.effective_batch=5").code == 0
+
+
 def test_a_run_that_has_begun_stays(world: Path) -> None:
     assert sameday(world, "train", "recipe.yaml", *OUT).code == 0
     rows = (world / "train.jsonl").read_text().replace("is", "was")

@@ -35,6 +35,7 @@ def train_from_files(
         path = out or ranks.from_first(lambda: default_path(session.recipe))
         try:
             # Whatever can be wrong is found before anything is written.
+            _check_batch(session)
             splits = ranks.from_first(lambda: session.setup.drop_too_long(session.audited.splits))
             for choice in session.choices():
                 session.say(choice)
@@ -64,6 +65,18 @@ def train_from_files(
         finally:
             for folder in opened:
                 folder.close()
+
+
+def _check_batch(session: Session) -> None:
+    """Steps of fewer samples than the recipe says would be another recipe's."""
+    recipe, there = session.recipe, session.audited.sizes["train"]
+    if recipe.effective_batch > there:
+        limit = getattr(getattr(recipe, "data", None), "limit", None)
+        more = "" if limit is None else f", or more than recipe.data.limit {limit} leaves"
+        raise BadInput(
+            f"recipe.effective_batch is {recipe.effective_batch}, and there are {there} {recipe.sample}s to train on, "
+            f"so that no step could have as many; allowed: 1 to {there}{more}"
+        )
 
 
 def _announce(session: Session, run: RunFolder) -> None:
