@@ -136,6 +136,11 @@ class TaskSetup(ABC):
     def check_model(self, say: Say) -> None:  # noqa: B027 (a task may have nothing to check)
         """Refuses a model that cannot be trained, and says what will be downloaded."""
 
+    @property
+    def loading_advice(self) -> str:
+        """What is left to try where the model does not fit in memory."""
+        return "a smaller model, a device with more memory"
+
     def drop_too_long(self, splits: Any) -> Any:
         """Audited data as `load` would make it ready: whoever loads it several times saves that, and what is wrong with
         it is known before weights are loaded."""

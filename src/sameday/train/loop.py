@@ -18,7 +18,7 @@ from sameday.tasks.base import Task, lower_budget
 from sameday.train import checkpoint
 from sameday.train.cadence import Cadence
 from sameday.train.optim import learning_rate
-from sameday.train.state import LoopState, finish_run, restore, save
+from sameday.train.state import LoopState, finish_run, finished_before, restore, save
 from sameday.train.steps import Diverged, Failed, GivenUp, Good, OutOfMemory, Steps
 from sameday.train.watch import Watch
 
@@ -37,6 +37,9 @@ def train(
         closing(Steps(recipe, plan, task, ranks, lambda: stop.asked)) as steps,
     ):
         state = _resumed(recipe, task, run, ranks, steps, watch, cadence)
+        if (before := ranks.from_first(lambda: finished_before(run, state, total))) is not None:
+            watch.say(f"finished already: all {total} steps are done, and the weights are in {run.result}")
+            return before
         keep = partial(ranks.from_first, lambda: save(recipe, plan, run, task, steps, state))
         task.training(True)
         scores, asked = {}, False

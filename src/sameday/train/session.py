@@ -120,8 +120,7 @@ class Session:
         if not all(self.ranks.gather(task is not None)) or task is None:  # all ranks stop together
             raise RunStopped(
                 f"out of memory while the model was loaded: {self.machine.name} has {self.machine.memory / 2**30:.0f} "
-                "GiB, and other programs may use some of it. What is left to try: a smaller recipe.model, "
-                "recipe.precision bf16, a GPU with more memory.",
+                f"GiB, and other programs may use some of it. What is left to try: {self.setup.loading_advice}.",
                 EXIT_OUT_OF_MEMORY,
             )
         return task

@@ -3,6 +3,7 @@ made of it."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
@@ -83,6 +84,17 @@ def save(recipe: Recipe, plan: Plan, run: RunFolder, task: Task, steps: Steps, s
     state.saved = state.step
     checkpoint.write(run.checkpoints, f"step-{state.step:06d}", fill, {**asdict(state), **about})
     _tidy(plan, run, state)
+
+
+def finished_before(run: RunFolder, state: LoopState, total: int) -> dict[str, float] | None:
+    """The scores of a run that has its weights already, whole; None where something is left to do."""
+    if state.step < total or checkpoint.fault(run.result) is not None:
+        return None
+    try:
+        scores: dict[str, float] = json.loads((run.path / "eval.json").read_text())["val"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return scores
 
 
 def finish_run(plan: Plan, run: RunFolder, task: Task, scores: dict[str, float], state: LoopState) -> None:

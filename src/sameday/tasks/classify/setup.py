@@ -61,6 +61,11 @@ class ClassifySetup(TaskSetup):
             raise BadInput("\n".join(dict.fromkeys(problems)))
         return Audited(audited, {split: len(pictures) for split, pictures in audited.items()}, [])
 
+    @property
+    def loading_advice(self) -> str:
+        """Images in the device's memory take more of it than these models."""
+        return "plan.images_on host, fewer images, a smaller recipe.data.image_size or recipe.model.width"
+
     def _read(self, split: Split, say: Say) -> Pictures:
         from sameday.data.labelled.pictures import read_pictures
 

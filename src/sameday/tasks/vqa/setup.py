@@ -130,6 +130,12 @@ class VqaSetup(TaskSetup):
 
         return family_of(self.config.model_type)
 
+    @property
+    def loading_advice(self) -> str:
+        fewer = ("a smaller recipe.model", "recipe.precision bf16", "recipe.train lora")
+        helps = (True, self.recipe.precision != "bf16", self.recipe.train != "lora")
+        return ", ".join([*(what for what, so in zip(fewer, helps, strict=True) if so), "a GPU with more memory"])
+
     def drop_too_long(self, splits: Any) -> Any:
         from sameday.tasks.vqa.task import drop_too_long, load_encoder, load_processor
 
