@@ -4,6 +4,7 @@ EXIT_OK = 0
 EXIT_BAD_INPUT = 2
 EXIT_DIVERGED = 3
 EXIT_OUT_OF_MEMORY = 4
+EXIT_DISK_FULL = 5
 EXIT_STOPPED = 75  # asked to stop, checkpoint saved: run the same command again to go on (EX_TEMPFAIL)
 
 

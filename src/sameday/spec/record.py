@@ -26,6 +26,7 @@ from sameday.spec.errors import BadInput
 from sameday.spec.load import dump_yaml, load_recipe, load_recorded_plan, resolve_path
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe, differences
+from sameday.spec.room import room_for
 
 DISTRIBUTIONS = (
     *("sameday", "torch", "torchvision", "triton", "transformers", "tokenizers", "peft", "accelerate"),
@@ -205,8 +206,10 @@ class RunFolder:
         folder._acquire()
         try:
             folder._check_inputs()
-            folder._start()
+            with room_for("a run's files", path, 2**14, "Make room and run again."):
+                folder._start()
         except BaseException:
+            folder.discard()
             folder.close()
             raise
         return folder
@@ -248,8 +251,16 @@ class RunFolder:
             if self.metrics_path.exists() and not self.metrics_path.read_bytes().endswith(b"\n"):
                 self._keep(self.metrics)  # otherwise this record would go on a torn line
             self._file = open(self.metrics_path, "a", encoding="utf-8")  # noqa: SIM115 (open while the run is)
-        self._file.write(json.dumps(plain(record), allow_nan=False) + "\n")
-        self._file.flush()
+        line = json.dumps(plain(record), allow_nan=False) + "\n"
+        before = os.fstat(self._file.fileno()).st_size
+        with room_for("the record of a step", self.path, len(line), "Make room and run again."):
+            try:
+                self._file.write(line)
+                self._file.flush()
+            except OSError:
+                self._close_file()
+                os.truncate(self.metrics_path, before)  # no half of a record
+                raise
 
     def rewind(self, step: int) -> None:
         """Forget the records after this step: a resumed run goes through those steps again."""
@@ -278,15 +289,17 @@ class RunFolder:
 
     def close(self) -> None:
         """Let another process have the folder."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._close_file()
         self._drop_lock()
 
-    def _keep(self, records: list[dict[str, Any]]) -> None:
+    def _close_file(self) -> None:
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # what could not be written is tried once more, in vain
+                self._file.close()
             self._file = None
+
+    def _keep(self, records: list[dict[str, Any]]) -> None:
+        self._close_file()
         if records or self.metrics_path.exists():
             write_text(self.metrics_path, "".join(json.dumps(record) + "\n" for record in records))
 

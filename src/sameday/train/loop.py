@@ -80,8 +80,7 @@ def train(
             steps.restart_timing()
         if not scores:  # a run killed between its last checkpoint and its end
             scores = task.evaluate("val", ranks, state.budget)
-        if ranks.first:
-            finish_run(plan, run, task, scores, state)
+        ranks.from_first(lambda: finish_run(plan, run, task, scores, state))
         return scores
 
 

@@ -16,6 +16,7 @@ from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.spec.record import RunFolder
+from sameday.spec.room import room_for
 from sameday.tasks.base import Task
 from sameday.train import checkpoint
 from sameday.train.optim import optimizer_tensors, restore_optimizer
@@ -81,9 +82,14 @@ def save(recipe: Recipe, plan: Plan, run: RunFolder, task: Task, steps: Steps, s
         "recipe": recipe.model_dump(mode="json"),
         "digests": task.digests(),
     }
-    state.saved = state.step
-    checkpoint.write(run.checkpoints, f"step-{state.step:06d}", fill, {**asdict(state), **about})
-    _tidy(plan, run, state)
+    kept, state.saved = state.saved, state.step
+    earlier = [path for step, path in checkpoint.steps(run.checkpoints) if step == kept]
+    tensors = (*steps.trained.values(), *optimizer_tensors(steps.optimizer, steps.trained).values())
+    need = max([sum(tensor.nbytes for tensor in tensors), *map(checkpoint.size, earlier)])
+    then = f"Make room and run again: it goes on from step {kept}." if kept else "Make room and run again."
+    with room_for(f"checkpoint step-{state.step:06d}", run.path, need, then):
+        checkpoint.write(run.checkpoints, f"step-{state.step:06d}", fill, {**asdict(state), **about})
+        _tidy(plan, run, state)
 
 
 def finished_before(run: RunFolder, state: LoopState, total: int) -> dict[str, float] | None:
@@ -99,9 +105,12 @@ def finished_before(run: RunFolder, state: LoopState, total: int) -> dict[str, f
 
 def finish_run(plan: Plan, run: RunFolder, task: Task, scores: dict[str, float], state: LoopState) -> None:
     """The finished weights and scores."""
-    _tidy(plan, run, state)  # once more, for a run killed before it could
-    checkpoint.write(run.path, run.result.name, task.save, None)
-    run.write_json("eval.json", {"val": scores, "best": state.best})
+    need = sum(parameter.nbytes for parameter in task.trained().values())
+    then = "Make room and run again: all steps are saved."
+    with room_for(f"the finished {run.result.name}", run.path, need, then):
+        _tidy(plan, run, state)  # once more, for a run killed before it could
+        checkpoint.write(run.path, run.result.name, task.save, None)
+        run.write_json("eval.json", {"val": scores, "best": state.best})
 
 
 def _tidy(plan: Plan, run: RunFolder, state: LoopState) -> None:

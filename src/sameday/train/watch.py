@@ -4,6 +4,7 @@ the same numbers in metrics.jsonl and TensorBoard."""
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from sameday.hardware.nvml import gpu_use
 from sameday.hardware.phases import silence
 from sameday.spec.record import RunFolder
+from sameday.spec.room import room_for
 from sameday.spec.words import clock
 from sameday.train.steps import Good
 
@@ -74,8 +76,10 @@ class Watch:
         self._chart(split, scores, step)
 
     def _chart(self, group: str, values: dict[str, Any], step: int) -> None:
-        for name, value in values.items():
-            self.board.add_scalar(f"{group}/{name}", value, step)
+        assert self.run is not None
+        with room_for("a chart", self.run.path, 100, "Make room and run again."):
+            for name, value in values.items():
+                self.board.add_scalar(f"{group}/{name}", value, step)
 
     def say(self, text: str) -> None:
         if self.run is None:
@@ -93,4 +97,5 @@ class Watch:
         if self.live is not None:
             self.live.stop()
         if self.board is not None:
-            self.board.close()
+            with suppress(OSError):  # a full disk: the records have said so, or will at their next step
+                self.board.close()
