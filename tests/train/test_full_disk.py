@@ -83,8 +83,8 @@ def test_while_a_checkpoint_is_saved(home: Path, monkeypatch: pytest.MonkeyPatch
     said = full_after(home, run.name, 3, 8192, monkeypatch)
     assert said.code == EXIT_DISK_FULL and "Traceback" not in said.err
     sentence = re.fullmatch(
-        r"no room for checkpoint step-000003 in saving: File too large\. It takes about ([\d,]+) bytes and ([\d,]+) are "
-        r"free: a quota or a limit on files is in the way\. Make room and run again: it goes on from step 2\.\n",
+        r"no room for checkpoint step-000003 in saving: File too large\. It takes about ([\d,]+) bytes and ([\d,]+) "
+        r"are free: a quota or a limit on files is in the way\. Make room and run again: it goes on from step 2\.\n",
         said.err,
     )
     assert sentence, said.err
@@ -165,8 +165,8 @@ def test_a_small_disk(tmp_path: Path) -> None:
     sentence, left = done.stdout.splitlines()
     assert left == "None ['step-1']", "the old checkpoint is whole, and nothing is left of the new one"
     found = re.fullmatch(
-        rf"no room for checkpoint step-2 in {re.escape(str(tmp_path))}: No space left on device\. It takes about 90,000 "
-        r"bytes and ([\d,]+) are free: ([\d,]+) bytes are missing\.",
+        rf"no room for checkpoint step-2 in {re.escape(str(tmp_path))}: No space left on device\. It takes about "
+        r"90,000 bytes and ([\d,]+) are free: ([\d,]+) bytes are missing\.",
         sentence,
     )
     assert found, done.stdout + done.stderr
