@@ -32,7 +32,7 @@ def train(
     total = recipe.max_steps or recipe.num_epochs * task.steps_per_epoch()
     cadence = Cadence(total, task.steps_per_epoch(), plan.save_steps, plan.eval_steps, stop_after)
     with (
-        Watch(run if ranks.first else None, total, plan.log_steps, task.device) as watch,
+        Watch(run if ranks.first else None, total, plan.log_steps, task.device, partial(_names, task)) as watch,
         StopRequest() as stop,
         closing(Steps(recipe, plan, task, ranks, lambda: stop.asked)) as steps,
     ):
@@ -84,6 +84,10 @@ def train(
         return scores
 
 
+def _names(task: Task, step: int) -> list[str]:
+    return task.names(task.step_ids(step))
+
+
 def _stopped(step: int, total: int) -> RunStopped:
     saved = f"step {step} of {total} is saved; run again to go on"
     nothing = "no step was done yet, so that there is nothing to save; run again to begin"
@@ -126,7 +130,7 @@ def _diverged(task: Task, run: RunFolder, steps: Steps, outcome: Diverged, ranks
         # Zero times a norm that is not finite is NaN: a bad gradient of a finite loss is found too.
         mine += task.culprits(batch, each + 0 * steps.gradients.norm())
     named = sorted({name for part in ranks.gather(mine) for name in part})
-    whole = f"in the step of {first_names(task.names(task.step_ids(step)))}"
+    whole = f"in the step of {first_names(_names(task, step))}"
     who = f"not finite at {first_names(named)}" if named else whole
     kept = "; earlier checkpoints are good" if checkpoint.steps(run.checkpoints) else ""
     return f"step {step + 1}: {outcome}, {who}. The weights were not touched{kept}."
