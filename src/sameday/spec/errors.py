@@ -1,6 +1,7 @@
 """The one exception for mistakes a user can mend, and the codes a command leaves with."""
 
 EXIT_OK = 0
+EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
 EXIT_DIVERGED = 3
 EXIT_OUT_OF_MEMORY = 4
@@ -22,3 +23,7 @@ class RunStopped(Exception):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class CompileFailed(RunStopped):
+    """torch.compile could not do it. The same run can go on without."""
