@@ -15,7 +15,7 @@ import sets
 from commands import assert_same_run
 from typed import Said, sameday
 
-from sameday.spec.errors import EXIT_STOPPED
+from sameday.spec.errors import EXIT_OUT_OF_MEMORY, EXIT_STOPPED
 from sameday.spec.load import dump_yaml
 from sameday.tasks.classify.task import ClassifyTask
 from sameday.train import checkpoint
@@ -77,3 +77,25 @@ def test_a_signal_before_the_first_step_is_done(home: Path, monkeypatch: pytest.
     assert not checkpoint.steps(home / "first" / "checkpoints")
     assert sameday(home, "train", "recipe.yaml", "--out", "first", *SETS).code == 0
     assert_same_run(home / "first", home / "reference")
+
+
+def test_data_workers_that_are_always_killed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The steps before it are saved, and a run without workers goes on from there."""
+    plain = ClassifyTask.batches
+
+    def batches(self: ClassifyTask, step: int, *more: Any) -> Any:
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return plain(self, step, *more)
+
+    words = ("train", "recipe.yaml", "--out", "workers", *SETS)
+    with monkeypatch.context() as patch, pytest.warns(UserWarning, match="the workers are started again"):
+        patch.setattr(ClassifyTask, "batches", batches)
+        said = sameday(home, *words, "--set", "plan.workers=1")
+    assert said.code == EXIT_OUT_OF_MEMORY and said.err.startswith("data workers were killed 3 times in a row"), (
+        said.err
+    )
+    assert [step for step, _ in checkpoint.steps(home / "workers" / "checkpoints")] == [2, 3]
+    assert "resumed from step-000003" in sameday(home, *words).out
+    shutil.rmtree(home / "workers" / "checkpoints" / "step-000003")
+    assert_same_run(home / "workers", home / "reference")

@@ -10,11 +10,11 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from sameday.spec.errors import BadInput, RunStopped
+from sameday.spec.errors import BadInput, CompileFailed, RunStopped
 from sameday.spec.record import RunFolder, default_path
 from sameday.tasks.base import TRAINING, Caching, Task
 from sameday.tasks.registry import setup_of
-from sameday.train.session import Session, Specs
+from sameday.train.session import ASKED_FOR, Session, Specs
 
 show = partial(print, flush=True)
 
@@ -48,7 +48,17 @@ def train_from_files(
             task = session.load(splits=splits)
             if ranks.first:
                 _tell_loaded(session, run, task)
-            return train(session.recipe, session.resolved.plan, task, run, ranks, stop_after)
+            plan = session.resolved.plan
+            try:
+                return train(session.recipe, plan, task, run, ranks, stop_after)
+            except CompileFailed as failed:
+                # What was asked for must work, and of several ranks one may have failed alone.
+                if session.reasons.get("compile", ASKED_FOR) == ASKED_FOR or ranks.size > 1:
+                    raise
+                session.say(f"compile: none from here on, because {failed}")
+            del task
+            plan = plan.model_copy(update={"compile": "none"})
+            return train(session.recipe, plan, session.load(plan, splits), run, ranks, stop_after)
         except RunStopped as stop:
             # All ranks stop together and with the same words: the first one says them.
             if not ranks.first:

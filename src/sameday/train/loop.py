@@ -19,7 +19,7 @@ from sameday.train import checkpoint
 from sameday.train.cadence import Cadence
 from sameday.train.optim import learning_rate
 from sameday.train.state import LoopState, finish_run, finished_before, restore, save
-from sameday.train.steps import Diverged, Failed, GivenUp, Good, OutOfMemory, Steps
+from sameday.train.steps import Diverged, Failed, GivenUp, Good, OutOfMemory, Steps, in_words
 from sameday.train.watch import Watch
 
 
@@ -58,8 +58,8 @@ def train(
                             watch.step(outcome)
                     case GivenUp():
                         asked = True
-                    case Failed():
-                        raise outcome.error
+                    case Failed(error):
+                        raise _saved_before(error, ranks, keep)
                     # Asked to stop in a step that was good, a run does not try again one that was not.
                     case Diverged() if not asked:
                         raise RunStopped(_diverged(task, run, steps, outcome, ranks), EXIT_DIVERGED)
@@ -95,12 +95,19 @@ def _stopped(step: int, total: int) -> RunStopped:
 
 
 def _validated(task: Task, ranks: Ranks, state: LoopState, keep: Callable[[], None]) -> dict[str, float]:
-    """Scores of the validation data, empty where there is none. An evaluation that has no memory loses no training."""
+    """Scores of the validation data, empty where there is none. An evaluation that fails loses no training."""
     try:
         return task.evaluate("val", ranks, state.budget)
-    except RunStopped:
+    except Exception as error:
+        raise _saved_before(in_words(error), ranks, keep) from None
+
+
+def _saved_before(error: Exception, ranks: Ranks, keep: Callable[[], None]) -> Exception:
+    """The error, once the steps done are saved, where it has its sentence. What a rank meets alone the others do not
+    know of: they wait for its sum, and could not save with it."""
+    if isinstance(error, RunStopped) and (ranks.size == 1 or not error.alone):
         keep()
-        raise
+    return error
 
 
 def _resumed(

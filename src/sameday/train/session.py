@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from sameday.train.steps import Steps
 
 
+ASKED_FOR = "asked for"
+"""Why a plan field has its value, where no choice was made."""
+
+
 def silent(_text: str) -> None:
     pass
 
@@ -142,7 +146,7 @@ def _plan(specs: Specs, setup: TaskSetup, machine: Machine, ranks: int) -> tuple
     chosen, reasons = setup.choose_plan(machine, ranks)
     asked = {name: getattr(specs.plan, name) for name in specs.fixed}
     plan = Plan.model_validate(chosen.model_dump() | asked)
-    return plan, {k: v for k, v in reasons.items() if k not in asked} | dict.fromkeys(specs.fixed, "asked for")
+    return plan, {k: v for k, v in reasons.items() if k not in asked} | dict.fromkeys(specs.fixed, ASKED_FOR)
 
 
 def prepare_environment(plan: Plan) -> None:

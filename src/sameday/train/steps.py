@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -16,7 +17,7 @@ from sameday.data.feed import Feed
 from sameday.data.loader import feed
 from sameday.hardware.phases import Clock, during
 from sameday.hardware.ranks import Ranks
-from sameday.spec.errors import EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, RunStopped
+from sameday.spec.errors import EXIT_DIVERGED, EXIT_FAILED, EXIT_OUT_OF_MEMORY, CompileFailed, RunStopped
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.tasks.base import Task
@@ -77,6 +78,19 @@ class Failed:
 
 
 Outcome = Good | OutOfMemory | GivenUp | Diverged | Failed
+
+
+def in_words(error: Exception) -> Exception:
+    """An error of torch.compile as one that a user can read; any other as it is."""
+    compiler = sys.modules.get("torch._dynamo.exc")  # not loaded for this: it takes seconds
+    if compiler is None or not isinstance(error, compiler.TorchDynamoException):
+        return error
+    why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return CompileFailed(
+        f"torch.compile failed: {why}; with plan.compile none the run goes on from what is saved",
+        EXIT_FAILED,
+        alone=True,
+    )
 
 
 @dataclass(frozen=True)
@@ -200,7 +214,7 @@ class Steps:
         try:
             count = self.gradient(step, stop)
         except Exception as error:
-            self._failed = error  # after what was launched before
+            self._failed = in_words(error)  # after what was launched before
             return
         scalars = self._commit.begin(rate)
         assert self._feed is not None
