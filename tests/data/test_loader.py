@@ -111,7 +111,9 @@ def test_a_worker_that_is_killed_loses_nothing(
     ):
         warnings.simplefilter("always")
         assert [made.job for made in chain.from_iterable(batches)] == jobs
-    assert [str(each.message) for each in told] == 2 * [f"{how}: the workers are started again, and no data is lost"]
+    assert [str(each.message) for each in told] == 2 * [
+        f"{how}: all workers are started again with prefetch 1, and no data is lost"
+    ]
     assert set(multiprocessing.active_children()) <= before
 
 

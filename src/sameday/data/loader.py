@@ -67,7 +67,8 @@ def stream(
     so that only one is held at a time. Whoever stops before the end closes the generator, which ends its workers.
 
     Where a worker is killed, all of them are started again from the first job that is missing: a job's batches are the
-    same whoever makes them, and whenever."""
+    same whoever makes them, and whenever. From then on each prepares one job ahead, because memory is the usual reason,
+    and because a job that was sent can then not be lost with the next one."""
     if workers == 0:
         for job in jobs:
             made = build(job)
@@ -89,7 +90,8 @@ def stream(
                     EXIT_OUT_OF_MEMORY if killed.by_system else EXIT_FAILED,
                     alone=True,
                 ) from None
-            warnings.warn(f"{killed}: the workers are started again, and no data is lost", stacklevel=2)
+            prefetch = 1
+            warnings.warn(f"{killed}: all workers are started again with prefetch 1, and no data is lost", stacklevel=2)
         finally:
             # Workers ignore the signal that Python's own exit would send them, and it would wait for them for ever.
             ahead._shutdown_workers()
