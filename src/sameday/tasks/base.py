@@ -146,6 +146,11 @@ class TaskSetup(ABC):
         it is known before weights are loaded."""
         return splits
 
+    def epoch_flop(self, plan: Plan, splits: Any) -> float:
+        """About how many FLOP the matmuls of an epoch of training take at least, for data that is ready to be loaded; 0
+        where nobody can say."""
+        return 0.0
+
     @abstractmethod
     def load(self, plan: Plan, device: torch.device, splits: Any) -> Task:
         """The task, its model ready on the device, for data that was audited and a plan without automatic fields."""

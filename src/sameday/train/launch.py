@@ -30,6 +30,7 @@ def train_from_files(
     specs = Specs.from_files(recipe_path, plan_path, sets)
     with closing(Session.start(specs, show, join=True, splits=TRAINING)) as session:
         from sameday.train.loop import train
+        from sameday.train.outlook import check_cpu
 
         ranks, opened = session.ranks, list[RunFolder]()
         path = out or ranks.from_first(lambda: default_path(session.recipe))
@@ -37,6 +38,7 @@ def train_from_files(
             # Whatever can be wrong is found before anything is written.
             _check_batch(session)
             splits = ranks.from_first(lambda: session.setup.drop_too_long(session.audited.splits))
+            ranks.from_first(lambda: check_cpu(session, splits, stop_after))
             for choice in session.choices():
                 session.say(choice)
             asked = (path, session.recipe, session.plan, session.home)

@@ -79,6 +79,14 @@ class ClassifySetup(TaskSetup):
             self.path, split, data.image_size, data.val, data.split_seed, limit=data.limit, progress=progress
         )
 
+    def epoch_flop(self, plan: Plan, splits: Any) -> float:
+        from sameday.models.build import build_model
+        from sameday.models.vision_flops import count_images
+
+        pictures = splits["train"]
+        model = build_model(self.recipe.model, self.recipe.data.image_size, len(pictures.classes), self.recipe.seed)
+        return float(count_images(model, len(pictures)).needed.total)
+
     def load(self, plan: Plan, device: torch.device, splits: Any) -> ClassifyTask:
         from sameday.tasks.classify.task import ClassifyTask
 
