@@ -66,8 +66,8 @@ def test_a_long_one_says_how_long(home: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_format_that_the_cpu_is_slow_at(home: Path, monkeypatch: pytest.MonkeyPatch, asked: tuple[str, ...]) -> None:
     rates = {"bf16": 1e9, "float32": 2.4e11}
     monkeypatch.setattr(outlook, "matmul_rate", rates.__getitem__)
-    sentence = "bf16 matmuls are 240 times slower than float32 ones on this CPU: recipe.precision float32 is another "
-    sentence += "recipe, and the faster one here"
+    sentence = "bf16 matmuls are about 240 times slower than float32 ones on this CPU: recipe.precision float32 is "
+    sentence += "another recipe, and the faster one here"
     assert f"{sentence}\n" in sameday(home, *TRAIN, "--set", "recipe.precision=bf16", *asked).out
     if not asked:
         assert refused(home, *TRAIN, "--set", "recipe.precision=bf16", *LONG).endswith(f"all the same. {sentence}")

@@ -22,8 +22,8 @@ REFUSED = 24 * 3600.0
 """Seconds from which on a CPU must be asked for."""
 SLOW_FORMAT = 4.0
 """Times slower than float32 from which on a numeric format is worth a word."""
-BRIEF = 0.05
-"""Seconds that timing a matmul may take, about."""
+BRIEF = 0.2
+"""Seconds that timing a matmul takes: long enough for a moment in which no other program is at work."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Outlook:
         if self.slower < SLOW_FORMAT:
             return None
         return (
-            f"{self.precision} matmuls are {self.slower:.0f} times slower than float32 ones on this CPU: "
+            f"{self.precision} matmuls are about {self.slower:.0f} times slower than float32 ones on this CPU: "
             "recipe.precision float32 is another recipe, and the faster one here"
         )
 
@@ -65,7 +65,8 @@ def check_cpu(session: Session, splits: Any, steps: int | None) -> None:
     ahead, why = None, "torch finds no GPU here"
     precision = session.recipe.precision
     if flop >= WORTH_TIMING or precision == "bf16":
-        ahead = Outlook(flop, precision, matmul_rate(precision), matmul_rate("float32"))
+        rate = matmul_rate(precision)
+        ahead = Outlook(flop, precision, rate, matmul_rate("float32") if precision == "bf16" else rate)
     slow = None if ahead is None else ahead.slow_format()
     if session.plan.device == "auto" and ahead is not None and ahead.seconds > REFUSED:
         raise BadInput(
