@@ -36,7 +36,7 @@ def train_from_files(
         path = out or ranks.from_first(lambda: default_path(session.recipe))
         try:
             # Whatever can be wrong is found before anything is written.
-            _check_batch(session)
+            ranks.from_first(lambda: _check_batch(session))
             splits = ranks.from_first(lambda: session.setup.drop_too_long(session.audited.splits))
             ranks.from_first(lambda: check_cpu(session, splits, stop_after))
             for choice in session.choices():
