@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from sameday.spec.errors import EXIT_BAD_INPUT, BadInput, RunStopped
+from sameday.spec.errors import EXIT_BAD_INPUT, EXIT_DISK_FULL, BadInput, RunStopped
 
 app = typer.Typer(
     help="Train the same model, the same day.",
@@ -210,3 +210,10 @@ def main() -> None:
     except RunStopped as stop:
         print(str(stop), file=sys.stderr)
         sys.exit(stop.code)
+    except OSError as error:
+        from sameday.spec.room import no_room
+
+        if no_room(error) is None:
+            raise
+        print(f"no room: {error}; make room and run again", file=sys.stderr)
+        sys.exit(EXIT_DISK_FULL)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
+import time
+import warnings
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -17,6 +21,7 @@ import pytest
 import torch
 
 from sameday.data.loader import feed, supply
+from sameday.spec.errors import EXIT_OUT_OF_MEMORY, RunStopped
 from sameday.spec.plan import Plan
 
 CPU = torch.device("cpu")
@@ -105,6 +110,7 @@ import sys
 import torch
 from contextlib import closing
 from sameday.data.loader import feed
+from sameday.spec.errors import EXIT_OUT_OF_MEMORY, RunStopped
 from sameday.spec.plan import Plan
 with closing(feed(Plan(workers=2), torch.device("cpu"), [1, 2, 3], lambda _job: [])) as batches:
     print(list(next(batches)))
@@ -112,6 +118,77 @@ with closing(feed(Plan(workers=2), torch.device("cpu"), [1, 2, 3], lambda _job: 
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (3, "[]\n"), done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_worker_that_is_killed_loses_nothing(
+    tmp_path: Path, workers: int, number: int, before: set[multiprocessing.process.BaseProcess]
+) -> None:
+    """In the middle of its job, twice: every job's batches come, in order, and the user is told."""
+    deadly = {2: tmp_path / "first", 6: tmp_path / "second"}
+
+    def build_or_die(job: int) -> list[Made]:
+        if job in deadly and not deadly[job].exists():
+            deadly[job].touch()
+            os.kill(os.getpid(), number)
+        return build(job)
+
+    how = f"a data worker was ended by {signal.Signals(number).name}"
+    how += ", as a system does where memory runs out" if number == signal.SIGKILL else ""
+    jobs = list(range(9))
+    with (
+        warnings.catch_warnings(record=True) as told,
+        closing(feed(Plan(workers=workers), CPU, jobs, build_or_die)) as batches,
+    ):
+        warnings.simplefilter("always")
+        assert [made.job for made in chain.from_iterable(batches)] == jobs
+    assert [str(each.message) for each in told] == 2 * [
+        f"{how}: all workers are started again with prefetch 1, and no data is lost"
+    ]
+    assert set(multiprocessing.active_children()) <= before
+
+
+def test_a_worker_that_dies_while_nobody_waits_for_it(before: set[multiprocessing.process.BaseProcess]) -> None:
+    """The error must not come in the middle of whatever this process does then."""
+    with closing(feed(Plan(workers=2), CPU, list(range(8)), build)) as batches:
+        first = [made for _ in range(3) for made in next(batches)]
+        for made in first:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(made.process, signal.SIGKILL)
+        time.sleep(0.3)  # here torch's own handler would raise
+        with pytest.warns(UserWarning, match="a data worker was ended by SIGKILL"):
+            rest = list(chain.from_iterable(batches))
+    assert [made.job for made in [*first, *rest]] == list(range(8))
+    assert set(multiprocessing.active_children()) <= before
+
+
+def test_workers_that_are_always_killed(before: set[multiprocessing.process.BaseProcess]) -> None:
+    def die(job: int) -> list[Made]:
+        if job == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return build(job)
+
+    with (
+        closing(feed(Plan(workers=1), CPU, [0, 1, 2], die)) as batches,
+        warnings.catch_warnings(action="ignore"),
+        pytest.raises(RunStopped) as stopped,
+    ):
+        list(chain.from_iterable(batches))
+    assert stopped.value.code == EXIT_OUT_OF_MEMORY and str(stopped.value) == (
+        "data workers were killed 3 times in a row (a data worker was ended by SIGKILL, as a system does where memory "
+        "runs out). What is left to try: fewer plan.workers, a smaller plan.prefetch, plan.workers 0."
+    )
+    assert set(multiprocessing.active_children()) <= before
+
+
+def test_what_a_job_raises_is_raised(before: set[multiprocessing.process.BaseProcess]) -> None:
+    def bad(job: int) -> list[Made]:
+        raise RuntimeError(f"job {job} is bad")
+
+    with closing(feed(Plan(workers=1), CPU, [4, 5], bad)) as batches, pytest.raises(RuntimeError, match="job 4 is bad"):
+        list(chain.from_iterable(batches))
+    assert set(multiprocessing.active_children()) <= before
 
 
 def test_only_a_gpu_has_its_input_pinned() -> None:

@@ -97,7 +97,7 @@ def work(task: VqaTask, step: int = 0, size: int = 1, change: Callable[[Batch], 
     if change is not None:
         batches = [change(batch) for batch in batches]
     steps.accumulate(batches, step)
-    loss, out_of_memory, _ = steps.gradients.tail.tolist()
+    loss, out_of_memory, *_ = steps.gradients.tail.tolist()
     assert not out_of_memory
     tensors = {name: p.grad.clone() for name, p in task.trained().items() if p.grad is not None}
     return Result(loss, steps.gradients.all.clone(), tensors, batches)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import sets
 import torch
+import worlds
 from commands import finished
 
 from sameday.hardware.ranks import Ranks
@@ -17,6 +18,7 @@ from sameday.spec.errors import EXIT_OUT_OF_MEMORY, RunStopped
 from sameday.spec.load import dump_yaml
 from sameday.tasks.classify.setup import ClassifySetup
 from sameday.tasks.classify.task import ClassifyTask
+from sameday.tasks.vqa.setup import VqaSetup
 from sameday.train import checkpoint, steps
 from sameday.train.launch import train_from_files
 
@@ -48,7 +50,20 @@ def test_while_the_model_is_loaded(recipe: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(ClassifySetup, "load", out_of_memory)
     said = stopped(recipe)
     assert said.startswith("out of memory while the model was loaded: CPU has ")
-    assert said.endswith("a smaller recipe.model, recipe.precision bf16, a GPU with more memory.")
+    assert said.endswith("plan.images_on host, fewer images, a smaller recipe.data.image_size or recipe.model.width.")
+
+
+@pytest.mark.parametrize(
+    ("fields", "advice"),
+    [
+        ({}, "a smaller recipe.model, recipe.precision bf16, a GPU with more memory"),
+        ({"train": "all"}, "a smaller recipe.model, recipe.precision bf16, recipe.train lora, a GPU with more memory"),
+        ({"precision": "bf16"}, "a smaller recipe.model, a GPU with more memory"),
+    ],
+)
+def test_advice_is_what_the_recipe_does_not_have_yet(fields: dict[str, str], advice: str) -> None:
+    recipe = worlds.tiny_recipe(Path("model"), **fields)
+    assert VqaSetup(recipe, Path()).loading_advice == advice
 
 
 def test_for_the_optimizers_state(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,8 @@ import json
 import re
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,12 +17,13 @@ from safetensors.torch import load
 from test_diverged import LINE, poison
 
 from sameday.hardware.ranks import Ranks
-from sameday.spec.errors import EXIT_BAD_INPUT, EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, BadInput
+from sameday.spec.errors import EXIT_BAD_INPUT, EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, EXIT_STOPPED, BadInput
 from sameday.train import checkpoint
 
 TORCHRUN_FAILED = 1
 """What torchrun itself leaves with, whatever code its processes left with."""
 
+DOCS = Path(__file__).parents[2] / "docs"
 SETS = ("plan.save_steps=2", "plan.log_steps=1", "plan.device=cpu")
 AHEAD = ("plan.save_steps=4", "plan.log_steps=1", "plan.optimizer_impl=fused")
 """What one rank meets is known to all a step later: none may be alone in a sum."""
@@ -56,6 +59,17 @@ def exit_code(stderr: str) -> int:
     codes = [int(code) for code in re.findall(r"exitcode\s*:\s*(-?\d+) \(pid", stderr)]
     assert len(codes) == 2 and -signal.SIGKILL not in codes, stderr
     return codes[-1]
+
+
+def documented_code(home: Path, run: str) -> int:
+    """What the documented line of a batch script leaves with, where torchrun has failed."""
+    (line,) = re.findall(r"^rm .* (\|\| exit .*)$", (DOCS / "runs.md").read_text(), re.MULTILINE)
+    line = f"false {line.replace('run/stopped.json', f'{run}/stopped.json')}".replace("python", sys.executable)
+    return subprocess.run(["bash", "-c", line], cwd=home).returncode
+
+
+def test_the_documented_line_without_a_run_is_a_failure(tmp_path: Path) -> None:
+    assert documented_code(tmp_path, "absent") == TORCHRUN_FAILED
 
 
 def test_two_ranks(home: Path) -> None:
@@ -143,6 +157,8 @@ def test_asked_to_stop_and_resumed_by_another_number_of_ranks(home: Path) -> Non
     saved = process.run / "checkpoints" / f"step-{int(said[1]):06d}"
     assert checkpoint.fault(saved) is None
     assert last_step(process.run) == int(said[1])
+    assert json.loads((process.run / "stopped.json").read_text())["code"] == EXIT_STOPPED
+    assert documented_code(home, process.run.name) == EXIT_STOPPED
     assert f"resumed from {saved.name}" in finished(home, *AHEAD, out="asked").stdout
     assert_agrees(process.run, home / "alone")
 

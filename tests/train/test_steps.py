@@ -21,7 +21,7 @@ from sameday.spec.plan import Plan
 from sameday.tasks.classify.task import ClassifyTask
 from sameday.train import commit
 from sameday.train import steps as steps_module
-from sameday.train.steps import Diverged, Failed, Good, Outcome, OutOfMemory, Steps
+from sameday.train.steps import Diverged, Failed, GivenUp, Good, Outcome, OutOfMemory, Steps
 
 RATE = 1e-2
 PLANS = {"as it is known": Plan(), "a step ahead": Plan(optimizer_impl="fused")}
@@ -52,7 +52,13 @@ class Others(Ranks):
         return [value, value]
 
 
-def make(home: Path, plan: Plan, planted: Planted | None = None, ranks: Ranks | None = None) -> tuple[Any, Steps]:
+def make(
+    home: Path,
+    plan: Plan,
+    planted: Planted | None = None,
+    ranks: Ranks | None = None,
+    give_up: Callable[[], bool] = lambda: False,
+) -> tuple[Any, Steps]:
     recipe = sets.tiny_recipe()
     task = sets.make_task(home, recipe, plan)
     if planted is not None:
@@ -63,7 +69,7 @@ def make(home: Path, plan: Plan, planted: Planted | None = None, ranks: Ranks | 
 
         task.loss_sum = loss_sum  # type: ignore[method-assign]
     task.training(True)
-    return task, Steps(recipe, plan, task, ranks or Ranks())
+    return task, Steps(recipe, plan, task, ranks or Ranks(), give_up)
 
 
 def weights(task: ClassifyTask) -> list[Tensor]:
@@ -326,3 +332,48 @@ def test_an_update_without_room_is_no_step_to_be_done_again(
         steps.launch(0, RATE)
         list(steps.finish(0))
     assert stopped.value.code == EXIT_OUT_OF_MEMORY
+
+
+# Given up
+
+
+def asked_after(micro_batches: int) -> tuple[Planted, Callable[[], bool]]:
+    """A signal that comes while the last of so many micro-batches is computed."""
+    computed: list[int] = []
+
+    def planted(step: int, losses: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        computed.append(step)
+        return losses
+
+    return planted, lambda: len(computed) >= micro_batches
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_step_is_given_up_between_two_micro_batches(home: Path, name: str) -> None:
+    """With eight micro-batches a step, a signal in the eleventh ends the second step there; weights and optimizer are
+    those of one step, and what was launched behind it changed nothing."""
+    plan = PLANS[name].model_copy(update={"micro_batch": 1})
+    planted, asked = asked_after(11)
+    task, steps = make(home, plan, planted, give_up=asked)
+    ended: list[Outcome] = []
+    with closing(steps):
+        steps.open(range(4))
+        for step in range(3):
+            steps.launch(step, RATE, asked)
+            ended += steps.finish(steps.ahead)
+        ended += steps.finish(0)
+    assert [(type(each), each.step) for each in ended[:2] if not isinstance(each, Failed)] == [(Good, 0), (GivenUp, 1)]
+    whole, state, _ = after(home, plan, 1)
+    assert same(weights(task), whole) and same(moments(steps), state)
+
+
+def test_a_signal_in_the_last_micro_batch_gives_nothing_up(home: Path) -> None:
+    plan = Plan(micro_batch=1)
+    planted, asked = asked_after(8)
+    task, steps = make(home, plan, planted, give_up=asked)
+    with closing(steps):
+        steps.open(range(2))
+        steps.launch(0, RATE, asked)
+        (good,) = steps.finish(0)
+    assert isinstance(good, Good) and good.stop
+    assert same(weights(task), after(home, plan, 1)[0])

@@ -110,7 +110,10 @@ def test_finished_run_again(home: Path) -> None:
     run = home / "again"
     shutil.copytree(home / "reference", run)
     before = (run / "metrics.jsonl").read_bytes()
-    finished(home, *SETS, out="again")
+    written = (run / "adapter" / "manifest.json").stat()
+    process = finished(home, *SETS, out="again")
+    assert "finished already: all 24 steps are done, and the weights are in again/adapter\n" in process.stdout
+    assert (run / "adapter" / "manifest.json").stat().st_ino == written.st_ino, "the weights were written again"
     assert (run / "metrics.jsonl").read_bytes() == before
     assert_same_run(run, home / "reference")
 

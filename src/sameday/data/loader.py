@@ -5,16 +5,23 @@ from __future__ import annotations
 
 import gc
 import signal
+import threading
+import warnings
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Generic, TypedDict, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.data._utils.signal_handling import _error_if_any_worker_fails
 
 from sameday.data.feed import Feed
+from sameday.spec.errors import EXIT_FAILED, EXIT_OUT_OF_MEMORY, RunStopped
 from sameday.spec.plan import Plan
 
 Job = TypeVar("Job")
+
+TRIES = 3
+"""Times in a row that workers may be killed without a batch in between."""
 
 
 class Supply(TypedDict):
@@ -58,18 +65,91 @@ def stream(
     pin_memory: bool,
 ) -> Generator[Iterable[Any], None, None]:
     """For each job the batches that `build` makes of it. Without workers each batch is made when it is asked for,
-    so that only one is held at a time. Whoever stops before the end closes the generator, which ends its workers."""
+    so that only one is held at a time. Whoever stops before the end closes the generator, which ends its workers.
+
+    Where a worker is killed, all of them are started again from the first job that is missing: a job's batches are the
+    same whoever makes them, and whenever. From then on each prepares one job ahead, because memory is the usual reason,
+    and because a job that was sent can then not be lost with the next one."""
     if workers == 0:
         for job in jobs:
             made = build(job)
             yield (batch.pin_memory() for batch in made) if pin_memory else made
         return
-    ahead = iter(_loader(jobs, build, workers, prefetch, pin_memory))
+    done = times = 0
+    while done < len(jobs):
+        ahead = _started(_loader(jobs[done:], build, workers, prefetch, pin_memory))
+        try:
+            while (batches := _next(ahead)) is not None:
+                done, times = done + 1, 0
+                yield batches
+        except _WorkerKilled as killed:
+            times += 1
+            if times == TRIES:
+                raise RunStopped(
+                    f"data workers were killed {TRIES} times in a row ({killed}). What is left to try: fewer "
+                    "plan.workers, a smaller plan.prefetch, plan.workers 0.",
+                    EXIT_OUT_OF_MEMORY if killed.by_system else EXIT_FAILED,
+                    alone=True,
+                ) from None
+            prefetch = 1
+            warnings.warn(f"{killed}: all workers are started again with prefetch 1, and no data is lost", stacklevel=2)
+        finally:
+            # Workers ignore the signal that Python's own exit would send them, and it would wait for them for ever.
+            ahead._shutdown_workers()
+
+
+class _WorkerKilled(Exception):
+    """`by_system`: with the signal that a system sends where memory runs out."""
+
+    def __init__(self, codes: Sequence[int]) -> None:
+        self.by_system = -signal.SIGKILL in codes
+        how = {f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}" for code in codes}
+        why = ", as a system does where memory runs out" if self.by_system else ""
+        super().__init__(f"a data worker was ended {' and '.join(sorted(how))}{why}")
+
+
+def _started(loader: DataLoader[Any]) -> Any:
+    """The loader's iterator. torch would raise an error wherever this process is when a worker dies, in the middle of
+    an update of the weights too: here that is for `_next` to do."""
+    before = signal.getsignal(signal.SIGCHLD)
+    ahead = iter(loader)
+    if _in_main_thread():
+        signal.signal(signal.SIGCHLD, before)
+    return ahead
+
+
+def _next(ahead: Any) -> list[Any] | None:
+    """The next job's batches, or None after the last. A worker that dies while it sends them would be waited for
+    without an end: its death is heard of at once."""
+    listens = _in_main_thread()
+    before = signal.signal(signal.SIGCHLD, lambda *_: _error_if_any_worker_fails()) if listens else None
     try:
-        yield from ahead
+        _check_workers(ahead)  # what died before
+        batches: list[Any] | None = next(ahead, None)
+        return batches
+    except RuntimeError:
+        _check_workers(ahead)
+        raise
     finally:
-        # Workers ignore the signal that Python's own exit would send them, and it would wait for them for ever.
-        ahead._shutdown_workers()  # type: ignore[attr-defined]
+        if listens:
+            signal.signal(signal.SIGCHLD, before)
+
+
+def _check_workers(ahead: Any) -> None:
+    codes = [worker.exitcode for worker in ahead._workers if worker.exitcode]
+    if not codes:
+        return
+    if _in_main_thread():
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for worker in ahead._workers:
+        worker.kill()  # they may wait for a lock that the dead one held
+        worker.join()
+    ahead._workers_done_event = threading.Event()  # so may this one
+    raise _WorkerKilled(codes)
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def _loader(

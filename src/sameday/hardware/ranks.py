@@ -84,7 +84,7 @@ class Ranks:
         if raised is not None and self.first:
             raise raised
         if raised is not None:
-            sys.exit(EXIT_BAD_INPUT if isinstance(raised, BadInput) else 1)
+            sys.exit(getattr(raised, "code", EXIT_BAD_INPUT if isinstance(raised, BadInput) else 1))
         return value
 
     def wait(self) -> None:

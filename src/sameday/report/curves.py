@@ -1,4 +1,4 @@
-"""Which curves a report draws of its runs."""
+"""Which curves a report draws of its runs, and where a loss left its curve."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from sameday.report.charts import (
     smooth,
     spans_decades,
 )
-from sameday.report.gather import Record, Run, number_of
-from sameday.report.words import PHASES, is_share, percent, plain_name, seconds
-from sameday.spec.words import number
+from sameday.report.gather import Record, Run, amount_of, number_of
+from sameday.report.words import PHASES, is_share, percent, plain_name, score, seconds
+from sameday.spec.words import first_names, number
 
 
 @dataclass(frozen=True)
@@ -188,3 +188,15 @@ def floor_chart(run: Run) -> str:
         if value and name != floor.bound:
             bars.append(Bar(f"{name} alone", seconds(value), [Piece("resource", value, f"{name}: {seconds(value)}")]))
     return bar_chart(bars, "seconds", "The step beside its floor")
+
+
+def spikes(run: Run) -> list[tuple[str, str, str, str]]:
+    """Steps whose loss was far above those before them: the step, its loss, the usual one, its samples."""
+    rows = []
+    for record in run.steps:
+        spike, loss = record.get("spike"), amount_of(record, "loss")
+        if isinstance(spike, dict) and loss is not None:
+            usual, samples = amount_of(spike, "usual"), spike.get("samples")
+            names = first_names([str(name) for name in samples]) if isinstance(samples, list) else ""
+            rows.append((f"{record['step']:,}", score("loss", loss), score("loss", usual), names))
+    return rows

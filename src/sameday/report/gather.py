@@ -12,7 +12,7 @@ from typing import Any
 
 from sameday.report.beside import MOST, OLD_PHASES, Profile, Tune, Verdict, read_beside, read_json
 from sameday.report.words import count, in_order
-from sameday.spec.errors import EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, EXIT_STOPPED, BadInput
+from sameday.spec.errors import EXIT_DISK_FULL, EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, EXIT_STOPPED, BadInput
 from sameday.spec.load import dump_yaml
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
@@ -21,7 +21,12 @@ from sameday.spec.removed import without_removed
 
 Record = dict[str, Any]
 
-ENDS = {EXIT_DIVERGED: "diverged", EXIT_OUT_OF_MEMORY: "out of memory", EXIT_STOPPED: "asked to stop"}
+ENDS = {
+    EXIT_DIVERGED: "diverged",
+    EXIT_OUT_OF_MEMORY: "out of memory",
+    EXIT_DISK_FULL: "disk full",
+    EXIT_STOPPED: "asked to stop",
+}
 SELDOM = ("log_steps", "eval_steps", "save_steps", "save_total_limit")
 """Plan fields that do not say how a step is computed."""
 

@@ -16,13 +16,14 @@ from markupsafe import Markup
 import sameday
 from sameday.report import tables, words
 from sameday.report.beside import COMMANDS
-from sameday.report.curves import floor_chart, timeline_charts, training_curves, validated_once
+from sameday.report.curves import floor_chart, spikes, timeline_charts, training_curves, validated_once
 from sameday.report.gather import Run, gather
 from sameday.spec.record import check_output, run_files, write_text
 from sameday.spec.words import number
 
 MOST_SKIPPED = 200
 MOST_DIFFERENCES = 40
+MOST_SPIKES = 40
 
 
 def report_from_files(
@@ -73,6 +74,7 @@ def _context(runs: Sequence[Run], now: datetime) -> dict[str, Any]:
         "glance": tables.glance(runs),
         "said": [*tables.same_losses(runs), *validated_once(runs)],
         "charts": [(chart, Markup(chart.svg), Markup(chart.wide)) for chart in training_curves(runs)],
+        "spikes": [(run, rows[:MOST_SPIKES], len(rows)) for run in runs if (rows := spikes(run))],
         "plan_told": [row for row in plan if row.told],
         "plan_rest": [row for row in plan if not row.told],
         "timeline": Markup("".join(timeline_charts(runs))),

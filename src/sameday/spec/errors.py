@@ -1,9 +1,11 @@
 """The one exception for mistakes a user can mend, and the codes a command leaves with."""
 
 EXIT_OK = 0
+EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
 EXIT_DIVERGED = 3
 EXIT_OUT_OF_MEMORY = 4
+EXIT_DISK_FULL = 5
 EXIT_STOPPED = 75  # asked to stop, checkpoint saved: run the same command again to go on (EX_TEMPFAIL)
 
 
@@ -16,5 +18,12 @@ class RunStopped(Exception):
     other says it."""
 
     def __init__(self, message: str, code: int, alone: bool = False) -> None:
-        super().__init__(message)
+        super().__init__(message, code, alone)  # all of it, because it goes from one rank to another
         self.code, self.alone = code, alone
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class CompileFailed(RunStopped):
+    """torch.compile could not do it. The same run can go on without."""

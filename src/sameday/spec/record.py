@@ -26,6 +26,7 @@ from sameday.spec.errors import BadInput
 from sameday.spec.load import dump_yaml, load_recipe, load_recorded_plan, resolve_path
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe, differences
+from sameday.spec.room import room_for
 
 DISTRIBUTIONS = (
     *("sameday", "torch", "torchvision", "triton", "transformers", "tokenizers", "peft", "accelerate"),
@@ -201,6 +202,7 @@ class RunFolder:
     def __init__(self, path: Path, recipe: Recipe, plan: Plan, recipe_dir: Path) -> None:
         self.path, self.recipe, self.plan, self.recipe_dir = path, recipe, plan, recipe_dir
         self.resumed = False
+        self._made = self._fresh = False
         self._lock: int | None = None
         self._file: IO[str] | None = None
 
@@ -208,15 +210,19 @@ class RunFolder:
     def open(cls, path: Path, recipe: Recipe, plan: Plan, recipe_dir: Path) -> RunFolder:
         """Start a run here, or go on with it. BadInput if another recipe or process has the folder."""
         folder = cls(path, recipe, plan, recipe_dir.absolute())
+        folder._made = not path.exists()
         try:
             path.mkdir(parents=True, exist_ok=True)
+            folder._fresh = not any(path.iterdir())
         except OSError as error:
             raise BadInput(f"{path}: cannot be a run folder: {error.strerror}") from None
         folder._acquire()
         try:
             folder._check_inputs()
-            folder._start()
+            with room_for("a run's files", path, 2**14, "Make room and run again."):
+                folder._start()
         except BaseException:
+            folder.discard()
             folder.close()
             raise
         return folder
@@ -258,8 +264,16 @@ class RunFolder:
             if self.metrics_path.exists() and not self.metrics_path.read_bytes().endswith(b"\n"):
                 self._keep(_sound_metrics(self.metrics_path)[0])  # otherwise this record would go on a torn line
             self._file = open(self.metrics_path, "a", encoding="utf-8")  # noqa: SIM115 (open while the run is)
-        self._file.write(json.dumps(plain(record), allow_nan=False) + "\n")
-        self._file.flush()
+        line = json.dumps(plain(record), allow_nan=False) + "\n"
+        before = os.fstat(self._file.fileno()).st_size
+        with room_for("the record of a step", self.path, len(line), "Make room and run again."):
+            try:
+                self._file.write(line)
+                self._file.flush()
+            except OSError:
+                self._close_file()
+                os.truncate(self.metrics_path, before)  # no half of a record
+                raise
 
     def rewind(self, step: int, say: Callable[[str], None] = print) -> None:
         """Forget the records after this step: a resumed run goes through those steps again. Lines that are no records
@@ -283,17 +297,29 @@ class RunFolder:
         with contextlib.suppress(OSError):  # a full disk may be the reason itself
             self.write_json(STOPPED, {"why": why, "code": code, "time": now})
 
+    def discard(self) -> None:
+        """Take back what was written for a run that could not begin. One that has begun stays."""
+        if not self._fresh or self.checkpoints.exists() or self.metrics_path.exists():
+            return
+        for path in (*run_files(self.path), self.path / ".lock"):
+            path.unlink(missing_ok=True)
+        if self._made:
+            with contextlib.suppress(OSError):  # someone put something there meanwhile
+                self.path.rmdir()
+
     def close(self) -> None:
         """Let another process have the folder."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._close_file()
         self._drop_lock()
 
-    def _keep(self, records: list[dict[str, Any]]) -> None:
+    def _close_file(self) -> None:
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # what could not be written is tried once more, in vain
+                self._file.close()
             self._file = None
+
+    def _keep(self, records: list[dict[str, Any]]) -> None:
+        self._close_file()
         if records or self.metrics_path.exists():
             write_text(self.metrics_path, "".join(json.dumps(record) + "\n" for record in records))
 

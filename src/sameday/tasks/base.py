@@ -137,9 +137,20 @@ class TaskSetup(ABC):
     def check_model(self, say: Say) -> None:  # noqa: B027 (a task may have nothing to check)
         """Refuses a model that cannot be trained, and says what will be downloaded."""
 
+    @property
+    def loading_advice(self) -> str:
+        """What is left to try where the model does not fit in memory."""
+        return "a smaller model, a device with more memory"
+
     def drop_too_long(self, splits: Any) -> Any:
-        """Audited data as `load` would make it ready: whoever loads it several times saves that."""
+        """Audited data as `load` would make it ready: whoever loads it several times saves that, and what is wrong with
+        it is known before weights are loaded."""
         return splits
+
+    def epoch_flop(self, plan: Plan, splits: Any) -> float:
+        """About how many FLOP the matmuls of an epoch of training take at least, for data that is ready to be loaded; 0
+        where nobody can say."""
+        return 0.0
 
     @abstractmethod
     def load(self, plan: Plan, device: torch.device, splits: Any) -> Task:

@@ -36,11 +36,20 @@ class Checkpoint:
 
 
 def write(parent: Path, name: str, fill: Callable[[Path], None], state: dict[str, Any] | None) -> Path:
-    """`fill` writes the files; what it leaves behind becomes `parent/name` in one rename."""
+    """`fill` writes the files; what it leaves behind becomes `parent/name` in one rename, or is removed where that
+    fails."""
     parent.mkdir(parents=True, exist_ok=True)
-    final = parent / name
     aside = parent / f".writing-{name}"
     shutil.rmtree(aside, ignore_errors=True)  # a killed run's remains
+    try:
+        return _written(parent, name, aside, fill, state)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+
+
+def _written(parent: Path, name: str, aside: Path, fill: Callable[[Path], None], state: dict[str, Any] | None) -> Path:
+    final = parent / name
     aside.mkdir()
     fill(aside)
     if state is not None:
@@ -66,6 +75,11 @@ def steps(folder: Path) -> list[tuple[int, Path]]:
     """The checkpoints by name, oldest first, valid or not."""
     found = [(int(m[1]), p) for p in folder.glob("step-*") if (m := re.fullmatch(r"step-(\d+)", p.name))]
     return sorted(found)
+
+
+def size(path: Path) -> int:
+    """Bytes of all of its files."""
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
 def candidates(folder: Path, recipe: Recipe, say: Callable[[str], None]) -> Iterator[Checkpoint]:

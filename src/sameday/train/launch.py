@@ -12,12 +12,12 @@ from functools import partial
 from pathlib import Path
 
 from sameday.data.problems import Problem, grouped
-from sameday.spec.errors import BadInput, RunStopped
+from sameday.spec.errors import BadInput, CompileFailed, RunStopped
 from sameday.spec.record import RunFolder, default_path
 from sameday.spec.words import first_names
 from sameday.tasks.base import TRAINING, Caching, Task, checked_finite
 from sameday.tasks.registry import setup_of
-from sameday.train.session import Session, Specs
+from sameday.train.session import ASKED_FOR, Session, Specs
 
 show = partial(print, flush=True)
 
@@ -33,10 +33,15 @@ def train_from_files(
     specs = Specs.from_files(recipe_path, plan_path, sets)
     with closing(Session.start(specs, show, join=True, splits=TRAINING)) as session:
         from sameday.train.loop import train
+        from sameday.train.outlook import check_cpu
 
         ranks, opened = session.ranks, list[RunFolder]()
         path = out or ranks.from_first(lambda: default_path(session.recipe))
         try:
+            # Whatever can be wrong is found before anything is written.
+            ranks.from_first(lambda: _check_batch(session))
+            splits = ranks.from_first(lambda: session.setup.drop_too_long(session.audited.splits))
+            ranks.from_first(lambda: check_cpu(session, splits, stop_after))
             for choice in session.choices():
                 session.say(choice)
             asked = (path, session.recipe, session.plan, session.home)
@@ -45,10 +50,20 @@ def train_from_files(
             if ranks.first:
                 _announce(session, run)
             ranks.wait()
-            task = session.load()
+            task = session.load(splits=splits)
             if ranks.first:
                 _tell_loaded(session, run, task)
-            return train(session.recipe, session.resolved.plan, task, run, ranks, stop_after)
+            plan = session.resolved.plan
+            try:
+                return train(session.recipe, plan, task, run, ranks, stop_after)
+            except CompileFailed as failed:
+                # What was asked for must work, and of several ranks one may have failed alone.
+                if session.reasons.get("compile", ASKED_FOR) == ASKED_FOR or ranks.size > 1:
+                    raise
+                session.say(f"compile: none from here on, because {failed}")
+            del task
+            plan = plan.model_copy(update={"compile": "none"})
+            return train(session.recipe, plan, session.load(plan, splits), run, ranks, stop_after)
         except RunStopped as stop:
             # All ranks stop together and with the same words: the first one says them.
             if not ranks.first:
@@ -58,9 +73,25 @@ def train_from_files(
             for folder in opened:
                 folder.stopped(str(stop), stop.code)
             raise
+        except BadInput:
+            for folder in opened:
+                folder.discard()  # what only the model's weights could show
+            raise
         finally:
             for folder in opened:
                 folder.close()
+
+
+def _check_batch(session: Session) -> None:
+    """Steps of fewer samples than the recipe says would be another recipe's."""
+    recipe, there = session.recipe, session.audited.sizes["train"]
+    if recipe.effective_batch > there:
+        limit = getattr(getattr(recipe, "data", None), "limit", None)
+        more = "" if limit is None else f", or more than recipe.data.limit {limit} leaves"
+        raise BadInput(
+            f"recipe.effective_batch is {recipe.effective_batch}, and there are {there} {recipe.sample}s to train on, "
+            f"so that no step could have as many; allowed: 1 to {there}{more}"
+        )
 
 
 def _announce(session: Session, run: RunFolder) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 
 from sameday.hardware.phases import Clock, during
 from sameday.hardware.ranks import Ranks
@@ -16,8 +18,8 @@ from sameday.tasks.base import Task, checked_finite, lower_budget
 from sameday.train import checkpoint
 from sameday.train.cadence import Cadence
 from sameday.train.optim import learning_rate
-from sameday.train.state import LoopState, finish_run, restore, save
-from sameday.train.steps import Diverged, Failed, Good, OutOfMemory, Steps
+from sameday.train.state import LoopState, finish_run, finished_before, restore, save
+from sameday.train.steps import Diverged, Failed, GivenUp, Good, OutOfMemory, Steps, in_words
 from sameday.train.watch import Watch
 
 
@@ -25,19 +27,21 @@ def train(
     recipe: Recipe, plan: Plan, task: Task, run: RunFolder, ranks: Ranks, stop_after: int | None = None
 ) -> dict[str, float]:
     """Train to the end, or raise RunStopped with the code that says why. Returns the last validation scores.
-    `stop_after` ends this process at that step, saved, as a signal would."""
+    `stop_after` ends this process at that step, saved, as a signal would; a signal may end it in the middle of a step,
+    which is done again when the run goes on."""
     total = recipe.max_steps or recipe.num_epochs * task.steps_per_epoch()
     best_every = None if recipe.best is None else recipe.best.every
     cadence = Cadence(total, task.steps_per_epoch(), plan.save_steps, plan.eval_steps, stop_after, best_every)
     with (
-        Watch(run if ranks.first else None, total, plan.log_steps, task.device) as watch,
+        Watch(run if ranks.first else None, total, plan.log_steps, task.device, partial(_names, task)) as watch,
         StopRequest() as stop,
-        closing(Steps(recipe, plan, task, ranks)) as steps,
+        closing(Steps(recipe, plan, task, ranks, lambda: stop.asked)) as steps,
     ):
-        state = _resumed(recipe, task, run, ranks, steps, watch)
-        if stop_after is not None and stop_after <= state.step < total:
-            already = f"step {state.step} of {total} is done already; run again without --stop-after"
-            raise RunStopped(already, EXIT_STOPPED)
+        state = _resumed(recipe, task, run, ranks, steps, watch, cadence)
+        if (before := ranks.from_first(lambda: finished_before(run, state, total))) is not None:
+            watch.say(f"finished already: all {total} steps are done, and the weights are in {run.result}")
+            return before
+        keep = partial(ranks.from_first, lambda: save(recipe, plan, run, task, steps, state))
         task.training(True)
         scores, asked = {}, False
         steps.open(range(state.step, total), state.budget)
@@ -53,8 +57,10 @@ def train(
                         state.step, asked = outcome.step + 1, asked or outcome.stop
                         with during("log"):
                             watch.step(outcome)
-                    case Failed():
-                        raise outcome.error
+                    case GivenUp():
+                        asked = True
+                    case Failed(error):
+                        raise _saved_before(error, ranks, keep)
                     # Asked to stop in a step that was good, a run does not try again one that was not.
                     case Diverged() if not asked:
                         raise RunStopped(_diverged(task, run, steps, outcome, ranks), EXIT_DIVERGED)
@@ -65,43 +71,58 @@ def train(
                 continue
             best = state.best
             if due.validate and state.step > at:
-                scores = _validated(recipe, plan, task, run, ranks, steps, state)
+                scores = _validated(task, ranks, state, keep)
                 watch.evaluation(state.step, "val", scores)
                 state.compare(scores if due.compare else {}, recipe.best or Best())
             if due.save or asked or state.best is not best:
-                if ranks.first:
-                    save(recipe, plan, run, task, steps, state)
-                ranks.wait()
+                keep()
             if asked and state.step < total:
-                saved = f"asked to stop: step {state.step} of {total} is saved; run again to go on"
-                raise RunStopped(saved, EXIT_STOPPED)
+                raise _stopped(state.step, total)
             steps.restart_timing()
         if not scores:  # a run killed between its last checkpoint and its end
             scores = task.evaluate("val", ranks, state.budget)
-        if ranks.first:
-            scores = finish_run(plan, run, task, scores, state, watch.say)
+        scores = ranks.from_first(lambda: finish_run(plan, run, task, scores, state, watch.say))
         return checked_finite(scores, f"{run.path}: validation")
 
 
-def _validated(
-    recipe: Recipe, plan: Plan, task: Task, run: RunFolder, ranks: Ranks, steps: Steps, state: LoopState
-) -> dict[str, float]:
-    """Scores of the validation data, empty where there is none. An evaluation that has no memory loses no training."""
+def _names(task: Task, step: int) -> list[str]:
+    return task.names(task.step_ids(step))
+
+
+def _stopped(step: int, total: int) -> RunStopped:
+    saved = f"step {step} of {total} is saved; run again to go on"
+    nothing = "no step was done yet, so that there is nothing to save; run again to begin"
+    return RunStopped(f"asked to stop: {saved if step else nothing}", EXIT_STOPPED)
+
+
+def _validated(task: Task, ranks: Ranks, state: LoopState, keep: Callable[[], None]) -> dict[str, float]:
+    """Scores of the validation data, empty where there is none. An evaluation that fails loses no training."""
     try:
         return task.evaluate("val", ranks, state.budget)
-    except RunStopped:
-        if ranks.first:
-            save(recipe, plan, run, task, steps, state)
-        raise
+    except Exception as error:
+        raise _saved_before(in_words(error), ranks, keep) from None
 
 
-def _resumed(recipe: Recipe, task: Task, run: RunFolder, ranks: Ranks, steps: Steps, watch: Watch) -> LoopState:
+def _saved_before(error: Exception, ranks: Ranks, keep: Callable[[], None]) -> Exception:
+    """The error, once the steps done are saved, where it has its sentence. What a rank meets alone the others do not
+    know of: they wait for its sum, and could not save with it."""
+    if isinstance(error, RunStopped) and (ranks.size == 1 or not error.alone):
+        keep()
+    return error
+
+
+def _resumed(
+    recipe: Recipe, task: Task, run: RunFolder, ranks: Ranks, steps: Steps, watch: Watch, cadence: Cadence
+) -> LoopState:
     state = restore(recipe, task, run, steps, watch.say)
     each = ranks.gather(state.step)
     if len(set(each)) > 1:
         raise BadInput(f"{run.path}: each rank needs the same folder; they find checkpoints {each}")
     if ranks.first:
         run.rewind(state.step, watch.say)
+    if cadence.stop_after is not None and cadence.stop_after <= state.step < cadence.total:
+        already = f"step {state.step} of {cadence.total} is done already; run again without --stop-after"
+        raise RunStopped(already, EXIT_STOPPED)
     return state
 
 
@@ -117,7 +138,7 @@ def _diverged(task: Task, run: RunFolder, steps: Steps, outcome: Diverged, ranks
         # Zero times a norm that is not finite is NaN: a bad gradient of a finite loss is found too.
         mine += task.culprits(batch, each + 0 * steps.gradients.norm())
     named = sorted({name for part in ranks.gather(mine) for name in part})
-    whole = f"in the step of {first_names(task.names(task.step_ids(step)))}"
+    whole = f"in the step of {first_names(_names(task, step))}"
     who = f"not finite at {first_names(named)}" if named else whole
     return f"step {step + 1}: {outcome}, {who}. The weights were not touched. {_ways_out(task, run)}"
 

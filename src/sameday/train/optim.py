@@ -81,9 +81,10 @@ def restore_optimizer(
 
 class Gradients:
     """All gradients as views of one buffer, with a few numbers at its end that ranks must agree on: the step's loss,
-    and whether any rank ran out of memory or was asked to stop. Its format is that of what is trained."""
+    and whether any rank ran out of memory, was asked to stop, or gave the step up. Its format is that of what is
+    trained."""
 
-    TAIL = ("loss", "out_of_memory", "stop")
+    TAIL = ("loss", "out_of_memory", "stop", "given_up")
 
     def __init__(self, trained: dict[str, nn.Parameter]) -> None:
         if not trained:

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from sameday.train.steps import Steps
 
 
+ASKED_FOR = "asked for"
+"""Why a plan field has its value, where no choice was made."""
+
+
 def silent(_text: str) -> None:
     pass
 
@@ -120,8 +124,7 @@ class Session:
         if not all(self.ranks.gather(task is not None)) or task is None:  # all ranks stop together
             raise RunStopped(
                 f"out of memory while the model was loaded: {self.machine.name} has {self.machine.memory / 2**30:.0f} "
-                "GiB, and other programs may use some of it. What is left to try: a smaller recipe.model, "
-                "recipe.precision bf16, a GPU with more memory.",
+                f"GiB, and other programs may use some of it. What is left to try: {self.setup.loading_advice}.",
                 EXIT_OUT_OF_MEMORY,
             )
         return task
@@ -149,7 +152,7 @@ def _plan(specs: Specs, setup: TaskSetup, machine: Machine, ranks: int) -> tuple
     chosen, reasons = setup.choose_plan(machine, ranks)
     asked = {name: getattr(specs.plan, name) for name in specs.fixed}
     plan = Plan.model_validate(chosen.model_dump() | asked)
-    return plan, {k: v for k, v in reasons.items() if k not in asked} | dict.fromkeys(specs.fixed, "asked for")
+    return plan, {k: v for k, v in reasons.items() if k not in asked} | dict.fromkeys(specs.fixed, ASKED_FOR)
 
 
 def prepare_environment(plan: Plan) -> None:

@@ -3,6 +3,7 @@ made of it."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -15,6 +16,7 @@ from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Best, Recipe
 from sameday.spec.record import RunFolder
+from sameday.spec.room import room_for
 from sameday.tasks.base import Task
 from sameday.train import checkpoint
 from sameday.train.optim import optimizer_tensors, restore_optimizer
@@ -23,13 +25,14 @@ from sameday.train.steps import Steps
 
 @dataclass
 class LoopState:
-    """`step` counts the steps done. `best` has the best validation scores so far, with their step.
-    `budget` is what the plan's, `lowered_from`, was lowered to when memory ran out."""
+    """`step` counts the steps done, `saved` those in the newest checkpoint. `best` has the best validation scores so
+    far, with their step. `budget` is what the plan's, `lowered_from`, was lowered to when memory ran out."""
 
     step: int = 0
     best: dict[str, Any] | None = None
     budget: int | None = None
     lowered_from: int | None = None
+    saved: int = 0
 
     def lower(self, task: Task, budget: int) -> int:
         self.budget, self.lowered_from = budget, getattr(task.plan, task.budget_field)
@@ -63,6 +66,7 @@ def restore(recipe: Recipe, task: Task, run: RunFolder, steps: Steps, say: Calla
             task.restore(newest.path)
             restore_optimizer(steps.optimizer, steps.trained, load_file(newest.path / checkpoint.OPTIMIZER))
             state = LoopState(**{name: newest.state[name] for name in known & newest.state.keys()})
+            state.saved = newest.step
         except (BadInput, OSError, SafetensorError, RuntimeError) as error:
             failed = error
             say(f"checkpoint {newest.path.name} is left aside: {error}")
@@ -84,6 +88,10 @@ def _lowered(state: LoopState, task: Task, say: Callable[[str], None]) -> LoopSt
 
 
 def save(recipe: Recipe, plan: Plan, run: RunFolder, task: Task, steps: Steps, state: LoopState) -> None:
+    """A checkpoint of the steps done, unless there is one of them already."""
+    if state.saved == state.step:
+        return
+
     def fill(folder: Path) -> None:
         task.save(folder)
         save_file(optimizer_tensors(steps.optimizer, steps.trained), folder / checkpoint.OPTIMIZER)
@@ -93,8 +101,26 @@ def save(recipe: Recipe, plan: Plan, run: RunFolder, task: Task, steps: Steps, s
         "recipe": recipe.model_dump(mode="json"),
         "digests": task.digests(),
     }
-    checkpoint.write(run.checkpoints, checkpoint.name_of(state.step), fill, {**asdict(state), **about})
-    _tidy(plan, run, state)
+    kept, state.saved = state.saved, state.step
+    earlier = [path for step, path in checkpoint.steps(run.checkpoints) if step == kept]
+    tensors = (*steps.trained.values(), *optimizer_tensors(steps.optimizer, steps.trained).values())
+    need = max([sum(tensor.nbytes for tensor in tensors), *map(checkpoint.size, earlier)])
+    then = f"Make room and run again: it goes on from step {kept}." if kept else "Make room and run again."
+    name = checkpoint.name_of(state.step)
+    with room_for(f"checkpoint {name}", run.path, need, then):
+        checkpoint.write(run.checkpoints, name, fill, {**asdict(state), **about})
+        _tidy(plan, run, state)
+
+
+def finished_before(run: RunFolder, state: LoopState, total: int) -> dict[str, float] | None:
+    """The scores of a run that has its weights already, whole; None where something is left to do."""
+    if state.step < total or checkpoint.fault(run.result) is not None:
+        return None
+    try:
+        scores: dict[str, float] = json.loads((run.path / "eval.json").read_text())["val"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return scores
 
 
 def finish_run(
@@ -106,16 +132,19 @@ def finish_run(
     say: Callable[[str], None],
 ) -> dict[str, float]:
     """The finished weights, the last or the best, with a record of which; returns their scores."""
-    _tidy(plan, run, state)  # once more, for a run killed before it could
+    need = sum(parameter.nbytes for parameter in task.trained().values())
+    then = "Make room and run again: all steps are saved."
     by, best = run.recipe.best, state.best
     result: dict[str, Any] = {"weights": "last", "step": state.step}
     if by is not None and best is not None:
-        if best["step"] != state.step:
-            _take_back(task, run, best["step"])
         scores = {name: score for name, score in best.items() if name != "step"}
         result = {"weights": "best", "step": best["step"], "metric": by.metric, "value": best[by.metric]}
-    checkpoint.write(run.path, run.result.name, task.save, None)
-    run.write_json("eval.json", {"val": scores, "best": best, "result": result})
+    with room_for(f"the finished {run.result.name}", run.path, need, then):
+        _tidy(plan, run, state)  # once more, for a run killed before it could
+        if result["step"] != state.step:
+            _take_back(task, run, result["step"])
+        checkpoint.write(run.path, run.result.name, task.save, None)
+        run.write_json("eval.json", {"val": scores, "best": best, "result": result})
     if by is not None:
         value = f", {result['metric']} {result['value']:.4g}" if "metric" in result else ""
         say(f"{run.result.name}/ has the {result['weights']} weights: step {result['step']}{value}")

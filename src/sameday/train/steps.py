@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -16,7 +17,7 @@ from sameday.data.feed import Feed
 from sameday.data.loader import feed
 from sameday.hardware.phases import Clock, during
 from sameday.hardware.ranks import Ranks
-from sameday.spec.errors import EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, RunStopped
+from sameday.spec.errors import EXIT_DIVERGED, EXIT_FAILED, EXIT_OUT_OF_MEMORY, CompileFailed, RunStopped
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.tasks.base import Task
@@ -49,6 +50,13 @@ class OutOfMemory:
 
 
 @dataclass(frozen=True)
+class GivenUp:
+    """A step that a rank left between two micro-batches because it was asked to stop; the weights are as before it."""
+
+    step: int
+
+
+@dataclass(frozen=True)
 class Diverged:
     """A step whose loss or gradient is not finite; the weights are as before it."""
 
@@ -69,7 +77,20 @@ class Failed:
     error: Exception
 
 
-Outcome = Good | OutOfMemory | Diverged | Failed
+Outcome = Good | OutOfMemory | GivenUp | Diverged | Failed
+
+
+def in_words(error: Exception) -> Exception:
+    """An error of torch.compile as one that a user can read; any other as it is."""
+    compiler = sys.modules.get("torch._dynamo.exc")  # not loaded for this: it takes seconds
+    if compiler is None or not isinstance(error, compiler.TorchDynamoException):
+        return error
+    why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return CompileFailed(
+        f"torch.compile failed: {why}; with plan.compile none the run goes on from what is saved",
+        EXIT_FAILED,
+        alone=True,
+    )
 
 
 @dataclass(frozen=True)
@@ -87,10 +108,13 @@ class _Launched:
 
 class Steps:
     """`launch` gives a step to the device whole, `finish` tells how earlier ones ended. Between the two a device may
-    have `ahead` steps more than are known: whoever saves or evaluates finishes all of them first."""
+    have `ahead` steps more than are known: whoever saves or evaluates finishes all of them first. `give_up` is asked
+    before each micro-batch: where one takes minutes, a batch system would not wait for the end of the step."""
 
-    def __init__(self, recipe: Recipe, plan: Plan, task: Task, ranks: Ranks) -> None:
-        self._recipe, self._plan, self._task, self._ranks = recipe, plan, task, ranks
+    def __init__(
+        self, recipe: Recipe, plan: Plan, task: Task, ranks: Ranks, give_up: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._recipe, self._plan, self._task, self._ranks, self._give_up = recipe, plan, task, ranks, give_up
         self.trained = task.trained()
         fits = False
         with suppress(torch.OutOfMemoryError):
@@ -158,6 +182,9 @@ class Steps:
         scale = 1 / self._task.count(self._task.step_ids(step))
         try:
             for batch in batches:
+                if self._give_up():
+                    gradients.tail[3] = 1
+                    break
                 loss, _ = self._task.loss_sum(batch, step)
                 with during("backward"):
                     (loss * scale).backward()
@@ -187,7 +214,7 @@ class Steps:
         try:
             count = self.gradient(step, stop)
         except Exception as error:
-            self._failed = error  # after what was launched before
+            self._failed = in_words(error)  # after what was launched before
             return
         scalars = self._commit.begin(rate)
         assert self._feed is not None
@@ -233,10 +260,13 @@ class Steps:
                     raise torch.OutOfMemoryError(f"in step {outcome.step + 1}")
                 if isinstance(outcome, Diverged):
                     raise RunStopped(f"step {outcome.step + 1}: {outcome}", EXIT_DIVERGED)
+                assert isinstance(outcome, Good), "whoever asks for steps without training gives none up"
                 yield outcome
 
     def _ended(self, launched: _Launched) -> Outcome:
-        loss, out_of_memory, stop, norm = self._commit.finish(launched.scalars)
+        loss, out_of_memory, stop, given_up, norm = self._commit.finish(launched.scalars)
+        if given_up:
+            return GivenUp(launched.step)
         if out_of_memory:
             return OutOfMemory(launched.step)
         if not (math.isfinite(loss) and math.isfinite(norm)):

@@ -4,6 +4,8 @@ the same numbers in metrics.jsonl and TensorBoard."""
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -11,7 +13,9 @@ import torch
 from sameday.hardware.nvml import gpu_use
 from sameday.hardware.phases import silence
 from sameday.spec.record import RunFolder
-from sameday.spec.words import clock
+from sameday.spec.room import room_for
+from sameday.spec.words import clock, first_names
+from sameday.train.spikes import WINDOW, usual_before_spike
 from sameday.train.steps import Good
 
 WORTH_SAYING = 0.02
@@ -21,8 +25,17 @@ WORTH_SAYING = 0.02
 class Watch:
     """Only the first rank has a run folder to write to and a line to show."""
 
-    def __init__(self, run: RunFolder | None, total: int, log_steps: int, device: torch.device) -> None:
-        self.run, self.total, self.log_steps = run, total, log_steps
+    def __init__(
+        self,
+        run: RunFolder | None,
+        total: int,
+        log_steps: int,
+        device: torch.device,
+        names: Callable[[int], Sequence[str]] = lambda _step: (),
+    ) -> None:
+        """`names` are the samples of a step, as a user can find them."""
+        self.run, self.total, self.log_steps, self._names = run, total, log_steps, names
+        self._losses: list[float] | None = None  # of the latest steps
         self.live: Any = None
         self.board: Any = None
         self.gpu = gpu_use(device)
@@ -53,7 +66,7 @@ class Watch:
         numbers = {"lr": good.rate, "grad_norm": good.norm, **good.input}
         timed = {} if good.phases is None else {"phases": good.phases}
         record = {"step": step, "loss": good.loss, "seconds": good.seconds, "samples": good.samples, **numbers}
-        self.run.append({**record, **timed})
+        self.run.append({**record, **timed, **self._spike(good)})
         if self.board is None:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -62,6 +75,20 @@ class Watch:
         if due:
             phases = {f"phases/{name}": seconds for name, seconds in (good.phases or {}).items()}
             self._chart("train", {"loss": good.loss, "samples_per_second": seen / spent, **numbers, **phases}, step)
+
+    def _spike(self, good: Good) -> dict[str, Any]:
+        """Says and records a loss far above those before it, with the samples of its step."""
+        assert self.run is not None
+        if self._losses is None:  # a resumed run goes on as if it had not been stopped
+            self._losses = [record["loss"] for record in self.run.metrics if "split" not in record]
+        usual = usual_before_spike(self._losses, good.loss)
+        self._losses = [*self._losses, good.loss][-WINDOW:]
+        if usual is None:
+            return {}
+        names = list(self._names(good.step))
+        at = f", in the step of {first_names(names)}" if names else ""
+        self.say(f"step {good.step + 1}/{self.total}  loss spike: {good.loss:.4f}, usual before it {usual:.4f}{at}")
+        return {"spike": {"usual": usual, "samples": names}}
 
     def evaluation(self, step: int, split: str, scores: dict[str, float]) -> None:
         if self.run is None or not scores:
@@ -74,8 +101,10 @@ class Watch:
         self._chart(split, scores, step)
 
     def _chart(self, group: str, values: dict[str, Any], step: int) -> None:
-        for name, value in values.items():
-            self.board.add_scalar(f"{group}/{name}", value, step)
+        assert self.run is not None
+        with room_for("a chart", self.run.path, 100, "Make room and run again."):
+            for name, value in values.items():
+                self.board.add_scalar(f"{group}/{name}", value, step)
 
     def say(self, text: str) -> None:
         if self.run is None:
@@ -93,4 +122,5 @@ class Watch:
         if self.live is not None:
             self.live.stop()
         if self.board is not None:
-            self.board.close()
+            with suppress(OSError):  # a full disk: the records have said so, or will at their next step
+                self.board.close()

@@ -166,7 +166,7 @@ def _fixed_gradients(witness: Any, session: Session, job: Job, folder: Path) -> 
         steps.open(range(job.steps))
         for step in range(job.steps):
             steps.gradient(step)
-            loss, out_of_memory, _ = steps.gradients.tail.tolist()
+            loss, out_of_memory, *_ = steps.gradients.tail.tolist()
             if out_of_memory:
                 witness.smaller_budget(step, None, ranks)
             losses.append(loss)

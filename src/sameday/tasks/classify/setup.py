@@ -61,6 +61,11 @@ class ClassifySetup(TaskSetup):
             raise BadInput("\n".join(dict.fromkeys(problems)))
         return Audited(audited, {split: len(pictures) for split, pictures in audited.items()}, [])
 
+    @property
+    def loading_advice(self) -> str:
+        """Images in the device's memory take more of it than these models."""
+        return "plan.images_on host, fewer images, a smaller recipe.data.image_size or recipe.model.width"
+
     def _read(self, split: Split, say: Say) -> Pictures:
         from sameday.data.labelled.pictures import read_pictures
 
@@ -73,6 +78,14 @@ class ClassifySetup(TaskSetup):
         return read_pictures(
             self.path, split, data.image_size, data.val, data.split_seed, limit=data.limit, progress=progress
         )
+
+    def epoch_flop(self, plan: Plan, splits: Any) -> float:
+        from sameday.models.build import build_model
+        from sameday.models.vision_flops import count_images
+
+        pictures = splits["train"]
+        model = build_model(self.recipe.model, self.recipe.data.image_size, len(pictures.classes), self.recipe.seed)
+        return float(count_images(model, len(pictures)).needed.total)
 
     def load(self, plan: Plan, device: torch.device, splits: Any) -> ClassifyTask:
         from sameday.tasks.classify.task import ClassifyTask

@@ -18,6 +18,7 @@ from sameday.tasks.vqa.words import recipe_words
 if TYPE_CHECKING:
     import torch
 
+    from sameday.data.questions.encode import Encoder
     from sameday.data.questions.sample import Sample
     from sameday.hardware.machine import Machine
     from sameday.models.families.base import Family
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 SHARING: dict[str, Any] = {"share_images": True, "packing": True, "max_questions": None}
 TUNED_BUDGETS = tuple(2**n for n in range(8, 18))
 """Tokens of a micro-batch that the tuner tries."""
+SOME = 64
+"""Questions whose lengths stand for all."""
 USUAL_BUDGET = 8192
 """Tokens of a micro-batch that keep a GPU busy."""
 CPU_BUDGETS = (256, 512, 1024, 2048)
@@ -158,11 +161,37 @@ class VqaSetup(TaskSetup):
 
         return family_of(self.config.model_type)
 
-    def drop_too_long(self, splits: Any) -> Any:
-        from sameday.tasks.vqa.task import drop_too_long, load_encoder, load_processor
+    @property
+    def loading_advice(self) -> str:
+        fewer = ("a smaller recipe.model", "recipe.precision bf16", "recipe.train lora")
+        helps = (True, self.recipe.precision != "bf16", self.recipe.train != "lora")
+        return ", ".join([*(what for what, so in zip(fewer, helps, strict=True) if so), "a GPU with more memory"])
 
-        encoder = load_encoder(self.recipe, self.home, load_processor(self.family, self.recipe, self.home))
-        return drop_too_long(encoder, splits, self.recipe.data.on_bad == "skip")[0]
+    def drop_too_long(self, splits: Any) -> Any:
+        from sameday.tasks.vqa.task import drop_too_long
+
+        return drop_too_long(self.recipe, self._encoder, splits)
+
+    @cached_property
+    def _encoder(self) -> Encoder:
+        from sameday.tasks.vqa.task import load_encoder, load_processor
+
+        return load_encoder(self.recipe, self.home, load_processor(self.family, self.recipe, self.home))
+
+    def epoch_flop(self, plan: Plan, splits: Any) -> float:
+        """Of the language model: a tower adds a tenth or so."""
+        from sameday.tasks.vqa.automatic import language_weights
+
+        samples: list[Sample] = splits["train"]
+        encoded = [self._encoder.encode(sample) for sample in samples[:: -(-len(samples) // SOME)]]
+        prefix = sum(each.prefix for each in encoded) / len(encoded)
+        rest = sum(each.length for each in encoded) / len(encoded) - prefix
+        shares = plan.share_images and self.recipe.order.kind == "by_image"
+        prefixes = len({sample.image_key for sample in samples}) if shares else len(samples)
+        # A matmul forward and one for its input's gradient; one more for the weights' where they are trained.
+        matmuls = 2 if self.recipe.train == "lora" else 3
+        tokens = prefixes * prefix + len(samples) * rest
+        return 2 * matmuls * tokens * language_weights(self.config.get_text_config())
 
     def load(self, plan: Plan, device: torch.device, splits: Any) -> VqaTask:
         import transformers

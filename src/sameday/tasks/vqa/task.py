@@ -96,17 +96,15 @@ class VqaTask(Task):
         family = load_family(recipe, recipe_dir)
         processor = load_processor(family, recipe, recipe_dir)
         encoder = load_encoder(recipe, recipe_dir, processor)
-        _check_stages(recipe, splits.get("train", []))
-        left_out: list[LeftOut] = []
         if not isinstance(splits, Checked):
-            splits, left_out = drop_too_long(encoder, splits, recipe.data.on_bad == "skip")
+            splits = drop_too_long(recipe, encoder, splits)
         start = None if recipe.start_adapter is None else resolve_path(recipe_dir, recipe.start_adapter)
         base = load_base(name, recipe, device)
         model = VisionLanguageModel(base, family, recipe, plan, device, processor.byte_table, start)
         start_digest = None if start is None else tensors_digest(model.trained())
         contents = {image.digest for image in images_of(splits)}
         cache = open_cache(recipe, plan, resolve_path(recipe_dir, plan.cache_dir), processor, model, contents)
-        return cls(recipe, plan, model, encoder, processor, splits, left_out, cache, start_digest)
+        return cls(recipe, plan, model, encoder, processor, splits, splits.left_out, cache, start_digest)
 
     # Order: recipe
 
@@ -364,13 +362,16 @@ def load_encoder(recipe: VlmRecipe, recipe_dir: Path, processor: ImageProcessor)
 
 
 class Checked(dict[str, list[Sample]]):
-    """Splits of which each question has been through the encoder."""
+    """Splits of which each question has been through the encoder, and those that are not among them for it."""
+
+    left_out: Sequence[LeftOut] = ()
 
 
-def drop_too_long(encoder: Encoder, splits: dict[str, list[Sample]], skip: bool) -> tuple[Checked, list[LeftOut]]:
+def drop_too_long(recipe: VlmRecipe, encoder: Encoder, splits: dict[str, list[Sample]]) -> Checked:
     """Every question once through the encoder, before the model is loaded: what max_length has no room for, all in
     one list, or left out."""
-    good = Checked()
+    _check_stages(recipe, splits.get("train", []))
+    good, skip = Checked(), recipe.data.on_bad == "skip"
     problems: list[Problem] = []
     for name, samples in splits.items():
         good[name] = []
@@ -383,4 +384,5 @@ def drop_too_long(encoder: Encoder, splits: dict[str, list[Sample]], skip: bool)
     if problems and (not skip or not all(good.values())):
         listed = report(problems, in_lines(problems), Path(problems[0].where.partition(":")[0]))
         raise BadInput(listed if skip or not any(good.values()) else f"{listed}\n{SKIP}")
-    return good, [LeftOut(problem.where, problem.what) for problem in problems]
+    good.left_out = [LeftOut(problem.where, problem.what) for problem in problems]
+    return good

@@ -1,0 +1,77 @@
+"""What is wrong with a run is said before anything of it is written; what only weights can show takes it back."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+from typed import refused, sameday, write_recipe
+from worlds import write_world
+
+from sameday.tasks.vqa.task import VqaTask
+
+OUT = ("--out", "run", "--set", "plan.device=cpu")
+
+
+@pytest.fixture
+def world(tmp_path: Path, tiny_qwen3: Path) -> Path:
+    """Two images, five questions, and a recipe for them."""
+    return write_recipe(write_world(tmp_path, 3, counts=(3, 2), hard=False), tiny_qwen3)
+
+
+def listing(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def refused_unwritten(world: Path, *sets: str) -> str:
+    before = listing(world)
+    said = refused(world, "train", "recipe.yaml", *OUT, *(part for each in sets for part in ("--set", each)))
+    assert listing(world) == before, "something is left behind"
+    return said
+
+
+def test_a_smallest_size_above_the_models_largest(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(VqaTask, "load", lambda *_: pytest.fail("the model is loaded"))
+    said = refused_unwritten(world, "recipe.min_pixels=999999999")
+    assert said.startswith("min_pixels 999999999 is larger than max_pixels ") and said.endswith("leaves out: set both")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchvision") is not None, reason="torchvision is installed here")
+def test_a_backend_that_is_not_installed(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(VqaTask, "load", lambda *_: pytest.fail("the model is loaded"))
+    said = refused_unwritten(world, "recipe.image_backend=torchvision")
+    assert said == "image_backend torchvision needs torchvision, which is not installed; pil is allowed"
+
+
+def test_questions_that_have_no_room(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(VqaTask, "load", lambda *_: pytest.fail("the model is loaded"))
+    said = refused_unwritten(world, "recipe.max_length=8")
+    assert "train.jsonl:1: max_length 8 has no room" in said and "val.jsonl:1: max_length 8" in said
+
+
+def test_adapters_that_only_the_model_refuses(world: Path) -> None:
+    """The folder is made, and taken back; one that was there stays, without what was written into it."""
+    sets = ("recipe.lora.target_modules=[no_such_layer]",)
+    assert "no_such_layer" in refused_unwritten(world, *sets)
+    (world / "run").mkdir()
+    assert "no_such_layer" in refused_unwritten(world, *sets)
+    (world / "run" / "notes.txt").write_text("mine")
+    refused(world, "train", "recipe.yaml", *OUT, "--set", *sets)
+    assert (world / "run" / "notes.txt").read_text() == "mine"
+
+
+def test_a_batch_that_is_larger_than_the_data(world: Path) -> None:
+    allowed = "so that no step could have as many; allowed: 1 to 5"
+    said = refused_unwritten(world, "recipe.effective_batch=6")
+    assert said == f"recipe.effective_batch is 6, and there are 5 questions to train on, {allowed}"
+    said = refused_unwritten(world, "recipe.effective_batch=5", "recipe.data.limit=3")
+    assert said.endswith("allowed: 1 to 3, or more than recipe.data.limit 3 leaves")
+    assert sameday(world, "train", "recipe.yaml", *OUT, "--set", "recipe.effective_batch=5").code == 0
+
+
+def test_a_run_that_has_begun_stays(world: Path) -> None:
+    assert sameday(world, "train", "recipe.yaml", *OUT).code == 0
+    rows = (world / "train.jsonl").read_text().replace("is", "was")
+    (world / "train.jsonl").write_text(rows)
+    assert "the training data" in refused_unwritten(world)

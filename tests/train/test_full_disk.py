@@ -1,0 +1,174 @@
+"""A disk that is full while a run saves or logs: a sentence with the bytes that are missing, a code of its own, the old
+checkpoints as they were, and nothing half written. A limit on the size of files stands for the disk: the system
+refuses a write under it as on a full disk, on every machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sets
+from commands import assert_same_run
+from safetensors import SafetensorError
+from typed import Said, sameday
+
+from sameday.spec.errors import EXIT_DISK_FULL
+from sameday.spec.load import dump_yaml
+from sameday.spec.room import no_room
+from sameday.train import checkpoint
+from sameday.train.watch import Watch
+
+pytestmark = pytest.mark.usefixtures("own_signals")
+
+RUN = ("train", "recipe.yaml", "--set", "plan.device=cpu", "--set", "plan.save_steps=1", "--out")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = sets.write_set(tmp_path_factory.mktemp("full"), train=20)
+    (folder / "recipe.yaml").write_text(dump_yaml(sets.tiny_recipe(data={"path": "set", "val": 4})))
+    assert sameday(folder, *RUN, "reference").code == 0
+    return folder
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """No file may grow beyond so many bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def full_after(home: Path, run: str, step: int, size: int, monkeypatch: pytest.MonkeyPatch) -> Said:
+    """A run whose disk is full from the record of this step on."""
+    plain, limits = Watch.step, []
+
+    def logged(self: Watch, good: Any) -> None:
+        if good.step + 1 == step:
+            limits.append(largest_file(size))
+            limits[0].__enter__()
+        plain(self, good)
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(Watch, "step", logged)
+            return sameday(home, *RUN, run)
+    finally:
+        for limit in limits:
+            limit.__exit__(None, None, None)
+
+
+def hidden(run: Path) -> list[str]:
+    return [path.name for path in run.rglob(".*") if path.name != ".lock"]
+
+
+def test_while_a_checkpoint_is_saved(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = home / "saving"
+    said = full_after(home, run.name, 3, 8192, monkeypatch)
+    assert said.code == EXIT_DISK_FULL and "Traceback" not in said.err
+    sentence = re.fullmatch(
+        r"no room for checkpoint step-000003 in saving: File too large\. It takes about ([\d,]+) bytes and ([\d,]+) "
+        r"are free: a quota or a limit on files is in the way\. Make room and run again: it goes on from step 2\.\n",
+        said.err,
+    )
+    assert sentence, said.err
+    assert int(sentence[1].replace(",", "")) == checkpoint.size(run / "checkpoints" / "step-000002")
+    noted = json.loads((run / "stopped.json").read_text())
+    assert (noted["code"], noted["why"]) == (EXIT_DISK_FULL, said.err.rstrip("\n"))
+    kept = checkpoint.steps(run / "checkpoints")
+    assert [step for step, _ in kept] == [1, 2] and not hidden(run)
+    assert [checkpoint.fault(path) for _, path in kept] == [None, None]
+    assert sameday(home, *RUN, run.name).code == 0
+    assert_same_run(run, home / "reference")
+
+
+def test_while_a_step_is_logged(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle of a record, of which nothing stays."""
+    run = home / "logging"
+    lines = (home / "reference" / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    size = len(b"".join(lines[:3])) + 40  # two steps and a validation; clocks may take a few digits more
+    said = full_after(home, run.name, 3, size, monkeypatch)
+    assert said.code == EXIT_DISK_FULL and "Traceback" not in said.err
+    assert said.err.startswith("no room for the record of a step in logging: File too large. It takes about ")
+    assert json.loads((run / "stopped.json").read_text())["code"] == EXIT_DISK_FULL
+    written = (run / "metrics.jsonl").read_bytes()
+    assert written.endswith(b"\n") and len(written.splitlines()) == 3 and not hidden(run)
+    assert sameday(home, *RUN, run.name).code == 0
+    assert_same_run(run, home / "reference")
+
+
+def test_before_a_run_has_begun(home: Path) -> None:
+    with largest_file(64):
+        said = sameday(home, *RUN, "unbegun")
+    assert said.code == EXIT_DISK_FULL, said.err
+    assert said.err.startswith("no room for a run's files in unbegun: File too large.")
+    assert not (home / "unbegun").exists()
+
+
+def test_where_no_run_stops(home: Path, tmp_path: Path) -> None:
+    """Whatever command meets it has the code and a sentence."""
+    with largest_file(1000):
+        said = sameday(home, "report", "reference", "-o", str(tmp_path / "report.html"))
+    assert said.code == EXIT_DISK_FULL and said.err.startswith("no room: ") and "Traceback" not in said.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_which_errors_are_a_full_disk() -> None:
+    assert no_room(OSError(28, "x")) == no_room(SafetensorError("I/O error: x (os error 28)")) == os.strerror(28)
+    assert no_room(OSError(122, "quota")) and no_room(OSError(27, "large"))
+    assert (
+        no_room(OSError(13, "denied")) is no_room(SafetensorError("x (os error 13)")) is no_room(ValueError()) is None
+    )
+
+
+SMALL_DISK = """
+import sys
+from pathlib import Path
+from sameday.spec.errors import RunStopped
+from sameday.spec.room import room_for
+from sameday.train import checkpoint
+disk = Path(sys.argv[1])
+checkpoint.write(disk, "step-1", lambda folder: folder.joinpath("weights").write_bytes(bytes(40000)), {})
+try:
+    with room_for("checkpoint step-2", disk, 90000):
+        checkpoint.write(disk, "step-2", lambda folder: folder.joinpath("weights").write_bytes(bytes(90000)), {})
+except RunStopped as stop:
+    print(stop)
+print(checkpoint.fault(disk / "step-1"), sorted(path.name for path in disk.iterdir()))
+"""
+
+
+def test_a_small_disk(tmp_path: Path) -> None:
+    """A real one, in memory, where this user may mount one."""
+    unshare = shutil.which("unshare")
+    mount = ["sh", "-c", 'mount -t tmpfs -o size=128k none "$0" && exec "$@"', str(tmp_path)]
+    if unshare is None or subprocess.run([unshare, "-rm", *mount, "true"], capture_output=True).returncode:
+        pytest.skip("no disk can be mounted without being root here")
+    command = [unshare, "-rm", *mount, sys.executable, "-c", SMALL_DISK, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    sentence, left = done.stdout.splitlines()
+    assert left == "None ['step-1']", "the old checkpoint is whole, and nothing is left of the new one"
+    found = re.fullmatch(
+        rf"no room for checkpoint step-2 in {re.escape(str(tmp_path))}: No space left on device\. It takes about "
+        r"90,000 bytes and ([\d,]+) are free: ([\d,]+) bytes are missing\.",
+        sentence,
+    )
+    assert found, done.stdout + done.stderr
+    free, missing = (int(text.replace(",", "")) for text in found.groups())
+    assert free + missing == 90000 and 0 < free < 128 * 1024 - 40000

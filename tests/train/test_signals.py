@@ -1,0 +1,100 @@
+"""A signal in the middle of a step: the step is given up between two micro-batches, what was done before it is saved,
+and the run that goes on has the same bits as one that was never asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sets
+from commands import assert_same_run
+from typed import Said, sameday
+
+from sameday.spec.errors import EXIT_OUT_OF_MEMORY, EXIT_STOPPED
+from sameday.spec.load import dump_yaml
+from sameday.tasks.classify.task import ClassifyTask
+from sameday.train import checkpoint
+
+pytestmark = pytest.mark.usefixtures("own_signals")
+
+SETS = ("--set", "plan.device=cpu", "--set", "plan.micro_batch=2", "--set", "plan.save_steps=2")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sixteen images in steps of eight, four micro-batches each: four steps; and a run of them that nobody stopped."""
+    folder = sets.write_set(tmp_path_factory.mktemp("signals"), train=20)
+    (folder / "recipe.yaml").write_text(dump_yaml(sets.tiny_recipe(data={"path": "set", "val": 4})))
+    assert sameday(folder, "train", "recipe.yaml", "--out", "reference", *SETS).code == 0
+    return folder
+
+
+def signalled(home: Path, run: str, after: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Said, int]:
+    """A run that is sent SIGTERM while its micro-batch of this number is computed; and how many it computed."""
+    plain, computed = ClassifyTask.loss_sum, list[int]()
+
+    def loss_sum(self: ClassifyTask, batch: Any, step: int) -> Any:
+        computed.append(step)
+        if len(computed) == after:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return plain(self, batch, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ClassifyTask, "loss_sum", loss_sum)
+        said = sameday(home, "train", "recipe.yaml", "--out", run, *SETS)
+    return said, len(computed)
+
+
+@pytest.mark.parametrize(("after", "done"), [(6, 1), (9, 2), (12, 3)])
+def test_the_step_is_given_up_and_done_again(
+    home: Path, after: int, done: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the second step; in the first micro-batch after a checkpoint; in the last micro-batch, which ends its step."""
+    run = f"given-up-{after}"
+    said, computed = signalled(home, run, after, monkeypatch)
+    assert said.code == EXIT_STOPPED and computed == after, "no micro-batch was begun after the signal"
+    assert said.err == f"asked to stop: step {done} of 4 is saved; run again to go on\n"
+    assert json.loads((home / run / "stopped.json").read_text())["code"] == EXIT_STOPPED
+    assert checkpoint.steps(home / run / "checkpoints")[-1][0] == done
+    again = sameday(home, "train", "recipe.yaml", "--out", run, *SETS)
+    assert again.code == 0 and f"resumed from step-{done:06d}" in again.out
+    for extra in set(checkpoint.steps(home / run / "checkpoints")):
+        if not (home / "reference" / "checkpoints" / extra[1].name).exists():
+            shutil.rmtree(extra[1])  # the one that the signal made
+    assert_same_run(home / run, home / "reference")
+
+
+def test_a_signal_before_the_first_step_is_done(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said, computed = signalled(home, "first", 2, monkeypatch)
+    assert said.code == EXIT_STOPPED and computed == 2
+    nothing = "no step was done yet, so that there is nothing to save; run again to begin"
+    assert said.err == f"asked to stop: {nothing}\n"
+    assert not checkpoint.steps(home / "first" / "checkpoints")
+    assert sameday(home, "train", "recipe.yaml", "--out", "first", *SETS).code == 0
+    assert_same_run(home / "first", home / "reference")
+
+
+def test_data_workers_that_are_always_killed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The steps before it are saved, and a run without workers goes on from there."""
+    plain = ClassifyTask.batches
+
+    def batches(self: ClassifyTask, step: int, *more: Any) -> Any:
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return plain(self, step, *more)
+
+    words = ("train", "recipe.yaml", "--out", "workers", *SETS)
+    with monkeypatch.context() as patch, pytest.warns(UserWarning, match="all workers are started again"):
+        patch.setattr(ClassifyTask, "batches", batches)
+        said = sameday(home, *words, "--set", "plan.workers=1")
+    assert said.code == EXIT_OUT_OF_MEMORY, said.err
+    assert said.err.startswith("data workers were killed 3 times in a row")
+    assert [step for step, _ in checkpoint.steps(home / "workers" / "checkpoints")] == [2, 3]
+    assert "resumed from step-000003" in sameday(home, *words).out
+    shutil.rmtree(home / "workers" / "checkpoints" / "step-000003")
+    assert_same_run(home / "workers", home / "reference")
