@@ -46,6 +46,11 @@ def detect_machine(device: str) -> Machine:
     return Machine("cpu", "CPU", pages, cores, False)
 
 
+def most_workers(machine: Machine) -> int:
+    """Loader processes that may be asked for: more would only take memory from one another."""
+    return max(16, 4 * machine.cores)
+
+
 def device_kind(plan: Plan) -> str:
     """cuda or cpu; a GPU that is asked for must be there."""
     if plan.device == "cuda" and not torch.cuda.is_available():

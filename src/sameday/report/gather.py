@@ -15,8 +15,9 @@ from sameday.report.words import count, in_order
 from sameday.spec.errors import EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, EXIT_STOPPED, BadInput
 from sameday.spec.load import dump_yaml
 from sameday.spec.plan import Plan
+from sameday.spec.reading import METRICS
 from sameday.spec.recipe import Recipe
-from sameday.spec.record import STOPPED, RunFolder
+from sameday.spec.record import STOPPED, RunFolder, read_metrics
 from sameday.spec.removed import without_removed
 
 Record = dict[str, Any]
@@ -277,7 +278,7 @@ def _environment(path: Path) -> dict[str, Any]:
 
 def _metrics(folder: RunFolder) -> list[Record]:
     try:
-        return folder.metrics
+        return read_metrics(folder.metrics_path, METRICS)
     except (OSError, RecursionError) as error:
         raise BadInput(f"{folder.metrics_path}: cannot be read: {getattr(error, 'strerror', error)}") from None
 

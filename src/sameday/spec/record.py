@@ -25,6 +25,7 @@ from typing import IO, Any
 from sameday.spec.errors import BadInput
 from sameday.spec.load import dump_yaml, load_recipe, load_recorded_plan, resolve_path
 from sameday.spec.plan import Plan
+from sameday.spec.reading import JSON, read_file
 from sameday.spec.recipe import Recipe, differences
 
 DISTRIBUTIONS = (
@@ -146,11 +147,12 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records of a metrics.jsonl. A last line that a kill left unfinished is passed over."""
+def read_metrics(path: Path, most: int | None = None) -> list[dict[str, Any]]:
+    """The records of a metrics.jsonl, of `most` so many bytes. A last line that a kill left unfinished is passed
+    over."""
     if not path.exists():
         return []
-    *lines, torn = path.read_bytes().split(b"\n")
+    *lines, torn = read_file(path, most).split(b"\n")
     records = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -348,9 +350,9 @@ class RunFolder:
 
 def _read_environment(path: Path) -> dict[str, Any]:
     try:
-        environment = json.loads(path.read_text(encoding="utf-8"))
+        environment = json.loads(read_file(path, JSON))
         environment["recipe_dir"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise BadInput(f"{path}: is not what a run wrote; move the folder away or choose another --out") from None
     return dict(environment)
 

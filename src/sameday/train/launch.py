@@ -3,6 +3,7 @@ model is loaded."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import closing
@@ -88,7 +89,9 @@ def evaluate_run(path: Path, split: str) -> dict[str, float]:
         raise BadInput(f"{path}: {lacking}")
     if not run.result.is_dir():
         raise BadInput(f"{path}: the run is not finished: it has no {run.result.name}/ yet")
-    specs = Specs(run.recipe, run.recipe_dir, setup.for_evaluation(run.plan))
+    plan = setup.for_evaluation(run.plan)
+    cores = len(os.sched_getaffinity(0))  # the machine that trained may have had more
+    specs = Specs(run.recipe, run.recipe_dir, plan.model_copy(update={"workers": min(plan.workers, cores)}))
     with closing(Session.start(specs, show, splits=(split,))) as session:
         task = session.load()
         task.restore(run.result)

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sameday.spec.errors import BadInput
+from sameday.spec.errors import BadInput, refuse
 from sameday.spec.load import resolve_model, resolve_path
 from sameday.spec.plan import Plan
 from sameday.spec.vqa import VqaRecipe
@@ -158,12 +158,17 @@ class VqaSetup(TaskSetup):
     def resolve_auto(self, plan: Plan, machine: Machine) -> Resolved:
         from sameday.tasks.vqa.automatic import attention_kernel
 
+        problems = []
         if plan.cache == "features" and self.recipe.train_vision:
-            raise BadInput(
+            problems.append(
                 "plan.cache features keeps what the vision tower makes of an image, and recipe.train_vision trains the "
                 "tower; allowed: none, pixels, auto"
             )
-        kernel, why = attention_kernel(plan, machine, self.recipe.precision)
+        try:
+            kernel, why = attention_kernel(plan, machine, self.recipe.precision)
+        except BadInput as error:
+            problems.append(str(error))
+        refuse(problems)
         if plan.attention != "auto":
             return Resolved(plan)
         return Resolved(plan.model_copy(update={"attention": kernel}), {"attention": why})

@@ -1,0 +1,37 @@
+"""Files that may come from anyone: only as much of them as their kind can need, and no pipe that never ends."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from sameday.spec.errors import BadInput
+
+SPEC = 2**18
+"""Bytes of a recipe or a plan; they have a few thousand."""
+JSON = 2**25
+"""Of what a command writes beside a run."""
+METRICS = 2**28
+"""Of a run's records: those of about a million steps."""
+
+
+def read_file(path: Path, most: int | None) -> bytes:
+    """The content of a regular file. BadInput where it is a pipe or a device, or larger; OSError as usual."""
+    # Without waiting for the other end of a pipe.
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise BadInput(f"{path}: cannot be read: it is a pipe or a device, not a file")
+        if most is not None and status.st_size > most:
+            raise BadInput(f"{path}: has {status.st_size:,} bytes; at most {most:,} are read of such a file")
+        return file.read(-1 if most is None else most)
+
+
+def read_spec(path: Path) -> bytes:
+    """A recipe, a plan or a config, which may come through a pipe."""
+    with open(path, "rb") as file:
+        content = file.read(SPEC + 1)
+    if len(content) > SPEC:
+        raise BadInput(f"{path}: is larger than {SPEC:,} bytes, which no recipe or plan is")
+    return content
