@@ -207,7 +207,7 @@ def _read_run(path: Path, label: str, profile: Path | None, tune: Path | None, v
         path=path,
         recipe=folder.recipe,
         plan=folder.plan,
-        recipe_text=(path / "recipe.yaml").read_text(encoding="utf-8"),
+        recipe_text=dump_yaml(folder.recipe),
         plan_text=dump_yaml(folder.plan),
         environment=environment,
         steps=[record for (_, split), record in sorted(records.items(), key=_by_step) if split is None],

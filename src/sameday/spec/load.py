@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from sameday.spec.errors import BadInput, refuse
+from sameday.spec.identity import as_before
 from sameday.spec.plan import Plan, foreign
 from sameday.spec.reading import read_spec
 from sameday.spec.recipe import Recipe, Strict
@@ -273,6 +274,12 @@ def load_recorded_plan(path: Path, recipe: Recipe) -> Plan:
     document = read_document(path)
     document.values = without_removed(document.values)
     return _plan_of(document, recipe)
+
+
+def load_recorded_recipe(path: Path) -> Recipe:
+    """The recipe that a run folder holds. Runs write every field out: one that is not there came later, and is what it
+    was before."""
+    return as_before(load_recipe(path))
 
 
 def _plan_of(document: Document, recipe: Recipe | type[Recipe] | None) -> Plan:

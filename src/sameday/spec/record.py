@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from sameday.spec.errors import BadInput
-from sameday.spec.load import dump_yaml, load_recipe, load_recorded_plan, resolve_path
+from sameday.spec.identity import as_before
+from sameday.spec.load import dump_yaml, load_recorded_plan, load_recorded_recipe, resolve_path
 from sameday.spec.plan import Plan
 from sameday.spec.reading import JSON, read_file
 from sameday.spec.recipe import Recipe, differences
@@ -49,10 +50,19 @@ def default_path(recipe: Recipe) -> Path:
     return max(same, key=_last_start, default=usual)
 
 
+def as_begun(recipe: Recipe, out: Path | None) -> Recipe:
+    """The recipe as an earlier release understood it, where that began the run that this one would go on with: the same
+    command must not become another model halfway."""
+    earlier = as_before(recipe)
+    if earlier is recipe or _fingerprint_in(out or default_path(earlier)) != earlier.fingerprint:
+        return recipe
+    return earlier
+
+
 def _fingerprint_in(folder: Path) -> str | None:
     """Of the recipe that a folder's run has, read as recipes are read now; None where there is none to be read."""
     try:
-        return load_recipe(folder / "recipe.yaml").fingerprint
+        return load_recorded_recipe(folder / "recipe.yaml").fingerprint
     except (BadInput, OSError):
         return None
 
@@ -216,7 +226,7 @@ class RunFolder:
         for name in ("recipe.yaml", "plan.yaml", "environment.json"):
             if not (path / name).is_file():
                 raise BadInput(f"{path}: is not a run folder: it has no {name}")
-        recipe = load_recipe(path / "recipe.yaml")
+        recipe = load_recorded_recipe(path / "recipe.yaml")
         plan = load_recorded_plan(path / "plan.yaml", recipe)
         return cls(path, recipe, plan, Path(_read_environment(path / "environment.json")["recipe_dir"]))
 
@@ -300,7 +310,7 @@ class RunFolder:
         history: list[Any] = []
         environment["started"] = now
         if recipe_path.exists():
-            there = load_recipe(recipe_path)
+            there = load_recorded_recipe(recipe_path)
             begun = self.checkpoints.exists() or bool(self.metrics)
             if there.fingerprint != self.recipe.fingerprint and begun:
                 listed = "\n".join(f"  {line}" for line in differences(there, self.recipe))

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from sameday.spec.identity import was
 from sameday.spec.limits import at_most
 from sameday.spec.recipe import Strict
 
@@ -64,6 +65,12 @@ class BdhModel(VisionModel):
         "linear", description="Scores as they are, as published, or through a softmax."
     )
     dropout: float = Field(0.1, ge=0, le=0.99, description="Dropout of the sparse units.")
+    start: Literal["xavier", "fan_in"] = Field(
+        "xavier",
+        description="How the patch convolution and the head start. xavier: as published, Xavier-uniform with biases of "
+        "zero. fan_in: uniform within 1 / sqrt(inputs), biases too, as all runs did before there was a choice.",
+        json_schema_extra=was("fan_in"),
+    )
 
     def parameters(self) -> int:
         return 3 * self.latents * self.width**2

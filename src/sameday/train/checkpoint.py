@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sameday.spec.errors import BadInput
+from sameday.spec.identity import as_before
 from sameday.spec.load import recipe_from
 from sameday.spec.recipe import Recipe, differences
 from sameday.spec.record import sync
@@ -87,7 +88,7 @@ def newest(folder: Path, recipe: Recipe, say: Callable[[str], None]) -> Checkpoi
             say(f"checkpoint {path.name} is left aside: {why}")
             continue
         state = json.loads((path / STATE).read_text())
-        there = recipe_from(state["recipe"])
+        there = as_before(recipe_from(state["recipe"]))
         if there.fingerprint != recipe.fingerprint:
             raise BadInput(f"{path} is a checkpoint of another recipe:\n  " + "\n  ".join(differences(there, recipe)))
         return Checkpoint(path, step, state)

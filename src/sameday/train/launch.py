@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 
 from sameday.spec.errors import BadInput, RunStopped
-from sameday.spec.record import RunFolder, default_path
+from sameday.spec.recipe import differences
+from sameday.spec.record import RunFolder, as_begun, default_path
 from sameday.tasks.base import TRAINING, Caching, Task
 from sameday.tasks.registry import setup_of
 from sameday.train.session import Session, Specs
@@ -29,10 +30,16 @@ def train_from_files(
 ) -> dict[str, float]:
     """`sameday train`: starts a run, or goes on with it where its folder is there."""
     specs = Specs.from_files(recipe_path, plan_path, sets)
+    asked_for, specs = specs.recipe, replace(specs, recipe=as_begun(specs.recipe, out))
     with closing(Session.start(specs, show, join=True, splits=TRAINING)) as session:
         from sameday.train.loop import train
 
         ranks, opened = session.ranks, list[RunFolder]()
+        for line in differences(specs.recipe, asked_for):
+            session.say(
+                f"recipe.{line}: an earlier release began this run, and it goes on as it began; to begin anew, write "
+                "the field into the recipe"
+            )
         path = out or ranks.from_first(lambda: default_path(session.recipe))
         try:
             for choice in session.choices():
