@@ -8,17 +8,15 @@ import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 
 from sameday.spec.errors import BadInput, RunStopped
 from sameday.spec.recipe import differences
 from sameday.spec.record import RunFolder, as_begun, default_path
+from sameday.spec.words import tell
 from sameday.tasks.base import TRAINING, Caching, Task
 from sameday.tasks.registry import setup_of
 from sameday.train.session import Session, Specs
-
-show = partial(print, flush=True)
 
 
 def train_from_files(
@@ -31,7 +29,7 @@ def train_from_files(
     """`sameday train`: starts a run, or goes on with it where its folder is there."""
     specs = Specs.from_files(recipe_path, plan_path, sets)
     asked_for, specs = specs.recipe, replace(specs, recipe=as_begun(specs.recipe, out))
-    with closing(Session.start(specs, show, join=True, splits=TRAINING)) as session:
+    with closing(Session.start(specs, tell, join=True, splits=TRAINING)) as session:
         from sameday.train.loop import train
 
         ranks, opened = session.ranks, list[RunFolder]()
@@ -58,7 +56,7 @@ def train_from_files(
             # All ranks stop together and with the same words: the first one says them.
             if not ranks.first:
                 if stop.alone:
-                    print(stop, file=sys.stderr)
+                    tell(stop, sys.stderr)
                 sys.exit(stop.code)
             for folder in opened:
                 folder.stopped(str(stop), stop.code)
@@ -99,7 +97,7 @@ def evaluate_run(path: Path, split: str) -> dict[str, float]:
     plan = setup.for_evaluation(run.plan)
     cores = len(os.sched_getaffinity(0))  # the machine that trained may have had more
     specs = Specs(run.recipe, run.recipe_dir, plan.model_copy(update={"workers": min(plan.workers, cores)}))
-    with closing(Session.start(specs, show, splits=(split,))) as session:
+    with closing(Session.start(specs, tell, splits=(split,))) as session:
         task = session.load()
         task.restore(run.result)
         scores = task.evaluate(split, session.ranks)
@@ -112,5 +110,5 @@ def cache_from_files(recipe_path: Path, plan_path: Path | None, sets: Sequence[s
     specs = Specs.from_files(recipe_path, plan_path, sets)
     if asked.kind == "pixels" and not asked.measure:
         specs = replace(specs, automatic=False)  # no step is computed, and all cores may decode
-    with closing(Session.start(specs, show, splits=(*TRAINING, "test"))) as session:
+    with closing(Session.start(specs, tell, splits=(*TRAINING, "test"))) as session:
         return session.setup.fill_cache(session, asked)

@@ -24,6 +24,7 @@ from sameday.spec.load import dump_yaml
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.spec.record import check_output, same_file, write_text
+from sameday.spec.words import tell
 from sameday.tasks.base import TRAINING, Choice, Say
 from sameday.train.session import Session, Specs
 from sameday.tune.search import OutOfTime, SearchState, Worth, explore
@@ -232,7 +233,7 @@ def tune(
         say(f"{recipe.name} on {name}: {minutes:g} minutes; s/step (least to most), times the plain plan's speed")
         state, worth = _explored(ground, 60 * minutes - (time.monotonic() - began), check, say)
         table = as_json(recipe, ground.machine, minutes, state, worth, ground.steps)
-        print("\n".join(lines(table)), flush=True)
+        tell("\n".join(lines(table)))
         verdict = _verdict(recipe_path, sets, state.best, say) if check else None
     table["best"]["verdict"] = verdict
     good = verdict in (None, "bitwise", "rounding", "statistical")
@@ -338,7 +339,7 @@ def _verdict(recipe: Path, sets: Sequence[str], plan: Plan, say: Say) -> str:
             code = _passed_on(words, log, say)
         if not out.exists():
             return f"nothing: it ended with exit code {code}"
-        print(said.read_text(), flush=True)
+        tell(said.read_text())
         return str(json.loads(out.read_text())["verdict"])
 
 
