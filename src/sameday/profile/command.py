@@ -34,7 +34,7 @@ def profile(
     check_output("--json", json_path, (recipe_path, plan_path))
     with closing(Session.start(Specs.from_files(recipe_path, plan_path, sets), say, splits=TRAINING)) as session:
         from sameday.hardware.peaks import measure
-        from sameday.profile.timeline import record
+        from sameday.profile.timeline import record, with_fewer_threads
 
         for choice in session.choices():
             say("\n".join(wrapped(choice)))
@@ -43,10 +43,11 @@ def profile(
             say(note)
         say(f"{steps_of(warmup)} to warm up, {steps} to time")
         timed = record(session, task, steps, warmup, progress=progress(warmup + steps, say))
+        fewer = with_fewer_threads(session, task, timed) if task.device.type == "cpu" else ()
         say("the machine's rates: matmuls, memory, copies, disk")
         folder = session.setup.images_folder(session.plan)
         peaks = measure(task.device, session.recipe.precision, folder)
-        profiled = summed_up(session, task, timed, peaks, range(warmup, warmup + COUNTED))
+        profiled = summed_up(session, task, timed, peaks, range(warmup, warmup + COUNTED), fewer)
     tell("\n".join(lines(profiled)))
     if json_path is not None:
         write_text(json_path, json.dumps(profiled, indent=1) + "\n")

@@ -8,6 +8,7 @@ import resource
 import statistics
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +25,15 @@ if TYPE_CHECKING:  # they load torch
 WIDTH = 100
 
 
-def summed_up(session: Session, task: Task, line: Timeline, peaks: Peaks, counted: Sequence[int]) -> dict[str, Any]:
-    """Everything that was measured, as JSON has it."""
+def summed_up(
+    session: Session,
+    task: Task,
+    line: Timeline,
+    peaks: Peaks,
+    counted: Sequence[int],
+    fewer: Sequence[tuple[int, float]] = (),
+) -> dict[str, Any]:
+    """Everything that was measured, as JSON has it. `fewer` are seconds of a step with fewer threads."""
     from sameday.profile.advice import advise, bound_by
     from sameday.profile.floor import bound, floor_of
 
@@ -37,7 +45,7 @@ def summed_up(session: Session, task: Task, line: Timeline, peaks: Peaks, counte
     }
     together = task.with_plan(setup.together)
     shared = [bound(together.cost(step, None, session.ranks), peaks) for step in counted]
-    facts = _facts(session, task, line, floors, shared, counted)
+    facts = replace(_facts(session, task, line, floors, shared, counted), fewer=tuple(fewer))
     return {
         "fingerprint": recipe.fingerprint,
         "name": recipe.name,
@@ -53,6 +61,7 @@ def summed_up(session: Session, task: Task, line: Timeline, peaks: Peaks, counte
         "busy": line.busy,
         "launches": line.launches,
         "waits": [list(each) for each in facts.waits],
+        "threads": {"count": facts.threads, "fewer": [list(each) for each in facts.fewer]},
         "gpu": line.gpu,
         "memory_gib": None if line.memory is None else line.memory / 2**30,
         "floor": {
@@ -82,6 +91,8 @@ def _facts(
     counted: Sequence[int],
 ) -> Facts:
     """What advice is given from. `floors` are of the plan, `shared` of all of a step at once."""
+    import torch
+
     from sameday.profile.advice import Cut, Facts, differing
 
     plan, machine, setup = session.resolved.plan, session.machine, session.setup
@@ -112,6 +123,7 @@ def _facts(
         cannot=setup.cannot(machine),
         waits=tuple((short_place(where), count) for where, count in line.waits),
         cuts=tuple(cuts),
+        threads=torch.get_num_threads(),
     )
 
 
