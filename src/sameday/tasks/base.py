@@ -343,6 +343,11 @@ def lower_budget(
     return smaller
 
 
+def total_steps(recipe: Recipe, task: Task) -> int:
+    """Of a whole run."""
+    return recipe.max_steps or recipe.num_epochs * task.steps_per_epoch()
+
+
 def optimizer_bytes(task: Task) -> int:
     """What AdamW moves for one update."""
     return OPTIMIZER_TRIPS * sum(parameter.nbytes for parameter in task.trained().values())

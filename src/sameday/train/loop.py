@@ -12,7 +12,7 @@ from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.spec.record import RunFolder
 from sameday.spec.words import first_names
-from sameday.tasks.base import Task, lower_budget
+from sameday.tasks.base import Task, lower_budget, total_steps
 from sameday.train import checkpoint
 from sameday.train.cadence import Cadence
 from sameday.train.optim import learning_rate
@@ -26,7 +26,7 @@ def train(
 ) -> dict[str, float]:
     """Train to the end, or raise RunStopped with the code that says why. Returns the last validation scores.
     `stop_after` ends this process at that step, saved, as a signal would."""
-    total = recipe.max_steps or recipe.num_epochs * task.steps_per_epoch()
+    total = total_steps(recipe, task)
     cadence = Cadence(total, task.steps_per_epoch(), plan.save_steps, plan.eval_steps, stop_after)
     with (
         Watch(run if ranks.first else None, total, plan.log_steps, task.device) as watch,
