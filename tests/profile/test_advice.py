@@ -188,6 +188,14 @@ PLANTED: dict[str, tuple[Facts, str, str]] = {
 }
 
 
+def test_the_words_of_a_cut_are_those_of_the_task() -> None:
+    slow = changed(CPU, {"forward": 0.6, "backward": 0.9}, executed=0.5)
+    rows = ({"token_budget": 1024}, "a dense mask grows with the square of a row, and shorter rows")
+    for change, words in (rows, ({"micro_batch": 64}, "smaller micro-batches")):
+        (cut,) = (each for each in advise(replace(slow, cuts=(Cut(change, 2.0, 0.2),))) if each.change == change)
+        assert cut.why == f"{words} have 60% fewer matmuls"
+
+
 def test_threads_that_stand_in_each_others_way_are_a_remedy() -> None:
     crowded = changed(CPU, {"forward": 0.3, "backward": 0.3}, threads=2, fewer=((1, 0.069),))
     first = advise(crowded)[0]

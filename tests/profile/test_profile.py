@@ -65,7 +65,14 @@ def test_questions(homes: dict[str, Path], tmp_path: Path) -> None:
     floor = found["floor"]
     assert 0 < floor["share"] < 1 and floor["resources"].keys() >= {"arithmetic", "memory", "copy", "disk"}
     assert floor["seconds"] == pytest.approx(floor["shared"]["seconds"]) and floor["one_at_a_time"]["seconds"] > 0
-    for words in ("vision tower", "everything else", "floor of this plan", "bound by", "samples/s"):
+    for words in (
+        "vision tower",
+        "everything else",
+        "floor of this plan",
+        "bound by",
+        "samples/s",
+        "with each image once",
+    ):
         assert words in said
     assert "\n1 step to warm up, 3 to time\n" in said
     for name, seconds in phases.items():
@@ -104,6 +111,8 @@ def test_pictures(homes: dict[str, Path], tmp_path: Path) -> None:
     found = json.loads((tmp_path / "found.json").read_text())
     assert done.exit_code == 0 and {"prepare", "forward", "backward"} <= set(found["phases"])
     assert "disk" not in found["floor"]["resources"] and 0 < found["floor"]["share"] < 1
+    assert "floor all at once " in done.output and ", one image at a time " in " ".join(done.output.split())
+    assert "each image once" not in done.output and "mask" not in done.output
     assert not list(homes["classify"].glob("runs*")), "nothing of the user's is written"
 
 

@@ -47,8 +47,8 @@ class Cut:
 @dataclass(frozen=True)
 class Facts:
     """Of a step on the average, in seconds. `floor` is what the mathematics of the step takes at the machine's measured
-    rates, each image once and all at once, whatever the disk does; `executed` what the plan's own matmuls take at
-    those rates, `moved` its weights; `alone` what one question at a time takes."""
+    rates, all at once and nothing twice, whatever the disk does; `executed` what the plan's own matmuls take at those
+    rates, `moved` its weights; `alone` what one sample at a time takes."""
 
     device: str
     plan: Plan
@@ -217,7 +217,7 @@ def _data(facts: Facts) -> Iterator[Remedy]:
         yield _remedy(facts, {"cache": "pixels"}, saved, why, likely)
     if read > 0.5 * preparing and _worth(facts, min(images, read)):
         why = f"reading takes {read:.3f} s a step, decoding and resizing {preparing - read:.3f}"
-        yield _remedy(facts, "the images on a faster disk", saved, why, images * read / preparing)
+        yield _remedy(facts, "the data on a faster disk", saved, why, images * read / preparing)
     copy = facts.time("copy")
     recording = plan.cuda_graphs and plan.workers
     if facts.device == "cuda" and not plan.pin_memory and not recording and _worth(facts, copy):
@@ -277,7 +277,9 @@ def _cuts(facts: Facts) -> Iterator[Remedy]:
         saved = _fewer(facts, facts.micro_batches, best)
     else:
         spared = 1 - best.executed / facts.executed
-        why = f"a dense mask grows with the square of a row, and shorter rows have {spared:.0%} fewer matmuls"
+        rows = "a dense mask grows with the square of a row, and shorter rows"
+        what = rows if "token_budget" in best.change else "smaller micro-batches"
+        why = f"{what} have {spared:.0%} fewer matmuls"
         saved = max(0.0, facts.time(*COMPUTE) - best.executed)
     yield _remedy(facts, best.change, saved, why, _gain(facts, best))
 

@@ -49,6 +49,7 @@ def summed_up(
     return {
         "fingerprint": recipe.fingerprint,
         "name": recipe.name,
+        "sample": recipe.sample,
         "machine": {"device": machine.device, "name": machine.name, "cores": machine.cores},
         "plan": plan.model_dump(mode="json"),
         "steps": len(line.steps),
@@ -70,7 +71,7 @@ def summed_up(
             "bound": max(resources, key=lambda name: resources[name]),
             "resources": resources,
             "executed": facts.executed,
-            "shared": {"seconds": statistics.mean(each.seconds for each in shared)},
+            "shared": {"seconds": statistics.mean(each.seconds for each in shared), "words": setup.together_words},
             "one_at_a_time": {"seconds": statistics.mean(floor.alone.seconds for floor in floors)},
             "peaks": peaks.as_dict(),
         },
@@ -178,8 +179,8 @@ def lines(summary: dict[str, Any]) -> list[str]:
     made += [
         f"floor of this plan {1000 * floor['seconds']:.2f} ms, by {floor['bound']} ({each}); the step reaches "
         f"{floor['share']:.1%} of it",
-        f"floor with each image once {1000 * floor['shared']['seconds']:.2f} ms, one sample at a time "
-        f"{1000 * floor['one_at_a_time']['seconds']:.2f} ms; rates measured here: "
+        f"floor {floor['shared']['words']} {1000 * floor['shared']['seconds']:.2f} ms, "
+        f"one {summary['sample']} at a time {1000 * floor['one_at_a_time']['seconds']:.2f} ms; rates measured here: "
         f"{floor['peaks']['flop_per_second'] / 1e12:.3g} TFLOP/s, "
         f"{floor['peaks']['memory_bytes_per_second'] / 1e9:.3g} GB/s",
         f"bound by {summary['bound_by']}; at that rate its matmuls take {floor['executed'] / total:.1%} of the step",

@@ -60,7 +60,8 @@ def _field(
 
 
 class Plan(Strict):
-    """The plain plan is the default: nothing fused, nothing shared, one question at a time or all images of a step."""
+    """The plain plan is the default: nothing fused, nothing shared; a recipe's `plain` says how it goes through a
+    step."""
 
     # How a step is cut into micro-batches and rows
     share_images: bool = _field(
@@ -101,7 +102,7 @@ class Plan(Strict):
     micro_batch: int | None = _field(
         None,
         "rounding",
-        "Most images in a micro-batch; null takes the whole step at once.",
+        "Most {sample}s in a micro-batch; null takes the whole step at once.",
         needs="equal samples",
         ge=1,
         **COUNTED,
@@ -210,7 +211,7 @@ class Plan(Strict):
     eval_batch: int | None = _field(
         None,
         "rounding",
-        "Most images in an evaluation micro-batch; null takes as many as training has.",
+        "Most {sample}s in an evaluation micro-batch; null takes as many as training has.",
         needs="equal samples",
         ge=1,
         **COUNTED,
@@ -256,6 +257,11 @@ def claims(dropout: bool = False) -> dict[str, Claim]:
 def fields_of(recipe: Recipe | type[Recipe]) -> list[str]:
     """The plan fields that a recipe's task can follow."""
     return [name for name in Plan.model_fields if _extra(name)["needs"] in (None, *recipe.has)]
+
+
+def description(name: str, recipe: Recipe | type[Recipe]) -> str:
+    """What a field does, in the words of a recipe's task."""
+    return (Plan.model_fields[name].description or "").replace("{sample}", recipe.sample)
 
 
 def foreign(plan: Plan, recipe: Recipe | type[Recipe]) -> dict[str, str]:

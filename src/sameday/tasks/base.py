@@ -115,7 +115,9 @@ class TaskSetup(ABC):
     alone: ClassVar[Mapping[str, Any]] = {}
     """Plan fields under which each sample is computed by itself, at a budget of one."""
     together: ClassVar[Mapping[str, Any]] = {}
-    """Plan fields under which a step is one micro-batch, each image computed once: what no plan does with less."""
+    """Plan fields under which a step is one micro-batch, nothing computed twice: what no plan does with less."""
+    together_words: ClassVar[str] = "all at once"
+    """How people call that."""
     false_alarms: ClassVar[str] = ""
     """How rarely equivalent plans of this task were called different, in a sentence; empty where not measured."""
 
