@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from sameday.spec.errors import BadInput, refuse
 from sameday.spec.identity import as_before
 from sameday.spec.plan import Plan, foreign
-from sameday.spec.reading import read_spec
+from sameday.spec.reading import check_size, line_of, read_spec
 from sameday.spec.recipe import Recipe, Strict
 from sameday.spec.registry import RECIPES, known_tasks, recipe_type
 from sameday.spec.removed import REMOVED, refusal, without_removed
@@ -29,9 +29,6 @@ _UNIONS = (Union, types.UnionType)
 
 # No spec is nested deeper.
 _MAX_DEPTH = 4
-
-_MOST_VALUES = 20_000
-"""Of a document with its aliases written out: a few lines of them could stand for more than memory holds."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -101,7 +98,7 @@ def _parsed(text: str, source: str) -> tuple[yaml.Node | None, Any]:
         node = loader.get_single_node()
         if node is None:
             return None, None
-        _check_size(node, source)
+        check_size(node, source)
         duplicates = _duplicates(node, (), source)  # before merged keys (<<) are added
         values = loader.construct_document(node)
     except yaml.YAMLError as error:
@@ -116,37 +113,12 @@ def _parsed(text: str, source: str) -> tuple[yaml.Node | None, Any]:
     return node, values
 
 
-def _check_size(node: yaml.Node, source: str) -> None:
-    """Refuses a document that holds itself, or more values than any spec has once aliases are written out."""
-    sizes: dict[int, int] = {}
-
-    def size(node: yaml.Node) -> int:
-        if isinstance(node, yaml.ScalarNode):
-            return 1
-        if id(node) not in sizes:
-            sizes[id(node)] = 0  # open; nothing that is done is empty
-            pairs = node.value if isinstance(node, yaml.MappingNode) else [node.value]
-            sizes[id(node)] = 1 + sum(size(each) for pair in pairs for each in pair)
-        elif sizes[id(node)] == 0:
-            raise BadInput(f"{_line(source, node.start_mark.line + 1)}: holds itself by an alias (*name), without end")
-        return sizes[id(node)]
-
-    if (count := size(node)) > _MOST_VALUES:
-        shown = f"{count:,}" if count < 10**9 else "more than a billion"
-        raise BadInput(f"{source}: is {shown} values with its aliases (*name) written out; at most {_MOST_VALUES:,}")
-
-
-def _line(source: str, line: int) -> str:
-    """A place in a file; a setting on the command line is one line."""
-    return source if source.startswith("--set ") else f"{source}:{line}"
-
-
 def _syntax(error: yaml.YAMLError, source: str, text: str) -> str:
     if isinstance(error, yaml.reader.ReaderError):
         line = text.count("\n", 0, error.position) + 1
-        return f"{_line(source, line)}: not valid YAML: the character {chr(int(error.character))!r} is not allowed"
+        return f"{line_of(source, line)}: not valid YAML: the character {chr(int(error.character))!r} is not allowed"
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-    place = _line(source, mark.line + 1) if mark else source
+    place = line_of(source, mark.line + 1) if mark else source
     return f"{place}: not valid YAML: {getattr(error, 'problem', None) or error}"
 
 
@@ -162,7 +134,7 @@ def _duplicates(node: yaml.Node, path: KeyPath, source: str) -> list[str]:
         inner = (*path, key.value)
         if key.value in first:
             twice = f"{show(inner)} is given twice, first on line {first[key.value]}"
-            problems.append(f"{_line(source, line)}: {twice}")
+            problems.append(f"{line_of(source, line)}: {twice}")
         first.setdefault(key.value, line)
         problems += _duplicates(value, inner, source)
     return problems

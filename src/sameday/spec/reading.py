@@ -6,12 +6,16 @@ import os
 import stat
 from pathlib import Path
 
+import yaml
+
 from sameday.spec.errors import BadInput
 
 SPEC = 2**18
 """Bytes of a recipe or a plan; they have a few thousand."""
 JSON = 2**25
 """Of what a command writes beside a run."""
+VALUES = 20_000
+"""Of a document with its aliases written out: a few lines of them could stand for more than memory holds."""
 METRICS = 2**28
 """Of a run's records: those of about a million steps."""
 
@@ -35,3 +39,30 @@ def read_spec(path: Path) -> bytes:
     if len(content) > SPEC:
         raise BadInput(f"{path}: is larger than {SPEC:,} bytes, which no recipe or plan is")
     return content
+
+
+def line_of(source: str, line: int) -> str:
+    """A place in a file; a setting on the command line is one line."""
+    return source if source.startswith("--set ") else f"{source}:{line}"
+
+
+def check_size(node: yaml.Node, source: str) -> None:
+    """Refuses a document that holds itself, or more values than any spec has once aliases are written out."""
+    sizes: dict[int, int] = {}
+
+    def size(node: yaml.Node) -> int:
+        if isinstance(node, yaml.ScalarNode):
+            return 1
+        if id(node) not in sizes:
+            sizes[id(node)] = 0  # open; nothing that is done is empty
+            pairs = node.value if isinstance(node, yaml.MappingNode) else [node.value]
+            sizes[id(node)] = 1 + sum(size(each) for pair in pairs for each in pair)
+        elif sizes[id(node)] == 0:
+            raise BadInput(
+                f"{line_of(source, node.start_mark.line + 1)}: holds itself by an alias (*name), without end"
+            )
+        return sizes[id(node)]
+
+    if (count := size(node)) > VALUES:
+        shown = f"{count:,}" if count < 10**9 else "more than a billion"
+        raise BadInput(f"{source}: is {shown} values with its aliases (*name) written out; at most {VALUES:,}")
