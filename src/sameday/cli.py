@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from sameday.spec.errors import EXIT_BAD_INPUT, EXIT_DISK_FULL, BadInput, RunStopped
+from sameday.spec.words import tell
 
 app = typer.Typer(
     help="Train the same model, the same day.",
@@ -138,18 +139,15 @@ def profile(
     json: Annotated[Path | None, typer.Option(help="Write everything that was found here too.")] = None,
 ) -> None:
     """Where a step's time goes, what the hardware would need at least, and what each remedy could give at most."""
-    from functools import partial
-
     from sameday.profile.command import hardware as list_hardware
     from sameday.profile.command import profile as run
 
-    say = partial(print, flush=True)
     if hardware and json is not None:
         raise BadInput("--hardware has no --json: it lists what is there")
     if hardware:
-        list_hardware(recipe, plan, sets, say)
+        list_hardware(recipe, plan, sets, tell)
     else:
-        run(recipe, plan, sets, steps, warmup, json, say)
+        run(recipe, plan, sets, steps, warmup, json, tell)
 
 
 @app.command()
@@ -163,11 +161,9 @@ def tune(
     json: Annotated[Path | None, typer.Option(help="Write everything that was measured here too.")] = None,
 ) -> None:
     """The fastest plan for this machine, what each choice in it is worth, and when a run would be finished."""
-    from functools import partial
-
     from sameday.tune.command import tune as run
 
-    sys.exit(run(recipe, out, sets, minutes, json, partial(print, flush=True)))
+    sys.exit(run(recipe, out, sets, minutes, json, tell))
 
 
 @app.command()
@@ -181,7 +177,7 @@ def report(
     """One HTML file about runs that opens anywhere, offline."""
     from sameday.report.page import report_from_files
 
-    print(f"written: {report_from_files(runs, out, profile, tune, verify)}")
+    tell(f"written: {report_from_files(runs, out, profile, tune, verify)}")
 
 
 @app.command()
@@ -197,23 +193,23 @@ def convert(
 
     conversion = convert_file(old, known_families(), drop)
     paths = write(conversion, out)
-    print(render(conversion.notes))
-    print(f"written: {', '.join(map(str, paths))}")
+    tell(render(conversion.notes))
+    tell(f"written: {', '.join(map(str, paths))}")
 
 
 def main() -> None:
     try:
         app()
     except BadInput as error:
-        print(f"error: {error}", file=sys.stderr)
+        tell(f"error: {error}", sys.stderr)
         sys.exit(EXIT_BAD_INPUT)
     except RunStopped as stop:
-        print(str(stop), file=sys.stderr)
+        tell(stop, sys.stderr)
         sys.exit(stop.code)
     except OSError as error:
         from sameday.spec.room import no_room
 
         if no_room(error) is None:
             raise
-        print(f"no room: {error}; make room and run again", file=sys.stderr)
+        tell(f"no room: {error}; make room and run again", sys.stderr)
         sys.exit(EXIT_DISK_FULL)

@@ -12,7 +12,7 @@ import torch._dynamo
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from sameday.kernels.dropout import PairDropout
+from sameday.kernels.dropout import PairDropout, name_key
 from sameday.models.vision_bdh import VisionBDH, forward_flops
 from sameday.spec.vision import BdhModel
 
@@ -165,14 +165,16 @@ def start(seed: int = 0, **shape: Any) -> dict[str, Tensor]:
     return VisionBDH(BdhModel(**(SMALL | shape)), 6, CLASSES, seed).state_dict()
 
 
-def test_the_start_is_the_seeds_alone() -> None:
+@pytest.mark.parametrize("kind", ["xavier", "fan_in"])
+def test_the_start_is_the_seeds_alone(kind: str) -> None:
     torch.manual_seed(1)
-    here = start()
+    here = start(start=kind)
     torch.manual_seed(2)
-    there, other = start(), start(seed=1)
+    there, other = start(start=kind), start(seed=1, start=kind)
     assert all(torch.equal(here[name], there[name]) for name in here)
-    assert [name for name in here if torch.equal(here[name], other[name])] == ["class_token"]
-    assert not here["class_token"].any()
+    zero = ["class_token", *(("patches.bias", "head.bias") if kind == "xavier" else ())]
+    assert [name for name in here if torch.equal(here[name], other[name])] == zero
+    assert not any(here[name].any() for name in zero)
 
 
 def test_a_parameters_start_is_its_names_alone() -> None:
@@ -191,9 +193,35 @@ def test_the_start_is_spread_as_published() -> None:
         assert float(parameter.abs().max()) == pytest.approx(bound, rel=0.01)
         assert float(parameter.std()) == pytest.approx(bound / 3**0.5, rel=0.01)
     assert float(model.positions.detach().std()) == pytest.approx(0.02, rel=0.05)
+
+
+def test_patches_and_head_start_as_published() -> None:
+    """As layers that are made as the author makes them, each weight from its own key; over many seeds uniform between
+    the bounds; no bias at all."""
+    shape = BdhModel(width=64, heads=2, latents=2, levels=1, patch=4)
+    layers = {"patches": torch.nn.Conv2d(3, 64, 4, stride=4), "head": torch.nn.Linear(64, CLASSES)}
+    bounds = {"patches": (6 / (3 * 16 + 64 * 16)) ** 0.5, "head": (6 / (64 + CLASSES)) ** 0.5}
+    at = torch.linspace(0.05, 0.95, 10)
+    for name, layer in layers.items():
+        weights = []
+        for seed in range(20):
+            made = getattr(VisionBDH(shape, 8, CLASSES, seed), name)
+            key = name_key("start", seed, f"{name}.weight") & 0xFFFFFFFF
+            torch.nn.init.xavier_uniform_(layer.weight, generator=torch.Generator().manual_seed(key))
+            assert torch.equal(made.weight, layer.weight) and not made.bias.any()
+            weights.append(made.weight.detach().flatten())
+        drawn, bound = torch.cat(weights), bounds[name]
+        assert 0.99 * bound < float(drawn.abs().max()) <= bound
+        assert torch.allclose(drawn.quantile(at), bound * (2 * at - 1), atol=0.05 * bound)
+
+
+def test_the_start_that_there_was_before() -> None:
+    model = VisionBDH(BdhModel(start="fan_in"), 32, 10, 0)
     for layer, inputs in ((model.patches, 48), (model.head, 192)):
         for parameter in layer.parameters():
             assert 0.5 * inputs**-0.5 < float(parameter.detach().abs().max()) <= inputs**-0.5
+    published = VisionBDH(BdhModel(), 32, 10, 0)
+    assert torch.equal(model.encoder, published.encoder) and torch.equal(model.positions, published.positions)
 
 
 # Dropout

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,9 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"vqa": folder, "classify": home}
 
 
-def profiled(home: Path, out: Path, *fields: str) -> tuple[dict[str, Any], str]:
+def profiled(home: Path, out: Path, *fields: str, shared: Sequence[str] = SHARED) -> tuple[dict[str, Any], str]:
     words = ["profile", str(home / "recipe.yaml"), "--steps", "3", "--warmup", "1", "--json", str(out / "profile.json")]
-    words += [word for each in (*CPU, *SHARED, *fields) for word in ("--set", f"plan.{each}")]
+    words += [word for each in (*CPU, *shared, *fields) for word in ("--set", f"plan.{each}")]
     done = CliRunner().invoke(app, words, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     assert max(map(len, done.output.splitlines())) <= 100, done.output
@@ -64,11 +65,44 @@ def test_questions(homes: dict[str, Path], tmp_path: Path) -> None:
     floor = found["floor"]
     assert 0 < floor["share"] < 1 and floor["resources"].keys() >= {"arithmetic", "memory", "copy", "disk"}
     assert floor["seconds"] == pytest.approx(floor["shared"]["seconds"]) and floor["one_at_a_time"]["seconds"] > 0
-    for words in ("vision tower", "everything else", "floor of this plan", "bound by", "samples/s"):
+    for words in (
+        "vision tower",
+        "everything else",
+        "floor of this plan",
+        "bound by",
+        "samples/s",
+        "with each image once",
+    ):
         assert words in said
     assert "\n1 step to warm up, 3 to time\n" in said
     for name, seconds in phases.items():
         assert f"{PHASES[name]:20s} {1000 * seconds:10.3f} ms" in said
+
+
+def test_fewer_threads_are_timed_on_a_cpu(
+    homes: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps that take the longer the more threads there are: one thread is advised, and all are there afterwards."""
+    before, seen = torch.get_num_threads(), []
+
+    class Crowded(timeline.RunFolder):
+        def append(self, record: dict[str, Any]) -> None:
+            seen.append(torch.get_num_threads())
+            time.sleep(0.06 * (torch.get_num_threads() - 1))
+
+    monkeypatch.setattr(timeline, "RunFolder", Crowded)
+    torch.set_num_threads(4)
+    try:
+        found, said = profiled(homes["classify"], tmp_path, shared=())
+        assert torch.get_num_threads() == 4 and set(seen) == {1, 2, 4}
+    finally:
+        torch.set_num_threads(before)
+    assert found["threads"]["count"] == 4 and [count for count, _ in found["threads"]["fewer"]] == [1, 2]
+    first = found["advice"][0]
+    assert first["change"] == {"environment": {"OMP_NUM_THREADS": "1"}} and first["at_most"] > 2
+    assert 'plan.environment {"OMP_NUM_THREADS": "1"}: at most' in said and "timed here: " in said
+    slow: Any = timeline.Timeline(({"forward": 60.0},), {}, 1.0)
+    assert timeline.with_fewer_threads(None, None, slow) == (), "where steps take long, that would too"  # type: ignore[arg-type]
 
 
 def test_pictures(homes: dict[str, Path], tmp_path: Path) -> None:
@@ -77,6 +111,8 @@ def test_pictures(homes: dict[str, Path], tmp_path: Path) -> None:
     found = json.loads((tmp_path / "found.json").read_text())
     assert done.exit_code == 0 and {"prepare", "forward", "backward"} <= set(found["phases"])
     assert "disk" not in found["floor"]["resources"] and 0 < found["floor"]["share"] < 1
+    assert "floor all at once " in done.output and ", one image at a time " in " ".join(done.output.split())
+    assert "each image once" not in done.output and "mask" not in done.output
     assert not list(homes["classify"].glob("runs*")), "nothing of the user's is written"
 
 

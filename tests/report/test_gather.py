@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -238,6 +239,41 @@ def test_metrics_that_are_a_folder_are_named(runs: Runs, copied: Copied) -> None
     (run / "metrics.jsonl").unlink()
     (run / "metrics.jsonl").mkdir()
     assert refused(run.parent, "report", run.name) == f"{run.name}/metrics.jsonl: cannot be read: Is a directory"
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "profile.json", "environment.json", "eval.json", "recipe.yaml"])
+def test_a_pipe_in_a_strangers_run_is_not_waited_for(runs: Runs, copied: Copied, name: str) -> None:
+    run = copied(runs.stopped)
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name)
+    said = sameday(run.parent, "report", run.name)
+    if name == "metrics.jsonl":
+        assert said.err == f"error: {run.name}/{name}: cannot be read: it is a pipe or a device, not a file\n"
+    elif name in ("environment.json", "recipe.yaml"):
+        assert said.err == f"error: {run.name}: is not a run folder: it has no {name}\n"
+    else:
+        assert said.code == 0, "what a run need not have is as good as missing"
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("metrics.jsonl", "268,435,456"), ("tune.json", "33,554,432"), ("skipped.json", "33,554,432")]
+)
+def test_no_more_is_read_of_a_strangers_run_than_one_can_have(runs: Runs, copied: Copied, name: str, most: str) -> None:
+    run = copied(runs.stopped)
+    with (run / name).open("wb") as file:
+        file.truncate(2**40)  # takes no room on the disk
+    said = refused(run.parent, "report", run.name)
+    assert said == f"{run.name}/{name}: has 1,099,511,627,776 bytes; at most {most} are read of such a file"
+
+
+def test_a_strangers_recipe_of_aliases_is_refused(runs: Runs, copied: Copied) -> None:
+    run = copied(runs.stopped)
+    bomb = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+        f"{chr(98 + n)}: &{chr(98 + n)} [{', '.join([f'*{chr(97 + n)}'] * 9)}]\n" for n in range(20)
+    )
+    (run / "recipe.yaml").write_text(bomb)
+    said = refused(run.parent, "report", run.name)
+    assert said.startswith(f"{run.name}/recipe.yaml: is more than a billion values with its aliases (*name) written")
 
 
 FILES = {"profile": profile("x"), "tune": tune(), "verify": verdict("x")}

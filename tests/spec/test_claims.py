@@ -12,7 +12,7 @@ import worlds
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from sameday.spec.plan import NEEDS, Claim, Plan, claims, fields_of
+from sameday.spec.plan import NEEDS, Claim, Plan, claims, description, fields_of
 from sameday.spec.recipe import Recipe
 from sameday.spec.registry import RECIPES
 from sameday.tasks.registry import setup_of
@@ -93,3 +93,20 @@ def test_every_field_of_a_task_has_values_to_try(task: str, device: str, monkeyp
 def test_specs_are_read_without_torch() -> None:
     code = "import sys, sameday.spec.convert, sameday.spec.record; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
+
+
+class RowRecipe(Recipe):
+    """Of a task that has neither images nor questions."""
+
+    has = frozenset({"equal samples", "compiled layers", "checked compile", "recorded steps"})
+    sample = "row"
+
+
+def test_a_field_is_described_in_the_words_of_the_task() -> None:
+    assert description("micro_batch", RowRecipe) == "Most rows in a micro-batch; null takes the whole step at once."
+    assert description("eval_batch", RECIPES["classify"]).startswith("Most images in an evaluation micro-batch; ")
+    for name in fields_of(RowRecipe):
+        words = description(name, RowRecipe)
+        assert words and not [word for word in ("image", "question", "mask", "{", "token") if word in words.lower()], (
+            words
+        )

@@ -88,7 +88,7 @@ def test_defaults_of_the_models() -> None:
     assert isinstance(bdh, ClassifyRecipe) and isinstance(vit, ClassifyRecipe)
     assert bdh.model.model_dump() == {
         **{"kind": "vision_bdh", "levels": 6, "heads": 6, "width": 192, "latents": 32, "patch": 4},
-        **{"attention": "linear", "pool": "class", "dropout": 0.1},
+        **{"attention": "linear", "pool": "class", "dropout": 0.1, "start": "xavier"},
     }
     assert vit.model.model_dump() == {
         **{"kind": "vit", "width": 192, "depth": 12, "heads": 3, "mlp": 4, "patch": 4},

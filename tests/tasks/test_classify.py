@@ -32,6 +32,7 @@ from sameday.spec.errors import EXIT_OUT_OF_MEMORY, BadInput, RunStopped
 from sameday.spec.plan import Plan
 from sameday.tasks.classify.setup import ClassifySetup
 from sameday.tasks.classify.task import ClassifyTask
+from sameday.train.session import resolve
 from sameday.train.steps import Steps
 
 PLANS = {
@@ -361,6 +362,21 @@ def test_a_gpu_with_less_shared_memory_than_the_tiles_take(home: Path) -> None:
     assert setup.resolve_auto(Plan(level_kernel="auto"), large).plan.level_kernel == "fused"
     with pytest.raises(BadInput, match=r"plan.level_kernel fused: their tiles take 227 KiB.*allowed: auto, plain"):
         setup.resolve_auto(Plan(level_kernel="fused"), small)
+
+
+def test_everything_that_a_plan_cannot_have_here_is_said_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    setup, machine = ClassifySetup(sets.tiny_recipe(), home), Machine("cpu", "CPU", 2**34, 2, False)
+    with pytest.raises(BadInput) as error:
+        resolve(Plan(level_kernel="fused", cuda_graphs=True, compile="layers", workers=99), setup, machine)
+    assert str(error.value).splitlines() == [
+        "plan.workers 99: each is a process with memory of its own, and this machine has 2 cores; allowed here: "
+        "0 to 16",
+        "plan.level_kernel fused needs Triton, which there is not on a CPU; allowed: auto, plain",
+        "plan.cuda_graphs true needs a GPU; allowed here: false",
+        "plan.compile layers is for plain levels, plan.level_kernel fused replaces them; allowed: one",
+    ]
+    resolve(Plan(workers=99), setup, replace(machine, cores=64))
 
 
 def test_graphs_are_not_recorded_beside_a_pinning_thread(home: Path) -> None:

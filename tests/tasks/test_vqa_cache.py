@@ -191,8 +191,12 @@ def test_features_of_another_device_or_of_compiled_layers_are_not_read(
 
 def test_features_of_a_trained_tower_are_refused(home: Path) -> None:
     recipe = worlds.tiny_recipe(home / "model", train_vision=True, train="all")
-    with pytest.raises(BadInput, match=r"plan.cache features .* recipe.train_vision trains the tower; allowed: none"):
-        VqaSetup(recipe, home).resolve_auto(Plan(cache="features"), Machine("cpu", "CPU", 2**34, 2, False))
+    with pytest.raises(BadInput) as error:
+        plan = Plan(cache="features", attention="flex")
+        VqaSetup(recipe, home).resolve_auto(plan, Machine("cpu", "CPU", 2**34, 2, False))
+    first, second = str(error.value).splitlines()
+    assert first.startswith("plan.cache features ") and "recipe.train_vision trains the tower; allowed: none" in first
+    assert second == "plan.attention flex has no backward pass on a CPU; allowed there: auto, sdpa, split"
     (home / "recipe.yaml").write_text(dump_yaml(recipe))
     with pytest.raises(BadInput, match="train_vision"):
         cache_from_files(home / "recipe.yaml", None, CPU, Caching("features", "fill", False))

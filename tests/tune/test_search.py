@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,18 @@ from sameday.tasks.classify.setup import ClassifySetup
 from sameday.tasks.vqa.automatic import attention_kernel
 from sameday.tasks.vqa.setup import TUNED_BUDGETS as BUDGETS
 from sameday.tasks.vqa.setup import VqaSetup
-from sameday.tune.search import OutOfTime, SearchState, ablation, confirm, explore, faster, gain, leave_out, search
+from sameday.tune.search import (
+    OutOfTime,
+    SearchState,
+    ablation,
+    confirm,
+    doubts,
+    explore,
+    faster,
+    gain,
+    leave_out,
+    search,
+)
 from sameday.tune.space import choices, choices_made
 from sameday.tune.trial import Result
 
@@ -217,6 +229,45 @@ def test_the_time_is_shared_between_search_and_ablation() -> None:
         assert most < free.trials or not state.not_tried
 
 
+def test_time_that_is_left_goes_to_plans_that_may_be_faster() -> None:
+    """A gain that one pair of processes does not tell from noise: a search alone keeps it seldom, or keeps nothing."""
+    costs = {"optimizer_impl": {"foreach": 0.92, "fused": 1.0}}
+    alone, whole, used = 0, 0, []
+    for seed in range(40):
+        alone += searched(World(costs, noise=0.1, seed=seed)).best.optimizer_impl == "foreach"
+        world = World(costs, noise=0.1, seed=seed)
+        world.most = 150
+        state = SearchState(Plan(), CHOICES)
+        explore(state, world, allowed)
+        whole += state.best.optimizer_impl == "foreach"
+        used.append(world.trials)
+        assert not doubts(state) or world.trials >= world.most - 1, "it did not end with a question and with time"
+    assert alone < 20 and whole >= 1.5 * alone, (alone, whole)
+    assert max(used) <= 150
+
+
+def test_noise_is_no_gain_however_often_it_is_timed() -> None:
+    kept = 0
+    for seed in range(60):
+        world = World({}, noise=0.05, seed=seed)
+        world.most = 300
+        state = SearchState(Plan(), CHOICES)
+        explore(state, world, allowed)
+        kept += state.best == Plan()
+        assert not doubts(state)
+    assert kept >= 54, kept
+
+
+def test_questions_that_the_time_left_open_are_told() -> None:
+    world = World({}, noise=0.2)
+    world.most = 15
+    state = SearchState(Plan(), CHOICES)
+    explore(state, world, allowed)
+    assert world.trials == world.most, "all of it was used"
+    count = len(doubts(state))
+    assert f"often enough to know: whether {count} other plans are faster than the best one" in state.not_tried
+
+
 def test_a_search_goes_on_where_it_was() -> None:
     whole = World(COSTS, noise=0.0)
     best = searched(whole).best
@@ -360,6 +411,14 @@ def test_only_fields_of_the_task_are_tried(task: str, machine: Machine) -> None:
             setup.check_plan(plan, machine)
     assert len({choice.name for choice in known}) == len(known)
     assert [choice.name for choice in known if choice.cuts] == (["token_budget"] if task == "vqa" else [])
+
+
+@pytest.mark.parametrize("task", SETUPS)
+def test_the_threads_of_a_cpu_are_tried_first(task: str) -> None:
+    for cores, counts in ((1, ["1"]), (2, ["1", "2"]), (8, ["1", "4", "8"])):
+        first = choices(SETUPS[task], replace(CPU, cores=cores))[0]
+        assert [value["environment"] for value in first.values] == [{"OMP_NUM_THREADS": count} for count in counts]
+    assert choices(SETUPS[task], GPU)[-1].name == "environment"
 
 
 @pytest.mark.parametrize("cuts", [True, False])

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import sets
+import torch
 import worlds
 
 from sameday.spec.errors import BadInput
@@ -21,7 +22,7 @@ from sameday.spec.plan import Plan
 from sameday.tasks.classify.setup import ClassifySetup
 from sameday.tasks.registry import setup_of
 from sameday.tune import command
-from sameday.tune.command import Trials, tune
+from sameday.tune.command import Trials, _loaded_alike, tune
 from sameday.tune.search import OutOfTime
 from sameday.tune.trial import FIRST, LOADED, NO_MEMORY, Job, Result, logged, run
 
@@ -47,6 +48,7 @@ def test_a_trial_times_the_same_steps_under_every_plan(home: Path, tmp_path: Pat
         found = run(job)
         assert list(found.seconds) == list(range(FIRST, FIRST + 4)) and min(found.seconds.values()) > 0
         assert found.pieces == pieces and found.failed is None
+        assert found.whole == sets.tiny_recipe().num_epochs * -(-70 // sets.tiny_recipe().effective_batch)
         assert found.loading > 0 and found.warming > 0
     assert len(run(make_job(home, Plan(), seconds=0.0)).seconds) == 2, "as few as are asked for at least"
 
@@ -93,6 +95,39 @@ def test_a_plan_that_cannot_run_is_a_result(home: Path, tmp_path: Path) -> None:
     assert went is not None
     whole, *parts = map(float, went.groups())
     assert whole == pytest.approx(sum(parts), abs=0.3) and min(parts) >= 0
+
+
+def test_threads_are_followed_by_a_process_that_is_forked(home: Path) -> None:
+    """Others than threads are read while libraries are loaded, so that such a process begins from nothing."""
+    one, other = {"OMP_NUM_THREADS": "1"}, {"MALLOC_ARENA_MAX": "2"}
+    alike = [({}, {}), (other, other), (one, {}), (one, one), (one | other, other), (one, {"OMP_NUM_THREADS": "2"})]
+    assert all(_loaded_alike(*each) for each in alike)
+    unlike: list[tuple[dict[str, str], dict[str, str]]] = [(other, {}), ({}, one), (one, other)]
+    assert not any(_loaded_alike(*each) for each in [*unlike, ({"OMP_NUM_THREADS": "2,1"}, {})])
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        run(make_job(home, Plan(environment={"OMP_NUM_THREADS": "1"})))
+        assert torch.get_num_threads() == 1
+        run(make_job(home, Plan(environment={"OMP_NUM_THREADS": "2,1"})))
+        assert torch.get_num_threads() == 1, "more than a number is for the library itself"
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("minutes", "left"), [(10, 9.5), (2, 2)])
+def test_the_minutes_are_for_the_search(home: Path, tmp_path: Path, minutes: int, left: float) -> None:
+    """Half a minute to verify: of ten it is kept back, and given back where nothing is to be verified; with two it
+    comes after them, which is said."""
+    said: list[str] = []
+    measure = trials(home, tmp_path, 60 * minutes, said)
+    measure.reserve(30.0)
+    assert measure.seconds == 60 * left
+    told = ["verify of what is found comes after these minutes and may take 0.5 more"]
+    assert said == ([] if minutes == 10 else told)
+    measure.release()
+    measure.release()
+    assert measure.seconds == 60 * minutes
 
 
 def test_another_plan_is_begun_however_long_the_plain_one_took(home: Path, tmp_path: Path) -> None:
@@ -184,8 +219,11 @@ def test_no_plan_has_room(
     if task == "vqa":
         folder = worlds.write_world(tmp_path / "world", seed=5, counts=(4, 4), hard=False)
         (folder / "recipe.yaml").write_text(dump_yaml(worlds.tiny_recipe(tiny_qwen3, effective_batch=4)))
-    with pytest.raises(BadInput, match=r"tune: out of memory under the plain plan, and with less memory too"):
+    with pytest.raises(BadInput, match=r"^tune: out of memory under the plain plan, and with less memory too$"):
         tune(folder / "recipe.yaml", tmp_path / "plan.yaml", [], 0.5, None, print, check=False)
+    least = ["plan.checkpointing=full" if task == "vqa" else "plan.micro_batch=1"]
+    with pytest.raises(BadInput, match=r"^tune: out of memory under the plain plan$"):
+        tune(folder / "recipe.yaml", tmp_path / "plan.yaml", least, 0.5, None, print, check=False)
     assert not (tmp_path / "plan.yaml").exists()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -388,3 +389,5 @@ def test_recipes_that_cannot_be_compared(home: Path, copy: Callable[..., Path]) 
     for content in ('{"val": {}}', '{"val": {"loss": null}}', "torn", None):
         (other / "eval.json").unlink() if content is None else (other / "eval.json").write_text(content)
         assert refused(lambda: compare_recipes([plain, other])) == missing
+    os.mkfifo(other / "eval.json")
+    assert refused(lambda: compare_recipes([plain, other])) == missing, "nobody writes into it, and nobody waits"

@@ -3,9 +3,9 @@ classes differ in form alone."""
 
 from __future__ import annotations
 
+import argparse
 import math
 import random
-import sys
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from sameday.data.labelled import cifar
+from sameday.spec.words import tell
 
 KINDS = ("stripes", "checks", "rings", "blobs")
 NOISE = 24
@@ -81,8 +82,13 @@ def picture(kind: str, size: int, key: str) -> np.ndarray:
     return np.clip(clean + noise * (2 * NOISE + 1) // 256 - NOISE, 0, 255).astype(np.uint8)
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m sameday.demo.patterns", description=__doc__)
+    parser.add_argument("folder", type=Path, help="where CIFAR-10's python batches of them are written")
+    folder = parser.parse_args().folder
+    write_patterns(folder)
+    tell(f"{folder}: 512 images to train on and 128 to test, in CIFAR-10's format")
+
+
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python -m sameday.demo.patterns FOLDER")
-    write_patterns(Path(sys.argv[1]))
-    print(f"{sys.argv[1]}: 512 images to train on and 128 to test, in CIFAR-10's format")
+    main()

@@ -17,6 +17,7 @@ from sameday.spec.errors import EXIT_OK, EXIT_STOPPED
 from sameday.spec.load import dump_yaml, recipe_from
 from sameday.spec.plan import Plan
 from sameday.spec.record import RunFolder
+from sameday.spec.words import tell
 
 COMPARED_STEPS = 12
 STEPS = 300
@@ -61,14 +62,14 @@ def show(out: Path) -> None:
     for name in PLANS:  # what an earlier demo left
         shutil.rmtree(out / f"{name}_run", ignore_errors=True)
     baseline = _prepare(out)
-    print(f"\n1. One question at a time, the first {COMPARED_STEPS} steps")
+    tell(f"\n1. One question at a time, the first {COMPARED_STEPS} steps")
     _train(out, "plain", "--stop-after", str(COMPARED_STEPS), expected=EXIT_STOPPED)
-    print("\n2. The same recipe, each image computed once for all of its questions")
+    tell("\n2. The same recipe, each image computed once for all of its questions")
     _train(out, "shared", expected=EXIT_OK)
     _compare(out, baseline)
-    print("\n3. All of it on one page, which opens in any browser")
+    tell("\n3. All of it on one page, which opens in any browser")
     _type("report", *(out / f"{name}_run" for name in PLANS), "-o", out / "report.html", expected=EXIT_OK)
-    print(f"\nTook {time.perf_counter() - began:.0f} s. Recipe, plans, runs and report.html are in {out}.")
+    tell(f"\nTook {time.perf_counter() - began:.0f} s. Recipe, plans, runs and report.html are in {out}.")
 
 
 def _prepare(out: Path) -> float:
@@ -87,9 +88,9 @@ def _prepare(out: Path) -> float:
     (out / "recipe.yaml").write_text(dump_yaml(recipe_from(RECIPE)))
     for name, fields in PLANS.items():
         (out / f"{name}_plan.yaml").write_text(dump_yaml(Plan(**fields)))
-    print(f"{len(rows)} questions about {len({r['image'] for r in rows})} drawn scenes, for example:")
+    tell(f"{len(rows)} questions about {len({r['image'] for r in rows})} drawn scenes, for example:")
     for row in rows[:3]:
-        print(f"  {row['image']}  {row['question']}  {row['answer']}")
+        tell(f"  {row['image']}  {row['question']}  {row['answer']}")
     return majority_baseline(rows, val)
 
 
@@ -101,7 +102,7 @@ def _train(out: Path, plan: str, *more: str, expected: int) -> None:
 def _type(*words: str | Path, expected: int) -> None:
     """One command, as a user would type it."""
     arguments = [str(word) for word in words]
-    print("   sameday " + " ".join(arguments), flush=True)
+    tell("   sameday " + " ".join(arguments))
     done = subprocess.run([sys.executable, "-m", "sameday", *arguments])
     if done.returncode != expected:
         sys.exit(done.returncode or 1)
@@ -110,18 +111,18 @@ def _type(*words: str | Path, expected: int) -> None:
 def _compare(out: Path, baseline: float) -> None:
     plain, shared = (RunFolder.read(out / f"{name}_run").metrics for name in PLANS)
     plain, shared = ([r for r in records if "split" not in r] for records in (plain, shared))
-    print(f"\n{'step':>6} {'plain loss':>12} {'shared loss':>12} {'difference':>12}")
+    tell(f"\n{'step':>6} {'plain loss':>12} {'shared loss':>12} {'difference':>12}")
     for a, b in zip(plain, shared[: len(plain)], strict=True):
-        print(f"{a['step']:6d} {a['loss']:12.6f} {b['loss']:12.6f} {abs(a['loss'] - b['loss']):12.1e}")
+        tell(f"{a['step']:6d} {a['loss']:12.6f} {b['loss']:12.6f} {abs(a['loss'] - b['loss']):12.1e}")
     speeds = {name: _speed(records) for name, records in (("plain", plain), ("shared", shared))}
-    print("\nsamples/s (median over steps, quartiles)")
+    tell("\nsamples/s (median over steps, quartiles)")
     for name, (low, middle, high) in speeds.items():
-        print(f"  {name:8s}{middle:8.1f}  ({low:.1f} to {high:.1f})")
-    print(f"  shared is {speeds['shared'][1] / speeds['plain'][1]:.1f} times faster on this machine, order by_image")
+        tell(f"  {name:8s}{middle:8.1f}  ({low:.1f} to {high:.1f})")
+    tell(f"  shared is {speeds['shared'][1] / speeds['plain'][1]:.1f} times faster on this machine, order by_image")
     scores = json.loads((out / "shared_run" / "eval.json").read_text())["val"]
     gain = 100 * (scores["exact_match"] - baseline)
-    print(f"\nexact match on {scores['samples']} new questions after {STEPS} steps: {100 * scores['exact_match']:.1f}%")
-    print(f"always giving each question's most frequent answer:  {100 * baseline:.1f}%  ({gain:+.1f} points)")
+    tell(f"\nexact match on {scores['samples']} new questions after {STEPS} steps: {100 * scores['exact_match']:.1f}%")
+    tell(f"always giving each question's most frequent answer:  {100 * baseline:.1f}%  ({gain:+.1f} points)")
 
 
 def _speed(records: list[dict[str, Any]]) -> tuple[float, float, float]:

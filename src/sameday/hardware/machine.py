@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -46,6 +48,11 @@ def detect_machine(device: str) -> Machine:
     return Machine("cpu", "CPU", pages, cores, False)
 
 
+def most_workers(machine: Machine) -> int:
+    """Loader processes that may be asked for: more would only take memory from one another."""
+    return max(16, 4 * machine.cores)
+
+
 def device_kind(plan: Plan) -> str:
     """cuda or cpu; a GPU that is asked for must be there."""
     if plan.device == "cuda" and not torch.cuda.is_available():
@@ -57,6 +64,15 @@ def device_kind(plan: Plan) -> str:
 
 def pick_device(plan: Plan, ranks: Ranks) -> torch.device:
     return torch.device("cuda", ranks.local) if device_kind(plan) == "cuda" else torch.device("cpu")
+
+
+@contextmanager
+def numeric_format(precision: str, device: str) -> Iterator[None]:
+    """A recipe's format, for whatever is computed inside."""
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"):
+        yield
 
 
 def set_deterministic(on: bool) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from sameday.spec.words import tell
+
 
 def open_gpu(device: torch.device) -> tuple[Any, Any]:
     """The library and its handle of a GPU. Raises whatever it raises."""
@@ -29,7 +31,7 @@ def gpu_use(device: torch.device) -> Callable[[], str]:
     try:
         nvml, handle = open_gpu(device)
     except Exception as error:  # a missing driver library must not end a training run
-        print(f"GPU use is not shown: {error}", flush=True)
+        tell(f"GPU use is not shown: {error}")
         return lambda: ""
     last = {"at": 0.0, "text": ""}
 

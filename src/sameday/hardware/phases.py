@@ -18,7 +18,7 @@ PHASES = {
     "decode": "decode",
     "resize": "resize",
     "copy": "copy to the device",
-    "prepare": "images prepared",
+    "prepare": "prepared on device",
     "tower": "vision tower",
     "forward": "forward",
     "loss": "loss",

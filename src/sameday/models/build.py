@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from sameday.models.vision_bdh import VisionBDH
 from sameday.models.vit import ViT
 from sameday.spec.errors import BadInput
+from sameday.spec.identity import as_before
 from sameday.spec.vision import BdhModel, VitModel
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -77,7 +78,7 @@ def load_model(folder: Path | str) -> tuple[VisionModel, dict[str, Any]]:
     how pixels between 0 and 1 are normalised."""
     folder = Path(folder)
     about = json.loads((folder / CONFIG).read_text())
-    shape: BdhModel | VitModel = TypeAdapter(BdhModel | VitModel).validate_python(about.pop("model"))
+    shape: BdhModel | VitModel = as_before(TypeAdapter(BdhModel | VitModel).validate_python(about.pop("model")))
     model = build_model(shape, about["image_size"], len(about["classes"]), seed=0)
     restore_model(folder, model, about["classes"])
     return model.eval().to(torch.float32), about

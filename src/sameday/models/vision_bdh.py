@@ -53,11 +53,14 @@ class VisionBDH(nn.Module):
         """Each parameter from a key of its own: (seed, name)."""
         for name, parameter in self.named_parameters():
             generator = torch.Generator().manual_seed(name_key("start", seed, name) & 0xFFFFFFFF)
-            if name in ("encoder", "encoder_v", "decoder"):
+            published = self.shape.start == "xavier"
+            if name in ("encoder", "encoder_v", "decoder") or (published and name.endswith(".weight")):
                 nn.init.xavier_uniform_(parameter, generator=generator)
             elif name == "positions":
                 parameter.normal_(0, 0.02, generator=generator)
-            elif name.startswith(("patches", "head")):
+            elif published or name == "class_token":
+                parameter.zero_()
+            else:
                 inputs = 3 * self.shape.patch**2 if name.startswith("patches") else self.shape.width
                 parameter.uniform_(-(inputs**-0.5), inputs**-0.5, generator=generator)
 

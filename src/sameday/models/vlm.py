@@ -3,10 +3,10 @@ questions and positions, masks and image features come from the layout."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from sameday.data.questions.batch import Batch
+from sameday.hardware.machine import numeric_format
 from sameday.hardware.phases import during
 from sameday.kernels import attention
 from sameday.kernels.dropout import DropoutKeys
@@ -109,13 +110,8 @@ class VisionLanguageModel:
         assert all(p.dtype in (torch.float32, torch.float64) for p in parameters.values()), "masters are float32"
         return parameters
 
-    @contextlib.contextmanager
-    def numeric_format(self) -> Iterator[None]:
-        """The recipe's format, for whatever is computed inside."""
-        torch.set_float32_matmul_precision("high" if self.recipe.precision == "tf32" else "highest")
-        torch.backends.cudnn.allow_tf32 = self.recipe.precision == "tf32"
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.precision == "bf16"):
-            yield
+    def numeric_format(self) -> AbstractContextManager[None]:
+        return numeric_format(self.recipe.precision, self.device.type)
 
     def hidden(self, batch: Batch, step: int = 0) -> Tensor:
         """The last hidden state of every token, (rows × length, width)."""

@@ -13,6 +13,9 @@ from sameday.spec.words import in_yaml
 WORTH_NAMING = 1.02
 """What could give less than this is not told from noise."""
 
+SURELY = 1.15
+"""By how much a few steps that were timed must be faster than others: two processes differ by some hundredths."""
+
 NEAR = 0.4
 """The share of a step that a resource takes at its best rate where it bounds the step."""
 
@@ -44,8 +47,8 @@ class Cut:
 @dataclass(frozen=True)
 class Facts:
     """Of a step on the average, in seconds. `floor` is what the mathematics of the step takes at the machine's measured
-    rates, each image once and all at once, whatever the disk does; `executed` what the plan's own matmuls take at
-    those rates, `moved` its weights; `alone` what one question at a time takes."""
+    rates, all at once and nothing twice, whatever the disk does; `executed` what the plan's own matmuls take at those
+    rates, `moved` its weights; `alone` what one sample at a time takes."""
 
     device: str
     plan: Plan
@@ -69,6 +72,10 @@ class Facts:
     cannot: frozenset[tuple[str, str]] = frozenset()
     """Fields with values that the recipe cannot use here."""
     waits: tuple[tuple[str, int], ...] = ()
+    threads: int = 1
+    """That a CPU's operations are divided between."""
+    fewer: tuple[tuple[int, float], ...] = ()
+    """Seconds that a step took with fewer of them, where that was timed."""
     cuts: tuple[Cut, ...] = ()
 
     def offers(self, name: str, value: Any) -> bool:
@@ -156,7 +163,7 @@ def bound_by(facts: Facts) -> str:
 
 def advise(facts: Facts) -> list[Remedy]:
     """Those that could give something, the likeliest gain first."""
-    remedies = [*_data(facts), *_model(facts), *_cuts(facts), *_launches(facts)]
+    remedies = [*_data(facts), *_model(facts), *_cuts(facts), *_launches(facts), *_threads(facts)]
     return sorted((each for each in remedies if each.at_most >= WORTH_NAMING), key=lambda each: -each.likely)
 
 
@@ -210,7 +217,7 @@ def _data(facts: Facts) -> Iterator[Remedy]:
         yield _remedy(facts, {"cache": "pixels"}, saved, why, likely)
     if read > 0.5 * preparing and _worth(facts, min(images, read)):
         why = f"reading takes {read:.3f} s a step, decoding and resizing {preparing - read:.3f}"
-        yield _remedy(facts, "the images on a faster disk", saved, why, images * read / preparing)
+        yield _remedy(facts, "the data on a faster disk", saved, why, images * read / preparing)
     copy = facts.time("copy")
     recording = plan.cuda_graphs and plan.workers
     if facts.device == "cuda" and not plan.pin_memory and not recording and _worth(facts, copy):
@@ -270,7 +277,9 @@ def _cuts(facts: Facts) -> Iterator[Remedy]:
         saved = _fewer(facts, facts.micro_batches, best)
     else:
         spared = 1 - best.executed / facts.executed
-        why = f"a dense mask grows with the square of a row, and shorter rows have {spared:.0%} fewer matmuls"
+        rows = "a dense mask grows with the square of a row, and shorter rows"
+        what = rows if "token_budget" in best.change else "smaller micro-batches"
+        why = f"{what} have {spared:.0%} fewer matmuls"
         saved = max(0.0, facts.time(*COMPUTE) - best.executed)
     yield _remedy(facts, best.change, saved, why, _gain(facts, best))
 
@@ -316,6 +325,22 @@ def _launches(facts: Facts) -> Iterator[Remedy]:
         why = f"matmuls need {_share(facts, facts.executed)}; the rest is launches and small kernels"
         saved = max(0.0, compute - facts.floor) + facts.gaps
         yield _remedy(facts, {"compile": "layers"}, saved, why, 0.5 * max(0.0, compute - facts.executed))
+
+
+def _threads(facts: Facts) -> Iterator[Remedy]:
+    """Threads that wait for one another, or for cores that others use, cost more than they give. Timed and not
+    reckoned: the machine's rates are those of all threads, so that they are no floor for fewer."""
+    count, seconds = min(facts.fewer, key=lambda each: each[1], default=(facts.threads, facts.total))
+    if facts.total < SURELY * seconds:
+        return
+    why = f"timed here: {seconds:.3f} s a step with {_counted(count)}, {facts.total:.3f} with {_counted(facts.threads)}"
+    change = {"environment": {**facts.plan.environment, "OMP_NUM_THREADS": str(count)}}
+    saved = facts.total - seconds / SURELY
+    yield _remedy(facts, change, saved, why, facts.total - seconds, floor=False)
+
+
+def _counted(threads: int) -> str:
+    return f"{threads} thread" if threads == 1 else f"{threads} threads"
 
 
 def _beside_graphs(plan: Plan) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from sameday.profile.summary import lines, steps_of, summed_up, wrapped
 from sameday.spec.record import check_output, write_text
+from sameday.spec.words import tell
 from sameday.tasks.base import TRAINING, Say
 from sameday.train.session import Session, Specs
 
@@ -33,7 +34,7 @@ def profile(
     check_output("--json", json_path, (recipe_path, plan_path))
     with closing(Session.start(Specs.from_files(recipe_path, plan_path, sets), say, splits=TRAINING)) as session:
         from sameday.hardware.peaks import measure
-        from sameday.profile.timeline import record
+        from sameday.profile.timeline import record, with_fewer_threads
 
         for choice in session.choices():
             say("\n".join(wrapped(choice)))
@@ -42,11 +43,12 @@ def profile(
             say(note)
         say(f"{steps_of(warmup)} to warm up, {steps} to time")
         timed = record(session, task, steps, warmup, progress=progress(warmup + steps, say))
+        fewer = with_fewer_threads(session, task, timed) if task.device.type == "cpu" else ()
         say("the machine's rates: matmuls, memory, copies, disk")
         folder = session.setup.images_folder(session.plan)
         peaks = measure(task.device, session.recipe.precision, folder)
-        profiled = summed_up(session, task, timed, peaks, range(warmup, warmup + COUNTED))
-    print("\n".join(lines(profiled)))
+        profiled = summed_up(session, task, timed, peaks, range(warmup, warmup + COUNTED), fewer)
+    tell("\n".join(lines(profiled)))
     if json_path is not None:
         write_text(json_path, json.dumps(profiled, indent=1) + "\n")
 
@@ -62,7 +64,7 @@ def hardware(recipe_path: Path, plan_path: Path | None, sets: Sequence[str], say
         from sameday.hardware.variables import installed_files, judged, of_libraries
 
         machine, precision = session.machine, session.recipe.precision
-        print(f"{machine.name}, {machine.memory / 2**30:.0f} GiB, {machine.cores} cores")
+        tell(f"{machine.name}, {machine.memory / 2**30:.0f} GiB, {machine.cores} cores")
         say("measuring its rates")
         made = [_rates(measure(session.device, precision, session.setup.images_folder(session.plan)))]
         for kernel in kernels(machine, precision):
@@ -73,7 +75,7 @@ def hardware(recipe_path: Path, plan_path: Path | None, sets: Sequence[str], say
         "environment variables of libraries:" if variables else "environment variables of libraries: none is set"
     )
     made += [f"  {each}" for each in judged(variables, installed_files())]
-    print("\n".join(part for line in made for part in wrapped(line)))
+    tell("\n".join(part for line in made for part in wrapped(line)))
 
 
 def _rates(peaks: Any) -> str:

@@ -8,6 +8,7 @@ import resource
 import statistics
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +25,15 @@ if TYPE_CHECKING:  # they load torch
 WIDTH = 100
 
 
-def summed_up(session: Session, task: Task, line: Timeline, peaks: Peaks, counted: Sequence[int]) -> dict[str, Any]:
-    """Everything that was measured, as JSON has it."""
+def summed_up(
+    session: Session,
+    task: Task,
+    line: Timeline,
+    peaks: Peaks,
+    counted: Sequence[int],
+    fewer: Sequence[tuple[int, float]] = (),
+) -> dict[str, Any]:
+    """Everything that was measured, as JSON has it. `fewer` are seconds of a step with fewer threads."""
     from sameday.profile.advice import advise, bound_by
     from sameday.profile.floor import bound, floor_of
 
@@ -37,10 +45,11 @@ def summed_up(session: Session, task: Task, line: Timeline, peaks: Peaks, counte
     }
     together = task.with_plan(setup.together)
     shared = [bound(together.cost(step, None, session.ranks), peaks) for step in counted]
-    facts = _facts(session, task, line, floors, shared, counted)
+    facts = replace(_facts(session, task, line, floors, shared, counted), fewer=tuple(fewer))
     return {
         "fingerprint": recipe.fingerprint,
         "name": recipe.name,
+        "sample": recipe.sample,
         "machine": {"device": machine.device, "name": machine.name, "cores": machine.cores},
         "plan": plan.model_dump(mode="json"),
         "steps": len(line.steps),
@@ -53,6 +62,7 @@ def summed_up(session: Session, task: Task, line: Timeline, peaks: Peaks, counte
         "busy": line.busy,
         "launches": line.launches,
         "waits": [list(each) for each in facts.waits],
+        "threads": {"count": facts.threads, "fewer": [list(each) for each in facts.fewer]},
         "gpu": line.gpu,
         "memory_gib": None if line.memory is None else line.memory / 2**30,
         "floor": {
@@ -61,7 +71,7 @@ def summed_up(session: Session, task: Task, line: Timeline, peaks: Peaks, counte
             "bound": max(resources, key=lambda name: resources[name]),
             "resources": resources,
             "executed": facts.executed,
-            "shared": {"seconds": statistics.mean(each.seconds for each in shared)},
+            "shared": {"seconds": statistics.mean(each.seconds for each in shared), "words": setup.together_words},
             "one_at_a_time": {"seconds": statistics.mean(floor.alone.seconds for floor in floors)},
             "peaks": peaks.as_dict(),
         },
@@ -82,6 +92,8 @@ def _facts(
     counted: Sequence[int],
 ) -> Facts:
     """What advice is given from. `floors` are of the plan, `shared` of all of a step at once."""
+    import torch
+
     from sameday.profile.advice import Cut, Facts, differing
 
     plan, machine, setup = session.resolved.plan, session.machine, session.setup
@@ -112,6 +124,7 @@ def _facts(
         cannot=setup.cannot(machine),
         waits=tuple((short_place(where), count) for where, count in line.waits),
         cuts=tuple(cuts),
+        threads=torch.get_num_threads(),
     )
 
 
@@ -166,8 +179,8 @@ def lines(summary: dict[str, Any]) -> list[str]:
     made += [
         f"floor of this plan {1000 * floor['seconds']:.2f} ms, by {floor['bound']} ({each}); the step reaches "
         f"{floor['share']:.1%} of it",
-        f"floor with each image once {1000 * floor['shared']['seconds']:.2f} ms, one sample at a time "
-        f"{1000 * floor['one_at_a_time']['seconds']:.2f} ms; rates measured here: "
+        f"floor {floor['shared']['words']} {1000 * floor['shared']['seconds']:.2f} ms, "
+        f"one {summary['sample']} at a time {1000 * floor['one_at_a_time']['seconds']:.2f} ms; rates measured here: "
         f"{floor['peaks']['flop_per_second'] / 1e12:.3g} TFLOP/s, "
         f"{floor['peaks']['memory_bytes_per_second'] / 1e9:.3g} GB/s",
         f"bound by {summary['bound_by']}; at that rate its matmuls take {floor['executed'] / total:.1%} of the step",

@@ -28,6 +28,11 @@ from sameday.train.watch import Watch
 FAR = 3.0
 """A step of so many times the median is not like the others: something was compiled, or the machine was elsewhere."""
 
+FEWER = 3
+"""Steps that are timed with fewer threads."""
+FEWER_FOR, PATIENT = FEWER + 3, 30.0
+"""Steps that this takes in all, and the seconds that may be spent on them."""
+
 NEVER = 10**9
 WATCHED = 2.0
 """Seconds in which a GPU is asked for its use and clock."""
@@ -105,6 +110,22 @@ def record(
         memory=memory,
         **(_watched(session, task, warmup, budget, kept) if watched and task.device.type == "cuda" else {}),
     )
+
+
+def with_fewer_threads(session: Session, task: Task, line: Timeline) -> tuple[tuple[int, float], ...]:
+    """Seconds of a step with one thread and with half of the CPU's, where that takes little time. A machine that others
+    use, or a step of small operations, can be many times as fast so."""
+    before, usual = torch.get_num_threads(), statistics.median(line.seconds)
+    counts = sorted({1, before // 2} - {0, before}) if FEWER_FOR * usual <= PATIENT else []
+    timed = []
+    try:
+        for count in counts:
+            torch.set_num_threads(count)
+            seconds = statistics.median(record(session, task, FEWER, 1, watched=False).seconds)
+            timed.append((count, seconds))
+    finally:
+        torch.set_num_threads(before)
+    return tuple(timed)
 
 
 def _timed(

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field,
 
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
+from sameday.spec.reading import JSON, read_file
 from sameday.spec.removed import without_removed
 
 MOST = 1e100
@@ -183,7 +184,9 @@ Kind = TypeVar("Kind", bound=Lenient)
 
 def read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_file(path, JSON))
+    except BadInput:
+        raise
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file") from None
     except OSError as error:

@@ -15,8 +15,9 @@ from sameday.report.words import count, in_order
 from sameday.spec.errors import EXIT_DISK_FULL, EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, EXIT_STOPPED, BadInput
 from sameday.spec.load import dump_yaml
 from sameday.spec.plan import Plan
+from sameday.spec.reading import METRICS
 from sameday.spec.recipe import Recipe
-from sameday.spec.record import STOPPED, RunFolder
+from sameday.spec.record import STOPPED, RunFolder, read_metrics
 from sameday.spec.removed import without_removed
 
 Record = dict[str, Any]
@@ -211,7 +212,7 @@ def _read_run(path: Path, label: str, profile: Path | None, tune: Path | None, v
         path=path,
         recipe=folder.recipe,
         plan=folder.plan,
-        recipe_text=(path / "recipe.yaml").read_text(encoding="utf-8"),
+        recipe_text=dump_yaml(folder.recipe),
         plan_text=dump_yaml(folder.plan),
         environment=environment,
         steps=[record for (_, split), record in sorted(records.items(), key=_by_step) if split is None],
@@ -282,7 +283,7 @@ def _environment(path: Path) -> dict[str, Any]:
 
 def _metrics(folder: RunFolder) -> list[Record]:
     try:
-        return folder.metrics
+        return read_metrics(folder.metrics_path, METRICS)
     except OSError as error:
         raise BadInput(f"{folder.metrics_path}: cannot be read: {error.strerror}") from None
 

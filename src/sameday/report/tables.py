@@ -11,7 +11,7 @@ from sameday.report.beside import Ablated, Found, Timed, Tune, Verdict
 from sameday.report.curves import points_of, window
 from sameday.report.gather import Run, amount_of
 from sameday.report.words import PHASES, VERDICTS, between, count, in_order, percent, plain_name, score, seconds, value
-from sameday.spec.plan import Plan, changed, claims, fields_of
+from sameday.spec.plan import Plan, changed, claims, description, fields_of
 from sameday.spec.recipe import differences
 from sameday.spec.words import number
 
@@ -193,7 +193,7 @@ def plan_rows(runs: Sequence[Run]) -> list[PlanRow]:
     plain = Plan()
     moved = [changed(plain, run.plan, run.recipe.dropout > 0) for run in runs]
     usual = [claims(run.recipe.dropout > 0) for run in runs]
-    for name, spec in Plan.model_fields.items():
+    for name in Plan.model_fields:
         if not any(name in fields for fields in tasks):
             continue
         cells: list[str] = []
@@ -207,8 +207,9 @@ def plan_rows(runs: Sequence[Run]) -> list[PlanRow]:
             known[off[name][2] if name in off else claim[name]] = None
             if name in run.choices or name in off:
                 whys.append((run.label, run.choices.get(name, SET)))
+        about = " ".join(dict.fromkeys(description(name, run.recipe) for run in runs if name in fields_of(run.recipe)))
         told = any(name in off or name in run.choices for run, off in zip(runs, moved, strict=True))
-        rows.append(PlanRow(name, cells, " or ".join(known), _merged(whys, len(runs)), spec.description or "", told))
+        rows.append(PlanRow(name, cells, " or ".join(known), _merged(whys, len(runs)), about, told))
     for name in dict.fromkeys(name for run in runs for name in run.choices if name not in Plan.model_fields):
         whys = [(run.label, run.choices[name]) for run in runs if name in run.choices]
         rows.append(PlanRow(name, ["–"] * len(runs), "", _merged(whys, len(runs)), "", True))

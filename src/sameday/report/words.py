@@ -23,11 +23,11 @@ VERDICTS = {
 }
 PHASES = {
     "wait": "waiting for data",
-    "read": "reading images",
+    "read": "reading files",
     "decode": "decoding images",
     "resize": "resizing images",
     "copy": "copying to the device",
-    "prepare": "preparing images on the device",
+    "prepare": "preparing on the device",
     "tower": "vision tower",
     "forward": "forward pass",
     "loss": "loss",

@@ -7,18 +7,24 @@ from typing import ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from sameday.spec.identity import IS_PATH
+from sameday.spec.limits import COUNTED, SEEDS, at_most
 from sameday.spec.recipe import Recipe, Strict
-from sameday.spec.vision import BdhModel, VitModel
+from sameday.spec.vision import MOST_TOKENS, BdhModel, VitModel
 
 
 class ImageData(Strict):
     """Images with labels, a training and a test part."""
 
     path: str = Field(description="Folder of the images. Relative to the recipe's folder.", json_schema_extra=IS_PATH)
-    val: int = Field(0, ge=0, description="Images of the training part that are held out for validation.")
-    split_seed: int = Field(0, ge=0, description="Which images are held out.")
-    image_size: int = Field(32, ge=1, description="Side of the square that the model sees, a multiple of the patch.")
-    limit: int | None = Field(None, ge=1, description="Use only the first so many images of each part.")
+    val: int = Field(0, ge=0, **COUNTED, description="Images of the training part that are held out for validation.")
+    split_seed: int = Field(0, ge=0, **SEEDS, description="Which images are held out.")
+    image_size: int = Field(
+        32,
+        ge=1,
+        **at_most(4096, "all images are held in memory at this size"),
+        description="Side of the square that the model sees, a multiple of the patch.",
+    )
+    limit: int | None = Field(None, ge=1, **COUNTED, description="Use only the first so many images of each part.")
 
 
 class Augment(Strict):
@@ -84,6 +90,11 @@ class ClassifyRecipe(Recipe):
         size, patch = self.data.image_size, self.model.patch
         if size % patch:
             raise ValueError(f"data.image_size {size} is no multiple of model.patch {patch}")
+        if (tokens := self.model.tokens(size)) > MOST_TOKENS:
+            raise ValueError(
+                f"data.image_size {size} with model.patch {patch} gives {tokens:,} tokens; at most {MOST_TOKENS:,}, "
+                "since attention computes a score for each pair of them"
+            )
         if self.augment is not None and size > 256:
             raise ValueError(f"data.image_size {size}: crops can be made of at most 256; larger needs augment null")
         return self

@@ -1,5 +1,7 @@
 """The one exception for mistakes a user can mend, and the codes a command leaves with."""
 
+from collections.abc import Iterable
+
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
@@ -11,6 +13,12 @@ EXIT_STOPPED = 75  # asked to stop, checkpoint saved: run the same command again
 
 class BadInput(ValueError):
     """Names the bad value, where it stands, and what is allowed. Shown to the user without a traceback."""
+
+
+def refuse(problems: Iterable[str]) -> None:
+    """All of them at once, where there are any."""
+    if lines := list(problems):
+        raise BadInput("\n".join(lines))
 
 
 class RunStopped(Exception):

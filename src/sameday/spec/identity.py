@@ -6,29 +6,52 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
+Spec = TypeVar("Spec", bound=BaseModel)
+
 IS_PATH: Any = {"path": True}
 """`json_schema_extra` of a field that names a file or a folder."""
+
+
+def was(value: Any) -> Any:
+    """`json_schema_extra` of a field with what was meant before there was the field, where its default is another: a
+    fingerprint leaves the field out where it has that value, so that runs of before keep theirs."""
+    return {"was": value}
+
+
 ALWAYS = ("task", "kind")
 """Fields that say what the others belong to: in an identity even at their defaults."""
 
 
 def identity_of(model: BaseModel, ignored: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """The fields that are required or not at their defaults, of nested models too."""
+    """The fields that are required or not at their defaults (or at what they were before), of nested models too."""
     deciding = {}
     for name, field in type(model).model_fields.items():
         if name in ignored:
             continue
         value = _plain(getattr(model, name), field)
-        usual = None if field.is_required() else _plain(field.get_default(call_default_factory=True), field)
+        usual = None if field.is_required() else _plain(_before(field), field)
         if name in ALWAYS or field.is_required() or as_text(value) != as_text(usual):
             deciding[name] = value
     return deciding
+
+
+def as_before(model: Spec) -> Spec:
+    """A spec as it was meant when it was written, by a release that did not have all of the fields of today: those
+    that nobody set are what they were."""
+    changes: dict[str, Any] = {}
+    for name, field in type(model).model_fields.items():
+        value = getattr(model, name)
+        if isinstance(value, BaseModel):
+            changes |= {name: inner} if (inner := as_before(value)) is not value else {}
+        elif name not in model.model_fields_set and "was" in _extra(field):
+            changes[name] = _before(field)
+    return model.model_copy(update=changes) if changes else model
 
 
 def differences_of(
@@ -87,4 +110,13 @@ def _shown(value: Any) -> str:
 
 
 def _is_path(field: FieldInfo) -> bool:
-    return isinstance(field.json_schema_extra, dict) and bool(field.json_schema_extra.get("path"))
+    return bool(_extra(field).get("path"))
+
+
+def _before(field: FieldInfo) -> Any:
+    """What it was before there was the field, or its default, which is the same as a rule."""
+    return _extra(field).get("was", field.get_default(call_default_factory=True))
+
+
+def _extra(field: FieldInfo) -> dict[str, Any]:
+    return field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}

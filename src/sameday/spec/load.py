@@ -14,8 +14,10 @@ from typing import Any, Literal, TypeVar, Union
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from sameday.spec.errors import BadInput
+from sameday.spec.errors import BadInput, refuse
+from sameday.spec.identity import as_before
 from sameday.spec.plan import Plan, foreign
+from sameday.spec.reading import check_size, line_of, read_spec
 from sameday.spec.recipe import Recipe, Strict
 from sameday.spec.registry import RECIPES, known_tasks, recipe_type
 from sameday.spec.removed import REMOVED, refusal, without_removed
@@ -27,7 +29,7 @@ KeyPath = tuple[Any, ...]
 
 _UNIONS = (Union, types.UnionType)
 
-# No spec is nested deeper. Aliases can nest a small file without end, so nothing walks further than this.
+# No spec is nested deeper.
 _MAX_DEPTH = 4
 
 
@@ -74,36 +76,51 @@ class Document:
 def read_document(path: Path) -> Document:
     """A YAML file whose top is a mapping. BadInput for everything else."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_spec(path).decode("utf-8")
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not UTF-8 text ({error.reason})"
         raise BadInput(f"{path}: cannot be read: {reason}") from None
     document = Document(str(path))
+    node, values = _parsed(text, str(path))
+    if node is None:
+        raise BadInput(f"{path}: the file is empty")
+    if not isinstance(node, yaml.MappingNode):
+        raise BadInput(f"{path}:{node.start_mark.line + 1}: must be a mapping of keys to values")
+    document.values = values
+    _find_places(node, (), document)
+    return document
+
+
+def _parsed(text: str, source: str) -> tuple[yaml.Node | None, Any]:
+    """YAML as nodes and as values; BadInput where it is none, or far more than it looks."""
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
-            raise BadInput(f"{path}: the file is empty")
-        if not isinstance(node, yaml.MappingNode):
-            raise BadInput(f"{path}:{node.start_mark.line + 1}: must be a mapping of keys to values")
-        duplicates = _duplicates(node, (), document.source)
-        document.values = loader.construct_document(node)
-        if duplicates:
-            raise BadInput("\n".join(duplicates))
-        _find_places(node, (), document)
+            return None, None
+        check_size(node, source)
+        duplicates = _duplicates(node, (), source)  # before merged keys (<<) are added
+        values = loader.construct_document(node)
     except yaml.YAMLError as error:
-        raise BadInput(_syntax(error, str(path), text)) from None
-    return document
+        raise BadInput(_syntax(error, source, text)) from None
+    except RecursionError:
+        raise BadInput(f"{source}: not valid YAML: it is nested too deeply") from None
+    except ValueError as error:  # a date that there is not, a number of thousands of digits
+        if isinstance(error, BadInput):
+            raise
+        raise BadInput(f"{source}: not valid YAML: {error}") from None
+    refuse(duplicates)
+    return node, values
 
 
 def _syntax(error: yaml.YAMLError, source: str, text: str) -> str:
     if isinstance(error, yaml.reader.ReaderError):
         line = text.count("\n", 0, error.position) + 1
-        return f"{source}:{line}: not valid YAML: the character {chr(int(error.character))!r} is not allowed"
+        return f"{line_of(source, line)}: not valid YAML: the character {chr(int(error.character))!r} is not allowed"
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-    place = f"{source}:{mark.line + 1}" if mark else source
+    place = line_of(source, mark.line + 1) if mark else source
     return f"{place}: not valid YAML: {getattr(error, 'problem', None) or error}"
 
 
@@ -118,7 +135,8 @@ def _duplicates(node: yaml.Node, path: KeyPath, source: str) -> list[str]:
         line = key.start_mark.line + 1
         inner = (*path, key.value)
         if key.value in first:
-            problems.append(f"{source}:{line}: {show(inner)} is given twice, first on line {first[key.value]}")
+            twice = f"{show(inner)} is given twice, first on line {first[key.value]}"
+            problems.append(f"{line_of(source, line)}: {twice}")
         first.setdefault(key.value, line)
         problems += _duplicates(value, inner, source)
     return problems
@@ -145,9 +163,9 @@ def _apply_sets(document: Document, sets: Sequence[str]) -> list[str]:
         key, _, value = text.partition("=")
         path = tuple(key.strip().split(".")[1:])
         try:
-            parsed = yaml.load(value, _Loader)
-        except yaml.YAMLError as error:
-            problems.append(f"--set {text}: not valid YAML: {getattr(error, 'problem', None) or error}")
+            _, parsed = _parsed(value, f"--set {text}")
+        except BadInput as error:
+            problems.append(str(error))
             continue
         here = document.values
         for depth, name in enumerate(path[:-1], start=1):
@@ -232,13 +250,32 @@ def load_recorded_plan(path: Path, recipe: Recipe) -> Plan:
     return _plan_of(document, recipe)
 
 
+def load_recorded_recipe(path: Path) -> Recipe:
+    """The recipe that a run folder holds. Runs write every field out: one that is not there came later, and is what it
+    was before."""
+    return as_before(load_recipe(path))
+
+
 def _plan_of(document: Document, recipe: Recipe | type[Recipe] | None) -> Plan:
-    plan = validate(Plan, document)
+    lines = []
+    try:
+        plan = validate(Plan, document)
+    except BadInput as error:
+        lines.append(str(error))
+        plan = Plan(**{name: value for name, value in document.values.items() if _is_good(name, value)})
     problems = foreign(plan, recipe) if recipe is not None else {}
-    if problems:
-        lines = [f"{document.place((k,))}: {k} is {_value(getattr(plan, k))}; {why}" for k, why in problems.items()]
-        raise BadInput("\n".join(lines))
+    refuse(
+        [*lines, *(f"{document.place((k,))}: {k} is {_value(getattr(plan, k))}; {why}" for k, why in problems.items())]
+    )
     return plan
+
+
+def _is_good(name: Any, value: Any) -> bool:
+    """Whether a plan may have this by itself; no field's value depends on another's."""
+    try:
+        return isinstance(name, str) and bool(Plan.model_validate({name: value}))
+    except ValidationError:
+        return False
 
 
 def validate(kind: type[Spec], document: Document) -> Spec:
@@ -276,7 +313,14 @@ def _explain(kind: type[BaseModel], document: Document, problem: dict[str, Any])
             hint = ": put it in quotes"
         return f"{place}: {name} is {_value(given)}; must be {_allowed(annotation)}{hint}"
     must = re.sub(r"^\w+ should ", "must ", problem["msg"]).replace(" after validation", "")
+    if problem["type"] == "less_than_equal":
+        must += _why_at_most(owner, path[-1])
     return f"{place}: {name} is {_value(given)}; {must}"
+
+
+def _why_at_most(owner: type[BaseModel], name: Any) -> str:
+    extra = owner.model_fields[name].json_schema_extra if name in owner.model_fields else None
+    return f": {extra['why_at_most']}" if isinstance(extra, dict) and "why_at_most" in extra else ""
 
 
 def _explain_tag(document: Document, path: KeyPath, annotation: Any, given: dict[str, Any]) -> str:
@@ -381,7 +425,10 @@ def _value(given: Any) -> str:
     """A value as the file may have written it, cut where it is long."""
     if given is None or isinstance(given, bool):
         return {None: "null", True: "true", False: "false"}[given]
-    text = repr(list(given) if isinstance(given, tuple) else given)
+    try:
+        text = repr(list(given) if isinstance(given, tuple) else given)
+    except ValueError:
+        return "a number of thousands of digits"
     return text if len(text) <= 80 else text[:77] + "..."
 
 

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from sameday.spec.limits import at_most
 from sameday.spec.recipe import Strict
 
 
 class Lora(Strict):
     """Low-rank adapters on some of the language model's linear layers."""
 
-    r: int = Field(4, ge=1, description="Rank of the adapters.")
+    r: int = Field(
+        4,
+        ge=1,
+        **at_most(8192, "a higher rank than a layer is wide adds nothing"),
+        description="Rank of the adapters.",
+    )
     alpha: float = Field(8, gt=0, description="Scale: an adapter's output is multiplied by alpha / r.")
     dropout: float = Field(0.0, ge=0, lt=1, description="Dropout on the input of each adapter.")
     target_modules: tuple[str, ...] = Field(

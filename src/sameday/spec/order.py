@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from sameday.spec.limits import COUNTED
 from sameday.spec.recipe import Strict
 
 
@@ -23,6 +24,7 @@ class Order(Strict):
     max_per_image: int | None = Field(
         None,
         ge=1,
+        **COUNTED,
         description="by_image: at most so many questions of one image in a step, for more images per step. "
         "Exceeded only where too few images are left to fill the step.",
     )

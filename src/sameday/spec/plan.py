@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field, field_validator
 
+from sameday.spec.limits import COUNT, COUNTED, STEPS, at_most
 from sameday.spec.recipe import Recipe, Strict
 
 NEEDS = {
@@ -54,11 +55,13 @@ def _field(
     assert {needs, *(values_need or {}).values()} <= {None, *NEEDS}, (needs, values_need)
     extra: dict[str, Any] = {"claim": claim, "claim_with_dropout": with_dropout or claim}
     extra |= {"needs": needs, "values_need": dict(values_need or {}), "same_bits": list(same_bits)}
+    extra |= limits.pop("json_schema_extra", {})
     return Field(default, description=description, json_schema_extra=extra, **limits)
 
 
 class Plan(Strict):
-    """The plain plan is the default: nothing fused, nothing shared, one question at a time or all images of a step."""
+    """The plain plan is the default: nothing fused, nothing shared; a recipe's `plain` says how it goes through a
+    step."""
 
     # How a step is cut into micro-batches and rows
     share_images: bool = _field(
@@ -78,19 +81,31 @@ class Plan(Strict):
         "Most tokens in a micro-batch, padding counted. A larger question runs alone.",
         needs="token rows",
         ge=1,
+        **COUNTED,
     )
     max_questions: int | None = _field(
-        1, "rounding", "Most questions in a micro-batch; null leaves it to the budget.", needs="token rows", ge=1
+        1,
+        "rounding",
+        "Most questions in a micro-batch; null leaves it to the budget.",
+        needs="token rows",
+        ge=1,
+        **COUNTED,
     )
     pad_to_multiple: int = _field(
-        1, "rounding", "Row lengths are rounded up to a multiple of this.", needs="token rows", ge=1
+        1,
+        "rounding",
+        "Row lengths are rounded up to a multiple of this.",
+        needs="token rows",
+        ge=1,
+        **at_most(8192, "every row, however short, is padded to that many tokens"),
     )
     micro_batch: int | None = _field(
         None,
         "rounding",
-        "Most images in a micro-batch; null takes the whole step at once.",
+        "Most {sample}s in a micro-batch; null takes the whole step at once.",
         needs="equal samples",
         ge=1,
+        **COUNTED,
     )
 
     # What is computed how
@@ -136,8 +151,20 @@ class Plan(Strict):
 
     # How data reaches the device
     device: Literal["auto", "cpu", "cuda"] = _field("auto", "rounding", "Where the model runs.")
-    workers: int = _field(0, "bitwise", "Processes that decode images ahead; 0 decodes in the training process.", ge=0)
-    prefetch: int = _field(2, "bitwise", "Steps each worker prepares ahead.", ge=1)
+    workers: int = _field(
+        0,
+        "bitwise",
+        "Processes that prepare data ahead; 0 prepares it in the training process.",
+        ge=0,
+        **at_most(256, "each is a process with memory of its own"),
+    )
+    prefetch: int = _field(
+        2,
+        "bitwise",
+        "Steps each worker prepares ahead.",
+        ge=1,
+        **at_most(64, "all of them are held in memory"),
+    )
     pin_memory: bool = _field(False, "bitwise", "Page-locked host memory and copies that do not block, on a GPU.")
     images_on: Literal["auto", "host", "device"] = _field(
         "host",
@@ -169,23 +196,29 @@ class Plan(Strict):
     deterministic: bool = _field(False, "rounding", "Only kernels that give the same bits each time.")
 
     # How often to look
-    log_steps: int = _field(10, "bitwise", "A line every so many steps; a record is kept of each.", ge=1)
+    log_steps: int = _field(10, "bitwise", "A line every so many steps; a record is kept of each.", ge=1, **STEPS)
     eval_steps: int | Literal["epoch"] | None = _field(
         "epoch", "bitwise", "Validate every so many steps, at each epoch's end, or only at the end (null)."
     )
     eval_token_budget: int | None = _field(
-        None, "rounding", "Most tokens in an evaluation micro-batch; null takes token_budget.", needs="token rows", ge=1
+        None,
+        "rounding",
+        "Most tokens in an evaluation micro-batch; null takes token_budget.",
+        needs="token rows",
+        ge=1,
+        **COUNTED,
     )
     eval_batch: int | None = _field(
         None,
         "rounding",
-        "Most images in an evaluation micro-batch; null takes as many as training has.",
+        "Most {sample}s in an evaluation micro-batch; null takes as many as training has.",
         needs="equal samples",
         ge=1,
+        **COUNTED,
     )
     save_steps: int | Literal["epoch"] = _field("epoch", "bitwise", "Save every so many steps or at each epoch's end.")
     save_total_limit: int | None = _field(
-        3, "bitwise", "Newest checkpoints to keep; the best one is kept besides. null keeps all.", ge=1
+        3, "bitwise", "Newest checkpoints to keep; the best one is kept besides. null keeps all.", ge=1, **STEPS
     )
 
     @field_validator("eval_steps", "save_steps")
@@ -193,6 +226,8 @@ class Plan(Strict):
     def _positive(cls, value: Any) -> Any:
         if isinstance(value, int) and value < 1:
             raise ValueError(f"must be at least 1 or 'epoch', not {value}")
+        if isinstance(value, int) and value > COUNT:
+            raise ValueError(f"must be less than or equal to {COUNT} or 'epoch': no run has more steps")
         return value
 
     @field_validator("environment")
@@ -222,6 +257,11 @@ def claims(dropout: bool = False) -> dict[str, Claim]:
 def fields_of(recipe: Recipe | type[Recipe]) -> list[str]:
     """The plan fields that a recipe's task can follow."""
     return [name for name in Plan.model_fields if _extra(name)["needs"] in (None, *recipe.has)]
+
+
+def description(name: str, recipe: Recipe | type[Recipe]) -> str:
+    """What a field does, in the words of a recipe's task."""
+    return (Plan.model_fields[name].description or "").replace("{sample}", recipe.sample)
 
 
 def foreign(plan: Plan, recipe: Recipe | type[Recipe]) -> dict[str, str]:

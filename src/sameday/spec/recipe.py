@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from sameday.spec import identity
+from sameday.spec.limits import SEEDS, STEPS, at_most
 
 
 class Strict(BaseModel):
@@ -70,7 +71,12 @@ class Recipe(Strict):
         description="Numeric format. bf16: float32 master copies of what is trained, matmuls in bf16 with "
         "float32 accumulation. tf32: float32 with TF32 matmuls.",
     )
-    effective_batch: int = Field(16, ge=1, description="Samples per optimizer step: questions, or images.")
+    effective_batch: int = Field(
+        16,
+        ge=1,
+        **at_most(2**20, "one update for a million samples learns nothing"),
+        description="Samples per optimizer step: questions, or images.",
+    )
 
     optimizer: Literal["adamw"] = Field("adamw", description="The optimizer's mathematics.")
     learning_rate: float = Field(5e-5, gt=0, description="Peak learning rate.")
@@ -83,10 +89,12 @@ class Recipe(Strict):
         description="Learning rate after warm-up: to zero linearly, to zero as a cosine, or unchanged.",
     )
     warmup_ratio: float = Field(0.0, ge=0, lt=1, description="Warm-up, as a share of all steps.")
-    warmup_steps: int | None = Field(None, ge=0, description="Warm-up in steps; replaces warmup_ratio.")
-    num_epochs: int = Field(3, ge=1, description="Passes over the training data.")
-    max_steps: int | None = Field(None, ge=1, description="Train so many steps, whatever num_epochs says.")
-    seed: int = Field(0, ge=0, description="Seed of order, dropout, augmentation and new weights.")
+    warmup_steps: int | None = Field(None, ge=0, **STEPS, description="Warm-up in steps; replaces warmup_ratio.")
+    num_epochs: int = Field(
+        3, ge=1, **at_most(10**6, "such a run would not end"), description="Passes over the training data."
+    )
+    max_steps: int | None = Field(None, ge=1, **STEPS, description="Train so many steps, whatever num_epochs says.")
+    seed: int = Field(0, ge=0, **SEEDS, description="Seed of order, dropout, augmentation and new weights.")
     best: Best | None = Field(
         None, description="The result is the weights of the best validation score; null: the last weights."
     )

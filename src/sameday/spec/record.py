@@ -23,8 +23,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from sameday.spec.errors import BadInput
-from sameday.spec.load import dump_yaml, load_recipe, load_recorded_plan, resolve_path
+from sameday.spec.identity import as_before
+from sameday.spec.load import dump_yaml, load_recorded_plan, load_recorded_recipe, resolve_path
 from sameday.spec.plan import Plan
+from sameday.spec.reading import JSON, read_file
 from sameday.spec.recipe import Recipe, differences
 from sameday.spec.room import room_for
 
@@ -49,10 +51,19 @@ def default_path(recipe: Recipe) -> Path:
     return max(same, key=_last_start, default=usual)
 
 
+def as_begun(recipe: Recipe, out: Path | None) -> Recipe:
+    """The recipe as an earlier release understood it, where that began the run that this one would go on with: the same
+    command must not become another model halfway."""
+    earlier = as_before(recipe)
+    if earlier is recipe or _fingerprint_in(out or default_path(earlier)) != earlier.fingerprint:
+        return recipe
+    return earlier
+
+
 def _fingerprint_in(folder: Path) -> str | None:
     """Of the recipe that a folder's run has, read as recipes are read now; None where there is none to be read."""
     try:
-        return load_recipe(folder / "recipe.yaml").fingerprint
+        return load_recorded_recipe(folder / "recipe.yaml").fingerprint
     except (BadInput, OSError):
         return None
 
@@ -148,19 +159,20 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records of a metrics.jsonl. A last line that a kill left unfinished is passed over."""
-    records, problems = _sound_metrics(path)
+def read_metrics(path: Path, most: int | None = None) -> list[dict[str, Any]]:
+    """The records of a metrics.jsonl, of `most` so many bytes. A last line that a kill left unfinished is passed
+    over."""
+    records, problems = _sound_metrics(path, most=most)
     if problems:
         raise BadInput(problems[0])
     return records
 
 
-def _sound_metrics(path: Path, steps: bool = False) -> tuple[list[dict[str, Any]], list[str]]:
+def _sound_metrics(path: Path, steps: bool = False, most: int | None = None) -> tuple[list[dict[str, Any]], list[str]]:
     """The records, and a sentence for each line that is none; with `steps` also where its step is no number."""
     if not path.exists():
         return [], []
-    *lines, torn = path.read_bytes().split(b"\n")
+    *lines, torn = read_file(path, most).split(b"\n")
     records, problems = [], []
     for number, line in enumerate(lines, start=1):
         try:
@@ -233,7 +245,7 @@ class RunFolder:
         for name in ("recipe.yaml", "plan.yaml", "environment.json"):
             if not (path / name).is_file():
                 raise BadInput(f"{path}: is not a run folder: it has no {name}")
-        recipe = load_recipe(path / "recipe.yaml")
+        recipe = load_recorded_recipe(path / "recipe.yaml")
         plan = load_recorded_plan(path / "plan.yaml", recipe)
         return cls(path, recipe, plan, Path(_read_environment(path / "environment.json")["recipe_dir"]))
 
@@ -344,7 +356,7 @@ class RunFolder:
         history: list[Any] = []
         environment["started"] = now
         if recipe_path.exists():
-            there = load_recipe(recipe_path)
+            there = load_recorded_recipe(recipe_path)
             begun = self.checkpoints.exists() or bool(_sound_metrics(self.metrics_path)[0])
             if there.fingerprint != self.recipe.fingerprint and begun:
                 listed = "\n".join(f"  {line}" for line in differences(there, self.recipe))
@@ -394,9 +406,9 @@ class RunFolder:
 
 def _read_environment(path: Path) -> dict[str, Any]:
     try:
-        environment = json.loads(path.read_text(encoding="utf-8"))
+        environment = json.loads(read_file(path, JSON))
         environment["recipe_dir"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise BadInput(f"{path}: is not what a run wrote; move the folder away or choose another --out") from None
     return dict(environment)
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from sameday.spec.identity import IS_PATH
+from sameday.spec.limits import COUNTED, at_most
 from sameday.spec.lora import Lora
 from sameday.spec.order import Order
 from sameday.spec.recipe import Recipe, Strict
@@ -23,7 +24,7 @@ class Data(Strict):
     image_root: str = Field(
         ".", description="Folder that image paths are relative to, and may not leave.", json_schema_extra=IS_PATH
     )
-    limit: int | None = Field(None, ge=1, description="Use only the first so many questions of each file.")
+    limit: int | None = Field(None, ge=1, **COUNTED, description="Use only the first so many questions of each file.")
     on_bad: Literal["stop", "skip"] = Field(
         "stop", description="Bad lines stop the run, or are left out and recorded in the run folder."
     )
@@ -54,8 +55,18 @@ class VlmRecipe(Recipe):
 
     data: Data = Field(description="Where questions and images are.")
     system_prompt: str | None = Field(None, description="System message put before every question that has none.")
-    min_pixels: int | None = Field(None, ge=1, description="Smaller images are enlarged. Default: the processor's.")
-    max_pixels: int | None = Field(None, ge=1, description="Larger images are reduced. Default: the processor's.")
+    min_pixels: int | None = Field(
+        None,
+        ge=1,
+        **at_most(2**26, "every image, however small, is enlarged to that many"),
+        description="Smaller images are enlarged. Default: the processor's.",
+    )
+    max_pixels: int | None = Field(
+        None,
+        ge=1,
+        **at_most(2**31 - 1, "no image that can be decoded has more"),
+        description="Larger images are reduced. Default: the processor's.",
+    )
     image_backend: Literal["pil", "torchvision"] = Field(
         "pil",
         description="Which implementation resizes images. AutoProcessor takes torchvision by itself where it is "
@@ -64,6 +75,7 @@ class VlmRecipe(Recipe):
     max_length: int | None = Field(
         None,
         ge=8,
+        **COUNTED,
         description="Longest question with its answer, in tokens. Never cuts image tokens or a whole answer.",
     )
 

@@ -1,11 +1,25 @@
-"""Numbers, durations and lists as people read them."""
+"""Numbers, durations and lists as people read them, and the one way in which anything is printed."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
-from typing import Any
+from typing import IO, Any
+
+# What a terminal would obey instead of show: control characters, changes of direction, halves of characters.
+_COMMANDS = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
+
+
+def visible(text: str) -> str:
+    """Text out of a file may hold what a terminal obeys: it is shown as in Python's strings, \\x1b."""
+    return _COMMANDS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def tell(text: object = "", file: IO[str] | None = None) -> None:
+    """To standard output, or a file that is open."""
+    print(visible(str(text)), file=file, flush=True)
 
 
 def number(value: float) -> str:

@@ -116,7 +116,9 @@ class TaskSetup(ABC):
     alone: ClassVar[Mapping[str, Any]] = {}
     """Plan fields under which each sample is computed by itself, at a budget of one."""
     together: ClassVar[Mapping[str, Any]] = {}
-    """Plan fields under which a step is one micro-batch, each image computed once: what no plan does with less."""
+    """Plan fields under which a step is one micro-batch, nothing computed twice: what no plan does with less."""
+    together_words: ClassVar[str] = "all at once"
+    """How people call that."""
     false_alarms: ClassVar[str] = ""
     """How rarely equivalent plans of this task were called different, in a sentence; empty where not measured."""
 
@@ -374,6 +376,11 @@ def lower_budget(
     assert smaller < was, f"{change} would run out of memory for ever"
     say(f"step {step + 1}: out of memory; {change}, {again} done again")
     return smaller
+
+
+def total_steps(recipe: Recipe, task: Task) -> int:
+    """Of a whole run."""
+    return recipe.max_steps or recipe.num_epochs * task.steps_per_epoch()
 
 
 def optimizer_bytes(task: Task) -> int:

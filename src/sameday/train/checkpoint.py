@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from sameday.spec.errors import BadInput
+from sameday.spec.identity import as_before
 from sameday.spec.load import recipe_from
 from sameday.spec.manifest import fault, write_manifest
 from sameday.spec.recipe import Recipe, differences
@@ -92,7 +93,7 @@ def candidates(folder: Path, recipe: Recipe, say: Callable[[str], None]) -> Iter
         if why is not None or state is None:
             say(f"checkpoint {path.name} is left aside: {why}")
             continue
-        there = _recipe_of(path, state)
+        there = as_before(_recipe_of(path, state))
         if there.fingerprint != recipe.fingerprint:
             raise BadInput(f"{path} is a checkpoint of another recipe:\n  " + "\n  ".join(differences(there, recipe)))
         yield Checkpoint(path, step, state)

@@ -3,23 +3,22 @@ model is loaded."""
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 
 from sameday.data.problems import Problem, grouped
 from sameday.spec.errors import BadInput, CompileFailed, RunStopped
-from sameday.spec.record import RunFolder, default_path
-from sameday.spec.words import first_names
+from sameday.spec.recipe import differences
+from sameday.spec.record import RunFolder, as_begun, default_path
+from sameday.spec.words import first_names, tell
 from sameday.tasks.base import TRAINING, Caching, Task, checked_finite
 from sameday.tasks.registry import setup_of
 from sameday.train.session import ASKED_FOR, Session, Specs
-
-show = partial(print, flush=True)
 
 
 def train_from_files(
@@ -31,11 +30,17 @@ def train_from_files(
 ) -> dict[str, float]:
     """`sameday train`: starts a run, or goes on with it where its folder is there."""
     specs = Specs.from_files(recipe_path, plan_path, sets)
-    with closing(Session.start(specs, show, join=True, splits=TRAINING)) as session:
+    asked_for, specs = specs.recipe, replace(specs, recipe=as_begun(specs.recipe, out))
+    with closing(Session.start(specs, tell, join=True, splits=TRAINING)) as session:
         from sameday.train.loop import train
         from sameday.train.outlook import check_cpu
 
         ranks, opened = session.ranks, list[RunFolder]()
+        for line in differences(specs.recipe, asked_for):
+            session.say(
+                f"recipe.{line}: an earlier release began this run, and it goes on as it began; to begin anew, write "
+                "the field into the recipe"
+            )
         path = out or ranks.from_first(lambda: default_path(session.recipe))
         try:
             # Whatever can be wrong is found before anything is written.
@@ -68,7 +73,7 @@ def train_from_files(
             # All ranks stop together and with the same words: the first one says them.
             if not ranks.first:
                 if stop.alone:
-                    print(stop, file=sys.stderr)
+                    tell(stop, sys.stderr)
                 sys.exit(stop.code)
             for folder in opened:
                 folder.stopped(str(stop), stop.code)
@@ -122,8 +127,11 @@ def evaluate_run(path: Path, split: str, which: str | None = None) -> dict[str, 
     if lacking is not None:
         raise BadInput(f"{path}: {lacking}")
     folder = weights_of(run, which)  # bad weights are found before a model is loaded
-    specs = Specs(setup.recipe_for_evaluation(), run.recipe_dir, setup.for_evaluation(run.plan))
-    with closing(Session.start(specs, show, join=True, splits=(split,))) as session:
+    plan = setup.for_evaluation(run.plan)
+    cores = len(os.sched_getaffinity(0))  # the machine that trained may have had more
+    plan = plan.model_copy(update={"workers": min(plan.workers, cores)})
+    specs = Specs(setup.recipe_for_evaluation(), run.recipe_dir, plan)
+    with closing(Session.start(specs, tell, join=True, splits=(split,))) as session:
         task, ranks = session.load(), session.ranks
         if which is not None:
             # Asked again: a run that goes on may have removed the checkpoint since, or written a newer one.
@@ -174,5 +182,5 @@ def cache_from_files(recipe_path: Path, plan_path: Path | None, sets: Sequence[s
     specs = Specs.from_files(recipe_path, plan_path, sets)
     if asked.kind == "pixels" and not asked.measure:
         specs = replace(specs, automatic=False)  # no step is computed, and all cores may decode
-    with closing(Session.start(specs, show, splits=(*TRAINING, "test"))) as session:
+    with closing(Session.start(specs, tell, splits=(*TRAINING, "test"))) as session:
         return session.setup.fill_cache(session, asked)

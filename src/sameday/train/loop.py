@@ -14,7 +14,7 @@ from sameday.spec.plan import Plan
 from sameday.spec.recipe import Best, Recipe
 from sameday.spec.record import RunFolder
 from sameday.spec.words import first_names
-from sameday.tasks.base import Task, checked_finite, lower_budget
+from sameday.tasks.base import Task, checked_finite, lower_budget, total_steps
 from sameday.train import checkpoint
 from sameday.train.cadence import Cadence
 from sameday.train.optim import learning_rate
@@ -29,7 +29,7 @@ def train(
     """Train to the end, or raise RunStopped with the code that says why. Returns the last validation scores.
     `stop_after` ends this process at that step, saved, as a signal would; a signal may end it in the middle of a step,
     which is done again when the run goes on."""
-    total = recipe.max_steps or recipe.num_epochs * task.steps_per_epoch()
+    total = total_steps(recipe, task)
     best_every = None if recipe.best is None else recipe.best.every
     cadence = Cadence(total, task.steps_per_epoch(), plan.save_steps, plan.eval_steps, stop_after, best_every)
     with (

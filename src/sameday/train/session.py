@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sameday.spec.errors import EXIT_OUT_OF_MEMORY, BadInput, RunStopped
+from sameday.spec.errors import EXIT_OUT_OF_MEMORY, BadInput, RunStopped, refuse
 from sameday.spec.load import load_specs
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
@@ -97,7 +97,7 @@ class Session:
             group.from_first(lambda: setup.check_model(say))
             # The first rank's plan is everyone's: ranks that cut a step differently would drop samples.
             plan, reasons = group.from_first(lambda: _plan(specs, setup, machine, ranks or group.size))
-            resolved = group.from_first(lambda: setup.resolve_auto(plan, machine))
+            resolved = group.from_first(lambda: resolve(plan, setup, machine))
             set_deterministic(plan.deterministic)
             device = pick_device(plan, group)
         except BaseException:
@@ -153,6 +153,24 @@ def _plan(specs: Specs, setup: TaskSetup, machine: Machine, ranks: int) -> tuple
     asked = {name: getattr(specs.plan, name) for name in specs.fixed}
     plan = Plan.model_validate(chosen.model_dump() | asked)
     return plan, {k: v for k, v in reasons.items() if k not in asked} | dict.fromkeys(specs.fixed, ASKED_FOR)
+
+
+def resolve(plan: Plan, setup: TaskSetup, machine: Machine) -> Resolved:
+    """The plan without automatic fields. BadInput with everything for which it cannot run on this machine."""
+    from sameday.hardware.machine import most_workers
+
+    problems, most = [], most_workers(machine)
+    if plan.workers > most:
+        problems.append(
+            f"plan.workers {plan.workers}: each is a process with memory of its own, and this machine has "
+            f"{machine.cores} cores; allowed here: 0 to {most}"
+        )
+    try:
+        resolved = setup.resolve_auto(plan, machine)
+    except BadInput as error:
+        problems.append(str(error))
+    refuse(problems)
+    return resolved
 
 
 def prepare_environment(plan: Plan) -> None:

@@ -14,7 +14,7 @@ from sameday.hardware.nvml import gpu_use
 from sameday.hardware.phases import silence
 from sameday.spec.record import RunFolder
 from sameday.spec.room import room_for
-from sameday.spec.words import clock, first_names
+from sameday.spec.words import clock, first_names, tell, visible
 from sameday.train.spikes import WINDOW, usual_before_spike
 from sameday.train.steps import Good
 
@@ -62,7 +62,7 @@ class Watch:
             self.live.update(line)
         due = step % self.log_steps == 0 or step == self.total
         if self.live is None and due:
-            print(line, flush=True)
+            tell(line)
         numbers = {"lr": good.rate, "grad_norm": good.norm, **good.input}
         timed = {} if good.phases is None else {"phases": good.phases}
         record = {"step": step, "loss": good.loss, "seconds": good.seconds, "samples": good.samples, **numbers}
@@ -110,9 +110,9 @@ class Watch:
         if self.run is None:
             return
         if self.live is not None:
-            self.live.console.print(text, highlight=False, markup=False)
+            self.live.console.print(visible(text), highlight=False, markup=False)
         else:
-            print(text, flush=True)
+            tell(text)
 
     def __enter__(self) -> Watch:
         return self

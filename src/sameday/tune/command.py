@@ -24,12 +24,13 @@ from sameday.spec.load import dump_yaml
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.spec.record import check_output, same_file, write_text
+from sameday.spec.words import tell
 from sameday.tasks.base import TRAINING, Choice, Say
 from sameday.train.session import Session, Specs
 from sameday.tune.search import OutOfTime, SearchState, Worth, explore
 from sameday.tune.space import choices, differing
 from sameday.tune.table import as_json, lines, trial_line, wrapped
-from sameday.tune.trial import LOADED, NO_MEMORY, Job, Result, logged
+from sameday.tune.trial import LOADED, NO_MEMORY, THREADS, Job, Result, logged
 from sameday.verify.trial import plain_beside
 
 if TYPE_CHECKING:  # it loads torch
@@ -42,6 +43,8 @@ SHARE = 0.0125
 SHORTEST = 5.0
 """Seconds that each trial gets, and that one takes as far as is known before the first."""
 STEPS_TO_VERIFY = 4
+RESERVED = 0.1
+"""The share of the minutes that verify may take of them."""
 WEEK = 7 * 24 * 60
 """In minutes."""
 
@@ -67,6 +70,7 @@ class Trials:
 
     def __post_init__(self) -> None:
         self.began = time.monotonic()
+        self.reserved = 0.0
         self.took: list[float] = []
         self.good: list[tuple[float, Result]] = []
         """What those took that gave a result, and the result."""
@@ -92,11 +96,17 @@ class Trials:
         return self.left - self.usual
 
     def reserve(self, seconds: float) -> None:
-        """Leave time for what comes after the trials, where that leaves most of it to them."""
-        if seconds <= 0.4 * self.seconds:
+        """Leave time for what comes after the trials, where that leaves nearly all of it to them: it is for them that
+        minutes are given."""
+        if seconds <= RESERVED * self.seconds:
+            self.reserved = seconds
             self.seconds -= seconds
         else:
             self.say(f"verify of what is found comes after these minutes and may take {seconds / 60:.1f} more")
+
+    def release(self) -> None:
+        """What comes after them is not needed."""
+        self.seconds, self.reserved = self.seconds + self.reserved, 0.0
 
     def measure(self, plan: Plan) -> Result:
         # One that takes longer is ended with the time; the plain plan's trial is the longest as a rule.
@@ -149,7 +159,7 @@ class Trials:
 
     def _started(self, files: list[str], plan: Plan) -> BaseProcess:
         work: dict[str, Any] = {"target": logged, "args": (files, plan.environment)}
-        if self.forks and plan.environment == self.environment:
+        if self.forks and _loaded_alike(plan.environment, self.environment):
             try:
                 process: BaseProcess = _forked.Process(**work)
                 process.start()
@@ -179,6 +189,13 @@ class Trials:
         self.say(trial_line(self.spent / 60, plan, result, self.plain, beside))
 
 
+def _loaded_alike(one: dict[str, str], other: dict[str, str]) -> bool:
+    """Whether libraries that were loaded under the other environment serve this one: a number of threads can be changed
+    later."""
+    first, second = ({name: text for name, text in each.items() if name != THREADS} for each in (one, other))
+    return one == other or (first == second and one.get(THREADS, "").isdecimal())
+
+
 @dataclass(frozen=True)
 class Ground:
     """What there is to tune, and where: the plain plan, the one chosen for the machine, and what may be tried."""
@@ -205,11 +222,6 @@ class Ground:
             return False
         return True
 
-    @property
-    def steps(self) -> int:
-        each = -(-self.session.audited.sizes["train"] // self.recipe.effective_batch)
-        return self.recipe.max_steps or self.recipe.num_epochs * each
-
 
 def tune(
     recipe_path: Path,
@@ -231,8 +243,8 @@ def tune(
         name = ground.machine.name
         say(f"{recipe.name} on {name}: {minutes:g} minutes; s/step (least to most), times the plain plan's speed")
         state, worth = _explored(ground, 60 * minutes - (time.monotonic() - began), check, say)
-        table = as_json(recipe, ground.machine, minutes, state, worth, ground.steps)
-        print("\n".join(lines(table)), flush=True)
+        table = as_json(recipe, ground.machine, minutes, state, worth)
+        tell("\n".join(lines(table)))
         verdict = _verdict(recipe_path, sets, state.best, say) if check else None
     table["best"]["verdict"] = verdict
     good = verdict in (None, "bitwise", "rounding", "statistical")
@@ -302,6 +314,9 @@ def _explored(ground: Ground, seconds: float, check: bool, say: Say) -> tuple[Se
         if check:
             trials.reserve(_to_verify(state.results[state.plain.model_dump_json()], trials.start))
         worth = explore(state, trials, ground.allowed)
+        if state.best == state.plain and trials.reserved:
+            trials.release()
+            worth = explore(state, trials, ground.allowed)
         say(wrapped(trials.where_it_went()))
         return state, worth
 
@@ -309,11 +324,11 @@ def _explored(ground: Ground, seconds: float, check: bool, say: Say) -> tuple[Se
 def _begun(ground: Ground, trials: Trials) -> SearchState:
     """With the plain plan timed, or one that takes less memory where there is too little for it."""
     plain, low_memory = ground.plain, ground.session.setup.low_memory(ground.plain)
-    first = trials.measure(plain)
+    first, tried = trials.measure(plain), ""
     if first.failed and low_memory != plain:
-        plain, first = low_memory, trials.measure(low_memory)
+        plain, first, tried = low_memory, trials.measure(low_memory), ", and with less memory too"
     if first.failed:
-        raise BadInput(f"tune: {first.failed} under the plain plan, and with less memory too")
+        raise BadInput(f"tune: {first.failed} under the plain plan{tried}")
     guess = ground.guess if ground.allowed(ground.guess) else None
     trials.search = SearchState(plain, ground.known, guess, {plain.model_dump_json(): first})
     return trials.search
@@ -338,7 +353,7 @@ def _verdict(recipe: Path, sets: Sequence[str], plan: Plan, say: Say) -> str:
             code = _passed_on(words, log, say)
         if not out.exists():
             return f"nothing: it ended with exit code {code}"
-        print(said.read_text(), flush=True)
+        tell(said.read_text())
         return str(json.loads(out.read_text())["verdict"])
 
 

@@ -20,6 +20,10 @@ WORTH = 0.03
 """And by what share at least: two processes with the same plan differ by a few hundredths, however steady each is."""
 CLEAR = 0.1
 """A share that needs no second pair of processes."""
+ROUNDS = 6
+"""How often a plan that may be faster is timed again, beside the best one."""
+APART = 0.02
+"""By what share two processes with the same plan differ, at least."""
 FLAT = 2
 """Values in a row that change nothing, after which none further on is tried."""
 HOW = ("left out", "added", "alone")
@@ -90,6 +94,8 @@ class SearchState:
     """Plans that looked faster and were not, when they were timed again."""
     missing: dict[str, list[str]] = field(default_factory=dict)
     """What the ablation could not say: why, and the choices."""
+    rounds: dict[tuple[str, str], tuple[float, ...]] = field(default_factory=dict)
+    """Gains of plans over others, each in a pair of processes of its own."""
     unsteady: float = 1.0
     """How many times as long the best plan took once more, or the other way round, at the worst."""
 
@@ -124,6 +130,9 @@ class SearchState:
         told = [self._cut_short()] if self.ahead else []
         if self.best not in (self.sure, self.plain):
             told.append("the best plan a second time, which would leave its luck out")
+        if count := len(doubts(self)):
+            what = "another plan is" if count == 1 else f"{count} other plans are"
+            told.append(f"often enough to know: whether {what} faster than the best one")
         return told + [f"{why} {listed(names)}" for why, names in self.missing.items()]
 
     @property
@@ -154,9 +163,53 @@ def explore(state: SearchState, timer: Timer, allowed: Allowed) -> list[Worth]:
         confirm(state, timer.measure)
         while leave_out(state, timer.measure, allowed):
             confirm(state, timer.measure)
-        worth = ablation(state, timer.measure, allowed)
-        if not state.ahead or state.progress == before:
-            return worth
+        ablation(state, timer.measure, allowed)
+        if state.ahead and state.progress != before:
+            continue
+        if not settle(state, timer.measure):
+            return ablation(state, timer.measure, allowed)
+
+
+def doubts(state: SearchState) -> list[str]:
+    """Plans that may be faster than the best one, by what was timed so far; the likeliest first."""
+    best = state.of(state.best)
+    if best is None:
+        return []
+    likely = {}
+    for key in state.results.keys() - state.refused - {state.best.model_dump_json()}:
+        rounds = state.rounds.get((key, state.best.model_dump_json()), ())
+        ratio, error = _mean(rounds) if rounds else gain(state.results[key], best)
+        if math.isfinite(ratio) and ratio + SURE * error > WORTH and len(rounds) < ROUNDS:
+            likely[key] = ratio
+    return sorted(likely, key=lambda key: (-likely[key], key))
+
+
+def _mean(rounds: Sequence[float]) -> tuple[float, float]:
+    """Of gains in several pairs of processes, and its standard error: what differs is the processes, not the steps."""
+    if not all(map(math.isfinite, rounds)):
+        return -math.inf, 0.0
+    spread = max(statistics.stdev(rounds), APART) if len(rounds) > 1 else APART
+    return statistics.fmean(rounds), spread / math.sqrt(len(rounds))
+
+
+def settle(state: SearchState, measure: Measure) -> bool:
+    """Whether the best plan is another now, since one that might be faster is so for sure. Time that is left goes to
+    such plans, in turns, each beside the best one; the times by which they were picked do not count, nor does a lead
+    after a few rounds."""
+    with contextlib.suppress(OutOfTime):
+        best = state.best.model_dump_json()
+        while asked := doubts(state):
+            key = min(asked, key=lambda key: len(state.rounds.get((key, best), ())))
+            new, old = measure(Plan.model_validate_json(key)), measure(state.best)
+            rounds = state.rounds[key, best] = (*state.rounds.get((key, best), ()), gain(new, old)[0])
+            ratio, error = _mean(rounds)
+            if len(rounds) == ROUNDS and ratio > max(SURE * error, WORTH):
+                if state.best in (state.sure, state.plain):
+                    state.sure = Plan.model_validate_json(key)
+                state.results |= {key: new, best: old}
+                state.best = Plan.model_validate_json(key)
+                return True
+    return False
 
 
 def _leaving(state: SearchState, timer: Timer, allowed: Allowed) -> Measure:

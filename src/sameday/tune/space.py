@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sameday.spec.plan import Plan
 from sameday.tasks.base import Choice, Resolved, TaskSetup
+from sameday.tune.trial import THREADS
 
 if TYPE_CHECKING:  # it loads torch
     from sameday.hardware.machine import Machine
@@ -17,8 +18,17 @@ GPU_VARIABLES = ({"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, {"PYTORCH_CUDA_ALLOC_CONF
 
 
 def choices(setup: TaskSetup, machine: Machine) -> list[Choice]:
-    """For this machine, what gave most elsewhere first: the task's own fields, then those of all tasks."""
-    return [*setup.choices(machine), *_any(machine.device == "cuda", machine.cores)]
+    """For this machine, what gave most elsewhere first: a CPU's threads, which decide what all else gives; the task's
+    own fields; those of all tasks."""
+    own, everywhere = setup.choices(machine), _any(machine.device == "cuda", machine.cores)
+    if machine.device == "cuda":
+        return [*own, *everywhere, _environment(GPU_VARIABLES)]
+    counts = sorted({1, machine.cores // 2, machine.cores} - {0})
+    return [_environment([{THREADS: str(count)} for count in counts]), *own, *everywhere]
+
+
+def _environment(variables: Iterable[dict[str, str]]) -> Choice:
+    return Choice("environment", tuple({"environment": each} for each in variables))
 
 
 def _any(cuda: bool, cores: int) -> list[Choice]:
@@ -27,8 +37,7 @@ def _any(cuda: bool, cores: int) -> list[Choice]:
     options = [Choice("optimizer_impl", tuple({"optimizer_impl": name} for name in implementations))]
     if counts:
         options.append(Choice("workers", tuple({"workers": n, "pin_memory": cuda} for n in counts), climb=True))
-    variables = GPU_VARIABLES if cuda else tuple({"OMP_NUM_THREADS": str(n)} for n in sorted({1, cores}))
-    return [*options, Choice("environment", tuple({"environment": each} for each in variables))]
+    return options
 
 
 def differing(choice: Choice, resolved: Resolved) -> Choice:

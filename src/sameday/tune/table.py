@@ -24,11 +24,11 @@ UNITS = ((3600.0, "seconds"), (60.0, "minutes"), (1.0, "hours"))
 
 
 def as_json(
-    recipe: Recipe, machine: Machine, minutes: float, state: SearchState, worth: Sequence[Worth], steps: int
+    recipe: Recipe, machine: Machine, minutes: float, state: SearchState, worth: Sequence[Worth]
 ) -> dict[str, Any]:
     plain, best = state.of(state.plain), state.of(state.best)
     assert plain is not None and best is not None
-    known = claims(recipe.dropout > 0)
+    known, steps = claims(recipe.dropout > 0), plain.whole
     return {
         "fingerprint": recipe.fingerprint,
         "machine": {"device": machine.device, "name": machine.name, "cores": machine.cores},

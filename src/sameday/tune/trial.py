@@ -17,6 +17,7 @@ from sameday.spec.errors import EXIT_OUT_OF_MEMORY, BadInput, RunStopped
 from sameday.spec.load import recipe_from
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
+from sameday.tasks.base import total_steps
 from sameday.verify.arm import die_with_parent
 
 FIRST = 4
@@ -27,6 +28,8 @@ LOADED = ("torch", "torch._inductor.config", "sameday.train.steps")
 loads its compiler, which takes seconds, for an optimizer's first step and whenever it is told to be deterministic."""
 
 NO_MEMORY = "out of memory"
+THREADS = "OMP_NUM_THREADS"
+"""The one variable that a process can follow after it has loaded torch."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,8 @@ class Result:
     """Seconds until the model was there."""
     warming: float = 0.0
     """And from then until steps were timed."""
+    whole: int = 0
+    """Steps that the recipe has."""
 
     @classmethod
     def read(cls, path: Path) -> Result:
@@ -83,6 +88,8 @@ def run(job: Job) -> Result:
 
     import torch
 
+    if job.plan.environment.get(THREADS, "").isdecimal():
+        torch.set_num_threads(int(job.plan.environment[THREADS]))
     with job.data.open("rb") as file:
         task = session.load(splits=pickle.load(file))
     loading = (loaded := time.perf_counter()) - started
@@ -109,7 +116,8 @@ def run(job: Job) -> Result:
     except torch.OutOfMemoryError:
         return Result({}, failed=NO_MEMORY)
     memory = torch.cuda.max_memory_reserved() if session.device.type == "cuda" else None
-    return Result(seconds, statistics.mean(pieces), memory, loading=loading, warming=warmed - loaded)
+    whole, mean = total_steps(job.recipe, task), statistics.mean(pieces)
+    return Result(seconds, mean, memory, loading=loading, warming=warmed - loaded, whole=whole)
 
 
 def logged(files: Sequence[str], environment: Mapping[str, str]) -> None:

@@ -20,6 +20,7 @@ from sameday.spec.errors import EXIT_BAD_INPUT, BadInput, RunStopped
 from sameday.spec.load import recipe_from
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
+from sameday.spec.words import tell
 from sameday.tasks.base import TRAINING
 
 if TYPE_CHECKING:  # it need not be loaded to start an arm
@@ -211,10 +212,10 @@ def main(arguments: list[str]) -> int:
     try:
         run_part(job, part, partial(os.kill, os.getpid(), signal.SIGKILL))
     except BadInput as error:
-        print(f"error: {error}", file=sys.stderr)
+        tell(f"error: {error}", sys.stderr)
         return EXIT_BAD_INPUT
     except RunStopped as stop:
-        print(str(stop), file=sys.stderr)
+        tell(stop, sys.stderr)
         return stop.code
     return 0
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from sameday.spec.errors import BadInput, RunStopped
 from sameday.spec.record import check_output, plain, run_files, write_text
+from sameday.spec.words import tell
 
 DEFAULTS: dict[str, Any] = {"plan": None, "against": None, "sets": (), "steps": 8, "precision": None, "ranks": 1}
 
@@ -29,7 +30,7 @@ def verify(what: Sequence[Path], asked: dict[str, Any], recipes: bool, out: Path
     except Exception:
         traceback.print_exc()
         raise BadInput("verify could not compare: see above") from None
-    print("\n".join(report.lines()))
+    tell("\n".join(report.lines()))
     if out is not None:
         write_text(out, json.dumps(plain(report.as_json()), indent=1) + "\n")
     return int(report.exit_code)
@@ -42,7 +43,7 @@ def _report(what: Sequence[Path], asked: dict[str, Any], recipes: bool) -> Any:
         if recipes:
             raise BadInput("--recipes compares finished runs: give their folders, not a recipe")
         # The verdict alone goes to standard output.
-        say = partial(print, file=sys.stderr, flush=True)
+        say = partial(tell, file=sys.stderr)
         return verify_plan(Asked(recipe=what[0], **(DEFAULTS | {k: v for k, v in asked.items() if v is not None})), say)
 
     from sameday.verify.runs import compare_recipes, compare_runs

@@ -9,12 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sameday.spec.errors import BadInput
 from sameday.spec.load import load_plan
 from sameday.spec.plan import Claim, Plan, changed
-from sameday.train.session import Session, Specs
+from sameday.train.session import Session, Specs, resolve
 from sameday.verify.processes import Arms, Say
 from sameday.verify.report import Report
 from sameday.verify.trial import Trial, make_trial, needs_reference, plain_beside, reference_job
+
+MOST_RANKS = 64
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,8 @@ class Asked:
 
 
 def verify_plan(asked: Asked, say: Say) -> Report:
+    if asked.ranks > MOST_RANKS:
+        raise BadInput(f"--ranks {asked.ranks}: each is a process with the whole model in memory; at most {MOST_RANKS}")
     specs = Specs.from_files(asked.recipe, asked.plan, asked.sets)
     trial = make_trial(specs.recipe, asked.steps, asked.precision)  # refuses too few steps before anything is loaded
     session = Session.start(specs, ranks=asked.ranks)
@@ -38,7 +43,7 @@ def verify_plan(asked: Asked, say: Say) -> Report:
     for choice in session.choices() if specs.automatic else ():
         say(choice)
     against = load_plan(asked.against, (), recipe) if asked.against is not None else plain_beside(plan)
-    session.setup.resolve_auto(against, session.machine)  # before an arm has run for minutes
+    resolve(against, session.setup, session.machine)  # before an arm has run for minutes
     fields = changed(against, plan, recipe.dropout > 0)
     same_masks = all(claim != "statistical" for *_, claim in fields.values())
     trial = replace(trial, dropout=same_masks)

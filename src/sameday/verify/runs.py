@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import changed
+from sameday.spec.reading import JSON, read_file
 from sameday.spec.recipe import Recipe, differences
 from sameday.spec.record import RunFolder, plain
 from sameday.train import checkpoint
@@ -142,7 +143,7 @@ def _same_inputs(one: RunFolder, two: RunFolder) -> list[str]:
     for run in (one, two):
         try:
             _, newest = checkpoint.steps(run.checkpoints)[-1]
-            digests.append(json.loads((newest / checkpoint.STATE).read_text())["digests"])
+            digests.append(json.loads(read_file(newest / checkpoint.STATE, JSON))["digests"])
         except (IndexError, OSError, ValueError, KeyError):
             return [f"base model and training data are not compared: {run.path} has no checkpoint that names them"]
     # An older release may have recorded fewer of them, and another plan may have others.
@@ -298,7 +299,7 @@ def compare_recipes(runs: Sequence[Path]) -> RecipesReport:
 def _scores(run: RunFolder) -> dict[str, float]:
     path = run.path / "eval.json"
     try:
-        scores = {name: float(value) for name, value in json.loads(path.read_text())["val"].items()}
+        scores = {name: float(value) for name, value in json.loads(read_file(path, JSON))["val"].items()}
         scores["loss"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise BadInput(f"{path}: has no validation scores; a run whose recipe has data.val ends with them") from None

@@ -12,7 +12,7 @@ from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.verify.arm import Job
 
-LEAST_STEPS = 4
+LEAST_STEPS, MOST_STEPS = 4, 1000
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,8 @@ def make_trial(recipe: Recipe, steps: int, precision: str | None = None, dropout
     """`dropout` stays on where all arms draw the same masks."""
     if steps < LEAST_STEPS:
         raise BadInput(f"--steps {steps}: two epochs, a kill and a resume need at least {LEAST_STEPS}")
+    if steps > MOST_STEPS:
+        raise BadInput(f"--steps {steps}: the weights of every step are recorded; at most {MOST_STEPS}")
     per_epoch, batch = steps // 2, recipe.effective_batch
     warm = recipe.warmup_ratio if recipe.warmup_steps is None else recipe.warmup_steps
     changes: dict[str, Any] = {"max_steps": steps, "warmup_ratio": 0.0, "warmup_steps": 2 if warm else None}

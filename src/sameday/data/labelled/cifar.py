@@ -12,6 +12,8 @@ from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 
+from sameday.spec.words import visible
+
 SIDE = 32
 ROW = 3 * SIDE * SIDE
 TRAIN_BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
@@ -37,7 +39,7 @@ def load(path: Path) -> dict[str, Any]:
         raise BadBatch(f"cannot be read: {error.strerror or error}") from error
     # Corrupt bytes make the reader raise nearly anything: EOFError, KeyError, UnicodeDecodeError, MemoryError.
     except Exception as error:
-        raise BadBatch(f"is cut short or not a pickle: {str(error) or type(error).__name__}") from error
+        raise BadBatch(f"is cut short or not a pickle: {_short(str(error) or type(error).__name__)}") from error
     if not isinstance(content, dict):
         raise BadBatch(f"holds a {type(content).__name__} where a dictionary is expected")
     named = {_text(key): value for key, value in content.items() if isinstance(key, bytes | str)}
@@ -92,7 +94,13 @@ def write_meta(path: Path, classes: Sequence[str], per_batch: int) -> None:
 
 
 def _inside(content: dict[str, Any]) -> str:
-    return f"it holds {', '.join(sorted(content)) or 'nothing'}"
+    return f"it holds {_short(', '.join(sorted(content)) or 'nothing')}"
+
+
+def _short(text: str) -> str:
+    """What stands in a damaged file, as plain letters and not too many of them."""
+    plain = text.encode("ascii", "backslashreplace").decode()
+    return visible(plain if len(plain) <= 80 else plain[:77] + "...")
 
 
 def _text(value: Any) -> str:
@@ -105,7 +113,7 @@ class _Dtype:
     def __init__(self, name: Any, *flags: Any) -> None:
         self.name = _text(name)
         if not re.fullmatch(r"[<>|=]?[iu][1248]", self.name):
-            raise BadBatch(f"holds an array of {self.name!r}; only whole numbers are expected")
+            raise BadBatch(f"holds an array of {_short(self.name)!r}; only whole numbers are expected")
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         order = _text(state[1])
@@ -170,7 +178,9 @@ class _Reader(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self.stand_ins:
-            raise BadBatch(f"asks for {module}.{name}, which no batch of images needs: refused, nothing of it was run")
+            raise BadBatch(
+                f"asks for {_short(f'{module}.{name}')}, which no batch of images needs: refused, nothing of it was run"
+            )
         return self.stand_ins[module, name]
 
 

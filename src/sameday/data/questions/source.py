@@ -18,6 +18,7 @@ from sameday.data.questions.sample import ImageRef
 from sameday.data.times import Times
 from sameday.hardware.phases import during
 from sameday.spec.errors import BadInput
+from sameday.spec.words import tell
 
 PIXELS, FEATURES = "pixels", "features"
 """Names of the tensors in an entry."""
@@ -93,7 +94,7 @@ class Source:
     def _tell(self, text: str) -> None:
         if text not in self.told:
             self.told.add(text)
-            print(text, file=sys.stderr)
+            tell(text, sys.stderr)
 
 
 def decode(image: ImageRef, processor: ImageProcessor, check: bool = False) -> Picture:

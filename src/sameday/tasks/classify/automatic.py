@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from sameday.hardware.machine import Machine
 from sameday.kernels.bdh import SHARED_MEMORY, interpreted, refusal, too_many
 from sameday.spec.classify import ClassifyRecipe
-from sameday.spec.errors import BadInput
+from sameday.spec.errors import refuse
 from sameday.spec.plan import Plan
 from sameday.spec.vision import BdhModel
 
@@ -15,27 +16,25 @@ SHARE_FOR_IMAGES = 0.2
 """Of a GPU's memory: a set that takes more is prepared on the host."""
 
 
-def check_plan(plan: Plan, machine: Machine, precision: str) -> None:
-    """Refuses what cannot run on this machine whatever the model is."""
+def problems_of(plan: Plan, machine: Machine, precision: str) -> Iterator[str]:
+    """Everything for which a plan cannot run on this machine, whatever the model is."""
     device = machine.device
     if plan.level_kernel == "fused" and not (machine.triton or interpreted()):
         where = "on a CPU" if device == "cpu" else "here, since it is not installed"
-        raise BadInput(f"plan.level_kernel fused needs Triton, which there is not {where}; allowed: auto, plain")
-    if plan.level_kernel == "fused" and precision == "bf16" and device == "cpu":
-        raise BadInput("plan.level_kernel fused has no bf16 in Triton's interpreter; allowed there: float32, or plain")
+        yield f"plan.level_kernel fused needs Triton, which there is not {where}; allowed: auto, plain"
+    elif plan.level_kernel == "fused" and precision == "bf16" and device == "cpu":
+        yield "plan.level_kernel fused has no bf16 in Triton's interpreter; allowed there: float32, or plain"
     if plan.cuda_graphs and device == "cpu":
-        raise BadInput("plan.cuda_graphs true needs a GPU; allowed here: false")
+        yield "plan.cuda_graphs true needs a GPU; allowed here: false"
     if plan.cuda_graphs and plan.workers and plan.pin_memory:
-        raise BadInput(
+        yield (
             "plan.cuda_graphs cannot record while a thread pins what the workers send: set plan.workers 0 "
             "(with images_on device they have nothing to do), or pin_memory false"
         )
     if plan.level_kernel == "fused" and plan.compile == "layers":
-        raise BadInput("plan.compile layers is for plain levels, plan.level_kernel fused replaces them; allowed: one")
+        yield "plan.compile layers is for plain levels, plan.level_kernel fused replaces them; allowed: one"
     if plan.cuda_graphs and plan.compile != "none" and plan.compile_mode == "reduce-overhead":
-        raise BadInput(
-            "plan.compile_mode reduce-overhead records graphs as plan.cuda_graphs does; allowed: one of them"
-        )
+        yield "plan.compile_mode reduce-overhead records graphs as plan.cuda_graphs does; allowed: one of them"
 
 
 def no_fused_levels(recipe: ClassifyRecipe, machine: Machine) -> str | None:
@@ -56,9 +55,10 @@ def no_fused_levels(recipe: ClassifyRecipe, machine: Machine) -> str | None:
 def level_kernel(plan: Plan, recipe: ClassifyRecipe, machine: Machine) -> tuple[str, str]:
     """How Vision-BDH's levels are computed, and why."""
     refused = no_fused_levels(recipe, machine)
-    check_plan(plan, machine, recipe.precision)
+    problems = list(problems_of(plan, machine, recipe.precision))
     if plan.level_kernel == "fused" and refused:
-        raise BadInput(f"plan.level_kernel fused: {refused}; allowed: auto, plain")
+        problems.append(f"plan.level_kernel fused: {refused}; allowed: auto, plain")
+    refuse(problems)
     if plan.level_kernel != "auto":
         return plan.level_kernel, "asked for"
     if plan.compile == "layers":

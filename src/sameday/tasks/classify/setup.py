@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sameday.spec.classify import ClassifyRecipe
-from sameday.spec.errors import BadInput
+from sameday.spec.errors import BadInput, refuse
 from sameday.spec.load import resolve_path
 from sameday.spec.plan import Plan
 from sameday.tasks.base import TRAINING, Audited, Choice, Resolved, Say, TaskSetup
@@ -98,9 +98,9 @@ class ClassifySetup(TaskSetup):
         return choose_plan(self.recipe, machine)
 
     def check_plan(self, plan: Plan, machine: Machine) -> None:
-        from sameday.tasks.classify.automatic import check_plan
+        from sameday.tasks.classify.automatic import problems_of
 
-        check_plan(plan, machine, self.recipe.precision)
+        refuse(problems_of(plan, machine, self.recipe.precision))
 
     def resolve_auto(self, plan: Plan, machine: Machine) -> Resolved:
         from sameday.tasks.classify.automatic import level_kernel

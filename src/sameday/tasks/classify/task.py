@@ -22,7 +22,7 @@ from sameday.data.labelled.pictures import Pictures
 from sameday.data.loader import feed
 from sameday.data.order import permutation
 from sameday.data.seen import Seen
-from sameday.hardware.machine import detect_machine
+from sameday.hardware.machine import detect_machine, numeric_format
 from sameday.hardware.phases import during
 from sameday.hardware.ranks import Ranks
 from sameday.kernels.dropout import dropouts, mix, name_key
@@ -282,15 +282,13 @@ class Losses(nn.Module):
         return F.cross_entropy(logits, labels, reduction="none", label_smoothing=self.recipe.label_smoothing)
 
     def logits(self, ids: Tensor, turn: Tensor, *ready: Tensor, augmented: bool) -> tuple[Tensor, Tensor]:
-        recipe, precision = self.recipe, self.recipe.precision
+        recipe = self.recipe
         with during("prepare"):
             pixels, labels = self.images(ids, turn, *ready, augmented=augmented)
             x = augment.normalise(pixels, _each(recipe.normalize_mean), _each(recipe.normalize_std))
         x = x.to(self.model.positions.dtype)
         keys = mix(ids.to(torch.int32) ^ turn[1].to(torch.int32))
-        torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-        torch.backends.cudnn.allow_tf32 = precision == "tf32"
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=precision == "bf16"):
+        with numeric_format(recipe.precision, x.device.type):
             return self.run(x, keys), labels
 
     def images(self, ids: Tensor, turn: Tensor, *ready: Tensor, augmented: bool) -> tuple[Tensor, Tensor]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from sameday.hardware.kernels import without_flash
 from sameday.hardware.machine import Machine
-from sameday.spec.errors import BadInput
+from sameday.spec.errors import refuse
 from sameday.spec.plan import Plan
 from sameday.spec.vlm import VlmRecipe
 
@@ -17,14 +18,7 @@ BYTES_PER_ACTIVATION = 30 * 2
 def attention_kernel(plan: Plan, machine: Machine, precision: str) -> tuple[str, str]:
     """Which kernel runs where rows hold several questions, and why. BadInput where the one asked for cannot."""
     no_flash = without_flash(machine, precision)
-    if plan.attention == "flex" and machine.device == "cpu":
-        raise BadInput("plan.attention flex has no backward pass on a CPU; allowed there: auto, sdpa, split")
-    if plan.attention == "split" and not plan.packing:
-        raise BadInput("plan.attention split is for packed rows: set plan.packing true, or attention sdpa or flex")
-    if plan.attention == "split" and machine.device == "cuda" and no_flash:
-        raise BadInput(f"plan.attention split is flash attention on a GPU, and {no_flash}; allowed: sdpa, flex")
-    if plan.attention == "flex" and not machine.triton:
-        raise BadInput("plan.attention flex needs Triton, which is not installed; allowed: auto, sdpa, split")
+    refuse(problems_of(plan, machine, no_flash))
     if plan.attention != "auto":
         return plan.attention, "asked for"
     if not plan.share_images and not plan.packing:
@@ -37,6 +31,18 @@ def attention_kernel(plan: Plan, machine: Machine, precision: str) -> tuple[str,
     if machine.triton:
         return "flex", f"there is a GPU with Triton, and {missing}"
     return "sdpa", f"without Triton only the dense mask is there, and {missing}"
+
+
+def problems_of(plan: Plan, machine: Machine, no_flash: str | None) -> Iterator[str]:
+    """Everything for which a plan cannot run on this machine, whatever the model is."""
+    if plan.attention == "flex" and machine.device == "cpu":
+        yield "plan.attention flex has no backward pass on a CPU; allowed there: auto, sdpa, split"
+    elif plan.attention == "flex" and not machine.triton:
+        yield "plan.attention flex needs Triton, which is not installed; allowed: auto, sdpa, split"
+    if plan.attention == "split" and not plan.packing:
+        yield "plan.attention split is for packed rows: set plan.packing true, or attention sdpa or flex"
+    if plan.attention == "split" and machine.device == "cuda" and no_flash:
+        yield f"plan.attention split is flash attention on a GPU, and {no_flash}; allowed: sdpa, flex"
 
 
 def choose_plan(recipe: VlmRecipe, machine: Machine, config: Any, ranks: int) -> tuple[Plan, dict[str, str]]:

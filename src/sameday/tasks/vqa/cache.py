@@ -27,6 +27,7 @@ from sameday.models.vlm import VisionLanguageModel
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
 from sameday.spec.vlm import VlmRecipe
+from sameday.spec.words import tell
 
 
 def settings_of(kind: Kind, processor: ImageProcessor, model: VisionLanguageModel | None) -> Settings:
@@ -181,7 +182,7 @@ class Behind:
         try:
             self.source.keep(self.store, content, {FEATURES: features.detach().cpu()})
         except Exception as error:  # nobody asks this thread what became of it
-            print(f"cache: {content} was not kept: {error}", file=sys.stderr)
+            tell(f"cache: {content} was not kept: {error}", sys.stderr)
         finally:
             with self.lock:
                 self.waiting.discard(content)

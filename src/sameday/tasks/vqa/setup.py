@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sameday.spec.errors import BadInput
+from sameday.spec.errors import BadInput, refuse
 from sameday.spec.load import resolve_model, resolve_path
 from sameday.spec.plan import Plan
 from sameday.spec.vqa import VqaRecipe
@@ -47,6 +47,7 @@ class VqaSetup(TaskSetup):
         "pad_to_multiple": 1,
     }
     together: ClassVar[Mapping[str, Any]] = {**SHARING, "token_budget": 2**30}
+    together_words = "with each image once"
     # `make soak`, float32 and bf16 each: none of 100 puts the rate below 3% with 95% confidence.
     false_alarms = "no false alarm in 100 comparisons of equivalent plans on a CPU: fewer than 3 in 100"
 
@@ -215,12 +216,17 @@ class VqaSetup(TaskSetup):
     def resolve_auto(self, plan: Plan, machine: Machine) -> Resolved:
         from sameday.tasks.vqa.automatic import attention_kernel
 
+        problems = []
         if plan.cache == "features" and self.recipe.train_vision:
-            raise BadInput(
+            problems.append(
                 "plan.cache features keeps what the vision tower makes of an image, and recipe.train_vision trains the "
                 "tower; allowed: none, pixels, auto"
             )
-        kernel, why = attention_kernel(plan, machine, self.recipe.precision)
+        try:
+            kernel, why = attention_kernel(plan, machine, self.recipe.precision)
+        except BadInput as error:
+            problems.append(str(error))
+        refuse(problems)
         if plan.attention != "auto":
             return Resolved(plan)
         return Resolved(plan.model_copy(update={"attention": kernel}), {"attention": why})
