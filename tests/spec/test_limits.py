@@ -114,7 +114,15 @@ def counts_of(model: type[BaseModel], path: str = "") -> list[tuple[str, Any]]:
     return found
 
 
-BOUNDED_OTHERWISE = {"model.heads", "model.patch", "model.latents", "model.mlp", "eval_steps", "save_steps"}
+BOUNDED_OTHERWISE = {
+    "model.heads",
+    "model.patch",
+    "model.latents",
+    "model.mlp",
+    "eval_steps",
+    "save_steps",
+    "best.every",
+}
 """By what the other fields are, or together with a word."""
 
 

@@ -17,3 +17,12 @@ def at_most(most: int, why: str) -> dict[str, Any]:
 COUNTED = at_most(COUNT, "there are no more in any data")
 STEPS = at_most(COUNT, "no run has more steps")
 SEEDS = at_most(2**63 - 1, "seeds have 63 bits")
+
+
+def steps_or_epoch(value: Any) -> Any:
+    """Every so many steps, or a word."""
+    if isinstance(value, int) and value < 1:
+        raise ValueError(f"must be at least 1 or 'epoch', not {value}")
+    if isinstance(value, int) and value > COUNT:
+        raise ValueError(f"must be less than or equal to {COUNT} or 'epoch': no run has more steps")
+    return value

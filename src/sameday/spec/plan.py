@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field, field_validator
 
-from sameday.spec.limits import COUNT, COUNTED, STEPS, at_most
+from sameday.spec.limits import COUNTED, STEPS, at_most, steps_or_epoch
 from sameday.spec.recipe import Recipe, Strict
 
 NEEDS = {
@@ -221,14 +221,7 @@ class Plan(Strict):
         3, "bitwise", "Newest checkpoints to keep; the best one is kept besides. null keeps all.", ge=1, **STEPS
     )
 
-    @field_validator("eval_steps", "save_steps")
-    @classmethod
-    def _positive(cls, value: Any) -> Any:
-        if isinstance(value, int) and value < 1:
-            raise ValueError(f"must be at least 1 or 'epoch', not {value}")
-        if isinstance(value, int) and value > COUNT:
-            raise ValueError(f"must be less than or equal to {COUNT} or 'epoch': no run has more steps")
-        return value
+    _every = field_validator("eval_steps", "save_steps")(steps_or_epoch)
 
     @field_validator("environment")
     @classmethod

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from sameday.spec import identity
-from sameday.spec.limits import SEEDS, STEPS, at_most
+from sameday.spec.limits import SEEDS, STEPS, at_most, steps_or_epoch
 
 
 class Strict(BaseModel):
@@ -35,12 +35,7 @@ class Best(Strict):
         "epoch", description="Compare after every so many steps, or at each epoch's end; and the last weights."
     )
 
-    @field_validator("every")
-    @classmethod
-    def _positive(cls, value: Any) -> Any:
-        if isinstance(value, int) and value < 1:
-            raise ValueError(f"must be at least 1 or 'epoch', not {value}")
-        return value
+    _every = field_validator("every")(steps_or_epoch)
 
     def beats(self, score: float, other: float | None) -> bool:
         """Of two scores of the metric, or where there is no other one; what is not finite is never the best."""

@@ -29,6 +29,7 @@ from sameday.spec.plan import Plan
 from sameday.spec.reading import JSON, read_file
 from sameday.spec.recipe import Recipe, differences
 from sameday.spec.room import room_for
+from sameday.spec.words import tell
 
 DISTRIBUTIONS = (
     *("sameday", "torch", "torchvision", "triton", "transformers", "tokenizers", "peft", "accelerate"),
@@ -287,7 +288,7 @@ class RunFolder:
                 os.truncate(self.metrics_path, before)  # no half of a record
                 raise
 
-    def rewind(self, step: int, say: Callable[[str], None] = print) -> None:
+    def rewind(self, step: int, say: Callable[[str], None] = tell) -> None:
         """Forget the records after this step: a resumed run goes through those steps again. Lines that are no records
         are no reason not to train: they are moved aside."""
         records, problems = _sound_metrics(self.metrics_path, steps=True)
