@@ -143,7 +143,8 @@ def test_a_worker_that_is_killed_loses_nothing(
     ):
         warnings.simplefilter("always")
         assert [made.job for made in chain.from_iterable(batches)] == jobs
-    assert [str(each.message) for each in told] == 2 * [
+    # Newer Pythons warn of every fork of a process with threads, too.
+    assert [text for text in (str(each.message) for each in told) if "use of fork()" not in text] == 2 * [
         f"{how}: all workers are started again with prefetch 1, and no data is lost"
     ]
     assert set(multiprocessing.active_children()) <= before

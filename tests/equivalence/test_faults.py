@@ -66,7 +66,7 @@ def compared(stages: Stages, fault: Fault, plant: Plant | None) -> Comparison:
     plain = stages[fault.task].plain(plan)
     _ = plain.arm, plain.reference  # before the other arm, whose plant must not reach them
     job = plain.job("plan", plan)
-    trace = arms.run(job, plant) if fault.ranks == 1 else planted.run(job, plant, fault.ranks)
+    trace = arms.run(job, plant) if fault.ranks == 1 else planted.run(job, fault.name if plant else None, fault.ranks)
     return plain.judged(trace)
 
 

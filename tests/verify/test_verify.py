@@ -53,6 +53,11 @@ if "sameday.verify.arm" in sys.orig_argv and "/plan/" in sys.orig_argv[-2]:
 """
 
 
+def before(folder: Path) -> str:
+    """Where Python looks, this folder first."""
+    return os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+
+
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("verify")
@@ -119,7 +124,7 @@ def test_dropout_stays_on_where_all_plans_draw_the_same_masks(world: Path, task:
 
 def test_other_masks_are_found_where_dropout_is_on(world: Path, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(OTHER_MASKS)
-    done = verify(world, "float32.yaml", "--plan", "vqa.yaml", "--steps", "4", code=1, PYTHONPATH=str(tmp_path))
+    done = verify(world, "float32.yaml", "--plan", "vqa.yaml", "--steps", "4", code=1, PYTHONPATH=before(tmp_path))
     assert done.stdout.startswith("different: NOT the same model")
     assert "first       step 1, gradient:" in done.stdout and "structure   equal" in done.stdout
 
@@ -143,7 +148,7 @@ def test_a_bug_in_the_installed_package_is_found(world: Path, tmp_path: Path) ->
     (tmp_path / "sitecustomize.py").write_text(
         BUG.replace("WHEN", "2 * (len(sys.argv) > 1 and '/plan/' in sys.argv[1])")
     )
-    done = verify(world, "float32.yaml", "--plan", "shared.yaml", "--steps", "4", code=1, PYTHONPATH=str(tmp_path))
+    done = verify(world, "float32.yaml", "--plan", "shared.yaml", "--steps", "4", code=1, PYTHONPATH=before(tmp_path))
     assert done.stdout.startswith("different: NOT the same model")
     assert "first       step 1, positions: sample" in done.stdout
     assert "NOT equal" in done.stdout

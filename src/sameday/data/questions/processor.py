@@ -109,11 +109,7 @@ class ImageProcessor:
         """What a user has to know where torchvision is `installed`, which transformers takes then by itself."""
         if self.backend != "pil" or not installed:
             return None
-        return (
-            "images are resized by Pillow, as recipe.image_backend pil says; AutoProcessor takes torchvision by "
-            "itself, which gives about a third of the pixels one level apart: where the trained model is used, load "
-            'the processor with backend="pil"'
-        )
+        return "images are resized by Pillow (recipe.image_backend pil), not by torchvision as AutoProcessor does"
 
     def pixels(self, image: Image.Image) -> np.ndarray:
         """What the vision tower takes, by transformers alone: float32 of shape (patches, patch_dim)."""
