@@ -364,6 +364,22 @@ def test_a_gpu_with_less_shared_memory_than_the_tiles_take(home: Path) -> None:
         setup.resolve_auto(Plan(level_kernel="fused"), small)
 
 
+def test_fused_levels_in_bf16_are_for_shapes_that_a_gpu_did_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    gpu = Machine("cuda", "GPU", 2**36, 1, triton=True, shared_memory=2**18, capability=(9, 0))
+    published = {"kind": "vision_bdh", "levels": 6, "heads": 6, "width": 192, "latents": 32, "patch": 4}
+    for model, precision, kernel in (
+        (published, "bf16", "fused"),
+        (published | {"width": 48}, "bf16", "plain"),
+        (published | {"width": 48}, "float32", "fused"),
+        (published | {"patch": 2}, "bf16", "plain"),
+    ):
+        setup = ClassifySetup(sets.tiny_recipe(model=model, precision=precision), Path())
+        found, reason = setup.resolve_auto(Plan(level_kernel="auto"), gpu).values["level_kernel"]
+        assert found == kernel, (model, precision, reason)
+    assert "257 tokens of width 192" in reason
+
+
 def test_everything_that_a_plan_cannot_have_here_is_said_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     setup, machine = ClassifySetup(sets.tiny_recipe(), home), Machine("cpu", "CPU", 2**34, 2, False)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sameday.hardware.machine import Machine
-from sameday.kernels.bdh import SHARED_MEMORY, interpreted, refusal, too_many
+from sameday.kernels.bdh import SHARED_MEMORY, interpreted, refusal, too_many, untried
 from sameday.spec.classify import ClassifyRecipe
 from sameday.spec.errors import refuse
 from sameday.spec.plan import Plan
@@ -48,8 +48,12 @@ def no_fused_levels(recipe: ClassifyRecipe, machine: Machine) -> str | None:
         have, need = machine.shared_memory // 1024, SHARED_MEMORY // 1024
         return f"their tiles take {need} KiB of a multiprocessor's shared memory, and {machine.name} has {have}"
     tokens = shape.tokens(recipe.data.image_size)
-    crowded = None if interpreted() else too_many(shape.width, tokens, 2 if recipe.precision == "bf16" else 4)
-    return refusal(shape.width) or crowded
+    if refusal(shape.width) or interpreted():
+        return refusal(shape.width)
+    if recipe.precision == "bf16":
+        units = shape.latents * shape.width // shape.heads
+        return too_many(shape.width, tokens, 2) or untried(shape.width, tokens, units)
+    return too_many(shape.width, tokens, 4)
 
 
 def level_kernel(plan: Plan, recipe: ClassifyRecipe, machine: Machine) -> tuple[str, str]:
