@@ -18,7 +18,8 @@ demo: $(STAMP)
 test: lint types
 	$(BIN)/pytest -n 2 --dist loadfile -m 'not soak' --durations 10
 
-# For the work of every day: linter, types, and what starts no process and trains nothing.
+# For the work of every day, under three minutes on two cores: linter, types, and what starts no process, trains nothing
+# and computes little.
 quick: lint types
 	$(BIN)/pytest -n 2 --dist loadfile -m 'not soak and not slow' --quick
 

@@ -167,6 +167,7 @@ def test_tiles_change_nothing(tiles: dict[str, Launch], monkeypatch: pytest.Monk
     compare(*case("40 units", torch.float64, 0.3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("enough, parts", [(128, 4), (1, 1)])
 def test_heads_are_divided_where_rows_are_few(enough: int, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from sameday.kernels import bdh_triton
@@ -207,6 +208,7 @@ def states(monkeypatch: pytest.MonkeyPatch) -> list[list[Tensor]]:
 GATED = 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dropout", [0.1, 0.9])
 def test_the_mask_is_that_of_the_plain_model(dropout: float, states: list[list[Tensor]]) -> None:
     model = make(dropout=dropout, levels=1, heads=4, latents=5)
@@ -282,6 +284,7 @@ def test_without_gradients_nothing_is_kept(states: list[list[Tensor]]) -> None:
 # What an image gives
 
 
+@pytest.mark.slow
 def test_an_image_gives_the_same_alone_and_in_a_batch() -> None:
     model = make(levels=1)
     pixels, keys = images(model, 3)

@@ -42,6 +42,8 @@ from sameday.train.launch import cache_from_files
 from sameday.train.session import Session, Specs
 from sameday.train.steps import Steps
 
+pytestmark = pytest.mark.slow
+
 CPU = ["plan.device=cpu"]
 """What is made by hand below is made there, and a cache is keyed by where its features were computed."""
 SHARED: dict[str, Any] = {"share_images": True, "packing": True, "max_questions": None, "label_only_logits": True}
@@ -205,7 +207,6 @@ def test_features_of_a_trained_tower_are_refused(home: Path) -> None:
 # The command
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pixels", "features"])
 def test_a_cache_is_filled_checked_and_pruned(home: Path, kind: Any, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = worlds.tiny_recipe(home / "model", order="by_image")
@@ -250,7 +251,6 @@ def test_a_cache_is_filled_checked_and_pruned(home: Path, kind: Any, capsys: pyt
     assert ask("check")[0] and not cache_from_files(home / "small.yaml", None, CPU, Caching(kind, "check"))
 
 
-@pytest.mark.slow
 def test_measured_steps_decide_what_auto_is(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (home / "recipe.yaml").write_text(dump_yaml(worlds.tiny_recipe(home / "model", order="by_image")))
     plan = Session.start(Specs.from_files(home / "recipe.yaml", None, CPU)).plan

@@ -20,7 +20,7 @@ from sameday.tasks.vqa.setup import VqaSetup
 from sameday.tasks.vqa.task import VqaTask
 from sameday.train import checkpoint
 
-pytestmark = pytest.mark.usefixtures("own_signals")
+pytestmark = [pytest.mark.usefixtures("own_signals"), pytest.mark.slow]
 TRAIN = ("train", "recipe.yaml", "--set", "plan.device=cpu", "--out", "run")
 FAILED = "torch.compile failed: BackendCompilerFailed: backend='compiler' raised: ValueError: no such instruction"
 

@@ -121,6 +121,7 @@ def check(step: dict[str, float], part: str) -> None:
     assert all(seconds == 0 for other, seconds in step.items() if other != part), step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "part"), PLACES)
 def test_a_delay_shows_where_it_is(
     homes: dict[str, Path], monkeypatch: pytest.MonkeyPatch, name: str, part: str
@@ -137,6 +138,7 @@ def test_a_delay_shows_where_it_is(
     assert time.calls >= STEPS + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "part"), PLACES)
 def test_a_delay_in_training_shows_where_it_is(
     homes: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, part: str

@@ -122,6 +122,7 @@ def test_dropout_stays_on_where_all_plans_draw_the_same_masks(world: Path, task:
     assert found["dropout"] == "on" and not found["differences"]
 
 
+@pytest.mark.soak
 def test_other_masks_are_found_where_dropout_is_on(world: Path, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(OTHER_MASKS)
     done = verify(world, "float32.yaml", "--plan", "vqa.yaml", "--steps", "4", code=1, PYTHONPATH=before(tmp_path))
