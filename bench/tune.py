@@ -23,7 +23,8 @@ from verify import BEST, SHAPES, WORDS, recipe, write_data
 
 from sameday.demo.patterns import write_patterns
 from sameday.demo.tiny import write_model
-from sameday.spec.load import dump_yaml, load_plan, load_recipe
+from sameday.spec.document import dump_yaml
+from sameday.spec.load import load_plan, load_recipe
 from sameday.spec.plan import Plan
 from sameday.tasks.registry import setup_of
 from sameday.tune.command import Trials

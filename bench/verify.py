@@ -30,7 +30,8 @@ from vlm_step import SIZES
 
 from sameday.demo.patterns import write_patterns
 from sameday.demo.tiny import write_model
-from sameday.spec.load import dump_yaml, load_recipe
+from sameday.spec.document import dump_yaml
+from sameday.spec.load import load_recipe
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.spec.vqa import VqaRecipe

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from typed import Said, refused, sameday, write_recipe
 from worlds import FAMILIES, write_world
 
-from sameday.spec.convert import convert
+from sameday.spec.convert.config import convert
 from sameday.spec.errors import EXIT_DIVERGED
 from sameday.spec.load import load_plan, load_recipe
 from sameday.spec.manifest import MANIFEST, write_manifest

@@ -188,8 +188,8 @@ def convert(
 ) -> None:
     """A Trainer-style config becomes a recipe and a plan; every key says where it went."""
     from sameday.models.families import known_families
-    from sameday.spec.conversion import render, write
-    from sameday.spec.convert import convert as convert_file
+    from sameday.spec.convert.config import convert as convert_file
+    from sameday.spec.convert.conversion import render, write
 
     conversion = convert_file(old, known_families(), drop)
     paths = write(conversion, out)

@@ -15,7 +15,7 @@ from sameday.cli import app
 from sameday.hardware.kernels import kernels
 from sameday.hardware.machine import Machine
 from sameday.hardware.variables import installed_files, judged, knowers, of_libraries
-from sameday.spec.load import dump_yaml
+from sameday.spec.document import dump_yaml
 
 NOTHING = "its name is in no library that is installed here, so nothing here reads it"
 

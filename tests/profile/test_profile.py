@@ -24,8 +24,9 @@ from sameday.profile import timeline
 from sameday.profile.command import PATIENCE, progress
 from sameday.profile.summary import short_place
 from sameday.profile.timeline import covered
+from sameday.spec.document import dump_yaml
 from sameday.spec.errors import BadInput, RunStopped
-from sameday.spec.load import dump_yaml, load_recipe
+from sameday.spec.load import load_recipe
 from sameday.spec.plan import Plan
 from sameday.tasks.registry import setup_of
 

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sameday.models.families import known_families
-from sameday.spec import trainer_keys
-from sameday.spec.conversion import Conversion, render, write
-from sameday.spec.convert import convert
+from sameday.spec.convert import keys as trainer_keys
+from sameday.spec.convert.config import convert
+from sameday.spec.convert.conversion import Conversion, render, write
 from sameday.spec.errors import BadInput
 from sameday.spec.load import load_plan, load_recipe, resolve_path
 from sameday.spec.plan import Plan

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from sameday.spec.classify import ClassifyRecipe
+from sameday.spec.document import dump_yaml
 from sameday.spec.errors import BadInput
 from sameday.spec.identity import as_before
-from sameday.spec.load import dump_yaml, load_recipe, load_recorded_recipe, recipe_from
+from sameday.spec.load import load_recipe, load_recorded_recipe, recipe_from
 from sameday.spec.lora import Lora
 from sameday.spec.order import Order
 from sameday.spec.plan import Plan

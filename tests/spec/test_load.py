@@ -8,8 +8,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sameday.spec.document import dump_yaml
 from sameday.spec.errors import BadInput
-from sameday.spec.load import dump_yaml, load_plan, load_recipe, resolve_model, resolve_path
+from sameday.spec.load import load_plan, load_recipe, resolve_model, resolve_path
 from sameday.spec.plan import Plan
 from sameday.spec.sets import split_sets
 from sameday.spec.vqa import VqaRecipe

@@ -8,8 +8,9 @@ import reported
 
 from sameday.report.beside import Profile, Tune, read_beside
 from sameday.report.gather import gather
+from sameday.spec.document import dump_yaml
 from sameday.spec.errors import BadInput
-from sameday.spec.load import dump_yaml, load_plan
+from sameday.spec.load import load_plan
 from sameday.spec.plan import Plan
 from sameday.spec.record import RunFolder
 from sameday.spec.removed import REMOVED, without_removed

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from sameday.spec.classify import ClassifyRecipe
+from sameday.spec.document import dump_yaml
 from sameday.spec.errors import BadInput
-from sameday.spec.load import dump_yaml, load_plan, load_recipe, recipe_from
+from sameday.spec.load import load_plan, load_recipe, recipe_from
 from sameday.spec.plan import Plan, fields_of, foreign
 from sameday.spec.recipe import Recipe, differences
 from sameday.spec.record import RunFolder

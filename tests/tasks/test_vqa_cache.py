@@ -29,8 +29,8 @@ from sameday.data.questions.sample import images_of
 from sameday.hardware.machine import Machine
 from sameday.hardware.ranks import Ranks
 from sameday.models import vlm
+from sameday.spec.document import dump_yaml
 from sameday.spec.errors import EXIT_STOPPED, BadInput
-from sameday.spec.load import dump_yaml
 from sameday.spec.plan import Plan
 from sameday.tasks.base import Caching
 from sameday.tasks.vqa import cache

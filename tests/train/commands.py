@@ -15,7 +15,7 @@ from typing import Any
 import worlds
 
 from sameday.data.times import Times
-from sameday.spec.load import dump_yaml
+from sameday.spec.document import dump_yaml
 from sameday.spec.record import read_metrics
 
 LIMIT = 600

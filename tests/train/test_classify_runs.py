@@ -17,8 +17,8 @@ from commands import assert_same_run, finished, started
 from torch import Tensor
 
 from sameday.hardware.ranks import Ranks
+from sameday.spec.document import dump_yaml
 from sameday.spec.errors import EXIT_OUT_OF_MEMORY, RunStopped
-from sameday.spec.load import dump_yaml
 from sameday.spec.plan import Plan
 from sameday.spec.record import RunFolder
 from sameday.train.loop import train

@@ -23,8 +23,8 @@ from commands import assert_same_run
 from safetensors import SafetensorError
 from typed import Said, sameday
 
+from sameday.spec.document import dump_yaml
 from sameday.spec.errors import EXIT_DISK_FULL
-from sameday.spec.load import dump_yaml
 from sameday.spec.room import no_room
 from sameday.train import checkpoint
 from sameday.train.watch import Watch

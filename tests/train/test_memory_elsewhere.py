@@ -14,8 +14,8 @@ import worlds
 from commands import finished
 
 from sameday.hardware.ranks import Ranks
+from sameday.spec.document import dump_yaml
 from sameday.spec.errors import EXIT_OUT_OF_MEMORY, RunStopped
-from sameday.spec.load import dump_yaml
 from sameday.tasks.classify.setup import ClassifySetup
 from sameday.tasks.classify.task import ClassifyTask
 from sameday.tasks.vqa.setup import VqaSetup

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from typed import refused, sameday
 
 from sameday.hardware.ranks import Ranks
-from sameday.spec.load import dump_yaml
+from sameday.spec.document import dump_yaml
 from sameday.spec.plan import Plan
 from sameday.tasks.classify.setup import ClassifySetup
 from sameday.tasks.vqa.setup import VqaSetup

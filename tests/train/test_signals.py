@@ -15,8 +15,8 @@ import sets
 from commands import assert_same_run
 from typed import Said, sameday
 
+from sameday.spec.document import dump_yaml
 from sameday.spec.errors import EXIT_OUT_OF_MEMORY, EXIT_STOPPED
-from sameday.spec.load import dump_yaml
 from sameday.tasks.classify.task import ClassifyTask
 from sameday.train import checkpoint
 

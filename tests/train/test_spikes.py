@@ -16,7 +16,7 @@ from typed import sameday
 
 from sameday.report.gather import gather
 from sameday.report.page import render
-from sameday.spec.load import dump_yaml
+from sameday.spec.document import dump_yaml
 from sameday.spec.words import first_names
 from sameday.tasks.classify.task import ClassifyTask
 from sameday.train.spikes import FEWEST, RISE, WINDOW, usual_before_spike

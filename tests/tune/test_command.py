@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import sets
 
+from sameday.spec.document import dump_yaml
 from sameday.spec.errors import BadInput
-from sameday.spec.load import dump_yaml, load_plan
+from sameday.spec.load import load_plan
 from sameday.spec.plan import Plan
 from sameday.tune import command
 from sameday.tune.command import Trials, tune

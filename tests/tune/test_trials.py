@@ -16,8 +16,9 @@ import sets
 import torch
 import worlds
 
+from sameday.spec.document import dump_yaml
 from sameday.spec.errors import BadInput
-from sameday.spec.load import dump_yaml, load_plan
+from sameday.spec.load import load_plan
 from sameday.spec.plan import Plan
 from sameday.tasks.classify.setup import ClassifySetup
 from sameday.tasks.registry import setup_of

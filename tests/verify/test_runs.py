@@ -20,8 +20,9 @@ from commands import write_run
 from typed import sameday
 
 from sameday.spec.classify import ClassifyRecipe
+from sameday.spec.document import dump_yaml
 from sameday.spec.errors import BadInput
-from sameday.spec.load import dump_yaml, load_plan, load_recipe
+from sameday.spec.load import load_plan, load_recipe
 from sameday.spec.manifest import MANIFEST, write_manifest
 from sameday.spec.plan import Plan
 from sameday.spec.record import RunFolder, read_metrics

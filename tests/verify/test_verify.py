@@ -18,7 +18,8 @@ import sets
 import worlds
 from arms import Stage, run
 
-from sameday.spec.load import dump_yaml, load_recipe
+from sameday.spec.document import dump_yaml
+from sameday.spec.load import load_recipe
 from sameday.spec.plan import Plan
 from sameday.train import commit
 from sameday.verify.compare import compare

@@ -12,8 +12,8 @@ from typing import Any
 
 from sameday.report.beside import MOST, OLD_PHASES, Profile, Tune, Verdict, read_beside, read_json
 from sameday.report.words import count, in_order
+from sameday.spec.document import dump_yaml
 from sameday.spec.errors import EXIT_DISK_FULL, EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, EXIT_STOPPED, BadInput
-from sameday.spec.load import dump_yaml
 from sameday.spec.plan import Plan
 from sameday.spec.reading import METRICS
 from sameday.spec.recipe import Recipe

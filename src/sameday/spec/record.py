@@ -22,9 +22,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
+from sameday.spec.document import dump_yaml
 from sameday.spec.errors import BadInput
 from sameday.spec.identity import as_before
-from sameday.spec.load import dump_yaml, load_recorded_plan, load_recorded_recipe, resolve_path
+from sameday.spec.load import load_recorded_plan, load_recorded_recipe, resolve_path
 from sameday.spec.plan import Plan
 from sameday.spec.reading import JSON, read_file
 from sameday.spec.recipe import Recipe, differences

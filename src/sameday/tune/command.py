@@ -19,8 +19,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from sameday.spec.document import dump_yaml
 from sameday.spec.errors import BadInput
-from sameday.spec.load import dump_yaml
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.spec.record import check_output, same_file, write_text

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sameday.spec import trainer_keys as keys
-from sameday.spec.conversion import Note, show
-from sameday.spec.load import Document
+from sameday.spec.convert import keys
+from sameday.spec.convert.conversion import Note, show
+from sameday.spec.document import Document
 
 
 class Settings:

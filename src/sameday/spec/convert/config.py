@@ -9,13 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sameday.spec import trainer_keys as keys
-from sameday.spec.conversion import Conversion, Note, show
+from sameday.spec.convert import keys
+from sameday.spec.convert.conversion import Conversion, Note, show
+from sameday.spec.convert.settings import Settings
+from sameday.spec.document import read_document
 from sameday.spec.errors import BadInput
-from sameday.spec.load import read_document, resolve_path, validate
+from sameday.spec.explain import validate
+from sameday.spec.load import resolve_path
 from sameday.spec.lora import Lora
 from sameday.spec.plan import Plan
-from sameday.spec.trainer_settings import Settings
 from sameday.spec.vqa import VqaRecipe
 
 

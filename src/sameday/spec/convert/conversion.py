@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sameday.spec.convert.keys import PATHS
+from sameday.spec.document import dump_yaml
 from sameday.spec.errors import BadInput
-from sameday.spec.load import dump_yaml, resolve_path
+from sameday.spec.load import resolve_path
 from sameday.spec.plan import Plan
 from sameday.spec.record import write_text
-from sameday.spec.trainer_keys import PATHS
 from sameday.spec.vqa import VqaRecipe
 
 UNSAID = (

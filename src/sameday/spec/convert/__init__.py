@@ -1,0 +1,1 @@
+"""From another trainer's config to a recipe and a plan."""

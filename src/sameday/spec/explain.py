@@ -1,0 +1,176 @@
+"""What is wrong with a document, in words: the place, the key, the value and what is allowed."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import types
+import typing
+from typing import Any, Literal, TypeVar, Union
+
+from pydantic import BaseModel, ValidationError
+
+from sameday.spec.document import Document, KeyPath, show
+from sameday.spec.errors import BadInput
+from sameday.spec.plan import Plan
+from sameday.spec.recipe import Strict
+from sameday.spec.registry import RECIPES
+from sameday.spec.removed import REMOVED, refusal
+
+Spec = TypeVar("Spec", bound=Strict)
+
+_UNIONS = (Union, types.UnionType)
+
+
+def validate(kind: type[Spec], document: Document) -> Spec:
+    """The document as a Recipe or a Plan; BadInput with one line per problem."""
+    try:
+        return kind.model_validate(document.values)
+    except ValidationError as error:
+        # Each branch of a union reports for itself; what they say about one key is one problem.
+        lines: dict[str, None] = {}
+        for problem in error.errors(include_url=False):
+            lines[_explain(kind, document, dict(problem))] = None
+        raise BadInput("\n".join(lines)) from None
+
+
+def _explain(kind: type[BaseModel], document: Document, problem: dict[str, Any]) -> str:
+    loc = problem["loc"]
+    if problem["type"] == "missing" and isinstance(loc[-1], int):
+        loc = loc[:-1]  # what is wrong is the length of the list
+    path, owner, annotation = _locate(kind, loc)
+    place, name, given = document.place(path), show(path), problem["input"]
+    if problem["type"].startswith("union_tag_"):
+        return _explain_tag(document, (*path, "kind"), annotation, given)
+    if problem["type"] == "extra_forbidden":
+        return f"{place}: {name} {_unknown_key(kind, owner, path)}"
+    if problem["type"] == "missing" and loc == problem["loc"]:
+        return f"{place}: {name} is missing"
+    if problem["type"] == "value_error":
+        return _explain_rule(kind, document, path, given, str(problem["ctx"]["error"]))
+    if problem["type"] == "invalid_key" or problem["loc"][-1] == "[key]":
+        place = document.place((*path[:-1], str(path[-1])))
+        return f"{place}: the key {given!r} must be a string: put it in quotes"
+    if re.search(r"_type$|^literal_error$|^missing$|^too_long$", problem["type"]) and annotation is not None:
+        hint = ""
+        if problem["type"] == "string_type" and not isinstance(given, list | dict | None):
+            hint = ": put it in quotes"
+        return f"{place}: {name} is {shown(given)}; must be {_allowed(annotation)}{hint}"
+    must = re.sub(r"^\w+ should ", "must ", problem["msg"]).replace(" after validation", "")
+    if problem["type"] == "less_than_equal":
+        must += _why_at_most(owner, path[-1])
+    return f"{place}: {name} is {shown(given)}; {must}"
+
+
+def _why_at_most(owner: type[BaseModel], name: Any) -> str:
+    extra = owner.model_fields[name].json_schema_extra if name in owner.model_fields else None
+    return f": {extra['why_at_most']}" if isinstance(extra, dict) and "why_at_most" in extra else ""
+
+
+def _explain_tag(document: Document, path: KeyPath, annotation: Any, given: dict[str, Any]) -> str:
+    """One of several models was meant, and it is not known which."""
+    said = f"is {shown(given['kind'])}" if "kind" in given else "is missing"
+    allowed = ", ".join(map(repr, _models(annotation)))
+    return f"{document.place(path)}: {show(path)} {said}; must be one of {allowed}"
+
+
+def _explain_rule(kind: type[BaseModel], document: Document, path: KeyPath, given: Any, text: str) -> str:
+    """A validator's own sentence. One about several keys stands at the first of them that was given."""
+    if text.startswith("must"):
+        return f"{document.place(path)}: {show(path)} is {shown(given)}; {text}"
+    named = [(*path, *word.split(".")) for word in re.findall(r"\w+(?:\.\w+)*", text)]
+    place = next((document.places[key] for key in named if key in document.places), document.place(path))
+    return f"{place}: {show(path)}: {text}" if path else f"{place}: {text}"
+
+
+def _models(annotation: Any) -> dict[str, type[BaseModel]]:
+    """The models among a type's alternatives, by their kinds where there are several."""
+    given = typing.get_args(annotation) if typing.get_origin(annotation) in _UNIONS else (annotation,)
+    models = [each for each in given if isinstance(each, type) and issubclass(each, BaseModel)]
+    return {"": models[0]} if len(models) == 1 else {each.model_fields["kind"].default: each for each in models}
+
+
+def _locate(kind: type[BaseModel], loc: KeyPath) -> tuple[KeyPath, type[BaseModel], Any]:
+    """The key path in an error's location, the model that holds its last key, and that key's type."""
+    path: KeyPath = ()
+    owner: type[BaseModel] = kind
+    annotation: Any = None
+    while loc:
+        path, loc = (*path, loc[0]), loc[1:]
+        if path[-1] not in owner.model_fields:
+            return path, owner, None
+        annotation = owner.model_fields[path[-1]].annotation
+        models = _models(annotation)
+        if not models:
+            # What follows is an index, a mapping's key, or the name of a union's branch, which is no key.
+            if loc and typing.get_origin(annotation) is dict:
+                return (*path, loc[0]), owner, typing.get_args(annotation)[1]
+            if loc and isinstance(loc[0], int):
+                return (*path, loc[0]), owner, typing.get_args(annotation)[0]
+            return path, owner, annotation
+        if len(models) > 1 and loc:  # the kind comes first, and is no key
+            annotation, loc = models[loc[0]], loc[1:]
+        elif loc:
+            (annotation,) = models.values()
+        if loc:
+            owner = annotation
+    return path, owner, annotation
+
+
+def _unknown_key(kind: type[BaseModel], owner: type[BaseModel], path: KeyPath) -> str:
+    key = str(path[-1])
+    if kind is Plan and key in REMOVED:
+        return refusal(key)
+    inside = [(name, kinds) for name, field in kind.model_fields.items() if (kinds := _models(field.annotation))]
+    for _, kinds in inside:
+        here = next((tag for tag, model in kinds.items() if model is owner), "")
+        there = [tag for tag, model in kinds.items() if key in model.model_fields]
+        if here and there:
+            return f"is not a key of kind {here}, but of {', '.join(there)}"
+    if kind is not Plan and key in Plan.model_fields:
+        return "is a plan field, not a recipe field"
+    for task, other in RECIPES.items():
+        if kind is Plan and key in other.model_fields:
+            return "is a recipe field, not a plan field"
+        if owner is kind and kind is not other and key in other.model_fields:
+            return f"is not a key here, but in recipes of task {task}"
+    for name, kinds in inside:
+        inner = key.removeprefix(f"{name}_")
+        if owner not in kinds.values() and any(inner in model.model_fields for model in kinds.values()):
+            return f"is not a key here; it belongs to {name}: {name}.{inner}"
+    if owner is not kind and key in kind.model_fields:
+        return f"is not a key here; {key} belongs to the top level"
+    valid = list(owner.model_fields)
+    near = difflib.get_close_matches(key, valid, n=3)
+    return (
+        f"is not a key here; nearest: {', '.join(near)}" if near else f"is not a key here; allowed: {', '.join(valid)}"
+    )
+
+
+def _allowed(annotation: Any) -> str:
+    """A type in a user's words."""
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal:
+        return ("one of " if len(args) > 1 else "") + ", ".join(repr(arg) for arg in args)
+    if origin in _UNIONS:
+        return " or ".join(_allowed(arg) for arg in args)
+    if origin is tuple:
+        count = "" if args[-1] is Ellipsis else f"{len(args)} "
+        return f"a list of {count}{_allowed(args[0]).split()[-1]}s"
+    if origin is dict or annotation is dict:
+        return "a mapping"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return f"a mapping with the keys {', '.join(annotation.model_fields)}"
+    words = {int: "an integer", float: "a number", str: "a string", bool: "true or false", type(None): "null"}
+    return words[annotation]
+
+
+def shown(given: Any) -> str:
+    """A value as the file may have written it, cut where it is long."""
+    if given is None or isinstance(given, bool):
+        return {None: "null", True: "true", False: "false"}[given]
+    try:
+        text = repr(list(given) if isinstance(given, tuple) else given)
+    except ValueError:
+        return "a number of thousands of digits"
+    return text if len(text) <= 80 else text[:77] + "..."
