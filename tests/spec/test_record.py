@@ -316,3 +316,16 @@ def test_what_is_no_run_folder(tmp_path: Path) -> None:
     for again in (lambda: RunFolder.read(run.path), lambda: started(run.path)):
         with pytest.raises(BadInput, match=r"environment\.json: is not what a run wrote"):
             again()
+
+
+def test_what_a_command_did_not_write_is_not_written_over(tmp_path: Path) -> None:
+    """A set of questions whose name was typed for the output's."""
+    said = "is there already, and this command did not write it; choose another one"
+    for text in ('[{"question": "?"}]', '{"question": "?"}\n', "<!DOCTYPE html>"):
+        (tmp_path / "train.json").write_text(text)
+        with pytest.raises(BadInput, match=said):
+            check_output("--json", tmp_path / "train.json")
+    check_output("--out", tmp_path / "train.json", begins=b"<!DOCTYPE html>")
+    for text in ("", '{\n "verdict": 1}\n'):
+        (tmp_path / "train.json").write_text(text)
+        check_output("--json", tmp_path / "train.json")

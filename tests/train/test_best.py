@@ -99,17 +99,16 @@ def test_without_it_the_result_is_the_last(world: Path, whole: Path) -> None:
 
 
 def test_a_best_checkpoint_that_was_damaged(world: Path, whole: Path) -> None:
-    """The last one is whole, and the run is at its end."""
+    """The last one is whole, and the run is at its end: it goes back to before them, and finds them again."""
     shutil.copytree(whole, world / "damaged")
     shutil.rmtree(world / "damaged" / "adapter")
     best = json.loads((whole / "eval.json").read_text())["result"]["step"]
     path = Path("damaged") / "checkpoints" / f"step-{best:06d}"
     (world / path / "adapter_model.safetensors").unlink()
-    said = refused(world, *WORDS, "--out", "damaged")
-    assert said == (
-        f"{path}: has the best weights of this run, and cannot be used: adapter_model.safetensors is missing; the last "
-        f"weights are in damaged/checkpoints/step-{STEPS:06d}"
-    )
+    said = run(world, "damaged")
+    why = f"the best weights so far, of {path.name}, cannot be used: adapter_model.safetensors is missing"
+    assert said.code == 0 and f"checkpoint step-{STEPS:06d} is left aside: {why}" in said.out
+    assert weights(world / "damaged" / "adapter") == weights(whole / "adapter")
 
 
 def test_what_cannot_be_known_is_refused(world: Path) -> None:
@@ -137,6 +136,15 @@ def test_the_best_is_the_first_of_the_best(values: list[float], metric: str) -> 
         return
     best = min(finite) if metric == "loss" else max(finite)
     assert state.best is not None and state.best["step"] == values.index(best)
+
+
+def test_equal_scores_are_told_apart_by_the_loss() -> None:
+    """Else a metric that stays at zero would hand over the first weights."""
+    state = LoopState()
+    for step, loss in enumerate((3.0, 1.0, 2.0)):
+        state.step = step
+        state.compare({"loss": loss, "exact_match": 0.0}, Best(metric="exact_match"))
+    assert state.best == {"step": 1, "loss": 1.0, "exact_match": 0.0}
 
 
 @given(st.integers(1, 60), st.integers(1, 20), st.none() | st.integers(1, 9) | st.just("epoch"), st.integers(1, 9))

@@ -38,14 +38,18 @@ def load_start(model: nn.Module, family: Family, recipe: VlmRecipe, folder: Path
     from peft import PeftModel
 
     check_start(model, family, recipe, folder, base)
+    check_base(folder, digest, next(model.parameters()).dtype, f"start_adapter {folder}", base)
+    return PeftModel.from_pretrained(model, str(folder), is_trainable=True)
+
+
+def check_base(folder: Path, digest: str, dtype: torch.dtype, whose: str, base: str) -> None:
+    """BadInput where an adapter says that it belongs to other weights, of the same format."""
     origin = _origin(folder)
-    dtype = str(next(model.parameters()).dtype)
-    if origin is not None and origin.get("dtype") == dtype and origin.get("base_model") != digest:
+    if origin is not None and origin.get("dtype") == str(dtype) and origin.get("base_model") != digest:
         raise BadInput(
-            f"start_adapter {folder}: was trained on another base model: its weights were not those of {base}; "
+            f"{whose}: was trained on another base model: its weights were not those of {base}; "
             "allowed: an adapter of this base model"
         )
-    return PeftModel.from_pretrained(model, str(folder), is_trainable=True)
 
 
 def check_start(model: nn.Module, family: Family, recipe: VlmRecipe, folder: Path, base: str) -> None:

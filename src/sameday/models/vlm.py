@@ -26,7 +26,7 @@ from sameday.kernels.patches import patches
 from sameday.models.adapters import adapter_parameters, add_adapters, prepare_adapters
 from sameday.models.families import family_of
 from sameday.models.families.base import Family, Grids
-from sameday.models.start import WEIGHTS, load_start, write_origin
+from sameday.models.start import WEIGHTS, check_base, load_start, write_origin
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
 from sameday.spec.vlm import VlmRecipe
@@ -235,6 +235,7 @@ class VisionLanguageModel:
         if self.recipe.train == "lora":
             from peft import set_peft_model_state_dict
 
+            check_base(folder, self.base_digest, self.base_dtype, str(folder), self.recipe.model)
             tensors = _read(lambda: load_file(folder / WEIGHTS), folder)
             own = {name.replace(".default.", "."): p.shape for name, p in adapter_parameters(self.module)}
             if {name: tensor.shape for name, tensor in tensors.items()} != own:
@@ -250,11 +251,14 @@ class VisionLanguageModel:
             self.module.load_state_dict(saved.state_dict())
 
 
-def _read(read: Callable[[], Any], folder: Path) -> Any:
+def _read(read: Callable[[], Any], folder: Path | str) -> Any:
     try:
         return read()
     except (OSError, SafetensorError, RuntimeError) as error:
-        raise BadInput(f"{folder}: its weights cannot be read: {error}") from None
+        if isinstance(error, RuntimeError) and "mismatch" not in str(error):  # memory, among others
+            raise
+        why = str(error).strip().splitlines()
+        raise BadInput(f"{folder}: its weights cannot be read: {why[0] if why else type(error).__name__}") from None
 
 
 def _digest(model: Any) -> str:
@@ -276,11 +280,22 @@ def load_base(model: str, recipe: VlmRecipe, device: torch.device) -> Any:
     config = AutoConfig.from_pretrained(model, revision=recipe.revision)
     family_of(config.model_type).check_supported(config)
     half = recipe.precision == "bf16"
-    base = AutoModelForImageTextToText.from_pretrained(
+    # What is missing would be drawn at random, without a seed.
+    base, loaded = _read(
+        lambda: AutoModelForImageTextToText.from_pretrained(
+            model,
+            revision=recipe.revision,
+            dtype=torch.bfloat16 if half else torch.float32,
+            attn_implementation="sdpa",
+            device_map={"": device} if device.type == "cuda" else None,
+            output_loading_info=True,
+        ),
         model,
-        revision=recipe.revision,
-        dtype=torch.bfloat16 if half else torch.float32,
-        attn_implementation="sdpa",
-        device_map={"": device} if device.type == "cuda" else None,
     )
+    lacking = sorted(loaded["missing_keys"])
+    if lacking:
+        raise BadInput(f"{model}: its weights lack {len(lacking)} of the model's tensors: {first_names(lacking)}")
+    bad = [name for name, parameter in base.named_parameters() if not parameter.isfinite().all()]
+    if bad:
+        raise BadInput(f"{model}: holds weights that are not finite: {first_names(bad)}")
     return base.eval()

@@ -36,7 +36,7 @@ def report_from_files(
     """Write the report of these runs, whole or not at all."""
     beside = [path / f"{command}.json" for path in paths for command in COMMANDS]
     read = [file for path in paths for file in run_files(path)]
-    check_output("--out", out, (*read, *beside, *profiles, *tunes, *verdicts))
+    check_output("--out", out, (*read, *beside, *profiles, *tunes, *verdicts), b"<!DOCTYPE html>")
     write_text(out, render(gather(paths, profiles, tunes, verdicts)))
     return out
 

@@ -33,5 +33,12 @@ class RunStopped(Exception):
         return str(self.args[0])
 
 
+class EvaluationGivenUp(RunStopped):
+    """Asked to stop in an evaluation, on all ranks alike. What was asked for is done when the run goes on."""
+
+    def __init__(self, *_again: object) -> None:
+        super().__init__("asked to stop in an evaluation; run again to go on", EXIT_STOPPED)
+
+
 class CompileFailed(RunStopped):
     """torch.compile could not do it. The same run can go on without."""

@@ -37,10 +37,14 @@ class Best(Strict):
 
     _every = field_validator("every")(steps_or_epoch)
 
-    def beats(self, score: float, other: float | None) -> bool:
-        """Of two scores of the metric, or where there is no other one; what is not finite is never the best."""
-        better = other is None or (score < other if self.metric == "loss" else score > other)
-        return math.isfinite(score) and better
+    def beats(self, scores: dict[str, float], other: dict[str, float] | None) -> bool:
+        """Of two validations, or where there is no other one: by the metric, and where that is the same by the loss.
+        What is not finite is never the best."""
+
+        def rank(each: dict[str, float]) -> tuple[float, float]:
+            return (0.0 if self.metric == "loss" else -each[self.metric], each["loss"])
+
+        return math.isfinite(scores[self.metric]) and (other is None or rank(scores) < rank(other))
 
 
 class Recipe(Strict):

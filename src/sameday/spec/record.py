@@ -26,6 +26,7 @@ from sameday.spec.document import dump_yaml
 from sameday.spec.errors import BadInput
 from sameday.spec.identity import as_before
 from sameday.spec.load import load_recorded_plan, load_recorded_recipe, resolve_path
+from sameday.spec.manifest import fault
 from sameday.spec.plan import Plan
 from sameday.spec.reading import JSON, read_file
 from sameday.spec.recipe import Recipe, differences
@@ -86,6 +87,10 @@ def run_files(folder: Path) -> list[Path]:
     return [*(folder / name for name in (*asked, *told, *measured)), *scores]
 
 
+OUR_JSON = b"{\n"
+"""How what commands write as JSON begins; a line of questions does not."""
+
+
 def same_file(one: Path, other: Path) -> bool:
     """Whether what is written to one is written over the other. Pipes and devices may serve twice."""
     if os.path.exists(one) and os.path.exists(other):
@@ -93,8 +98,9 @@ def same_file(one: Path, other: Path) -> bool:
     return os.path.realpath(one) == os.path.realpath(other)
 
 
-def check_output(option: str, path: Path | None, inputs: Iterable[Path | None] = ()) -> None:
-    """Before hours are spent on what could not be written then, or would be written over what was read."""
+def check_output(option: str, path: Path | None, inputs: Iterable[Path | None] = (), begins: bytes = OUR_JSON) -> None:
+    """Before hours are spent on what could not be written then, or would be written over what was read or what begins
+    otherwise than what is written."""
     if path is None:
         return
     try:
@@ -112,6 +118,12 @@ def check_output(option: str, path: Path | None, inputs: Iterable[Path | None] =
         raise BadInput(f"{option} {path}: cannot be written: {error.strerror}") from None
     if any(same_file(path, each) for each in inputs if each is not None):
         raise BadInput(f"{option} {path}: is one of the files that are read; choose another one")
+    if path.is_file() and path.stat().st_size:
+        with path.open("rb") as file:
+            if file.read(len(begins)) != begins:
+                raise BadInput(
+                    f"{option} {path}: is there already, and this command did not write it; choose another one"
+                )
 
 
 def _takes_bytes(path: Path) -> bool:
@@ -218,6 +230,7 @@ class RunFolder:
         self.resumed = False
         self._made = self._fresh = False
         self._lock: int | None = None
+        self._about: dict[str, Any] | None = None
         self._file: IO[str] | None = None
 
     @classmethod
@@ -373,12 +386,35 @@ class RunFolder:
             history, environment["started"] = before.get("history", []), before.get("started", now)
         command = shlex.join(sys.argv)
         start = {"time": now, "command": command, "plan": self.plan.model_dump(mode="json")}
-        environment |= {"command": command, "history": [*history, start]}
+        self._about = environment | {"command": command, "history": [*history, start]}
+        if not self.resumed or self.finished_scores() is None:
+            self.begin()
+
+    def begin(self) -> None:
+        """Record how it is run from here on; once. A finished run that is only looked at stays as it is."""
+        about, self._about = self._about, None
+        if about is None:
+            return
         write_text(self.path / "plan.yaml", dump_yaml(self.plan))
-        self.write_json("environment.json", environment)
+        self.write_json("environment.json", about)
         # Last, because it is what makes this a run folder.
         if not self.resumed:
-            write_text(recipe_path, dump_yaml(self.recipe))
+            write_text(self.path / "recipe.yaml", dump_yaml(self.recipe))
+
+    @property
+    def begun(self) -> bool:
+        """Whether this process has recorded itself here."""
+        return self._about is None
+
+    def finished_scores(self) -> dict[str, float] | None:
+        """Of a run that has its weights already, whole; None where something is left to do."""
+        if fault(self.result) is not None:
+            return None
+        try:
+            scores = json.loads((self.path / "eval.json").read_text())["val"]
+            return {name: math.nan if score is None else score for name, score in scores.items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
 
     def _acquire(self) -> None:
         lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)

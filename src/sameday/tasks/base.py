@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from sameday.spec.errors import EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, BadInput, RunStopped
+from sameday.spec.errors import EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, BadInput, EvaluationGivenUp, RunStopped
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.spec.words import first_names
@@ -221,6 +221,10 @@ class TaskSetup(ABC):
         return f"Task {self.recipe.task}.", "The recipe below has all of its fields."
 
 
+NO_MEMORY, ASKED_TO_STOP = 1.0, 2.0**20
+"""What ends a rank's part of an evaluation, as numbers that are summed over ranks with its scores."""
+
+
 class Task(ABC):
     """A loaded task. Order comes from the recipe, partition from the plan, and sums are never averages: the loop
     divides once."""
@@ -237,6 +241,8 @@ class Task(ABC):
     """What is left to try where one sample alone is too much."""
     evaluation_advice: str = "a smaller model or smaller samples"
     """The same for evaluation, which keeps nothing for a backward pass."""
+    stop_asked: Callable[[], bool] = staticmethod(lambda: False)
+    """Whether somebody waits for this process to leave: an evaluation is then given up between two micro-batches."""
 
     @abstractmethod
     def trained(self) -> dict[str, nn.Parameter]:
@@ -293,9 +299,11 @@ class Task(ABC):
     def evaluate(self, split: str, ranks: Ranks, budget: int | None = None) -> dict[str, float]:
         """Scores of a split: `loss`, `samples` (how many), and shares of the samples; empty where there is none."""
 
-    def evaluation_stopped(self, sample: str, short: Sequence[str], ranks: Ranks) -> RunStopped:
-        """For all ranks alike, where one of them has no memory to evaluate a single `sample`; `short` names this
-        rank's."""
+    def evaluation_stopped(self, sample: str, short: Sequence[str], ranks: Ranks, flags: float) -> RunStopped:
+        """For all ranks alike, where one of them has no memory to evaluate a single `sample` or was asked to stop;
+        `short` names this rank's sample, and `flags` is the sum of what the ranks ran into."""
+        if flags >= ASKED_TO_STOP:
+            return EvaluationGivenUp()
         names = [name for each in ranks.gather(list(short)) for name in each]
         return RunStopped(
             f"out of memory in evaluation with a single {sample}, {first_names(names)}. What is left to try: "

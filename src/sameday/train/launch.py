@@ -102,6 +102,8 @@ def _check_batch(session: Session) -> None:
 def _announce(session: Session, run: RunFolder) -> None:
     recipe, audited = session.recipe, session.audited
     session.say(f"{recipe.name} {recipe.fingerprint} in {run.path}: {audited.sizes['train']} {recipe.sample}s")
+    if not run.begun:
+        return
     run.write_json("skipped.json", [asdict(each) for each in audited.left_out])
     if audited.left_out:
         session.say("what was left out is recorded in skipped.json")
@@ -113,7 +115,8 @@ def _tell_loaded(session: Session, run: RunFolder, task: Task) -> None:
     if task.left_out:
         listed, _ = grouped([Problem(each.where, each.what) for each in task.left_out])
         session.say("\n".join(["left out, and recorded in skipped.json:", *listed]))
-        run.write_json("skipped.json", [asdict(each) for each in [*session.audited.left_out, *task.left_out]])
+        if run.begun:
+            run.write_json("skipped.json", [asdict(each) for each in [*session.audited.left_out, *task.left_out]])
     for note in task.notes:
         session.say(note)
 

@@ -9,7 +9,7 @@ from functools import partial
 from sameday.hardware.phases import Clock, during
 from sameday.hardware.ranks import Ranks
 from sameday.hardware.signals import StopRequest
-from sameday.spec.errors import EXIT_DIVERGED, EXIT_STOPPED, BadInput, RunStopped
+from sameday.spec.errors import EXIT_DIVERGED, EXIT_STOPPED, BadInput, EvaluationGivenUp, RunStopped
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Best, Recipe
 from sameday.spec.record import RunFolder
@@ -38,12 +38,14 @@ def train(
         closing(Steps(recipe, plan, task, ranks, lambda: stop.asked)) as steps,
     ):
         state = _resumed(recipe, task, run, ranks, steps, watch, cadence)
-        if (before := ranks.from_first(lambda: finished_before(run, state, total))) is not None:
+        if (before := ranks.from_first(lambda: finished_before(run, state, total, watch.say))) is not None:
             watch.say(f"finished already: all {total} steps are done, and the weights are in {run.result}")
-            return before
+            return checked_finite(before, f"{run.path}: validation")
         keep = partial(ranks.from_first, lambda: save(recipe, plan, run, task, steps, state))
+        validate = partial(_validated, recipe, task, ranks, state, watch, cadence, keep)
         task.training(True)
-        scores, asked = {}, False
+        task.stop_asked = lambda: stop.asked
+        scores, asked = validate() if cadence.due(state.step).validate and state.validated < state.step else {}, False
         steps.open(range(state.step, total), state.budget)
         while state.step < total:
             at = state.step + steps.pending
@@ -71,9 +73,7 @@ def train(
                 continue
             best = state.best
             if due.validate and state.step > at:
-                scores = _validated(task, ranks, state, keep)
-                watch.evaluation(state.step, "val", scores)
-                state.compare(scores if due.compare else {}, recipe.best or Best())
+                scores = validate()
             if due.save or asked or state.best is not best:
                 keep()
             if asked and state.step < total:
@@ -95,12 +95,28 @@ def _stopped(step: int, total: int) -> RunStopped:
     return RunStopped(f"asked to stop: {saved if step else nothing}", EXIT_STOPPED)
 
 
-def _validated(task: Task, ranks: Ranks, state: LoopState, keep: Callable[[], None]) -> dict[str, float]:
-    """Scores of the validation data, empty where there is none. An evaluation that fails loses no training."""
+def _validated(
+    recipe: Recipe,
+    task: Task,
+    ranks: Ranks,
+    state: LoopState,
+    watch: Watch,
+    cadence: Cadence,
+    keep: Callable[[], None],
+) -> dict[str, float]:
+    """Scores of the validation data, empty where there is none; said, and compared with the best. An evaluation that
+    fails or is given up loses no training: the steps done are saved, and it comes first when the run goes on."""
     try:
-        return task.evaluate("val", ranks, state.budget)
+        scores = task.evaluate("val", ranks, state.budget)
+    except EvaluationGivenUp:
+        keep()
+        raise _stopped(state.step, cadence.total) from None
     except Exception as error:
         raise _saved_before(in_words(error), ranks, keep) from None
+    watch.evaluation(state.step, "val", scores)
+    state.compare(scores if cadence.due(state.step).compare else {}, recipe.best or Best())
+    state.validated = state.step
+    return scores
 
 
 def _saved_before(error: Exception, ranks: Ranks, keep: Callable[[], None]) -> Exception:
@@ -118,8 +134,6 @@ def _resumed(
     each = ranks.gather(state.step)
     if len(set(each)) > 1:
         raise BadInput(f"{run.path}: each rank needs the same folder; they find checkpoints {each}")
-    if ranks.first:
-        run.rewind(state.step, watch.say)
     if cadence.stop_after is not None and cadence.stop_after <= state.step < cadence.total:
         already = f"step {state.step} of {cadence.total} is done already; run again without --stop-after"
         raise RunStopped(already, EXIT_STOPPED)

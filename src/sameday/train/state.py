@@ -3,7 +3,6 @@ made of it."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -25,21 +24,23 @@ from sameday.train.steps import Steps
 
 @dataclass
 class LoopState:
-    """`step` counts the steps done, `saved` those in the newest checkpoint. `best` has the best validation scores so
-    far, with their step. `budget` is what the plan's, `lowered_from`, was lowered to when memory ran out."""
+    """`step` counts the steps done, `saved` those in the newest checkpoint, `validated` those at the last validation.
+    `best` has the best validation scores so far, with their step. `budget` is what the plan's, `lowered_from`, was
+    lowered to when memory ran out."""
 
     step: int = 0
     best: dict[str, Any] | None = None
     budget: int | None = None
     lowered_from: int | None = None
     saved: int = 0
+    validated: int = 0
 
     def lower(self, task: Task, budget: int) -> int:
         self.budget, self.lowered_from = budget, getattr(task.plan, task.budget_field)
         return budget
 
     def compare(self, scores: dict[str, float], by: Best) -> None:
-        if scores and by.beats(scores[by.metric], self.best[by.metric] if self.best else None):
+        if scores and by.beats(scores, self.best):
             self.best = {"step": self.step, **scores}
 
 
@@ -62,11 +63,15 @@ def restore(recipe: Recipe, task: Task, run: RunFolder, steps: Steps, say: Calla
             raise BadInput(
                 f"{newest.path}: the {' and the '.join(changed)} changed since this checkpoint; choose another --out"
             )
+        if recipe.best is not None and (lost := _best_lost(run, newest.state.get("best"))):
+            say(f"checkpoint {newest.path.name} is left aside: {lost}")
+            continue
         try:
             task.restore(newest.path)
             restore_optimizer(steps.optimizer, steps.trained, load_file(newest.path / checkpoint.OPTIMIZER))
-            state = LoopState(**{name: newest.state[name] for name in known & newest.state.keys()})
-            state.saved = newest.step
+            # An earlier release saved no step before its validation.
+            kept = {"validated": newest.step} | {name: newest.state[name] for name in known & newest.state.keys()}
+            state = LoopState(**kept | {"saved": newest.step})
         except (BadInput, OSError, SafetensorError, RuntimeError) as error:
             failed = error
             say(f"checkpoint {newest.path.name} is left aside: {error}")
@@ -76,6 +81,13 @@ def restore(recipe: Recipe, task: Task, run: RunFolder, steps: Steps, say: Calla
     if failed is not None:  # some weights may have been taken from it: this is no start any more
         raise BadInput(f"{run.path}: no checkpoint can be gone on from: {failed}; choose another --out")
     return LoopState()
+
+
+def _best_lost(run: RunFolder, best: Any) -> str | None:
+    """Why the best weights so far cannot be the result, or None: what was before them can find them again."""
+    path = None if best is None else run.checkpoints / checkpoint.name_of(best["step"])
+    why = None if path is None else checkpoint.fault(path)
+    return None if path is None or why is None else f"the best weights so far, of {path.name}, cannot be used: {why}"
 
 
 def _lowered(state: LoopState, task: Task, say: Callable[[str], None]) -> LoopState:
@@ -112,14 +124,14 @@ def save(recipe: Recipe, plan: Plan, run: RunFolder, task: Task, steps: Steps, s
         _tidy(plan, run, state)
 
 
-def finished_before(run: RunFolder, state: LoopState, total: int) -> dict[str, float] | None:
+def finished_before(
+    run: RunFolder, state: LoopState, total: int, say: Callable[[str], None]
+) -> dict[str, float] | None:
     """The scores of a run that has its weights already, whole; None where something is left to do."""
-    if state.step < total or checkpoint.fault(run.result) is not None:
-        return None
-    try:
-        scores: dict[str, float] = json.loads((run.path / "eval.json").read_text())["val"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    scores = run.finished_scores() if state.step == total else None
+    if scores is None:
+        run.begin()
+        run.rewind(state.step, say)
     return scores
 
 
@@ -152,14 +164,9 @@ def finish_run(
 
 
 def _take_back(task: Task, run: RunFolder, step: int) -> None:
-    path = run.checkpoints / checkpoint.name_of(step)
-    why = checkpoint.fault(path)
-    if why is not None:
-        raise BadInput(
-            f"{path}: has the best weights of this run, and cannot be used: {why}; the last weights are in "
-            f"{checkpoint.steps(run.checkpoints)[-1][1]}"
-        )
-    task.restore(path)
+    if lost := _best_lost(run, {"step": step}):
+        raise BadInput(f"{run.path}: {lost}; run again: it goes on from before them, and finds them again")
+    task.restore(run.checkpoints / checkpoint.name_of(step))
 
 
 def _tidy(plan: Plan, run: RunFolder, state: LoopState) -> None:

@@ -67,11 +67,7 @@ class Watch:
         timed = {} if good.phases is None else {"phases": good.phases}
         record = {"step": step, "loss": good.loss, "seconds": good.seconds, "samples": good.samples, **numbers}
         self.run.append({**record, **timed, **self._spike(good)})
-        if self.board is None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            # A resumed run goes through some steps again: what was charted of them is taken back.
-            self.board = SummaryWriter(str(self.run.path / "tensorboard"), purge_step=step)
+        self._open_board(step)
         if due:
             phases = {f"phases/{name}": seconds for name, seconds in (good.phases or {}).items()}
             self._chart("train", {"loss": good.loss, "samples_per_second": seen / spent, **numbers, **phases}, step)
@@ -80,7 +76,8 @@ class Watch:
         """Says and records a loss far above those before it, with the samples of its step."""
         assert self.run is not None
         if self._losses is None:  # a resumed run goes on as if it had not been stopped
-            self._losses = [record["loss"] for record in self.run.metrics if "split" not in record]
+            found = [record.get("loss") for record in self.run.metrics if "split" not in record]
+            self._losses = [loss for loss in found if isinstance(loss, float)]
         usual = usual_before_spike(self._losses, good.loss)
         self._losses = [*self._losses, good.loss][-WINDOW:]
         if usual is None:
@@ -98,7 +95,15 @@ class Watch:
             + "  ".join(f"{k} {v:.4g}" for k, v in scores.items() if k not in ("loss", "samples"))
         )
         self.run.append({"step": step, "split": split, **scores})
+        self._open_board(step + 1)
         self._chart(split, scores, step)
+
+    def _open_board(self, step: int) -> None:
+        """A resumed run goes through some steps again: what was charted of them, from `step` on, is taken back."""
+        if self.board is None and self.run is not None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.board = SummaryWriter(str(self.run.path / "tensorboard"), purge_step=step)
 
     def _chart(self, group: str, values: dict[str, Any], step: int) -> None:
         assert self.run is not None

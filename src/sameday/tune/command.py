@@ -23,7 +23,7 @@ from sameday.spec.document import dump_yaml
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
-from sameday.spec.record import check_output, same_file, write_text
+from sameday.spec.record import OUR_JSON, check_output, same_file, write_text
 from sameday.spec.words import tell
 from sameday.tasks.base import TRAINING, Choice, Say
 from sameday.train.session import Session, Specs
@@ -261,7 +261,7 @@ def tune(
 def _check_outputs(recipe: Path, out: Path, json_path: Path | None, say: Say) -> None:
     outputs = {"--out": out} | ({"--json": json_path} if json_path is not None else {})
     for option, path in outputs.items():
-        check_output(option, path, (recipe,))
+        check_output(option, path, (recipe,), OUR_JSON if option == "--json" else b"")
     if json_path is not None and same_file(out, json_path):
         raise BadInput(f"--json {json_path}: is the file of --out too; choose another one")
     for path in outputs.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sameday.data.questions import lines
 from sameday.data.questions.lines import read_lines
 from sameday.spec.errors import BadInput
 
@@ -101,3 +103,19 @@ def test_an_array_is_not_held_whole(tmp_path: Path) -> None:
 def test_empty_files_and_arrays_hold_nothing(tmp_path: Path) -> None:
     for text in ("", " \n\n", "[]", "[ \n]\n", "\ufeff"):
         assert items(tmp_path / "a.json", text) == []
+
+
+def test_a_pipe_or_a_device_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    for path in (tmp_path / "pipe.json", Path("/dev/zero")):
+        with pytest.raises(
+            BadInput, match="cannot be read: it is a pipe or a device, not a file; a file with one JSON"
+        ):
+            list(read_lines(path))
+
+
+def test_a_file_without_line_breaks_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "LONGEST", 100)
+    (tmp_path / "tar").write_bytes(b"\0" * 500)
+    with pytest.raises(BadInput, match="cannot be read: line 1 is longer than 100 bytes, which no question is"):
+        list(read_lines(tmp_path / "tar"))

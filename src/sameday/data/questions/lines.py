@@ -14,6 +14,8 @@ from typing import Any
 from sameday.spec.errors import BadInput
 
 BOM = b"\xef\xbb\xbf"
+LONGEST = 2**26
+"""Bytes of one line: a file without line breaks is none of questions."""
 NEEDED = "a file with one JSON object per line, or with one JSON array of objects, is needed"
 # Whole strings, so that no bracket or comma inside one counts. A string holds no line break: where its closing quote is
 # missing, only its own item is spoilt. Nothing is tried twice, however long a text without an end is.
@@ -61,6 +63,8 @@ def read_lines(path: Path, limit: int | None = None) -> Iterator[Line]:
     """Of the whole file, or the first so many; blank lines are passed. A file whose first character is `[` is an array,
     and is never held whole."""
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise BadInput(f"{path} cannot be read: it is a pipe or a device, not a file; {NEEDED}")
         with path.open("rb") as file:
             begins = file.peek(64).removeprefix(BOM).lstrip()
             yield from islice(_items(path, file) if begins.startswith(b"[") else _rows(file), limit)
@@ -71,7 +75,9 @@ def read_lines(path: Path, limit: int | None = None) -> Iterator[Line]:
 
 
 def _rows(file: Any) -> Iterator[Line]:
-    for number, line in enumerate(file, start=1):
+    for number, line in enumerate(iter(lambda: file.readline(LONGEST), b""), start=1):
+        if len(line) == LONGEST:
+            raise OSError(f"line {number} is longer than {LONGEST:,} bytes, which no question is")
         text = line.removeprefix(BOM) if number == 1 else line
         if text.strip():
             yield Line(number, number, text.rstrip(b"\r\n"))

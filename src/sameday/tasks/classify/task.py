@@ -32,7 +32,7 @@ from sameday.models.vision_bdh import VisionBDH
 from sameday.models.vision_flops import count_images
 from sameday.spec.classify import ClassifyRecipe
 from sameday.spec.plan import Plan
-from sameday.tasks.base import StepCost, Task, optimizer_bytes
+from sameday.tasks.base import ASKED_TO_STOP, NO_MEMORY, StepCost, Task, optimizer_bytes
 from sameday.tasks.classify.automatic import images_place
 
 
@@ -225,16 +225,19 @@ class ClassifyTask(Task):
         short: list[str] = []
         with closing(feed(self.plan, self.device, jobs, lambda ids: [self._build(split, ids, (0, 0))])) as batches:
             for batch in chain.from_iterable(batches):
+                # The other ranks wait for this one's sums, and learn from them what ended it.
+                if self.stop_asked():
+                    sums[3] = ASKED_TO_STOP
+                    break
                 scores = _score_or_halve(score, batch.tensors())
                 if isinstance(scores, int):
-                    # The other ranks wait for this one's sums, and learn from them.
-                    short, sums[3] = [self.splits[split].names[scores]], 1
+                    short, sums[3] = [self.splits[split].names[scores]], NO_MEMORY
                     break
                 sums[:3] += scores
         self.training(True)
-        loss, right, samples, out_of_memory = ranks.sum_(sums).tolist()
-        if out_of_memory:
-            raise self.evaluation_stopped(self.recipe.sample, short, ranks)
+        loss, right, samples, flags = ranks.sum_(sums).tolist()
+        if flags:
+            raise self.evaluation_stopped(self.recipe.sample, short, ranks, flags)
         return {"loss": loss / samples, "accuracy": right / samples, "samples": int(samples)}
 
 

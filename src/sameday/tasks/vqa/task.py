@@ -39,7 +39,7 @@ from sameday.spec.errors import BadInput
 from sameday.spec.load import resolve_model, resolve_path
 from sameday.spec.plan import Plan
 from sameday.spec.vlm import VlmRecipe
-from sameday.tasks.base import LeftOut, StepCost, Task
+from sameday.tasks.base import ASKED_TO_STOP, NO_MEMORY, LeftOut, StepCost, Task
 from sameday.tasks.vqa.automatic import attention_kernel
 from sameday.tasks.vqa.cache import Opened, open_cache
 from sameday.tasks.vqa.cost import step_cost
@@ -267,16 +267,19 @@ class VqaTask(Task):
         short: list[str] = []
         with closing(feed(self.plan, self.device, mine, lambda part: [self._build(encoded, part)])) as batches:
             for part, made in zip(mine, batches, strict=True):
+                # The other ranks wait for this one's sums, and learn from them what ended it.
+                if self.stop_asked():
+                    sums[4] = ASKED_TO_STOP
+                    break
                 scores = self._score_or_halve(encoded, part, partial(next, made))
                 if isinstance(scores, str):
-                    # The other ranks wait for this one's sums, and learn from them.
-                    short, sums[4] = [scores], 1
+                    short, sums[4] = [scores], NO_MEMORY
                     break
                 sums[:4] += scores
         self.training(True)
-        loss, weight, right, questions, out_of_memory = ranks.sum_(sums).tolist()
-        if out_of_memory:
-            raise self.evaluation_stopped(self.recipe.sample, short, ranks)
+        loss, weight, right, questions, flags = ranks.sum_(sums).tolist()
+        if flags:
+            raise self.evaluation_stopped(self.recipe.sample, short, ranks, flags)
         return {"loss": loss / weight, "exact_match": right / questions, "samples": int(questions)}
 
     def _score_or_halve(self, encoded: Sequence[Encoded], part: MicroBatch, made: Callable[[], Batch]) -> Tensor | str:

@@ -1,0 +1,64 @@
+"""A base model whose weights are not all there is refused: what is missing would be drawn at random, without a seed."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import worlds
+from safetensors.torch import load_file, save_file
+from typed import refused, sameday, write_recipe
+
+TENSOR = "model.language_model.layers.0.self_attn.q_proj.weight"
+WORDS = ("train", "recipe.yaml", "--max-steps", "1", "--set", "plan.device=cpu", "--out", "run")
+
+
+@pytest.fixture
+def world(tmp_path: Path, tiny_qwen3: Path) -> Path:
+    shutil.copytree(tiny_qwen3, tmp_path / "base")
+    return write_recipe(worlds.write_world(tmp_path, 3, counts=(3, 2), hard=False), Path("base"))
+
+
+def changed(world: Path, **tensors: torch.Tensor | None) -> None:
+    """The base model with this tensor replaced, or without it."""
+    path = world / "base" / "model.safetensors"
+    there = load_file(path) | tensors
+    save_file({name: tensor for name, tensor in there.items() if tensor is not None}, path, {"format": "pt"})
+
+
+def test_a_tensor_is_missing(world: Path) -> None:
+    changed(world, **{TENSOR: None})
+    assert refused(world, *WORDS).endswith(f"base: its weights lack 1 of the model's tensors: {TENSOR}")
+    assert not (world / "run").exists()
+
+
+def test_a_tensor_of_another_shape(world: Path) -> None:
+    changed(world, **{TENSOR: torch.zeros(3, 3)})
+    assert "base: its weights cannot be read: " in refused(world, *WORDS)
+    assert not (world / "run").exists()
+
+
+def test_a_tensor_that_is_not_finite(world: Path) -> None:
+    whole = load_file(world / "base" / "model.safetensors")[TENSOR]
+    changed(world, **{TENSOR: torch.full_like(whole, torch.nan)})
+    assert refused(world, *WORDS).endswith(f"base: holds weights that are not finite: {TENSOR}")
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone"])
+def test_a_file_that_cannot_be_read(world: Path, damage: str) -> None:
+    path = world / "base" / "model.safetensors"
+    content = path.read_bytes()
+    path.unlink()
+    if damage == "cut":
+        path.write_bytes(content[: len(content) // 2])
+    assert "base: its weights cannot be read: " in refused(world, *WORDS)
+    assert not (world / "run").exists()
+
+
+def test_eval_on_another_base_than_the_one_that_was_trained_on(world: Path) -> None:
+    assert sameday(world, *WORDS).code == 0
+    changed(world, **{TENSOR: 2 * load_file(world / "base" / "model.safetensors")[TENSOR]})
+    said = refused(world, "eval", "run", "--split", "val")
+    assert said.startswith("run/adapter: was trained on another base model: its weights were not those of ")
