@@ -95,6 +95,16 @@ def test_the_example() -> None:
     )
 
 
+def test_a_section_about_a_cache(tmp_path: Path) -> None:
+    """What a cache is stored as is not what the model is computed in."""
+    section = {"precompute_pixel_values": True, "dtype": "float16", "dir": "cache", "cache_features": False}
+    done = converted(tmp_path, vision_cache=section, bf16=True)
+    assert done.plan.cache == "pixels" and done.recipe.precision == "bf16"
+    said = render(done.notes)
+    for name in ("dtype", "dir", "cache_features"):
+        assert re.search(rf"vision_cache\.{name} = .*dropped: plan.cache and plan.cache_dir say it", said), said
+
+
 def test_rendered_lines(tmp_path: Path) -> None:
     values = {"report_to": "wandb", "lr": 5e-5, "use_vision_cache": True, "vision_cache_dir": "cache"}
     *lines, blank, heading, first, last, _, _ = render(converted(tmp_path, **values).notes).splitlines()

@@ -6,6 +6,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+# Sections about a cache of images, and the keys in them that turn it on.
+CACHES = ("vision_cache", "image_cache", "cache")
+CACHED = ("enabled", "enable", "use", "precompute_pixel_values", "cache_pixel_values", "pixel_values")
+
 # Names that scripts use, and the name Hugging Face has for the same thing. A longer path is looked up first.
 ALIASES = {
     **dict.fromkeys(("model_name", "model", "base_model", "model_id", "model_path"), "model_name_or_path"),
@@ -30,6 +34,7 @@ ALIASES = {
     **dict.fromkeys(("scheduler.name", "scheduler.type", "lr_scheduler.name"), "lr_scheduler_type"),
     **dict.fromkeys(("use_fast_processor", "use_fast_image_processor"), "use_fast"),
     **dict.fromkeys(("vision_cache", "cache_vision", "cache_images", "cache_pixel_values"), "use_vision_cache"),
+    **dict.fromkeys((f"{section}.{last}" for section in CACHES for last in CACHED), "use_vision_cache"),
     **{"image_cache_dir": "vision_cache_dir", "precision": "torch_dtype", "adam_betas": "betas"},
     **dict.fromkeys(("use_4bit", "use_qlora", "qlora", "q_lora"), "load_in_4bit"),
     **{"use_8bit": "load_in_8bit", "bits": "quantization_bit", "quantization": "quantization_method"},
@@ -237,6 +242,7 @@ ELSEWHERE = {
     **dict.fromkeys(("eval", "evaluation", "validation", "test", "generation", "inference"), _EVALUATION),
     **dict.fromkeys(("logging", "tracking", "monitoring"), _LOGGING),
     **dict.fromkeys(("slurm", "cluster", "distributed", "hydra"), _FILES),
+    **dict.fromkeys(CACHES, "plan.cache and plan.cache_dir say it; entries of another trainer cannot be read here"),
 }
 
 # Settings of a quantization that load_in_4bit or load_in_8bit turns on.
@@ -323,7 +329,8 @@ def elsewhere(key: str) -> str | None:
     """Why a key that stands in a section about something else is dropped. How often to evaluate, save and log is
     the plan's, wherever it stands."""
     *sections, last = key.split(".")
-    if ALIASES.get(last, last).startswith(("eval_st", "save_st", "logging_steps")):
+    named = ".".join(key.split(".")[-2:]) in ALIASES
+    if named or ALIASES.get(last, last).startswith(("eval_st", "save_st", "logging_steps")):
         return None
     return next(
         (why for each in sections if (why := ELSEWHERE.get(each) or DROPPED.get(each) or dropped_start(each))), None
