@@ -65,3 +65,8 @@ def test_every_kind_is_told_and_the_counts_add_up(problems: list[Problem]) -> No
     alone = sum(not line.startswith("    ") for line in lines) - len(counts)
     if not any("more kinds" in line for line in lines):
         assert sum(counts) + alone == len(problems)
+
+
+def test_items_of_an_array_are_counted_as_such() -> None:
+    assert in_lines([Problem("t.json:1 (item 1)", "a"), Problem("t.json:1 (item 2)", "a")]) == "2 problems in 2 items:"
+    assert in_lines([Problem("t.json:1 (item 1)", "a"), Problem("v.jsonl:2", "a")]) == "2 problems in 2 lines:"

@@ -37,9 +37,10 @@ def report(problems: Sequence[Problem], heading: str, of: Path) -> str:
 
 
 def in_lines(problems: Sequence[Problem]) -> str:
-    """How many problems in how many lines."""
-    places = len({problem.where for problem in problems})
-    return f"{_count(len(problems), 'problem')} in {_count(places, 'line')}:"
+    """How many problems in how many lines, or items of arrays."""
+    places = {problem.where for problem in problems}
+    unit = "item" if all("(item " in place for place in places) else "line"
+    return f"{_count(len(problems), 'problem')} in {_count(len(places), unit)}:"
 
 
 def grouped(problems: Sequence[Problem]) -> tuple[list[str], bool]:

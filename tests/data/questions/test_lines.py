@@ -119,3 +119,8 @@ def test_a_file_without_line_breaks_is_not_read_to_its_end(tmp_path: Path, monke
     (tmp_path / "tar").write_bytes(b"\0" * 500)
     with pytest.raises(BadInput, match="cannot be read: line 1 is longer than 100 bytes, which no question is"):
         list(read_lines(tmp_path / "tar"))
+
+
+def test_a_folder_is_no_file_of_questions(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="cannot be read: Is a directory; a file with one JSON object per line"):
+        list(read_lines(tmp_path))

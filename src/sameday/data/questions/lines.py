@@ -71,7 +71,7 @@ def read_lines(path: Path, limit: int | None = None) -> Iterator[Line]:
     except FileNotFoundError as error:
         raise BadInput(f"{path} does not exist; {NEEDED}") from error
     except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error.strerror or error}") from error
+        raise BadInput(f"{path} cannot be read: {error.strerror or error}; {NEEDED}") from error
 
 
 def _rows(file: Any) -> Iterator[Line]:
