@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ import pytest
 import torch
 import worlds
 from commands import finished, training_steps, write_run
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoTokenizer
 from typed import sameday
@@ -21,6 +21,7 @@ from sameday.hardware.ranks import Ranks
 from sameday.spec.errors import EXIT_BAD_INPUT, EXIT_DIVERGED, RunStopped
 from sameday.spec.plan import Plan
 from sameday.spec.record import RunFolder
+from sameday.tasks.vqa import task as vqa
 from sameday.train import checkpoint
 from sameday.train.loop import train
 
@@ -32,8 +33,29 @@ LINE = 11
 PLAIN = ("plan.share_images=false", "plan.packing=false", "plan.max_questions=1")
 
 
-def poison(folder: Path, value: float) -> None:
-    """Give one training line a token that no other has, and that token an embedding that is not finite."""
+POISONED = """\
+\"\"\"`sameday train`, with an embedding that is not finite once the weights were found good.\"\"\"
+from sameday.cli import main
+from sameday.tasks.vqa import task
+
+whole = task.load_base
+
+
+def load_base(*args):
+    base = whole(*args)
+    base.get_input_embeddings().weight.data[{token}] = float("{value}")
+    return base
+
+
+task.load_base = load_base
+if __name__ == "__main__":
+    main()
+"""
+
+
+def poison(folder: Path, value: float) -> Path:
+    """Give one training line a token that no other has; the script that is returned trains with an embedding of it that
+    is not finite."""
     path = folder / "train.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     rows[LINE - 1]["question"] += " Q"
@@ -42,11 +64,9 @@ def poison(folder: Path, value: float) -> None:
     texts = [tokenizer.apply_chat_template(messages(row), tokenize=False) for row in rows]
     (token,) = tokenizer.encode("Q", add_special_tokens=False)
     assert [i for i, text in enumerate(texts, 1) if token in tokenizer.encode(text)] == [LINE]
-    model = folder / "model" / "model.safetensors"
-    tensors = load_file(model)
-    (name,) = [name for name in tensors if name.endswith("embed_tokens.weight")]
-    tensors[name][token] = value
-    save_file(tensors, model, {"format": "pt"})
+    script = folder / "poisoned.py"
+    script.write_text(POISONED.format(token=token, value=value))
+    return script
 
 
 def messages(row: dict[str, Any]) -> list[dict[str, str]]:
@@ -61,8 +81,8 @@ def messages(row: dict[str, Any]) -> list[dict[str, str]]:
 def test_loss_is_not_finite(tmp_path: Path, tiny_qwen3: Path, value: float, sets: tuple[str, ...]) -> None:
     shutil.copytree(tiny_qwen3, tmp_path / "model")
     folder = write_run(tmp_path, Path("model"), num_epochs=2, order="listed")
-    poison(folder, value)
-    process = finished(folder, "plan.save_steps=1", *sets, code=EXIT_DIVERGED)
+    script = poison(folder, value)
+    process = finished(folder, "plan.save_steps=1", *sets, code=EXIT_DIVERGED, script=script)
     assert "Traceback" not in process.stderr
     assert re.search(r"step 3: loss (nan|inf|-inf), not finite at ", process.stderr)
     assert re.findall(r"\S*\.jsonl:\d+", process.stderr) == [f"train.jsonl:{LINE}"]
@@ -120,14 +140,16 @@ def test_gradient_is_not_finite(tmp_path: Path, tiny_qwen3: Path) -> None:
     assert moved and all(value.isfinite().all() for value in task.trained().values())
 
 
-def test_validation_is_not_finite(tmp_path: Path, tiny_qwen3: Path) -> None:
+def test_validation_is_not_finite(tmp_path: Path, tiny_qwen3: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Training goes on, what it gave is kept, and no step of it is the best; but the command does not succeed."""
     shutil.copytree(tiny_qwen3, tmp_path / "model")
     folder = write_run(tmp_path, Path("model"), max_steps=2)
-    poison(folder, float("nan"))
+    script = poison(folder, float("nan"))
     bad, good = ((folder / f"{name}.jsonl").read_text() for name in ("train", "val"))
     (folder / "train.jsonl").write_text(good)
     (folder / "val.jsonl").write_text(bad)
+    monkeypatch.setattr(vqa, "load_base", vqa.load_base)  # to be taken back from what the script puts there
+    runpy.run_path(str(script))
     said = sameday(folder, "train", "recipe.yaml", "--out", "run", "--set", "plan.eval_steps=1")
     assert said.code == EXIT_DIVERGED, said.err
     assert "validation loss nan: not finite, though all weights are; " in said.err and "Traceback" not in said.err

@@ -16,6 +16,7 @@ from commands import finished
 from sameday.hardware.ranks import Ranks
 from sameday.spec.document import dump_yaml
 from sameday.spec.errors import EXIT_OUT_OF_MEMORY, RunStopped
+from sameday.tasks.base import NO_MEMORY
 from sameday.tasks.classify.setup import ClassifySetup
 from sameday.tasks.classify.task import ClassifyTask
 from sameday.tasks.vqa.setup import VqaSetup
@@ -156,7 +157,7 @@ def trained(recipe: Path, *sets: str, stop_after: int | None = None) -> dict[str
 
 def test_an_evaluation_without_memory_loses_no_training(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def evaluate(self: ClassifyTask, *_: Any) -> None:
-        raise self.evaluation_stopped("image", ["data_batch_1:3"], Ranks())
+        raise self.evaluation_stopped("image", ["data_batch_1:3"], Ranks(), NO_MEMORY)
 
     with monkeypatch.context() as patch:
         patch.setattr(ClassifyTask, "evaluate", evaluate)

@@ -136,8 +136,8 @@ def test_a_question_that_never_fits_one_rank(home: Path) -> None:
 def test_not_finite_on_one_rank(tmp_path: Path, tiny_qwen3: Path) -> None:
     shutil.copytree(tiny_qwen3, tmp_path / "model")
     folder = write_run(tmp_path, Path("model"), num_epochs=1, order="listed")
-    poison(folder, float("nan"))
-    process = finished(folder, "plan.save_steps=1", ranks=2, code=TORCHRUN_FAILED)
+    script = poison(folder, float("nan"))
+    process = finished(folder, "plan.save_steps=1", ranks=2, code=TORCHRUN_FAILED, script=script)
     assert process.stderr.count("The weights were not touched") == 1
     assert re.findall(r"\S*\.jsonl:\d+", process.stderr) == [f"train.jsonl:{LINE}"]
     assert exit_code(process.stderr) == EXIT_DIVERGED
