@@ -31,7 +31,7 @@ class VisionBDH(nn.Module):
         super().__init__()
         self.shape, self.kernel = shape, "plain"
         width, heads = shape.width, shape.heads
-        self.units = shape.latents * width // heads
+        self.units = shape.units
         self.tokens = shape.tokens(image_size)
         self.patches = nn.Conv2d(3, width, shape.patch, stride=shape.patch)
         if shape.pool == "class":

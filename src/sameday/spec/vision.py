@@ -72,14 +72,18 @@ class BdhModel(VisionModel):
         json_schema_extra=was("fan_in"),
     )
 
+    @property
+    def units(self) -> int:
+        """Of each head."""
+        return self.latents * self.width // self.heads
+
     def parameters(self) -> int:
         return 3 * self.latents * self.width**2
 
     @model_validator(mode="after")
     def _pairs(self) -> BdhModel:
-        units = self.latents * self.width // self.heads
-        if units % 2:
-            raise ValueError(f"latents {self.latents} give each head {units} units, and they are rotated in pairs")
+        if self.units % 2:
+            raise ValueError(f"latents {self.latents} give each head {self.units} units, and they are rotated in pairs")
         return self
 
 

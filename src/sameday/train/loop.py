@@ -18,7 +18,7 @@ from sameday.tasks.base import Task, checked_finite, lower_budget, total_steps
 from sameday.train import checkpoint
 from sameday.train.cadence import Cadence
 from sameday.train.optim import learning_rate
-from sameday.train.state import LoopState, finish_run, finished_before, restore, save
+from sameday.train.state import LoopState, begin_unless_finished, finish_run, restore, save
 from sameday.train.steps import Diverged, Failed, GivenUp, Good, OutOfMemory, Steps, in_words
 from sameday.train.watch import Watch
 
@@ -38,7 +38,7 @@ def train(
         closing(Steps(recipe, plan, task, ranks, lambda: stop.asked)) as steps,
     ):
         state = _resumed(recipe, task, run, ranks, steps, watch, cadence)
-        if (before := ranks.from_first(lambda: finished_before(run, state, total, watch.say))) is not None:
+        if (before := ranks.from_first(lambda: begin_unless_finished(run, state, total, watch.say))) is not None:
             watch.say(f"finished already: all {total} steps are done, and the weights are in {run.result}")
             return checked_finite(before, f"{run.path}: validation")
         keep = partial(ranks.from_first, lambda: save(recipe, plan, run, task, steps, state))

@@ -124,10 +124,11 @@ def save(recipe: Recipe, plan: Plan, run: RunFolder, task: Task, steps: Steps, s
         _tidy(plan, run, state)
 
 
-def finished_before(
+def begin_unless_finished(
     run: RunFolder, state: LoopState, total: int, say: Callable[[str], None]
 ) -> dict[str, float] | None:
-    """The scores of a run that has its weights already, whole; None where something is left to do."""
+    """The scores of a run that has its weights already, whole. Where something is left to do, None, and its folder is
+    ready for the steps after `state.step`."""
     scores = run.finished_scores() if state.step == total else None
     if scores is None:
         run.begin()

@@ -51,8 +51,7 @@ def no_fused_levels(recipe: ClassifyRecipe, machine: Machine) -> str | None:
     if refusal(shape.width) or interpreted():
         return refusal(shape.width)
     if recipe.precision == "bf16":
-        units = shape.latents * shape.width // shape.heads
-        return too_many(shape.width, tokens, 2) or untried(shape.width, tokens, units)
+        return too_many(shape.width, tokens, 2) or untried(shape.width, tokens, shape.units)
     return too_many(shape.width, tokens, 4)
 
 
