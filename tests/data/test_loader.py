@@ -164,6 +164,29 @@ def test_a_worker_that_dies_while_nobody_waits_for_it(before: set[multiprocessin
     assert set(multiprocessing.active_children()) <= before
 
 
+def test_a_worker_that_dies_while_another_round_is_waited_for(
+    before: set[multiprocessing.process.BaseProcess],
+) -> None:
+    """As a training worker does in a validation: the validation goes on, and the training loses nothing."""
+    with closing(feed(Plan(workers=1, prefetch=1), CPU, list(range(8)), build)) as train:
+        assert [made.job for made in next(train)] == [0]
+        [worker] = set(multiprocessing.active_children()) - before
+
+        def kill_the_other(job: int) -> list[Made]:
+            if job == 1:
+                assert worker.pid is not None
+                os.kill(worker.pid, signal.SIGKILL)
+                time.sleep(0.3)  # the process that waits for this batch hears of it first
+            return build(job)
+
+        with closing(feed(Plan(workers=1), CPU, [0, 1, 2], kill_the_other)) as validation:
+            assert [made.job for made in chain.from_iterable(validation)] == [0, 1, 2]
+        with pytest.warns(UserWarning, match="all workers are started again"):
+            rest = [made.job for made in chain.from_iterable(train)]
+    assert rest == list(range(1, 8))
+    assert set(multiprocessing.active_children()) <= before
+
+
 def test_workers_that_are_always_killed(before: set[multiprocessing.process.BaseProcess]) -> None:
     def die(job: int) -> list[Made]:
         if job == 1:

@@ -12,7 +12,6 @@ from typing import Any, Generic, TypedDict, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset
-from torch.utils.data._utils.signal_handling import _error_if_any_worker_fails
 
 from sameday.data.feed import Feed
 from sameday.spec.errors import EXIT_FAILED, EXIT_OUT_OF_MEMORY, RunStopped
@@ -120,9 +119,9 @@ def _started(loader: DataLoader[Any]) -> Any:
 
 def _next(ahead: Any) -> list[Any] | None:
     """The next job's batches, or None after the last. A worker that dies while it sends them would be waited for
-    without an end: its death is heard of at once."""
+    without an end: its death is heard of at once. That of another round's worker is for that round to hear of."""
     listens = _in_main_thread()
-    before = signal.signal(signal.SIGCHLD, lambda *_: _error_if_any_worker_fails()) if listens else None
+    before = signal.signal(signal.SIGCHLD, lambda *_: _raise_if_died(ahead)) if listens else None
     try:
         _check_workers(ahead)  # what died before
         batches: list[Any] | None = next(ahead, None)
@@ -133,6 +132,11 @@ def _next(ahead: Any) -> list[Any] | None:
     finally:
         if listens:
             signal.signal(signal.SIGCHLD, before)
+
+
+def _raise_if_died(ahead: Any) -> None:
+    if any(worker.exitcode for worker in ahead._workers):
+        raise RuntimeError("a data worker died")
 
 
 def _check_workers(ahead: Any) -> None:
