@@ -25,14 +25,15 @@ RANK = {
     "data": 2,
     "models": 3,
     "tasks": 4,
-    "report": 5,
-    "train": 5,
-    "demo": 6,
-    "profile": 6,
-    "verify": 6,
-    "tune": 7,
-    "cli": 8,
-    "__main__": 9,
+    "evaluate": 5,
+    "report": 6,
+    "train": 6,
+    "demo": 7,
+    "profile": 7,
+    "verify": 7,
+    "tune": 8,
+    "cli": 9,
+    "__main__": 10,
 }
 """A room may import itself and rooms of a lower rank. A new folder needs a line here."""
 

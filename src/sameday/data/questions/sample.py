@@ -41,6 +41,8 @@ class Sample:
     images: tuple[ImageRef, ...]
     messages: tuple[Message, ...]
     stage: int | None = None
+    type: str | None = None
+    """What kind of question it is (yes/no, colour, number ...), where the data says so."""
 
     @property
     def question(self) -> str:

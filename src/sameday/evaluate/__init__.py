@@ -1,0 +1,1 @@
+"""Answers to questions: generated, compared with the right ones, and counted."""
