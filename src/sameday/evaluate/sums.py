@@ -1,0 +1,186 @@
+"""Numbers of each question, summed over images, from which every metric of a set of questions is computed: also that
+of a resample, which draws some images twice and some not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sameday.evaluate.bootstrap import Floats
+from sameday.evaluate.normal import labels, normalise
+from sameday.evaluate.overlap import (
+    BLEU_COUNTS,
+    ROUGE,
+    Unavailable,
+    bleu,
+    bleu_counter,
+    meteor_scorer,
+    missing,
+    rouge_scorer,
+)
+from sameday.evaluate.prediction import Prediction
+from sameday.evaluate.scores import pair_scores
+
+MEANS = (
+    *("exact_match", "label_match", "label_precision", "label_recall", "label_f1", "numeric_match", "loose_match"),
+    *(*ROUGE, "meteor", "tokens"),
+)
+"""Metrics that are means over questions."""
+MICRO = ("label_micro_precision", "label_micro_recall", "label_micro_f1")
+MACRO = ("macro_precision", "macro_recall", "macro_f1")
+MOST_CLASSES = 2000
+"""With more different answers macro scores have no interval: they mean little then, and it would take long."""
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Numbers of every question, by name; NaN where a question has none. What no question has is not there."""
+
+    predictions: list[Prediction]
+    images: Any
+    """Of each question the number of its image, in the order of their names."""
+    numbers: dict[str, Floats]
+    labels: Floats
+    """Labels that are right, that were given, and both."""
+    bleu: Floats | None
+    right: Any
+    """Answers as numbers, equal where they match exactly."""
+    given: Any
+    notes: list[str]
+
+    @classmethod
+    def of(cls, predictions: Iterable[Prediction]) -> Questions:
+        """In an order of their own, so that no sum depends on the order in which they come."""
+        listed = sorted(predictions, key=lambda p: (p.image, p.where, p.id, p.question, p.answer, p.prediction))
+        pairs = list(dict.fromkeys((p.answer, p.prediction) for p in listed))  # few, where answers are short
+        places = {pair: n for n, pair in enumerate(pairs)}
+        which = np.array([places[p.answer, p.prediction] for p in listed])
+        notes: list[str] = []
+        scorers: list[Callable[[str, str], dict[str, float]]] = [pair_scores]
+        for scorer in (rouge_scorer, meteor_scorer):
+            try:
+                scorers.append(scorer())
+            except Unavailable as why:
+                notes.append(str(why))
+        scored = [{name: v for scorer in scorers for name, v in scorer(*pair).items()} for pair in pairs]
+        numbers = {name: np.array([each.get(name, np.nan) for each in scored])[which] for name in MEANS}
+        numbers["tokens"] = np.array([float(p.tokens) for p in listed])
+        counts = None
+        try:
+            counter = bleu_counter()
+            counts = np.array([counter(*pair) for pair in pairs], dtype=np.float64)[which]
+        except Unavailable as why:
+            notes.insert(0, str(why))
+        sets = [(labels(answer), labels(given)) for answer, given in pairs]
+        codes: dict[str, int] = {}
+        coded = [[codes.setdefault(normalise(text), len(codes)) for text in pair] for pair in pairs]
+        right, given = np.array(coded)[which].T
+        return cls(
+            predictions=listed,
+            images=np.unique([p.image for p in listed], return_inverse=True)[1],
+            numbers={name: column for name, column in numbers.items() if not np.isnan(column).all()},
+            labels=np.array([(len(a), len(b), len(a & b)) for a, b in sets], dtype=np.float64)[which],
+            bleu=counts,
+            right=right,
+            given=given,
+            notes=notes,
+        )
+
+
+class Sums:
+    """Of some of the questions, by image."""
+
+    def __init__(self, questions: Questions, rows: Sequence[int] | Any) -> None:
+        self.rows = np.asarray(rows)
+        self.images, self._place = np.unique(questions.images[self.rows], return_inverse=True)
+        self.names = [name for name, all_ in questions.numbers.items() if not np.isnan(all_[self.rows]).all()]
+        columns = []
+        for name in self.names:
+            values = questions.numbers[name][self.rows]
+            columns += [np.nan_to_num(values), ~np.isnan(values)]
+        columns += [*questions.labels[self.rows].T]
+        if questions.bleu is not None:
+            columns += [*questions.bleu[self.rows].T]
+        self._has_bleu = questions.bleu is not None
+        self._matrix = np.stack([self._by_image(column) for column in columns], axis=1)
+        self._right, self._given = questions.right[self.rows], questions.given[self.rows]
+        self._classes, self._code = np.unique(self._right, return_inverse=True)
+        self._counts: Any = None
+        self.library_missing = ""
+
+    def _by_image(self, column: Any) -> Floats:
+        return np.bincount(self._place, weights=column, minlength=len(self.images)).astype(np.float64)
+
+    def count(self, name: str) -> int:
+        """How many questions have it."""
+        if name not in self.names:
+            return len(self.rows)
+        return int(self._matrix[:, 2 * self.names.index(name) + 1].sum())
+
+    def values(self) -> dict[str, float]:
+        """Of the questions as they are. Accuracy and macro scores over answers as classes are scikit-learn's."""
+        every = np.ones((1, len(self.images)))
+        values = {name: float(value[0]) for name, value in self._of(every).items()}
+        try:
+            from sklearn.metrics import accuracy_score, precision_recall_fscore_support
+        except ImportError:
+            self.library_missing = str(missing("Accuracy and macro scores over answers are", "scikit-learn"))
+            return values
+        macro = precision_recall_fscore_support(
+            self._right, self._given, labels=self._classes, average="macro", zero_division=0
+        )
+        values["accuracy"] = float(accuracy_score(self._right, self._given))
+        return values | {name: float(value) for name, value in zip(MACRO, macro[:3], strict=True)}
+
+    @property
+    def has_macro_intervals(self) -> bool:
+        return not self.library_missing and len(self._classes) <= MOST_CLASSES
+
+    def resampled(self, weights: Floats) -> dict[str, Floats]:
+        """Of resamples: how often each image is drawn, of all images, in each row."""
+        drawn = weights[:, self.images]
+        values = self._of(drawn)
+        if "accuracy" not in values:
+            values["accuracy"] = values["exact_match"]
+        return values | (self._macro(drawn) if self.has_macro_intervals else {})
+
+    def _of(self, drawn: Floats) -> dict[str, Floats]:
+        sums = drawn @ self._matrix
+        values = {name: _ratio(sums[:, 2 * n], sums[:, 2 * n + 1]) for n, name in enumerate(self.names)}
+        right, given, shared = sums[:, 2 * len(self.names) :][:, :3].T
+        micro = (_ratio(shared, given, 0.0), _ratio(shared, right, 0.0), _ratio(2 * shared, right + given, 0.0))
+        some = right + given > 0
+        values |= {name: np.where(some, value, np.nan) for name, value in zip(MICRO, micro, strict=True)}
+        if self._has_bleu:
+            counts = np.rint(sums[:, -BLEU_COUNTS:])
+            some = drawn.sum(axis=1) > 0
+            values["bleu"] = np.array([bleu(row) if any_ else np.nan for row, any_ in zip(counts, some, strict=True)])
+        return values
+
+    def _macro(self, drawn: Floats) -> dict[str, Floats]:
+        """Over the classes that a resample has, as scikit-learn would compute them of it."""
+        if self._counts is None:
+            from scipy.sparse import csr_array
+
+            known = np.isin(self._given, self._classes)
+            told = np.searchsorted(self._classes, self._given[known])
+            hits = self._right == self._given
+            size = (len(self._classes), len(self.images))
+            self._counts = [
+                csr_array((np.ones(len(codes)), (codes, self._place[which])), shape=size)
+                for codes, which in ((self._code, slice(None)), (told, known), (self._code[hits], hits))
+            ]
+        right, given, shared = (each @ drawn.T for each in self._counts)
+        there = right > 0
+        each = (_ratio(shared, given, 0.0), _ratio(shared, right, 0.0), _ratio(2 * shared, right + given, 0.0))
+        return {
+            name: _ratio((value * there).sum(axis=0), there.sum(axis=0))
+            for name, value in zip(MACRO, each, strict=True)
+        }
+
+
+def _ratio(above: Any, below: Any, otherwise: float = float("nan")) -> Floats:
+    return np.divide(above, below, out=np.full(np.shape(above), otherwise), where=np.asarray(below) > 0)
