@@ -49,9 +49,9 @@ def compare(
 def matched(
     first: Iterable[Prediction], second: Iterable[Prediction]
 ) -> tuple[list[tuple[Prediction, Prediction]], int, int]:
-    """Answers to the same question, and how many have none beside them. A question is the same by its file and line, its
-    text and its right answer; where no file's name is the same, as on another machine, by line, text and answer. The
-    second of a pair takes all but the answer given from the first."""
+    """Answers to the same question, and how many of each side have none beside them. A question is the same by its file
+    and line, its text and its right answer; where no file's name is the same, as on another machine, by line, text and
+    answer. The second of a pair takes all but the answer given from the first."""
     there, here = list(first), list(second)
     shared: dict[Any, Prediction] = {}
     others: dict[Any, Prediction] = {}

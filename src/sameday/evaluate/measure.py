@@ -95,9 +95,8 @@ def spread_of(value: float, resampled: Floats, images: int, share: bool) -> tupl
 
 
 def _notes(whole: Sums, groups: Groups) -> list[str]:
-    notes = [whole.library_missing] if whole.library_missing else []
-    if not whole.library_missing and not whole.has_macro_intervals:
-        notes.append(f"macro scores have no interval: there are more than {MOST_CLASSES:,} different answers")
+    many = f"macro scores have no interval: there are more than {MOST_CLASSES:,} different answers"
+    notes = [many] if whole.many_classes else []
     notes += [f"no {kind} question: left out" for kind in ("closed", "open") if kind not in groups["answer"]]
     if "list" not in groups["answer"]:
         notes.append("no answer is a list of labels: left out")

@@ -12,7 +12,9 @@ _OPENING, _CLOSING = "\"'`“”‘’«» ", "\"'`“”‘’«».,;:!? "
 _ARTICLE = re.compile(r"(?:a|an|the) (?=\S)")
 _SEPARATOR = re.compile(r";|,(?![0-9])|(?<![0-9]),")
 _NUMBER = re.compile(r"([+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?) ?([^\W\d_]+(?: [^\W\d_]+)?|[%°])?")
-_WORDS = {word: str(n) for n, word in enumerate("zero one two three four five six seven eight nine ten".split())}
+_DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_NO_UNITS = {*_DIGITS, "or", "to", "and", "of", "st", "nd", "rd", "th"}
+"""They make a range, a share or an ordinal of a number."""
 
 
 class Number(NamedTuple):
@@ -54,10 +56,11 @@ def labels(text: str) -> frozenset[str]:
 @lru_cache(maxsize=2**16)
 def number(text: str) -> Number | None:
     """The number that a text is, alone or followed by a unit of one or two words: "3", "3 polyps", "2.5cm", "two".
-    Ranges ("5-10mm"), bounds (">20mm"), codes ("T2", "grade 3") and sentences are none."""
+    Ranges ("5-10mm", "one or two"), bounds (">20mm"), codes ("T2", "grade 3") and sentences are none."""
     first, _, rest = normalise(text).partition(" ")
-    match = _NUMBER.fullmatch(f"{_WORDS.get(first, first)} {rest}".strip())
-    if match is None:
+    digits = str(_DIGITS.index(first)) if first in _DIGITS else first
+    match = _NUMBER.fullmatch(f"{digits} {rest}".strip())
+    if match is None or not _NO_UNITS.isdisjoint((match[2] or "").split()):
         return None
     value = float(match[1].replace(",", ""))
     return Number(value, match[2] or "") if math.isfinite(value) else None

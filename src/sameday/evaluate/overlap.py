@@ -49,7 +49,7 @@ def bleu(counts: Sequence[int]) -> float:
 
     *ngrams, tokens, right_tokens = map(int, counts)
     score = BLEU.compute_bleu(ngrams[:ORDER], ngrams[ORDER:], tokens, right_tokens, smooth_method="none")
-    return float(score.score) / 100
+    return min(1.0, float(score.score) / 100)  # which rounding may exceed by a bit
 
 
 @cache

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -31,8 +32,27 @@ MEANS = (
 """Metrics that are means over questions."""
 MICRO = ("label_micro_precision", "label_micro_recall", "label_micro_f1")
 MACRO = ("macro_precision", "macro_recall", "macro_f1")
+Known = TypeVar("Known")
+
 MOST_CLASSES = 2000
 """With more different answers macro scores have no interval: they mean little then, and it would take long."""
+
+
+@cache
+def class_scorer() -> Callable[[Any, Any], dict[str, float]]:
+    """Accuracy, and macro scores over all right answers as classes. What is no question's answer is no class."""
+    try:
+        from sklearn.metrics import accuracy_score, precision_recall_fscore_support
+    except ImportError:
+        raise missing("Accuracy and macro scores over answers are", "scikit-learn") from None
+
+    def score(right: Any, given: Any) -> dict[str, float]:
+        classes = np.unique(right)
+        macro = precision_recall_fscore_support(right, given, labels=classes, average="macro", zero_division=0)[:3]
+        named = {name: float(value) for name, value in zip(MACRO, macro, strict=True)}
+        return {"accuracy": float(accuracy_score(right, given)), **named}
+
+    return score
 
 
 @dataclass(frozen=True)
@@ -49,7 +69,9 @@ class Questions:
     right: Any
     """Answers as numbers, equal where they match exactly."""
     given: Any
+    classes: Callable[[Any, Any], dict[str, float]] | None
     notes: list[str]
+    """What this machine cannot compute, and what it lacks."""
 
     @classmethod
     def of(cls, predictions: Iterable[Prediction]) -> Questions:
@@ -61,19 +83,12 @@ class Questions:
         notes: list[str] = []
         scorers: list[Callable[[str, str], dict[str, float]]] = [pair_scores]
         for scorer in (rouge_scorer, meteor_scorer):
-            try:
-                scorers.append(scorer())
-            except Unavailable as why:
-                notes.append(str(why))
+            if (known := _or_note(scorer, notes)) is not None:
+                scorers.append(known)
         scored = [{name: v for scorer in scorers for name, v in scorer(*pair).items()} for pair in pairs]
         numbers = {name: np.array([each.get(name, np.nan) for each in scored])[which] for name in MEANS}
         numbers["tokens"] = np.array([float(p.tokens) for p in listed])
-        counts = None
-        try:
-            counter = bleu_counter()
-            counts = np.array([counter(*pair) for pair in pairs], dtype=np.float64)[which]
-        except Unavailable as why:
-            notes.insert(0, str(why))
+        counter = _or_note(bleu_counter, notes)
         sets = [(labels(answer), labels(given)) for answer, given in pairs]
         codes: dict[str, int] = {}
         coded = [[codes.setdefault(normalise(text), len(codes)) for text in pair] for pair in pairs]
@@ -83,9 +98,10 @@ class Questions:
             images=np.unique([p.image for p in listed], return_inverse=True)[1],
             numbers={name: column for name, column in numbers.items() if not np.isnan(column).all()},
             labels=np.array([(len(a), len(b), len(a & b)) for a, b in sets], dtype=np.float64)[which],
-            bleu=counts,
+            bleu=np.array([counter(*pair) for pair in pairs], dtype=np.float64)[which] if counter else None,
             right=right,
             given=given,
+            classes=_or_note(class_scorer, notes),
             notes=notes,
         )
 
@@ -108,8 +124,8 @@ class Sums:
         self._matrix = np.stack([self._by_image(column) for column in columns], axis=1)
         self._right, self._given = questions.right[self.rows], questions.given[self.rows]
         self._classes, self._code = np.unique(self._right, return_inverse=True)
+        self._scorer = questions.classes
         self._counts: Any = None
-        self.library_missing = ""
 
     def _by_image(self, column: Any) -> Floats:
         return np.bincount(self._place, weights=column, minlength=len(self.images)).astype(np.float64)
@@ -121,31 +137,23 @@ class Sums:
         return int(self._matrix[:, 2 * self.names.index(name) + 1].sum())
 
     def values(self) -> dict[str, float]:
-        """Of the questions as they are. Accuracy and macro scores over answers as classes are scikit-learn's."""
+        """Of the questions as they are."""
         every = np.ones((1, len(self.images)))
         values = {name: float(value[0]) for name, value in self._of(every).items()}
-        try:
-            from sklearn.metrics import accuracy_score, precision_recall_fscore_support
-        except ImportError:
-            self.library_missing = str(missing("Accuracy and macro scores over answers are", "scikit-learn"))
-            return values
-        macro = precision_recall_fscore_support(
-            self._right, self._given, labels=self._classes, average="macro", zero_division=0
-        )
-        values["accuracy"] = float(accuracy_score(self._right, self._given))
-        return values | {name: float(value) for name, value in zip(MACRO, macro[:3], strict=True)}
+        return values | (self._scorer(self._right, self._given) if self._scorer else {})
 
     @property
-    def has_macro_intervals(self) -> bool:
-        return not self.library_missing and len(self._classes) <= MOST_CLASSES
+    def many_classes(self) -> bool:
+        return len(self._classes) > MOST_CLASSES
 
     def resampled(self, weights: Floats) -> dict[str, Floats]:
         """Of resamples: how often each image is drawn, of all images, in each row."""
         drawn = weights[:, self.images]
         values = self._of(drawn)
-        if "accuracy" not in values:
+        if self._scorer is not None:
             values["accuracy"] = values["exact_match"]
-        return values | (self._macro(drawn) if self.has_macro_intervals else {})
+            values |= {} if self.many_classes else self._macro(drawn)
+        return values
 
     def _of(self, drawn: Floats) -> dict[str, Floats]:
         sums = drawn @ self._matrix
@@ -176,11 +184,17 @@ class Sums:
         right, given, shared = (each @ drawn.T for each in self._counts)
         there = right > 0
         each = (_ratio(shared, given, 0.0), _ratio(shared, right, 0.0), _ratio(2 * shared, right + given, 0.0))
-        return {
-            name: _ratio((value * there).sum(axis=0), there.sum(axis=0))
-            for name, value in zip(MACRO, each, strict=True)
-        }
+        mean = [_ratio((value * there).sum(axis=0), there.sum(axis=0)) for value in each]
+        return dict(zip(MACRO, mean, strict=True))
 
 
 def _ratio(above: Any, below: Any, otherwise: float = float("nan")) -> Floats:
     return np.divide(above, below, out=np.full(np.shape(above), otherwise), where=np.asarray(below) > 0)
+
+
+def _or_note(scorer: Callable[[], Known], notes: list[str]) -> Known | None:
+    try:
+        return scorer()
+    except Unavailable as why:
+        notes.append(str(why))
+        return None
