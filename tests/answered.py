@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
 
+from sameday.evaluate.measure import measure
 from sameday.evaluate.prediction import Prediction
 from sameday.evaluate.scores import question_scores
 
@@ -36,6 +39,15 @@ def drawn(images: int, each: int, right: float, seed: int = 0, answers: Sequence
 def line(each: Prediction) -> dict[str, Any]:
     """As predictions.jsonl has it."""
     return {**asdict(each), "scores": question_scores(each)}
+
+
+def write_answers(run: Path, name: str, predictions: Sequence[Prediction], resamples: int = 100) -> Path:
+    """As `sameday eval` leaves them in a run's folder."""
+    folder = run / "answers" / name
+    folder.mkdir(parents=True)
+    (folder / "predictions.jsonl").write_text("".join(json.dumps(line(each)) + "\n" for each in predictions))
+    (folder / "metrics.json").write_text(json.dumps(measure(predictions, resamples), indent=2))
+    return folder
 
 
 words = st.sampled_from(["polyp", "Polyp", "a", "the", "red", "pink;", "3", "10mm", "5-10", "é", "ﬁ", "東京", ".", ""])

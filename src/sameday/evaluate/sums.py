@@ -93,9 +93,10 @@ class Questions:
         codes: dict[str, int] = {}
         coded = [[codes.setdefault(normalise(text), len(codes)) for text in pair] for pair in pairs]
         right, given = np.array(coded)[which].T
+        images = {name: n for n, name in enumerate(sorted({p.image for p in listed}))}
         return cls(
             predictions=listed,
-            images=np.unique([p.image for p in listed], return_inverse=True)[1],
+            images=np.array([images[p.image] for p in listed]),
             numbers={name: column for name, column in numbers.items() if not np.isnan(column).all()},
             labels=np.array([(len(a), len(b), len(a & b)) for a, b in sets], dtype=np.float64)[which],
             bleu=np.array([counter(*pair) for pair in pairs], dtype=np.float64)[which] if counter else None,

@@ -46,10 +46,10 @@ def glance(runs: Sequence[Run]) -> list[Row]:
         cells = [_final(run, name) for run in runs]
         rows.append(Row(f"Validation {plain_name(name)}", cells))
     rows.append(Row("Training loss at the end", [_last_loss(run) for run in runs]))
-    rows.append(Row("Speed", [_speed(runs, run) for run in runs]))
+    rows.append(Row("Speed", [speed(runs, run) for run in runs]))
     rows.append(Row("A step", [_step_time(run) for run in runs]))
     rows.append(Row("Time in steps", [_whole(run) for run in runs]))
-    rows.append(Row("Memory, at most", [_memory(run) for run in runs]))
+    rows.append(Row("Memory, at most", [memory(run) for run in runs]))
     rows.append(Row("Model kept?", [_kept(run) for run in runs]))
     return [row for row in rows if any(cell != NONE for cell in row.cells)]
 
@@ -75,7 +75,7 @@ def _last_loss(run: Run) -> Cell:
     return Cell(score("loss", statistics.fmean(last)), f"mean of {len(last)} steps" if len(last) > 1 else "last step")
 
 
-def _speed(runs: Sequence[Run], run: Run) -> Cell:
+def speed(runs: Sequence[Run], run: Run) -> Cell:
     if not run.rates:
         return NONE
     first = next(other for other in runs if other.fingerprint == run.fingerprint)
@@ -112,7 +112,7 @@ def _whole(run: Run) -> Cell:
     return Cell(seconds(sum(times)), f"{seen:,.0f} {run.recipe.sample}s seen" if seen else "")
 
 
-def _memory(run: Run) -> Cell:
+def memory(run: Run) -> Cell:
     profile = run.own_profile
     if profile is None or profile.memory_gib is None:
         return NONE

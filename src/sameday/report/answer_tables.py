@@ -1,0 +1,214 @@
+"""The tables about generated answers: metrics with their intervals, by groups of questions, what differs between sets
+of answers to the same questions, and which answers are taken for which."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sameday.report.answers import PREDICTIONS, Answers, Confusion, Group, Metrics, read_predictions
+from sameday.report.gather import Run
+from sameday.report.tables import NONE, Cell, Row, memory, speed
+from sameday.report.words import count, plain_name, value
+
+NAMES = {
+    "exact_match": "exact match (accuracy)",
+    "label_match": "all labels of a list right",
+    "label_precision": "labels: precision",
+    "label_recall": "labels: recall",
+    "label_f1": "labels: F1",
+    "label_micro_precision": "labels, micro: precision",
+    "label_micro_recall": "labels, micro: recall",
+    "label_micro_f1": "labels, micro: F1",
+    "numeric_match": "numbers within 5%",
+    "macro_precision": "macro precision over answers",
+    "macro_recall": "macro recall over answers",
+    "macro_f1": "macro F1 over answers",
+    "bleu": "BLEU",
+    "rouge1": "ROUGE-1",
+    "rouge2": "ROUGE-2",
+    "rougeL": "ROUGE-L",
+    "meteor": "METEOR",
+    "loose_match": "loose match (contains, or 70% similar)",
+    "tokens": "tokens of an answer",
+}
+"""In the order of the page. Accuracy is the exact match by another name."""
+PLAIN = ("bleu", "rouge1", "rouge2", "rougeL", "meteor", "tokens")
+"""Metrics that are no percentages: papers print BLEU and its like as 0 to 1."""
+GROUPS = {"answer": "", "stage": "stage ", "type": "type "}
+MAIN = "exact_match"
+MOST_COLUMNS, MOST_ROWS, MOST_SETTINGS, LONG = 12, 60, 16, 40
+
+
+@dataclass(frozen=True)
+class Set:
+    """Answers to one split's questions by the weights of one run."""
+
+    run: Run
+    label: str
+    answers: Answers
+    metrics: Metrics
+
+
+@dataclass
+class Split:
+    """All that a page tells of one split."""
+
+    name: str
+    sets: list[Set]
+    settings: list[Row] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    groups: list[Row] = field(default_factory=list)
+    differences: list[Row] = field(default_factory=list)
+    group_differences: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def splits(runs: Sequence[Run]) -> list[Split]:
+    named: dict[str, list[tuple[Run, Answers]]] = {}
+    for run in runs:
+        for answers in run.answers:
+            named.setdefault(answers.split, []).append((run, answers))
+    return [_split(name, given, len(runs) > 1) for name, given in named.items()]
+
+
+def _split(name: str, given: list[tuple[Run, Answers]], several: bool) -> Split:
+    sets = []
+    for run, answers in given:
+        alone = sum(other is run for other, _ in given) == 1
+        label = (run.label if alone else f"{run.label}: {answers.name}") if several else answers.name
+        if answers.metrics is not None:
+            sets.append(Set(run, label, answers, answers.metrics))
+    shown = sets[:MOST_COLUMNS]
+    split = Split(name, shown, _settings(shown), _metric_rows(shown), _group_rows(shown))
+    split.notes += [
+        f"{run.label}: answers/{answers.name} has no metrics.json yet: the command that began it goes on with it"
+        for run, answers in given
+        if answers.metrics is None
+    ]
+    if len(sets) > len(shown):
+        split.notes.append(f"the first {len(shown)} of {len(sets)} sets of answers are shown")
+    notes: dict[str, list[str]] = {}
+    for each in shown:
+        for note in each.metrics.notes[:MOST_ROWS]:
+            notes.setdefault(note, []).append(each.label)
+    for note, labels in notes.items():
+        split.notes.append(note if len(labels) == len(shown) else f"{', '.join(labels)}: {note}")
+    if len(shown) > 1:
+        _compare(split)
+    return split
+
+
+def _settings(sets: Sequence[Set]) -> list[Row]:
+    """Where the runs' recipes differ, and what their steps cost."""
+    runs = [each.run for each in sets]
+    if len({run.label for run in runs}) < 2:
+        return []
+    recipes = [dict(_flat(run.recipe.model_dump(mode="json", exclude=set(run.recipe.ignored())))) for run in runs]
+    names = dict.fromkeys(name for recipe in recipes for name in recipe)
+    rows = [Row(name, [Cell(value(recipe[name])) if name in recipe else NONE for recipe in recipes]) for name in names]
+    rows = [row for row in rows if not row.alike][:MOST_SETTINGS]
+    costs = [Row("Speed", [speed(runs, run) for run in runs]), Row("Memory, at most", [memory(run) for run in runs])]
+    return rows + [row for row in costs if any(cell != NONE for cell in row.cells)]
+
+
+def _flat(fields: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for name, given in fields.items():
+        if isinstance(given, dict):
+            yield from _flat(given, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", given
+
+
+def _metric_rows(sets: Sequence[Set]) -> list[Row]:
+    known = dict.fromkeys(name for each in sets for name in each.metrics.metrics if name != "accuracy")
+    order = [name for name in NAMES if name in known] + [name for name in known if name not in NAMES]
+    asked = Row("questions", [Cell(f"{s.metrics.questions:,}", f"on {count(s.metrics.images, 'image')}") for s in sets])
+    return [asked, *(Row(_name(name), [_cell(each.metrics, name) for each in sets]) for name in order[:MOST_ROWS])]
+
+
+def _group_rows(sets: Sequence[Set]) -> list[Row]:
+    rows = []
+    for label, groups in _groups([each.metrics.groups for each in sets]):
+        cells = [NONE if group is None else _cell(group, MAIN, counted=True) for group in groups]
+        rows.append(Row(label, cells))
+    return rows[:MOST_ROWS]
+
+
+def _groups(sets: Sequence[Mapping[str, Mapping[str, Any]]]) -> Iterator[tuple[str, list[Any]]]:
+    for by, word in GROUPS.items():
+        for key in dict.fromkeys(key for each in sets for key in each.get(by, {})):
+            yield f"{word}{key}", [each.get(by, {}).get(key) for each in sets]
+
+
+def _name(metric: str) -> str:
+    return NAMES.get(metric, plain_name(metric))
+
+
+def _cell(group: Group, name: str, counted: bool = False) -> Cell:
+    if name not in group.metrics:
+        return NONE
+    measured = group.metrics[name]
+    said = _between(name, measured.low, measured.high)
+    of = measured.questions if counted or measured.questions != group.questions else None
+    about = f"{count(of, 'question')} on {count(group.images, 'image')}" if of is not None else ""
+    return Cell(_shown(name, measured.value), ", ".join(filter(None, (said, about))))
+
+
+def _shown(name: str, given: float, sign: str = "") -> str:
+    given, places = (given, 2 if name == "tokens" else 3) if name in PLAIN else (100 * given, 1)
+    said = f"{round(given, places) + 0.0:{sign}.{places}f}"  # the sum makes a zero of a negative one
+    return said if sign or name in PLAIN else f"{said}%"
+
+
+def _between(name: str, low: float | None, high: float | None, sign: str = "") -> str:
+    if low is None or high is None:
+        return "no interval"
+    return f"{_shown(name, low, sign).removesuffix('%')} to {_shown(name, high, sign)}"
+
+
+def _compare(split: Split) -> None:
+    """What each set differs by from the first, over the questions that both have."""
+    from sameday.evaluate.compare import compare
+
+    first, *others = split.sets
+    files = {each.label: each.answers.path / PREDICTIONS for each in split.sets}
+    if gone := [label for label, file in files.items() if not file.is_file()]:
+        split.notes.append(f"there is no difference to tell: no {PREDICTIONS} of {', '.join(gone)}")
+        return
+    there = read_predictions(files[first.label])
+    compared = [compare(there, read_predictions(files[each.label])) for each in others]
+    for each, result in zip(others, compared, strict=True):
+        alone = {first.label: result["only_first"], each.label: result["only_second"]}
+        said = "; ".join(f"{count(n, 'question')} of {label} alone" for label, n in alone.items() if n)
+        if not result["questions"]:
+            split.notes.append(f"{each.label} and {first.label} share no question: there is no difference to tell")
+        elif said:
+            shared = count(result["questions"], "question")
+            split.notes.append(f"the difference of {each.label} is of the {shared} that both answered; {said}")
+    known = [name for name in NAMES if any(name in result["metrics"] for result in compared)]
+    split.differences = [Row(_name(name), [_difference(result, name) for result in compared]) for name in known]
+    for label, groups in _groups([result["groups"] for result in compared]):
+        cells = [NONE if group is None else _difference(group, MAIN, counted=True) for group in groups]
+        split.group_differences.append(Row(label, cells))
+    del split.group_differences[MOST_ROWS:]
+
+
+def _difference(group: Mapping[str, Any], name: str, counted: bool = False) -> Cell:
+    each = group["metrics"].get(name)
+    if each is None:
+        return NONE
+    said = _between(name, each["low"], each["high"], "+")
+    about = f"{count(each['questions'], 'question')} on {count(group['images'], 'image')}" if counted else ""
+    unit = "" if name in PLAIN else " points"
+    return Cell(f"{_shown(name, each['difference'], '+')}{unit}", ", ".join(filter(None, (said, about))))
+
+
+def confusion_heads(table: Confusion) -> list[tuple[str, str]]:
+    """Of each column a short text and the whole one."""
+    return [(_short(answer), answer) for answer in table.answers]
+
+
+def _short(text: str) -> str:
+    return (text if len(text) <= LONG else f"{text[: LONG - 1]}…") or "(empty)"
