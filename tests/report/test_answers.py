@@ -26,6 +26,8 @@ from sameday.spec.errors import BadInput
 from sameday.spec.load import recipe_from
 from sameday.spec.plan import Plan
 
+pytest.importorskip("sacrebleu")
+
 RECIPE = {"task": "vqa", "model": "someones/model", "data": {"train": "train.jsonl", "val": "val.jsonl"}}
 ASKED = drawn(images=20, each=4, right=0.6)
 BETTER = drawn(images=20, each=4, right=0.9, seed=1)
