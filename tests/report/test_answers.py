@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -83,7 +84,7 @@ def test_a_runs_answers_with_their_intervals(made: Made) -> None:
         each = group["metrics"]["exact_match"]
         spread = f"{percent(each['low'])} to {percent(each['high'])}%"
         counted = f"{group['questions']} questions on {group['images']} images"
-        assert f"{label} {percent(each['value'])}% {spread}, {counted}" in text
+        assert f"{label} {counted} {percent(each['value'])}% {spread}" in text
     table = measured["confusion"]
     assert f"Which answers are taken for which: the {len(table['answers'])} commonest of adapter-test" in text
     assert " ".join([table["answers"][0], *(str(n or "·") for n in table["counts"][0])]) in text
@@ -96,9 +97,9 @@ def test_runs_of_several_recipes_and_their_differences(made: Made) -> None:
     (second / "profile.json").write_text(
         json.dumps(profile(gather([second])[0].fingerprint) | {"plan": {}, "memory_gib": 17.25})
     )
-    text = page_of(first, second).text
+    text, page = page_of(first, second).text, render(gather([first, second]))
     assert "order.kind shuffle by_image" in text and "lora.r 4 8" in text and "max_pixels null 200704" in text
-    assert "Speed 32 / s" in text and "Memory, at most – 17.25 GiB" in text
+    assert "speed of training 32 questions/s 32 questions/s memory, at most – 17.25 GiB" in text
     assert "Difference from plain, on the same questions" in text
     compared = compare(ASKED, BETTER)
     each = compared["metrics"]["exact_match"]
@@ -106,8 +107,12 @@ def test_runs_of_several_recipes_and_their_differences(made: Made) -> None:
     assert f"exact match (accuracy) {100 * each['difference']:+.1f} points {spread}" in text
     stage = compared["groups"]["stage"]["1"]
     shown = stage["metrics"]["exact_match"]
-    assert f"stage 1 {100 * shown['difference']:+.1f} points" in text
-    assert f"{stage['questions']} questions on {stage['images']} images" in text
+    counted = f"{stage['questions']} questions on {stage['images']} images"
+    assert f"stage 1 {counted} {100 * shown['difference']:+.1f} points" in text
+    # Differences whose interval does not hold zero stand out.
+    sure = [e for e in compared["metrics"].values() if e["low"] > 0 or e["high"] < 0]
+    assert each in sure and len(sure) < len(compared["metrics"])
+    assert f'<span class="strong">{100 * each["difference"]:+.1f} points</span>' in page
 
 
 def test_equal_answers_differ_by_nothing(made: Made) -> None:
@@ -140,6 +145,7 @@ def test_questions_that_only_one_run_answered_are_counted(made: Made) -> None:
     write_answers(second, "adapter-test", BETTER[10:], 20)
     write_answers(third, "adapter-test", [replace(each, question="another?") for each in ASKED], 20)
     text = page_of(first, second, third).text
+    assert re.search(r"stage 1 [\d.]+% [\d.]+ to [\d.]+%, 20 questions on 15 images", text)  # not the same for all
     assert (
         "the difference of two is of the 50 questions that both answered; 10 questions of one alone; "
         "20 questions of two alone." in text
@@ -152,7 +158,7 @@ def test_few_questions_come_with_their_count(made: Made) -> None:
     asked = [prediction("red", "red", n, stage=3, image="one") for n in range(2)]
     write_answers(run, "adapter-test", asked, 20)
     text = page_of(run).text
-    assert "stage 3 100.0% 2.5 to 100.0%, 2 questions on 1 image" in text
+    assert "stage 3 2 questions on 1 image 100.0% 2.5 to 100.0%" in text
     assert "no closed question: left out." in text and "no question has a type: left out." in text
 
 

@@ -4,17 +4,19 @@ of answers to the same questions, and which answers are taken for which."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Any
 
 from sameday.report.answers import PREDICTIONS, Answers, Confusion, Group, Metrics, read_predictions
 from sameday.report.gather import Run
-from sameday.report.tables import NONE, Cell, Row, memory, speed
+from sameday.report.tables import NONE, Cell, Row, memory
 from sameday.report.words import count, plain_name, value
+from sameday.spec.words import number
 
 NAMES = {
     "exact_match": "exact match (accuracy)",
-    "label_match": "all labels of a list right",
+    "label_match": "labels: all right",
     "label_precision": "labels: precision",
     "label_recall": "labels: recall",
     "label_f1": "labels: F1",
@@ -109,7 +111,8 @@ def _settings(sets: Sequence[Set]) -> list[Row]:
     names = dict.fromkeys(name for recipe in recipes for name in recipe)
     rows = [Row(name, [Cell(value(recipe[name])) if name in recipe else NONE for recipe in recipes]) for name in names]
     rows = [row for row in rows if not row.alike][:MOST_SETTINGS]
-    costs = [Row("Speed", [speed(runs, run) for run in runs]), Row("Memory, at most", [memory(run) for run in runs])]
+    speeds = [Cell(f"{number(median(run.rates))} {run.recipe.sample}s/s") if run.rates else NONE for run in runs]
+    costs = [Row("speed of training", speeds), Row("memory, at most", [memory(run) for run in runs])]
     return rows + [row for row in costs if any(cell != NONE for cell in row.cells)]
 
 
@@ -131,9 +134,23 @@ def _metric_rows(sets: Sequence[Set]) -> list[Row]:
 def _group_rows(sets: Sequence[Set]) -> list[Row]:
     rows = []
     for label, groups in _groups([each.metrics.groups for each in sets]):
-        cells = [NONE if group is None else _cell(group, MAIN, counted=True) for group in groups]
-        rows.append(Row(label, cells))
+        counts = [None if group is None else _counted(group.questions, group.images) for group in groups]
+        cells = [NONE if group is None else _cell(group, MAIN) for group in groups]
+        rows.append(_row(label, cells, counts))
     return rows[:MOST_ROWS]
+
+
+def _counted(questions: int, images: int) -> str:
+    return f"{count(questions, 'question')} on {count(images, 'image')}"
+
+
+def _row(label: str, cells: list[Cell], counts: Sequence[str | None]) -> Row:
+    """With how many questions it is of: once where they are the same for all sets, otherwise in each cell."""
+    known = {each for each in counts if each is not None}
+    if len(known) == 1:
+        return Row(label, cells, *known)
+    both = zip(cells, counts, strict=True)
+    return Row(label, [replace(cell, note=f"{cell.note}, {said}") if said else cell for cell, said in both])
 
 
 def _groups(sets: Sequence[Mapping[str, Mapping[str, Any]]]) -> Iterator[tuple[str, list[Any]]]:
@@ -146,13 +163,12 @@ def _name(metric: str) -> str:
     return NAMES.get(metric, plain_name(metric))
 
 
-def _cell(group: Group, name: str, counted: bool = False) -> Cell:
+def _cell(group: Group, name: str) -> Cell:
     if name not in group.metrics:
         return NONE
     measured = group.metrics[name]
     said = _between(name, measured.low, measured.high)
-    of = measured.questions if counted or measured.questions != group.questions else None
-    about = f"{count(of, 'question')} on {count(group.images, 'image')}" if of is not None else ""
+    about = count(measured.questions, "question") if measured.questions != group.questions else ""
     return Cell(_shown(name, measured.value), ", ".join(filter(None, (said, about))))
 
 
@@ -190,19 +206,20 @@ def _compare(split: Split) -> None:
     known = [name for name in NAMES if any(name in result["metrics"] for result in compared)]
     split.differences = [Row(_name(name), [_difference(result, name) for result in compared]) for name in known]
     for label, groups in _groups([result["groups"] for result in compared]):
-        cells = [NONE if group is None else _difference(group, MAIN, counted=True) for group in groups]
-        split.group_differences.append(Row(label, cells))
+        counts = [None if group is None else _counted(group["questions"], group["images"]) for group in groups]
+        cells = [NONE if group is None else _difference(group, MAIN) for group in groups]
+        split.group_differences.append(_row(label, cells, counts))
     del split.group_differences[MOST_ROWS:]
 
 
-def _difference(group: Mapping[str, Any], name: str, counted: bool = False) -> Cell:
+def _difference(group: Mapping[str, Any], name: str) -> Cell:
     each = group["metrics"].get(name)
     if each is None:
         return NONE
     said = _between(name, each["low"], each["high"], "+")
-    about = f"{count(each['questions'], 'question')} on {count(group['images'], 'image')}" if counted else ""
+    sure = each["low"] is not None and (each["low"] > 0 or each["high"] < 0)
     unit = "" if name in PLAIN else " points"
-    return Cell(f"{_shown(name, each['difference'], '+')}{unit}", ", ".join(filter(None, (said, about))))
+    return Cell(f"{_shown(name, each['difference'], '+')}{unit}", said, sure)
 
 
 def confusion_heads(table: Confusion) -> list[tuple[str, str]]:

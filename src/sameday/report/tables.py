@@ -20,6 +20,7 @@ from sameday.spec.words import number
 class Cell:
     text: str
     note: str = ""
+    strong: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def glance(runs: Sequence[Run]) -> list[Row]:
         cells = [_final(run, name) for run in runs]
         rows.append(Row(f"Validation {plain_name(name)}", cells))
     rows.append(Row("Training loss at the end", [_last_loss(run) for run in runs]))
-    rows.append(Row("Speed", [speed(runs, run) for run in runs]))
+    rows.append(Row("Speed", [_speed(runs, run) for run in runs]))
     rows.append(Row("A step", [_step_time(run) for run in runs]))
     rows.append(Row("Time in steps", [_whole(run) for run in runs]))
     rows.append(Row("Memory, at most", [memory(run) for run in runs]))
@@ -75,7 +76,7 @@ def _last_loss(run: Run) -> Cell:
     return Cell(score("loss", statistics.fmean(last)), f"mean of {len(last)} steps" if len(last) > 1 else "last step")
 
 
-def speed(runs: Sequence[Run], run: Run) -> Cell:
+def _speed(runs: Sequence[Run], run: Run) -> Cell:
     if not run.rates:
         return NONE
     first = next(other for other in runs if other.fingerprint == run.fingerprint)
