@@ -20,6 +20,7 @@ from sameday.evaluate.normal import normalise
 from sameday.evaluate.prediction import Prediction
 from sameday.evaluate.scores import question_scores
 from sameday.evaluate.sums import MACRO, Questions, Sums
+from sameday.evaluate.words import told
 
 few = settings(max_examples=25)
 
@@ -206,6 +207,23 @@ def test_many_different_answers_have_macro_scores_without_an_interval(monkeypatc
     measured = measure([prediction(f"thing {n}", "thing 0", n) for n in range(4)], resamples=20)
     assert measured["metrics"]["macro_f1"]["low"] is None and measured["metrics"]["exact_match"]["low"] is not None
     assert "macro scores have no interval: there are more than 3 different answers" in measured["notes"]
+
+
+def test_what_a_terminal_says(asked: list[Prediction], measured: dict[str, Any]) -> None:
+    first, *groups = told(measured)
+    exact = measured["metrics"]["exact_match"]
+    low, value, high = (f"{100 * exact[key]:.1f}" for key in ("low", "value", "high"))
+    assert first.startswith(f"240 questions on 40 images: exact match (accuracy) {value}% ({low} to {high}%); ")
+    assert first.split("; ")[-1].startswith("loose match (contains, or 70% similar) ")
+    stage = measured["groups"]["stage"]["3"]["metrics"]["exact_match"]
+    shown = f"{100 * stage['value']:.1f}% ({100 * stage['low']:.1f} to {100 * stage['high']:.1f}%)"
+    assert f"stage 3, 80 questions on 40 images: exact match (accuracy) {shown}" in groups
+    assert (
+        any(each.startswith("closed, ") for each in groups) and groups[-len(measured["notes"]) :] == measured["notes"]
+    )
+    assert list(told(measure([]))) == ["no question was answered"]
+    alone = [prediction("red", "red", n, image="one") for n in range(2)] + [prediction("red", "no", 2, image="one")]
+    assert "exact match (accuracy) 66.7% (no interval)" in next(told(measure(alone, resamples=5)))
 
 
 # Two sets of answers

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -151,6 +152,26 @@ def test_questions_that_only_one_run_answered_are_counted(made: Made) -> None:
         "20 questions of two alone." in text
     )
     assert "three and one share no question: there is no difference to tell." in text
+
+
+def test_a_page_has_room_for_so_many_sets_of_answers(made: Made) -> None:
+    run = made("one")
+    folder = write_answers(run, "step-000000-val", ASKED[:4], 2)
+    for n in range(1, 14):
+        shutil.copytree(folder, folder.with_name(f"step-{n:06d}-val"))
+    text = page_of(run).text
+    assert "the first 12 of 14 sets of answers are shown." in text
+    assert "step-000011-val" in text and "step-000012-val" not in text
+
+
+def test_questions_that_lacked_earlier_answers_are_told(made: Made) -> None:
+    run = made("one")
+    write_answers(run, "adapter-test", ASKED[:4], 2)
+    file = write_answers(run, "adapter-test-cascade", ASKED[:4], 2) / "metrics.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"without_earlier_answers": 2}))
+    text = page_of(run).text
+    lacking = "2 of 4 questions were asked without answers of earlier stages, which their images lack"
+    assert f"adapter-test-cascade: {lacking}." in text and "Difference from adapter-test, on the same" in text
 
 
 def test_few_questions_come_with_their_count(made: Made) -> None:

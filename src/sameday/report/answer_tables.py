@@ -8,37 +8,13 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
+from sameday.evaluate.words import GROUPS, NAMES, PLAIN, between, counted, name_of, shown
 from sameday.report.answers import PREDICTIONS, Answers, Confusion, Group, Metrics, read_predictions
 from sameday.report.gather import Run
 from sameday.report.tables import NONE, Cell, Row, memory
-from sameday.report.words import count, plain_name, value
-from sameday.spec.words import number
+from sameday.report.words import value
+from sameday.spec.words import count, number
 
-NAMES = {
-    "exact_match": "exact match (accuracy)",
-    "label_match": "labels: all right",
-    "label_precision": "labels: precision",
-    "label_recall": "labels: recall",
-    "label_f1": "labels: F1",
-    "label_micro_precision": "labels, micro: precision",
-    "label_micro_recall": "labels, micro: recall",
-    "label_micro_f1": "labels, micro: F1",
-    "numeric_match": "numbers within 5%",
-    "macro_precision": "macro precision over answers",
-    "macro_recall": "macro recall over answers",
-    "macro_f1": "macro F1 over answers",
-    "bleu": "BLEU",
-    "rouge1": "ROUGE-1",
-    "rouge2": "ROUGE-2",
-    "rougeL": "ROUGE-L",
-    "meteor": "METEOR",
-    "loose_match": "loose match (contains, or 70% similar)",
-    "tokens": "tokens of an answer",
-}
-"""In the order of the page. Accuracy is the exact match by another name."""
-PLAIN = ("bleu", "rouge1", "rouge2", "rougeL", "meteor", "tokens")
-"""Metrics that are no percentages: papers print BLEU and its like as 0 to 1."""
-GROUPS = {"answer": "", "stage": "stage ", "type": "type "}
 MAIN = "exact_match"
 MOST_COLUMNS, MOST_ROWS, MOST_SETTINGS, LONG = 12, 60, 16, 40
 
@@ -82,22 +58,25 @@ def _split(name: str, given: list[tuple[Run, Answers]], several: bool) -> Split:
         label = (run.label if alone else f"{run.label}: {answers.name}") if several else answers.name
         if answers.metrics is not None:
             sets.append(Set(run, label, answers, answers.metrics))
-    shown = sets[:MOST_COLUMNS]
-    split = Split(name, shown, _settings(shown), _metric_rows(shown), _group_rows(shown))
+    columns = sets[:MOST_COLUMNS]
+    split = Split(name, columns, _settings(columns), _metric_rows(columns), _group_rows(columns))
     split.notes += [
         f"{run.label}: answers/{answers.name} has no metrics.json yet: the command that began it goes on with it"
         for run, answers in given
         if answers.metrics is None
     ]
-    if len(sets) > len(shown):
-        split.notes.append(f"the first {len(shown)} of {len(sets)} sets of answers are shown")
+    if len(sets) > len(columns):
+        split.notes.append(f"the first {len(columns)} of {len(sets)} sets of answers are shown")
     notes: dict[str, list[str]] = {}
-    for each in shown:
+    for each in columns:
+        if lacking := each.metrics.without_earlier_answers:
+            asked = f"{lacking:,} of {count(each.metrics.questions, 'question')} were asked"
+            split.notes.append(f"{each.label}: {asked} without answers of earlier stages, which their images lack")
         for note in each.metrics.notes[:MOST_ROWS]:
             notes.setdefault(note, []).append(each.label)
     for note, labels in notes.items():
-        split.notes.append(note if len(labels) == len(shown) else f"{', '.join(labels)}: {note}")
-    if len(shown) > 1:
+        split.notes.append(note if len(labels) == len(columns) else f"{', '.join(labels)}: {note}")
+    if len(columns) > 1:
         _compare(split)
     return split
 
@@ -128,20 +107,16 @@ def _metric_rows(sets: Sequence[Set]) -> list[Row]:
     known = dict.fromkeys(name for each in sets for name in each.metrics.metrics if name != "accuracy")
     order = [name for name in NAMES if name in known] + [name for name in known if name not in NAMES]
     asked = Row("questions", [Cell(f"{s.metrics.questions:,}", f"on {count(s.metrics.images, 'image')}") for s in sets])
-    return [asked, *(Row(_name(name), [_cell(each.metrics, name) for each in sets]) for name in order[:MOST_ROWS])]
+    return [asked, *(Row(name_of(name), [_cell(each.metrics, name) for each in sets]) for name in order[:MOST_ROWS])]
 
 
 def _group_rows(sets: Sequence[Set]) -> list[Row]:
     rows = []
     for label, groups in _groups([each.metrics.groups for each in sets]):
-        counts = [None if group is None else _counted(group.questions, group.images) for group in groups]
+        counts = [None if group is None else counted(group.questions, group.images) for group in groups]
         cells = [NONE if group is None else _cell(group, MAIN) for group in groups]
         rows.append(_row(label, cells, counts))
     return rows[:MOST_ROWS]
-
-
-def _counted(questions: int, images: int) -> str:
-    return f"{count(questions, 'question')} on {count(images, 'image')}"
 
 
 def _row(label: str, cells: list[Cell], counts: Sequence[str | None]) -> Row:
@@ -159,29 +134,13 @@ def _groups(sets: Sequence[Mapping[str, Mapping[str, Any]]]) -> Iterator[tuple[s
             yield f"{word}{key}", [each.get(by, {}).get(key) for each in sets]
 
 
-def _name(metric: str) -> str:
-    return NAMES.get(metric, plain_name(metric))
-
-
 def _cell(group: Group, name: str) -> Cell:
     if name not in group.metrics:
         return NONE
     measured = group.metrics[name]
-    said = _between(name, measured.low, measured.high)
+    said = between(name, measured.low, measured.high)
     about = count(measured.questions, "question") if measured.questions != group.questions else ""
-    return Cell(_shown(name, measured.value), ", ".join(filter(None, (said, about))))
-
-
-def _shown(name: str, given: float, sign: str = "") -> str:
-    given, places = (given, 2 if name == "tokens" else 3) if name in PLAIN else (100 * given, 1)
-    said = f"{round(given, places) + 0.0:{sign}.{places}f}"  # the sum makes a zero of a negative one
-    return said if sign or name in PLAIN else f"{said}%"
-
-
-def _between(name: str, low: float | None, high: float | None, sign: str = "") -> str:
-    if low is None or high is None:
-        return "no interval"
-    return f"{_shown(name, low, sign).removesuffix('%')} to {_shown(name, high, sign)}"
+    return Cell(shown(name, measured.value), ", ".join(filter(None, (said, about))))
 
 
 def _compare(split: Split) -> None:
@@ -204,9 +163,9 @@ def _compare(split: Split) -> None:
             shared = count(result["questions"], "question")
             split.notes.append(f"the difference of {each.label} is of the {shared} that both answered; {said}")
     known = [name for name in NAMES if any(name in result["metrics"] for result in compared)]
-    split.differences = [Row(_name(name), [_difference(result, name) for result in compared]) for name in known]
+    split.differences = [Row(name_of(name), [_difference(result, name) for result in compared]) for name in known]
     for label, groups in _groups([result["groups"] for result in compared]):
-        counts = [None if group is None else _counted(group["questions"], group["images"]) for group in groups]
+        counts = [None if group is None else counted(group["questions"], group["images"]) for group in groups]
         cells = [NONE if group is None else _difference(group, MAIN) for group in groups]
         split.group_differences.append(_row(label, cells, counts))
     del split.group_differences[MOST_ROWS:]
@@ -216,10 +175,10 @@ def _difference(group: Mapping[str, Any], name: str) -> Cell:
     each = group["metrics"].get(name)
     if each is None:
         return NONE
-    said = _between(name, each["low"], each["high"], "+")
+    said = between(name, each["low"], each["high"], "+")
     sure = each["low"] is not None and (each["low"] > 0 or each["high"] < 0)
     unit = "" if name in PLAIN else " points"
-    return Cell(f"{_shown(name, each['difference'], '+')}{unit}", said, sure)
+    return Cell(f"{shown(name, each['difference'], '+')}{unit}", said, sure)
 
 
 def confusion_heads(table: Confusion) -> list[tuple[str, str]]:

@@ -21,7 +21,7 @@ from sameday.spec.reading import ANSWERS, read_file
 FOLDER, PREDICTIONS, METRICS = "answers", "predictions.jsonl", "metrics.json"
 MOST_WORK = 2 * 10**9
 """Characters of answers times characters of predictions, summed: comparing texts takes about as long as this says."""
-SPLIT = re.compile(r"(?:^|-)((?:train|val|test)(?:-cascade)?)$")
+SPLIT = re.compile(r"(?:^|-)(train|val|test)(?:-cascade)?$")
 
 
 class Measured(Lenient):
@@ -57,6 +57,8 @@ class Metrics(Group):
     groups: dict[str, dict[str, Group]] = Field(default_factory=dict)
     confusion: Confusion | None = None
     notes: list[str] = Field(default_factory=list)
+    without_earlier_answers: Whole = 0
+    """Questions of a later stage that had no predictions of an earlier one to go on, where these belong to prompts."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class Answers:
 
     @property
     def split(self) -> str:
+        """The same whether earlier answers stood in the prompts or not: it has the same questions."""
         found = SPLIT.search(self.name)
         return found[1] if found else self.name
 
