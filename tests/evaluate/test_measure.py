@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
+from importlib import metadata
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -51,6 +53,7 @@ def test_every_metric_has_its_count_and_its_interval(asked: list[Prediction], me
     assert metrics["tokens"]["value"] == pytest.approx(np.mean([each.tokens for each in asked]))
     assert all(each["high"] - each["low"] > 0.0 for each in metrics.values())
     assert measured["interval"] == {"level": 0.95, "resamples": 400, "seed": 0, "over": "images"}
+    assert measured["versions"].get("nltk") == (metadata.version("nltk") if find_spec("nltk") else None)
 
 
 def test_groups_of_questions(asked: list[Prediction], measured: dict[str, Any]) -> None:

@@ -13,9 +13,12 @@ from sameday.evaluate.bootstrap import LEVEL, RESAMPLES, Floats, bound_of_agreem
 from sameday.evaluate.normal import labels, normalise
 from sameday.evaluate.prediction import Prediction
 from sameday.evaluate.sums import MOST_CLASSES, Questions, Sums
+from sameday.spec.record import versions
 
 COMMONEST = 12
 """Answers in the table of confusion."""
+LIBRARIES = ("sameday", "scikit-learn", "sacrebleu", "rouge-score", "nltk")
+"""Packages that count, whose versions a published number should name."""
 
 Groups = dict[str, dict[str, list[int]]]
 
@@ -41,6 +44,7 @@ def measure(predictions: Iterable[Prediction], resamples: int = RESAMPLES, seed:
         "groups": {by: {key: measured[by, key] for key in of} for by, of in groups.items()},
         "confusion": confusion(questions.predictions),
         "interval": {"level": LEVEL, "resamples": resamples, "seed": seed, "over": "images"},
+        "versions": versions(LIBRARIES),
         "notes": [*questions.notes, *_notes(sums["", ""], groups)],
     }
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 _OPENING, _CLOSING = "\"'`“”‘’«» ", "\"'`“”‘’«».,;:!? "
-_ARTICLE = re.compile(r"(?:a|an|the) (?=\S)")
+_ARTICLES = re.compile(r"(?:(?:a|an|the) )+(?=\S)")
 _SEPARATOR = re.compile(r";|,(?![0-9])|(?<![0-9]),")
 _NUMBER = re.compile(r"([+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?) ?([^\W\d_]+(?: [^\W\d_]+)?|[%°])?")
 _DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
@@ -34,7 +34,8 @@ def _strip(text: str) -> str:
     "grade A"; a sign at the start is part of a value, as in "<5mm"."""
     while True:
         shorter = text.lstrip(_OPENING).rstrip(_CLOSING)
-        shorter = _ARTICLE.sub("", shorter, count=1) if _ARTICLE.match(shorter) else shorter
+        articles = _ARTICLES.match(shorter)
+        shorter = shorter[articles.end() :] if articles else shorter
         if shorter == text:
             return text
         text = shorter
