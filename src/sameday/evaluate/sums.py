@@ -14,6 +14,7 @@ from sameday.evaluate.bootstrap import Floats
 from sameday.evaluate.normal import labels, normalise
 from sameday.evaluate.overlap import (
     BLEU_COUNTS,
+    ORDER,
     ROUGE,
     Unavailable,
     bleu,
@@ -141,6 +142,8 @@ class Sums:
         """Of the questions as they are."""
         every = np.ones((1, len(self.images)))
         values = {name: float(value[0]) for name, value in self._of(every).items()}
+        if self._has_bleu:
+            values["bleu"] = bleu(self._matrix[:, -BLEU_COUNTS:].sum(axis=0))
         return values | (self._scorer(self._right, self._given) if self._scorer else {})
 
     @property
@@ -164,9 +167,7 @@ class Sums:
         some = right + given > 0
         values |= {name: np.where(some, value, np.nan) for name, value in zip(MICRO, micro, strict=True)}
         if self._has_bleu:
-            counts = np.rint(sums[:, -BLEU_COUNTS:])
-            some = drawn.sum(axis=1) > 0
-            values["bleu"] = np.array([bleu(row) if any_ else np.nan for row, any_ in zip(counts, some, strict=True)])
+            values["bleu"] = np.where(drawn.sum(axis=1) > 0, _bleu(sums[:, -BLEU_COUNTS:]), np.nan)
         return values
 
     def _macro(self, drawn: Floats) -> dict[str, Floats]:
@@ -187,6 +188,14 @@ class Sums:
         each = (_ratio(shared, given, 0.0), _ratio(shared, right, 0.0), _ratio(2 * shared, right + given, 0.0))
         mean = [_ratio((value * there).sum(axis=0), there.sum(axis=0)) for value in each]
         return dict(zip(MACRO, mean, strict=True))
+
+
+def _bleu(counts: Floats) -> Floats:
+    """`bleu` of many resamples at once; the library takes them one by one."""
+    precision = _ratio(counts[:, :ORDER], counts[:, ORDER : 2 * ORDER], 0.0)
+    tokens, right = counts[:, -2:].T
+    brevity = np.exp(np.minimum(0.0, 1.0 - _ratio(right, tokens, np.inf)))
+    return np.asarray(precision.prod(axis=1) ** (1 / ORDER) * brevity, dtype=np.float64)
 
 
 def _ratio(above: Any, below: Any, otherwise: float = float("nan")) -> Floats:
