@@ -102,6 +102,7 @@ said = measure(asked, resamples=50)
 whole = said["metrics"]["meteor"]
 assert abs(whole["value"] - sum(score(p.answer, p.prediction)["meteor"] for p in asked) / 2) < 1e-9
 assert whole["low"] <= whole["value"] <= whole["high"]
+assert not {"torch", "transformers"} & set(sys.modules), "metrics are counted without them"
 """
 
 
