@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from answered import drawn, write_answers
 from browser import Browser, find_chromium
 from reported import EVIL, NASTY, Runs, profile, tune, verdict
 
@@ -56,6 +59,12 @@ def pages(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pat
     run.environment["hostname"], run.skipped = wide, [{"where": wide, "what": wide}]
     run.profile = gather([runs.images], [folder / "p"])[0].profile
     (folder / "wide.html").write_text(render([run, *gather([runs.bare])]))
+    answered = []
+    for seed, name in enumerate(("first", "second")):
+        answered.append(Path(shutil.copytree(runs.images, folder / name)))
+        asked = drawn(images=5, each=4, right=0.5, seed=seed, answers=[wide, f"{wide}; {EVIL}", "3 polyps", "yes"])
+        write_answers(answered[-1], "adapter-test", [replace(each, type=wide) for each in asked], 20)
+    pages["answers"] = report_from_files(answered, folder / "answers.html")
     return pages | {"endless words": folder / "wide.html"}
 
 
@@ -88,7 +97,7 @@ CROWDED = """
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", ["one, with everything", "unfinished", "several", "endless words"])
+@pytest.mark.parametrize("name", ["one, with everything", "unfinished", "several", "endless words", "answers"])
 def test_nothing_overflows_and_nothing_is_asked_for(
     browser: Browser, pages: dict[str, Path], name: str, width: int
 ) -> None:

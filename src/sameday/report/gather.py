@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sameday.report.answers import Answers, read_answers
 from sameday.report.beside import MOST, OLD_PHASES, Profile, Tune, Verdict, read_beside, read_json
 from sameday.report.words import count, in_order
 from sameday.spec.document import dump_yaml
@@ -84,6 +85,7 @@ class Run:
     profile: Profile | None = None
     tune: Tune | None = None
     verdict: Verdict | None = None
+    answers: list[Answers] = field(default_factory=list)
     missing: list[Missing] = field(default_factory=list)
     named_before: frozenset[str] = frozenset()
     """Fingerprints that earlier releases gave this recipe."""
@@ -226,6 +228,7 @@ def _read_run(path: Path, label: str, profile: Path | None, tune: Path | None, v
         profile=_beside(path / "profile.json", profile, Profile),
         tune=_beside(path / "tune.json", tune, Tune),
         verdict=_beside(path / "verify.json", verdict, Verdict),
+        answers=read_answers(path),
         named_before=_named_before(folder),
     )
     run.missing = _missing(run)

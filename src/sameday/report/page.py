@@ -14,7 +14,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 import sameday
-from sameday.report import tables, words
+from sameday.report import answer_tables, tables, words
+from sameday.report.answers import answer_files
 from sameday.report.beside import COMMANDS
 from sameday.report.curves import floor_chart, spikes, timeline_charts, training_curves, validated_once
 from sameday.report.gather import Run, gather
@@ -35,7 +36,7 @@ def report_from_files(
 ) -> Path:
     """Write the report of these runs, whole or not at all."""
     beside = [path / f"{command}.json" for path in paths for command in COMMANDS]
-    read = [file for path in paths for file in run_files(path)]
+    read = [file for path in paths for file in (*run_files(path), *answer_files(path))]
     check_output("--out", out, (*read, *beside, *profiles, *tunes, *verdicts), b"<!DOCTYPE html>")
     write_text(out, render(gather(paths, profiles, tunes, verdicts)))
     return out
@@ -84,6 +85,8 @@ def _context(runs: Sequence[Run], now: datetime) -> dict[str, Any]:
         "profiled": [_profiled(run) for run in runs if run.profile is not None],
         "tuned": [_tuned(run) for run in runs if run.tune is not None],
         "verdicts": [_verdict(run) for run in runs if run.verdict is not None],
+        "splits": answer_tables.splits(runs),
+        "confusion_heads": answer_tables.confusion_heads,
         "scores": _scores(runs),
         "skipped": [(run, (run.skipped or [])[:MOST_SKIPPED]) for run in runs if run.skipped],
         "unskipped": [run for run in runs if run.skipped == []],

@@ -20,6 +20,7 @@ from sameday.spec.words import number
 class Cell:
     text: str
     note: str = ""
+    strong: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def glance(runs: Sequence[Run]) -> list[Row]:
     rows.append(Row("Speed", [_speed(runs, run) for run in runs]))
     rows.append(Row("A step", [_step_time(run) for run in runs]))
     rows.append(Row("Time in steps", [_whole(run) for run in runs]))
-    rows.append(Row("Memory, at most", [_memory(run) for run in runs]))
+    rows.append(Row("Memory, at most", [memory(run) for run in runs]))
     rows.append(Row("Model kept?", [_kept(run) for run in runs]))
     return [row for row in rows if any(cell != NONE for cell in row.cells)]
 
@@ -112,7 +113,7 @@ def _whole(run: Run) -> Cell:
     return Cell(seconds(sum(times)), f"{seen:,.0f} {run.recipe.sample}s seen" if seen else "")
 
 
-def _memory(run: Run) -> Cell:
+def memory(run: Run) -> Cell:
     profile = run.own_profile
     if profile is None or profile.memory_gib is None:
         return NONE

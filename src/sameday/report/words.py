@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sameday.spec.recipe import Recipe
-from sameday.spec.words import number
+from sameday.spec.words import count, number
 from sameday.tasks.registry import setup_of
 
 CLAIMS = {
@@ -116,10 +116,6 @@ def in_order(names: Iterable[str]) -> list[str]:
     """Parts in their order; those that are not known, as they came, at the end."""
     given = dict.fromkeys(names)
     return [name for name in PHASES if name in given] + [name for name in given if name not in PHASES]
-
-
-def count(given: int, what: str) -> str:
-    return f"{given:,} {what}" if given == 1 else f"{given:,} {what}s"
 
 
 def percent(share: float) -> str:

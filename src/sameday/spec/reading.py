@@ -18,6 +18,8 @@ VALUES = 20_000
 """Of a document with its aliases written out: a few lines of them could stand for more than memory holds."""
 METRICS = 2**28
 """Of a run's records: those of about a million steps."""
+ANSWERS = 2**28
+"""Of generated answers: those to about half a million questions."""
 
 
 def read_file(path: Path, most: int | None) -> bytes:

@@ -207,17 +207,23 @@ def _sound_metrics(path: Path, steps: bool = False, most: int | None = None) -> 
     return records, problems
 
 
-def _environment(recipe_dir: Path) -> dict[str, Any]:
-    versions = {}
-    for name in DISTRIBUTIONS:
+def versions(distributions: Iterable[str]) -> dict[str, str]:
+    """Of those of these packages that are installed."""
+    found = {}
+    for name in distributions:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
+            found[name] = metadata.version(name)
+    return found
+
+
+def _environment(recipe_dir: Path) -> dict[str, Any]:
+    installed = versions(DISTRIBUTIONS)
     return {
-        "sameday": versions.get("sameday"),
+        "sameday": installed.get("sameday"),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "hostname": socket.gethostname(),
-        "versions": versions,
+        "versions": installed,
         "recipe_dir": str(recipe_dir.absolute()),
     }
 

@@ -35,6 +35,10 @@ def number(value: float) -> str:
     return f"{value:.4g}"
 
 
+def count(given: int, what: str) -> str:
+    return f"{given:,} {what}" if given == 1 else f"{given:,} {what}s"
+
+
 def clock(seconds: float) -> str:
     """1:02:03, or 2:03."""
     minutes, s = divmod(round(seconds), 60)

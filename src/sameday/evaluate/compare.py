@@ -1,0 +1,84 @@
+"""Two sets of answers to the same questions: what changed, and whether more than chance. Both are measured on the same
+resamples of images, so that what is hard for both does not widen the interval of their difference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from sameday.evaluate.bootstrap import LEVEL, RESAMPLES, Floats, draws, interval
+from sameday.evaluate.measure import groups_of
+from sameday.evaluate.prediction import Prediction
+from sameday.evaluate.sums import Questions, Sums
+
+
+def compare(
+    first: Iterable[Prediction], second: Iterable[Prediction], resamples: int = RESAMPLES, seed: int = 0
+) -> dict[str, Any]:
+    """The second's metrics minus the first's, over the questions that both answered; plain data, like `measure`'s."""
+    pairs, only_first, only_second = matched(first, second)
+    counts = {"only_first": only_first, "only_second": only_second}
+    if not pairs:
+        return {"questions": 0, "images": 0, **counts, "metrics": {}, "groups": {}}
+    sides = [Questions.of(side) for side in zip(*pairs, strict=True)]
+    groups = groups_of(sides[0].predictions)
+    everything = {"": {"": list(range(len(pairs)))}}
+    sums = {
+        (by, key): [Sums(side, rows) for side in sides]
+        for by, of in (everything | groups).items()
+        for key, rows in of.items()
+    }
+    values = {which: [each.values() for each in both] for which, both in sums.items()}
+    spread: dict[tuple[str, str], list[dict[str, Floats]]] = {which: [] for which in sums}
+    for weights in draws(int(sides[0].images.max()) + 1, resamples, seed):
+        for which, both in sums.items():
+            there, here = (each.resampled(weights) for each in both)
+            spread[which].append({name: here[name] - there[name] for name in there.keys() & here.keys()})
+    compared = {which: _compared(both[0], values[which], spread[which]) for which, both in sums.items()}
+    return {
+        **compared["", ""],
+        **counts,
+        "groups": {by: {key: compared[by, key] for key in of} for by, of in groups.items()},
+        "interval": {"level": LEVEL, "resamples": resamples, "seed": seed, "over": "images"},
+    }
+
+
+def matched(
+    first: Iterable[Prediction], second: Iterable[Prediction]
+) -> tuple[list[tuple[Prediction, Prediction]], int, int]:
+    """Answers to the same question, and how many of each side have none beside them. A question is the same by its file
+    and line, its text and its right answer; where no file's name is the same, as on another machine, by line, text and
+    answer. The second of a pair takes all but the answer given from the first."""
+    there, here = list(first), list(second)
+    shared: dict[Any, Prediction] = {}
+    others: dict[Any, Prediction] = {}
+    for place in ("where", "id"):
+        keyed = [{(getattr(p, place), p.question, p.answer): p for p in side} for side in (there, here)]
+        shared, others = ({key: side[key] for key in keyed[0] if key in keyed[1]} for side in keyed)
+        if shared:
+            break
+    pairs = [(p, replace(p, prediction=others[k].prediction, tokens=others[k].tokens)) for k, p in shared.items()]
+    return pairs, len(there) - len(pairs), len(here) - len(pairs)
+
+
+def _compared(sums: Sums, values: list[dict[str, float]], spread: list[dict[str, Floats]]) -> dict[str, Any]:
+    there, here = values
+    metrics = {}
+    for name in there:
+        if name not in here or np.isnan(there[name]) or np.isnan(here[name]):
+            continue
+        difference = here[name] - there[name]
+        resampled = np.concatenate([each[name] for each in spread]) if name in spread[0] else np.array([])
+        low, high = (interval(difference, resampled) if len(sums.images) > 1 else None) or (None, None)
+        metrics[name] = {
+            "first": there[name],
+            "second": here[name],
+            "difference": difference,
+            "low": low,
+            "high": high,
+            "questions": sums.count(name),
+        }
+    return {"questions": len(sums.rows), "images": len(sums.images), "metrics": metrics}
