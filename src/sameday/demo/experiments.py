@@ -1,5 +1,5 @@
-"""What the experiments of `examples/scenes` start from: drawn scenes with questions in three stages, and a tiny model that
-has learned to see such scenes, but has never met these questions. A few minutes on a CPU."""
+"""What the experiments of `examples/scenes` start from: drawn scenes with questions in three stages, and a tiny model
+that has learned to see such scenes, but has never met these questions. A few minutes on a CPU."""
 
 from __future__ import annotations
 

@@ -39,8 +39,8 @@ def draw(
     test_images: int = 0,
     ask: Ask | None = None,
 ) -> None:
-    """Write `images/*.png`, `train.jsonl` and `val.jsonl` into `out`, and `test.jsonl` where images are asked for. Equal
-    seeds give equal sets."""
+    """Write `images/*.png`, `train.jsonl` and `val.jsonl` into `out`, and `test.jsonl` where images for it are asked
+    for. Equal seeds give equal sets."""
     folder = out / "images"
     folder.mkdir(parents=True, exist_ok=True)
     splits = {"train": train_images, "val": val_images} | ({"test": test_images} if test_images else {})
