@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,25 @@ CELLS = ("top left", "top right", "bottom left", "bottom right")
 Row = dict[str, Any]
 Scene = dict[str, tuple[str, str]]
 """What stands in each cell that is not empty: a kind and a colour."""
+Ask = Callable[[str, Scene, random.Random], list[Row]]
+"""Questions about a scene on its ground."""
 
 
-def draw(out: Path, train_images: int, val_images: int, seed: int, size: int = 96) -> None:
-    """Write `images/*.png`, `train.jsonl` and `val.jsonl` into `out`. Equal seeds give equal sets."""
+def draw(
+    out: Path,
+    train_images: int,
+    val_images: int,
+    seed: int,
+    size: int = 96,
+    test_images: int = 0,
+    ask: Ask | None = None,
+) -> None:
+    """Write `images/*.png`, `train.jsonl` and `val.jsonl` into `out`, and `test.jsonl` where images for it are asked
+    for. Equal seeds give equal sets."""
     folder = out / "images"
     folder.mkdir(parents=True, exist_ok=True)
-    for split, count in (("train", train_images), ("val", val_images)):
+    splits = {"train": train_images, "val": val_images} | ({"test": test_images} if test_images else {})
+    for split, count in splits.items():
         rows: list[Row] = []
         for index in range(count):
             # Keyed by split and number, so that a larger set begins with the smaller one.
@@ -40,7 +52,7 @@ def draw(out: Path, train_images: int, val_images: int, seed: int, size: int = 9
             name = f"images/{split}-{index:05d}.png"
             ground, scene = rng.choice(list(GROUNDS)), _scene(rng)
             _paint(ground, scene, size, rng).save(out / name)
-            rows += [{"image": name, **row} for row in _questions(ground, scene, rng)]
+            rows += [{"image": name, **row} for row in (ask or _questions)(ground, scene, rng)]
         text = "".join(json.dumps(row) + "\n" for row in rows)
         (out / f"{split}.jsonl").write_text(text, encoding="utf-8")
 
@@ -99,6 +111,18 @@ def _questions(ground: str, scene: Scene, rng: random.Random) -> list[Row]:
     rows += _is_there(tuple(COLOURS), colours, "Is there a {} shape?", rng.randint(1, 2), rng)
     rng.shuffle(rows)
     return rows
+
+
+def notes(ground: str, scene: Scene, rng: random.Random) -> list[Row]:
+    """The same scenes in other words, for a model to learn from before it meets the questions: in headings, each corner
+    with its colour and its shape."""
+    rows = [_row("background", ground, 1), _row("count", str(len(scene)), 2)]
+    for cell in CELLS:
+        kind, colour = scene.get(cell, ("nothing", "none"))
+        rows += [_row(f"{cell}, colour", colour, 3), _row(f"{cell}, shape", kind, 3)]
+    there = {word for thing in scene.values() for word in thing}
+    words = rng.sample([*KINDS, *COLOURS], 3)
+    return rows + [_row(f"any {word}", "yes" if word in there else "no", 1) for word in words]
 
 
 def _is_there(words: Sequence[str], present: set[str], form: str, count: int, rng: random.Random) -> list[Row]:
