@@ -22,6 +22,11 @@ def data_digest(samples: Sequence[Sample]) -> str:
     return _of(repr([(s.id, s.image_key, s.messages, s.stage) for s in samples]))
 
 
+def categories_digest(samples: Sequence[Sample]) -> str:
+    """What a table or rules made of the questions."""
+    return _of(repr([(s.id, s.stage, s.type) for s in samples]))
+
+
 def tokenizer_digest(tokenizer: Any) -> str:
     """Of its vocabulary, merges, normaliser and special tokens."""
     whole = json.loads(tokenizer.backend_tokenizer.to_str())
