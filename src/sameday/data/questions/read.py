@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sameday.data.questions.sample import Message, last_user_text
@@ -44,8 +44,8 @@ class Raw:
     messages: tuple[Message, ...]
     stage: int | None = None
     type: str | None = None
-    question: str = ""
-    instructed: bool = False
+    question: str = field(default="", compare=False)
+    instructed: bool = field(default=False, compare=False)
 
 
 def parse_line(obj: Any) -> Raw:
