@@ -17,7 +17,7 @@ import sameday
 from sameday.report import tables, words
 from sameday.report.beside import COMMANDS
 from sameday.report.curves import floor_chart, spikes, timeline_charts, training_curves, validated_once
-from sameday.report.gather import Run, gather
+from sameday.report.gather import Run, gather, with_stages
 from sameday.spec.record import check_output, run_files, write_text
 from sameday.spec.words import number
 
@@ -34,6 +34,7 @@ def report_from_files(
     verdicts: Sequence[Path] = (),
 ) -> Path:
     """Write the report of these runs, whole or not at all."""
+    paths = with_stages(paths) if paths else paths
     beside = [path / f"{command}.json" for path in paths for command in COMMANDS]
     read = [file for path in paths for file in run_files(path)]
     check_output("--out", out, (*read, *beside, *profiles, *tunes, *verdicts), b"<!DOCTYPE html>")

@@ -333,7 +333,5 @@ def evaluate_stages(
     together["samples"] = count
     run = RunFolder.read(path)
     run.write_json(f"eval-{split}.json", {**together, "stages": each})
-    tell(
-        f"all stages together, {count:,} {run.recipe.sample}s: " + _told(together, run.recipe.sample).partition(": ")[2]
-    )
+    tell(f"all stages together{_told(together, run.recipe.sample, split)}")
     return together

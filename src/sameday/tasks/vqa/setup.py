@@ -100,7 +100,7 @@ class VqaSetup(TaskSetup):
                 errors.append(str(error))
         if lost:  # said once, whatever the number of files
             errors.append(lost_images(root, next(iter(lost.values())), list(lost)))
-        none = {"train": empty["train"]} if "train" in empty else empty if not audited else {}
+        none = {"train": empty["train"]} if "train" in empty else empty if not audited and not errors else {}
         if errors or (none and unknown is not None):
             raise BadInput("\n".join([*errors, *none.values()]))
         if unknown is not None:
