@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from sameday.hardware.machine import detect_machine
 from sameday.report.gather import gather
+from sameday.report.page import report_from_files
 from sameday.spec.document import dump_yaml
 from sameday.spec.errors import EXIT_STOPPED, BadInput, RunStopped
 from sameday.spec.manifest import fault, weights_digest, write_manifest
@@ -22,6 +23,7 @@ from sameday.spec.record import RunFolder, stage_folders
 from sameday.tasks.vqa.setup import VqaSetup
 from sameday.train.launch import evaluate_run, train_from_files
 from sameday.train.session import Specs
+from sameday.verify.runs import compare_runs
 
 pytestmark = pytest.mark.usefixtures("own_signals")
 
@@ -227,9 +229,24 @@ def test_a_curriculum_is_evaluated_with_its_last_adapter(home: Path) -> None:
     (run / "eval-val.json").unlink()
 
 
-def test_a_report_shows_each_stage(home: Path) -> None:
+def test_a_report_shows_each_stage(home: Path, tmp_path: Path) -> None:
     runs = gather([home / "reference"])
     assert [(run.label, run.last_step) for run in runs] == [("1-find", 3), ("3-describe", 1), ("4-treat", 2)]
+    # Evaluated as a whole it stands beside its stages.
+    shutil.copytree(home / "reference", tmp_path / "exp4")
+    (tmp_path / "exp4/eval-test.json").write_text(json.dumps({"exact_match": 0.25, "samples": 40}))
+    page = report_from_files([tmp_path / "exp4"], tmp_path / "report.html").read_text()
+    assert page.count("test exact match") == 1 and "25.0%" in page and "finished, 4 stages" in page
+    for label in ("1-find", "3-describe", "4-treat", "exp4"):
+        assert label in page
+
+
+def test_two_runs_in_stages_are_compared_stage_by_stage(home: Path) -> None:
+    run = home / "reference"
+    with pytest.raises(
+        BadInput, match=f"^{run}: is a run in stages; compare them one by one, such as {run}/stages/1-find$"
+    ):
+        compare_runs(run, run / "stages/1-find")
 
 
 def test_other_commands_take_the_first_stage(home: Path) -> None:

@@ -49,7 +49,7 @@ class VlmRecipe(Recipe):
     )
     sample: ClassVar[str] = "question"
     plain: ClassVar[str] = "one question at a time"
-    scored_by: ClassVar[tuple[str, ...]] = ("data.val", "loss_weight", "answer_end")
+    scored_by: ClassVar[tuple[str, ...]] = ("data.val", "data.where", "loss_weight", "answer_end")
     scores: ClassVar[tuple[str, ...]] = ("loss", "exact_match")
 
     model: str = Field(

@@ -233,7 +233,7 @@ class _Run:
                 entry.scores = train_from_specs(replace(self.specs, recipe=recipe), place, left, self.ranks)
             except RunStopped as stop:
                 raise RunStopped(f"{whose}: {stop}", stop.code, stop.alone) from None
-            gc.collect()  # the model, before there is a second one
+            _clear_memory()
             entry.steps, entry.result_digest = self.ranks.from_first(lambda: self._made(entry))  # noqa: B023
             entry.status, done = FINISHED, done + entry.steps
             self.ranks.from_first(self._write)
@@ -278,6 +278,17 @@ class _Run:
         self.say(where if self._one_model else own)
 
 
+def _clear_memory() -> None:
+    """Of a stage's model, before the next one is loaded; what was compiled for it serves no other."""
+    import torch
+
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
 def _told(scores: Mapping[str, float], sample: str, split: str = "val") -> str:
     """Scores with how many samples they are of: a share of eleven says little."""
     listed = "  ".join(f"{name} {value:.4g}" for name, value in scores.items() if name != "samples")
@@ -318,6 +329,8 @@ def evaluate_stages(
     """Each stage's model on its own questions, and all of them together, weighted by how many there are."""
     each: dict[str, dict[str, float]] = {}
     for name, folder in folders.items():
+        if not (folder / "recipe.yaml").is_file():
+            raise BadInput(f"{path}: stage {name} has not begun yet; the command that began the run goes on with it")
         tell(f"stage {name}:")
         try:
             each[name] = evaluate(folder)
