@@ -34,9 +34,9 @@ def report_from_files(
     verdicts: Sequence[Path] = (),
 ) -> Path:
     """Write the report of these runs, whole or not at all."""
-    paths = with_stages(paths) if paths else paths
-    beside = [path / f"{command}.json" for path in paths for command in COMMANDS]
-    read = [file for path in paths for file in run_files(path)]
+    folders = {*paths, *with_stages(paths)}
+    beside = [path / f"{command}.json" for path in folders for command in COMMANDS]
+    read = [file for path in folders for file in run_files(path)]
     check_output("--out", out, (*read, *beside, *profiles, *tunes, *verdicts), b"<!DOCTYPE html>")
     write_text(out, render(gather(paths, profiles, tunes, verdicts)))
     return out
