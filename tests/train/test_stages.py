@@ -171,6 +171,11 @@ def test_a_changed_stage_is_noticed(home: Path, stopped: Path) -> None:
         train(home, run)
     with pytest.raises(BadInput, match=r"(?s)holds a run of another recipe.*learning_rate: 0.001 there, 0.002 here"):
         train(home, run, "recipe.learning_rate=0.002")
+    questions = (home / "train.jsonl").read_text()
+    (home / "train.jsonl").write_text(questions.replace('"question": "', '"question": "so, ', 1))
+    with pytest.raises(BadInput, match="the training data changed since stage find was begun; choose another --out"):
+        train(home, run)
+    (home / "train.jsonl").write_text(questions)
     (run / "stages.json").write_text("{}")
     with pytest.raises(BadInput, match=r"stages\.json: is not what a run wrote"):
         train(home, run)

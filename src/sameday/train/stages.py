@@ -30,14 +30,15 @@ NO_SAMPLES, WAITING, TRAINING_NOW, FINISHED = "nothing to train on", "waiting", 
 
 @dataclass
 class Entry:
-    """What became of a stage, as stages.json has it. `start` names the stage whose result it starts from; digests are
-    of the weights' bytes at its start and its end."""
+    """What became of a stage, as stages.json has it. `start` names the stage whose result it starts from; `data` has
+    digests of what it learns from, and the others are of the weights' bytes at its start and its end."""
 
     name: str
     folder: str
     start: str | None
     fingerprint: str
     samples: dict[str, int]
+    data: dict[str, str]
     status: str
     steps: int = 0
     scores: dict[str, float] | None = None
@@ -52,6 +53,7 @@ class Staged:
     stage: StageRecipe
     folder: str
     samples: dict[str, int]
+    data: dict[str, str]
     without: str | None = None
 
 
@@ -84,11 +86,13 @@ def _checked(specs: Specs) -> tuple[list[Staged], Plan]:
         try:
             with closing(Session.start(replace(specs, recipe=stage.recipe), silent, splits=TRAINING)) as session:
                 check_batch(session, whole=False)
-                check_cpu(session, session.setup.drop_too_long(session.audited.splits), None)
+                splits = session.setup.drop_too_long(session.audited.splits)
+                check_cpu(session, splits, None)
                 plan = session.plan if not any(each.samples for each in staged) else plan
-                staged.append(Staged(stage, folder, session.audited.sizes))
+                digests = session.setup.data_digests(splits)
+                staged.append(Staged(stage, folder, session.audited.sizes, digests))
         except NothingToLearn as error:
-            staged.append(Staged(stage, folder, {}, str(error)))
+            staged.append(Staged(stage, folder, {}, {}, str(error)))
         except BadInput as error:
             wrong.setdefault(str(error), []).append(stage.name)
     if wrong:
@@ -158,6 +162,7 @@ class _Run:
                 start=None if before is None else before.name,
                 fingerprint=recipe.fingerprint,
                 samples=each.samples,
+                data=each.data,
                 status=WAITING if each.samples else NO_SAMPLES,
             )
             old = noted.get(each.folder)
@@ -173,6 +178,12 @@ class _Run:
             raise BadInput(
                 f"{place}: stage {old.name} was begun with another recipe, another stage before it or other samples "
                 f"({old.fingerprint} there, {now.fingerprint} here); choose another --out"
+            )
+        changed = [name for name, digest in now.data.items() if old.data.get(name, digest) != digest]
+        if changed:
+            raise BadInput(
+                f"{place}: the {' and the '.join(changed)} changed since stage {old.name} was begun; choose another "
+                "--out"
             )
         before = next((each for each in record if each.name == old.start), None)
         if before is not None and old.start_digest != before.result_digest:

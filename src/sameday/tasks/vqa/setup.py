@@ -63,7 +63,7 @@ class VqaSetup(TaskSetup):
 
         family, unknown = self._family_or_error(say)
         refuse(self._special_texts(() if family is None else family.markers.special))
-        data, wanted = self.recipe.data, self._wanted
+        data, wanted = self.recipe.data, self.wanted
         audited: dict[str, list[Sample]] = {}
         skipped: list[Any] = []
         errors: list[str] = []
@@ -119,7 +119,8 @@ class VqaSetup(TaskSetup):
         return Audited(audited, sizes, [LeftOut(problem.where, problem.what) for problem in skipped])
 
     @cached_property
-    def _wanted(self) -> Wanted:
+    def wanted(self) -> Wanted:
+        """Which questions the recipe takes, and how they are asked."""
         from sameday.data.questions.categories import Categorizer
         from sameday.data.questions.wanted import Wanted
 
@@ -218,6 +219,11 @@ class VqaSetup(TaskSetup):
         from sameday.tasks.vqa.task import drop_too_long
 
         return drop_too_long(self.recipe, self._encoder, splits)
+
+    def data_digests(self, splits: Any) -> dict[str, str]:
+        from sameday.tasks.vqa.digests import data_digests
+
+        return data_digests(self.recipe, splits)
 
     @cached_property
     def _encoder(self) -> Encoder:

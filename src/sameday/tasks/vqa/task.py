@@ -44,8 +44,7 @@ from sameday.tasks.vqa.automatic import attention_kernel
 from sameday.tasks.vqa.cache import Opened, open_cache
 from sameday.tasks.vqa.cost import step_cost
 from sameday.tasks.vqa.digests import (
-    categories_digest,
-    data_digest,
+    data_digests,
     processor_digest,
     template_digest,
     tensors_digest,
@@ -213,10 +212,8 @@ class VqaTask(Task):
 
     @cached_property
     def _inputs(self) -> dict[str, str]:
-        known, trained = {"train": "training data", "val": "validation data"}, self.splits.get("train", [])
         return {
-            **{what: data_digest(self.splits[split]) for split, what in known.items() if split in self.splits},
-            **({"categories": categories_digest(trained)} if self.recipe.categories is not None else {}),
+            **data_digests(self.recipe, self.splits),
             "base model": self.model.base_digest,
             "tokenizer": tokenizer_digest(self.encoder.tokenizer),
             "chat template": template_digest(self.encoder.tokenizer),
