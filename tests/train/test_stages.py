@@ -181,6 +181,21 @@ def test_a_changed_stage_is_noticed(home: Path, stopped: Path) -> None:
         train(home, run)
 
 
+def test_a_folder_in_which_no_stage_has_a_step_is_free(home: Path) -> None:
+    """As one that a run left whose model did not fit in memory."""
+    run = home / "free"
+    shutil.copytree(home / "reference", run)
+    for folder in ("adapter", "stages/3-describe", "stages/4-treat", "stages/1-find/checkpoints"):
+        shutil.rmtree(run / folder)
+    (run / "stages/1-find/metrics.jsonl").unlink()
+    with pytest.raises(RunStopped, match="stage 1 of 4, find: asked to stop: step 1 of 3 is saved"):
+        train(home, run, "recipe.learning_rate=0.002", stop_after=1)
+    assert [each["status"] for each in entries(run).values()] == ["training", "nothing to train on", *["waiting"] * 2]
+    assert (
+        RunFolder.read(run).recipe.learning_rate == RunFolder.read(run / "stages/1-find").recipe.learning_rate == 0.002
+    )
+
+
 def test_all_problems_of_all_stages_come_before_the_first(home: Path, tiny_qwen3: Path, tmp_path: Path) -> None:
     write_home(tmp_path, tiny_qwen3, [*CURRICULUM, {"name": "typo", "where": {"sage": 1}}])
     rows = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]

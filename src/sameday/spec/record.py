@@ -47,11 +47,18 @@ STAGES = "stages.json"
 
 
 def stage_folders(path: Path) -> list[Path]:
-    """The folders of the stages that a run has begun, in order; none where it has no stages."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        listed = [path / each["folder"] for each in json.loads(read_file(path / STAGES, JSON))["stages"]]
-        return [folder for folder in listed if (folder / "recipe.yaml").is_file()]
+    """The folders of the stages of a run that are there, in order; none where it has no stages."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        listed = [str(each["folder"]) for each in json.loads(read_file(path / STAGES, JSON))["stages"]]
+        inside = [path / folder for folder in listed if re.fullmatch(r"stages/\d+-[\w.-]+", folder)]
+        return [folder for folder in inside if (folder / "recipe.yaml").is_file()]
     return []
+
+
+def begun(folder: Path) -> bool:
+    """Whether a step of a run was trained, or of one of its stages."""
+    trained = (folder / "checkpoints").exists() or bool(_sound_metrics(folder / "metrics.jsonl")[0])
+    return trained or any(map(begun, stage_folders(folder)))
 
 
 def default_path(recipe: Recipe) -> Path:
@@ -394,8 +401,7 @@ class RunFolder:
         history: list[Any] = []
         environment["started"] = now
         if recipe_path.exists():
-            begun = self.checkpoints.exists() or bool(_sound_metrics(self.metrics_path)[0])
-            if begun or stage_folders(self.path):
+            if begun(self.path):
                 refuse_other_recipe(self.path, self.recipe)
             # A folder in which nothing was trained yet, for an error came first, is free to take.
             self.resumed = load_recorded_recipe(recipe_path).fingerprint == self.recipe.fingerprint

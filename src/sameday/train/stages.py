@@ -17,7 +17,7 @@ from sameday.spec.errors import EXIT_STOPPED, BadInput, NothingToLearn, RunStopp
 from sameday.spec.manifest import MANIFEST, fault, weights_digest
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe, StageRecipe
-from sameday.spec.record import STAGES, RunFolder, default_path, refuse_other_recipe, stage_folders
+from sameday.spec.record import STAGES, RunFolder, begun, default_path, refuse_other_recipe
 from sameday.spec.words import tell
 from sameday.tasks.base import TRAINING
 from sameday.train.session import Session, Specs, prepare_environment, silent
@@ -135,8 +135,7 @@ class _Run:
             raise
         except BadInput:
             for folder in opened:
-                if not stage_folders(self.path):  # nothing was trained
-                    (self.path / STAGES).unlink(missing_ok=True)
+                if not begun(self.path):
                     with suppress(OSError):
                         (self.path / "stages").rmdir()
                     folder.discard()
@@ -149,7 +148,7 @@ class _Run:
 
     def _compared(self) -> list[Entry]:
         """A record of all stages: what an earlier process noted of them, compared with what lies there now."""
-        if stage_folders(self.path):
+        if begun(self.path):
             refuse_other_recipe(self.path, self.recipe)
         noted = {entry.folder: entry for entry in _recorded(self.path)}
         record: list[Entry] = []
@@ -165,10 +164,8 @@ class _Run:
                 data=each.data,
                 status=WAITING if each.samples else NO_SAMPLES,
             )
-            old = noted.get(each.folder)
-            record.append(
-                now if old is None or old.status in (WAITING, NO_SAMPLES) else self._unchanged(old, now, record)
-            )
+            old = noted.get(each.folder) if begun(self.path / each.folder) else None
+            record.append(now if old is None else self._unchanged(old, now, record))
         return record
 
     def _unchanged(self, old: Entry, now: Entry, record: Sequence[Entry]) -> Entry:
