@@ -117,7 +117,9 @@ def tiny_recipe(model: Path, **changes: Any) -> VqaRecipe:
 def make_task(folder: Path, recipe: VqaRecipe, plan: Plan) -> VqaTask:
     setup = VqaSetup(recipe, folder)
     splits = {
-        name: check(folder / f"{name}.jsonl", folder / "images", setup.family, limit=recipe.data.limit)[0]
+        name: check(folder / f"{name}.jsonl", folder / "images", setup.family, recipe.data.limit, wanted=setup.wanted)[
+            0
+        ]
         for name in ("train", "val")
     }
     return setup.load(setup.resolve_auto(plan, detect_machine("cpu")).plan, torch.device("cpu"), splits)

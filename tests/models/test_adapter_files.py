@@ -139,6 +139,7 @@ def handed(
     folder = tmp_path_factory.mktemp(f"handed-{family}-{train}")
     rate = 0.05 if train == "lora" else 1e-3
     changes = {"train": train, "max_pixels": SMALL, "system_prompt": 'say "yes"', "learning_rate": rate}
+    changes |= {"prompt": "so 'short' {{as}} can be:\n{question}"} if family == "qwen3_vl" else {}
     return trained(folder, tiny_models[family], **changes)
 
 

@@ -353,11 +353,14 @@ def test_a_key_that_is_not_known_is_refused_until_it_is_let_go(tmp_path: Path) -
     ("old", "reason"),
     [
         (
-            {"data": {"instruction_template": "Answer briefly.\n{question}"}},
-            "data.instruction_template is 'Answer briefly.\\n{question}'; the prompt would be another one (each line's "
-            "'instruction' can hold its whole text), and no recipe says that (allowed: {question})",
+            {"data": {"instruction_template": "Answer briefly.\n{text}"}},
+            "data.instruction_template is 'Answer briefly.\\n{text}'; the prompt must have no other placeholder than "
+            "{question}, and has {text}",
         ),
-        ({"prompt_template": "Q: {question}"}, "the prompt would be another one"),
+        (
+            {"prompt_style": "vicuna"},
+            "the prompt must hold {question}: all questions would be the same text without it",
+        ),
         ({"question_suffix": "in one word", "question_prefix": "Say"}, "the prompt would be another one"),
         ({"template": "vicuna"}, "the prompt would be another one (allowed: qwen2_vl, qwen2_5_vl, qwen3_vl"),
         ({"model": {"quantization": "nf4"}}, "model.quantization is nf4; the base model would be quantized"),
@@ -369,7 +372,9 @@ def test_a_key_that_is_not_known_is_refused_until_it_is_let_go(tmp_path: Path) -
         ({"use_qlora": True}, "use_qlora is true; the base model would be quantized"),
         ({"bits": 4}, "bits is 4; the base model would be quantized"),
         ({"precision": "nf4"}, "precision is nf4; no recipe has this precision (allowed: bf16, float32, tf32)"),
-        ({"stage": 2}, "only some questions would be used; write them to a file of their own"),
+        ({"stage": "dpo"}, "stage is dpo; no recipe has such a stage (allowed: a whole number, a list of them, sft)"),
+        ({"stages": [1, 2]}, "it may choose questions (recipe.data.where) or train on one stage after another"),
+        ({"stage": 1, "stage_filter": 2}, "stage is 1; but stage_filter, which means the same, is 2"),
         ({"val_size": 0.1}, "some training questions would be held out"),
         ({"image_size": 448}, "images would be resized otherwise"),
         ({"lr_scheduler_kwargs": {"num_cycles": 2}}, "lr_scheduler_kwargs.num_cycles is 2; not known"),
@@ -502,3 +507,18 @@ def test_any_config_is_converted_whole_or_refused(tmp_path_factory: Any, old: di
     else:
         counts = Counter(note.key for note in done.notes if not note.key.startswith("("))
         assert counts == dict.fromkeys({**BASE, **old}, 1)
+
+
+def test_prompts_and_stages_become_recipe(tmp_path: Path) -> None:
+    old: dict[str, Any] = {
+        "data": {"instruction_template": "Answer briefly.\n{}", "stage": "stage 2", "question_types": "yes/no, count"}
+    }
+    done = converted(tmp_path, **old)
+    assert_complete(done, {**BASE, **old})
+    assert done.recipe.prompt is not None and done.recipe.prompt.default == "Answer briefly.\n{question}"
+    assert done.recipe.data.where == {"stage": ("2",), "type": ("count", "yes/no")}
+    assert went(done, "data.stage") == ("recipe.data.where.stage", [2])
+    write(done, tmp_path)
+    assert load_recipe(tmp_path / "recipe.yaml").fingerprint == done.recipe.fingerprint
+    for nothing in ({"prompt_template": "{question}"}, {"instruction_template": ""}, {"stage": "sft"}):
+        assert converted(tmp_path, **nothing).recipe.fingerprint == converted(tmp_path).recipe.fingerprint

@@ -233,7 +233,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
             "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],
         },
         "train_vision": False,
-        "data": {"train": "t", "val": None, "test": None, "image_root": ".", "limit": None, "on_bad": "stop"},
+        "data": {
+            **{"train": "t", "val": None, "test": None, "image_root": ".", "where": {}, "limit": None},
+            "on_bad": "stop",
+        },
+        **{"stage_before": None, "categories": None, "prompt": None, "stages": []},
         **{"system_prompt": None, "min_pixels": None, "max_pixels": None, "image_backend": "pil", "max_length": None},
         "order": {"kind": "shuffle", "within_image": "listed", "max_per_image": None, "within_stage": "shuffle"},
         "loss_weight": "token",

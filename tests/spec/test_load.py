@@ -12,6 +12,7 @@ from sameday.spec.document import dump_yaml
 from sameday.spec.errors import BadInput
 from sameday.spec.load import load_plan, load_recipe, resolve_model, resolve_path
 from sameday.spec.plan import Plan
+from sameday.spec.recipe import differences
 from sameday.spec.sets import split_sets
 from sameday.spec.vqa import VqaRecipe
 
@@ -255,3 +256,25 @@ def test_the_examples_load() -> None:
     plain, shared = load_plan(EXAMPLES / "plain_plan.yaml"), load_plan(EXAMPLES / "shared_plan.yaml")
     assert not plain.share_images and plain.checkpointing == "full"
     assert shared.share_images and shared.max_questions is None
+
+
+def test_the_experiments_are_what_they_say() -> None:
+    made = {path.stem: load_recipe(path) for path in sorted((EXAMPLES / "kvasir").glob("*.yaml"))}
+    assert {*made} == {"exp1", "exp1_448", "exp1_by_image", "exp1_r8", "exp2", "exp3", "exp4", "exp5"}
+    for name, recipe in made.items():
+        assert recipe.name == f"kvasir-{name.replace('_', '-')}"
+        shared = ("effective_batch", "num_epochs", "learning_rate", "weight_decay", "schedule", "warmup_ratio", "model")
+        assert [getattr(recipe, field) for field in shared] == [getattr(made["exp1"], field) for field in shared]
+    assert (made["exp1"].effective_batch, made["exp1"].num_epochs, made["exp1"].learning_rate) == (16, 5, 5e-5)
+
+    def unlike(name: str) -> list[str]:
+        return [line.partition(":")[0] for line in differences(made["exp1"], made[name])]
+
+    assert unlike("exp2") == ["order.kind", "order.within_image"]
+    assert unlike("exp3") == unlike("exp4") == ["stages"]
+    assert unlike("exp1_by_image") == ["order.kind"] and unlike("exp1_448") == ["max_pixels"]
+    assert unlike("exp1_r8") == ["lora.alpha", "lora.r"]
+    assert {*unlike("exp2")} <= {*unlike("exp5")}
+    follows = {name: [stage.follows for stage in made[name].stage_recipes()] for name in ("exp3", "exp4")}
+    assert follows == {"exp3": [False, False, False], "exp4": [False, True, True]}
+    assert [stage.recipe.data.where for stage in made["exp4"].stage_recipes()] == [{"stage": (n,)} for n in "123"]

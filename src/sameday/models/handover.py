@@ -57,7 +57,8 @@ def _lines(family: Family, encoder: Encoder, recipe: VlmRecipe, base: str) -> st
         "from transformers import AutoModelForImageTextToText, AutoTokenizer\n"
         f"from {kind.__module__} import {kind.__name__}\n\n"
         'image, question = ImageOps.exif_transpose(Image.open("image.png")).convert("RGB"), "What is there?"\n'
-        'device = "cuda" if torch.cuda.is_available() else "cpu"\n'
+        + _prompt(recipe)
+        + 'device = "cuda" if torch.cuda.is_available() else "cpu"\n'
         f"model = AutoModelForImageTextToText.from_pretrained({source}, dtype={dtype})\n"
         + ('model = PeftModel.from_pretrained(model, ".")\n' if adapter else "")
         + "model = model.to(device).eval()\n"
@@ -69,6 +70,15 @@ def _lines(family: Family, encoder: Encoder, recipe: VlmRecipe, base: str) -> st
         "answer = model.generate(**inputs.to(device), do_sample=False, max_new_tokens=64)\n"
         'print(tokenizer.decode(answer[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))\n'
     )
+
+
+def _prompt(recipe: VlmRecipe) -> str:
+    """Asked otherwise than it was trained, a model answers worse."""
+    prompt = recipe.prompt
+    if prompt is None:
+        return ""
+    chosen = f"  # by {prompt.by}: {prompt.templates!r}" if prompt.by is not None else ""
+    return f"question = {prompt.default!r}.format(question=question){chosen}\n"
 
 
 def _write(path: Path, settings: dict[str, Any]) -> None:

@@ -32,7 +32,9 @@ def profile(
     say: Say,
 ) -> None:
     check_output("--json", json_path, (recipe_path, plan_path))
-    with closing(Session.start(Specs.from_files(recipe_path, plan_path, sets), say, splits=TRAINING)) as session:
+    with closing(
+        Session.start(Specs.from_files(recipe_path, plan_path, sets).first_stage(say), say, splits=TRAINING)
+    ) as session:
         from sameday.hardware.peaks import measure
         from sameday.profile.timeline import record, with_fewer_threads
 
@@ -55,7 +57,7 @@ def profile(
 
 def hardware(recipe_path: Path, plan_path: Path | None, sets: Sequence[str], say: Say) -> None:
     """What this machine has for the recipe, and what a plan would take of it; nothing is trained."""
-    specs = Specs.from_files(recipe_path, plan_path, sets)
+    specs = Specs.from_files(recipe_path, plan_path, sets).first_stage(say)
     # Before anything that is loaded sets some of its own.
     environment = {**os.environ, **specs.plan.environment}
     with closing(Session.start(specs, say)) as session:

@@ -18,7 +18,7 @@ from sameday.spec.errors import EXIT_DISK_FULL, EXIT_DIVERGED, EXIT_OUT_OF_MEMOR
 from sameday.spec.plan import Plan
 from sameday.spec.reading import METRICS
 from sameday.spec.recipe import Recipe
-from sameday.spec.record import STOPPED, RunFolder, read_metrics
+from sameday.spec.record import STOPPED, RunFolder, read_metrics, stage_folders
 from sameday.spec.removed import without_removed
 
 Record = dict[str, Any]
@@ -105,6 +105,8 @@ class Run:
     @property
     def state(self) -> str:
         of = f" of {self.recipe.max_steps:,}" if self.recipe.max_steps else ""
+        if self.finished and not self.steps and (stages := self.recipe.stage_recipes()):
+            return f"finished, {count(len(stages), 'stage')}"
         if self.finished:
             return f"finished, {count(self.last_step, 'step')}"
         why = f", {self.stopped.word}" if self.stopped else ""
@@ -172,6 +174,7 @@ def gather(
     each run."""
     if not paths:
         raise BadInput("no run folder is given")
+    paths = with_stages(paths)
     for option, given in (("--profile", profiles), ("--tune", tunes), ("--verify", verdicts)):
         if len(given) > len(paths):
             raise BadInput(f"{option} is given {len(given)} times for {len(paths)} runs: at most one for each")
@@ -186,6 +189,16 @@ def gather(
         named = [given[i] if i < len(given) else None for given in (profiles, tunes, verdicts)]
         runs.append(_read_run(path, labels[i], *named))
     return runs
+
+
+def with_stages(paths: Sequence[Path]) -> list[Path]:
+    """A run in stages as its stages, in order, each a run; and itself, where it was evaluated as a whole."""
+    listed: list[Path] = []
+    for path in paths:
+        stages = stage_folders(path)
+        itself = [path] if not stages or any(path.glob("eval-*.json")) else []
+        listed += [*stages, *itself]
+    return listed
 
 
 def _labels(paths: Sequence[Path]) -> list[str]:
@@ -223,7 +236,7 @@ def _read_run(path: Path, label: str, profile: Path | None, tune: Path | None, v
         skipped=_skipped(path / "skipped.json"),
         scores=scores,
         best_step=best,
-        finished=folder.result.is_dir(),
+        finished=folder.result.is_dir() or _stages_finished(path),
         stopped=_stopped(path / STOPPED),
         profile=_beside(path / "profile.json", profile, Profile),
         tune=_beside(path / "tune.json", tune, Tune),
@@ -231,8 +244,13 @@ def _read_run(path: Path, label: str, profile: Path | None, tune: Path | None, v
         answers=read_answers(path),
         named_before=_named_before(folder),
     )
-    run.missing = _missing(run)
+    run.missing = [] if stage_folders(path) else _missing(run)
     return run
+
+
+def _stages_finished(path: Path) -> bool:
+    stages = stage_folders(path)
+    return bool(stages) and all((each / RunFolder.read(each).recipe.result).is_dir() for each in stages)
 
 
 def _named_before(folder: RunFolder) -> frozenset[str]:

@@ -18,7 +18,7 @@ from sameday.report import answer_tables, tables, words
 from sameday.report.answers import answer_files
 from sameday.report.beside import COMMANDS
 from sameday.report.curves import floor_chart, spikes, timeline_charts, training_curves, validated_once
-from sameday.report.gather import Run, gather
+from sameday.report.gather import Run, gather, with_stages
 from sameday.spec.record import check_output, run_files, write_text
 from sameday.spec.words import number
 
@@ -35,8 +35,9 @@ def report_from_files(
     verdicts: Sequence[Path] = (),
 ) -> Path:
     """Write the report of these runs, whole or not at all."""
-    beside = [path / f"{command}.json" for path in paths for command in COMMANDS]
-    read = [file for path in paths for file in (*run_files(path), *answer_files(path))]
+    folders = {*paths, *with_stages(paths)}
+    beside = [path / f"{command}.json" for path in folders for command in COMMANDS]
+    read = [file for path in folders for file in (*run_files(path), *answer_files(path))]
     check_output("--out", out, (*read, *beside, *profiles, *tunes, *verdicts), b"<!DOCTYPE html>")
     write_text(out, render(gather(paths, profiles, tunes, verdicts)))
     return out

@@ -15,6 +15,10 @@ class BadInput(ValueError):
     """Names the bad value, where it stands, and what is allowed. Shown to the user without a traceback."""
 
 
+class NothingToLearn(BadInput):
+    """The recipe leaves no sample of the data, and nothing else is wrong: one of several trainings may be left out."""
+
+
 def refuse(problems: Iterable[str]) -> None:
     """All of them at once, where there are any."""
     if lines := list(problems):

@@ -101,6 +101,10 @@ def _locate(kind: type[BaseModel], loc: KeyPath) -> tuple[KeyPath, type[BaseMode
             return path, owner, None
         annotation = owner.model_fields[path[-1]].annotation
         models = _models(annotation)
+        item = typing.get_args(annotation)[0] if typing.get_origin(annotation) is tuple else None
+        if loc and isinstance(loc[0], int) and isinstance(item, type) and issubclass(item, BaseModel):
+            path, loc, annotation, owner = (*path, loc[0]), loc[1:], item, item if loc[1:] else owner
+            continue
         if not models:
             # What follows is an index, a mapping's key, or the name of a union's branch, which is no key.
             if loc and typing.get_origin(annotation) is dict:
@@ -155,6 +159,8 @@ def _allowed(annotation: Any) -> str:
     if origin in _UNIONS:
         return " or ".join(_allowed(arg) for arg in args)
     if origin is tuple:
+        if isinstance(args[0], type) and issubclass(args[0], BaseModel):
+            return _allowed(args[0]).replace("a mapping", "a list of mappings", 1)
         count = "" if args[-1] is Ellipsis else f"{len(args)} "
         return f"a list of {count}{_allowed(args[0]).split()[-1]}s"
     if origin is dict or annotation is dict:

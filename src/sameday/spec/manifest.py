@@ -19,6 +19,16 @@ def write_manifest(folder: Path, files: Iterable[Path]) -> Path:
     return folder / MANIFEST
 
 
+def weights_digest(folder: Path) -> str | None:
+    """Of the weights' bytes, as their manifest has them; None where there is none."""
+    try:
+        listed = json.loads((folder / MANIFEST).read_text())
+        weights = sorted((name, entry["sha256"]) for name, entry in listed.items() if name.endswith(".safetensors"))
+    except (OSError, ValueError, AttributeError, KeyError, TypeError):
+        return None
+    return hashlib.sha256(json.dumps(weights).encode()).hexdigest() if weights else None
+
+
 def fault(folder: Path, needed: Iterable[str] = ()) -> str | None:
     """Why what lies in a folder cannot be used, or None where it can. `needed` are files that it must have."""
     try:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -134,6 +135,14 @@ class Recipe(Strict):
         """The files and folders that it names, as written."""
         yield from identity.paths_of(self)
 
+    def stage_recipes(self) -> list[StageRecipe]:
+        """The trainings that this recipe is made of, one after another; empty where it is a single one."""
+        return []
+
+    def started_from(self, folder: str, fingerprint: str) -> Recipe:
+        """The same training from the finished weights in a folder, of the recipe with this fingerprint."""
+        raise TypeError(f"task {self.task} has no stages")
+
     @property
     def dropout(self) -> float:
         """The dropout that training really has."""
@@ -153,6 +162,15 @@ class Recipe(Strict):
     def fingerprint(self) -> str:
         """Equal exactly when two recipes ask for the same model."""
         return hashlib.sha256(identity.as_text(self.identity()).encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True)
+class StageRecipe:
+    """One of several trainings of a recipe. Where it `follows`, it starts from the result of the one before."""
+
+    name: str
+    recipe: Recipe
+    follows: bool
 
 
 def differences(there: Recipe, here: Recipe) -> list[str]:

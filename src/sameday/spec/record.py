@@ -42,6 +42,25 @@ STOPPED = "stopped.json"
 """Why a run ended before its last step; gone when it goes on."""
 
 
+STAGES = "stages.json"
+"""What became of each stage of a run in stages, in order."""
+
+
+def stage_folders(path: Path) -> list[Path]:
+    """The folders of the stages of a run that are there, in order; none where it has no stages."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        listed = [str(each["folder"]) for each in json.loads(read_file(path / STAGES, JSON))["stages"]]
+        inside = [path / folder for folder in listed if re.fullmatch(r"stages/\d+-[\w.-]+", folder)]
+        return [folder for folder in inside if (folder / "recipe.yaml").is_file()]
+    return []
+
+
+def begun(folder: Path) -> bool:
+    """Whether a step of a run was trained, or of one of its stages."""
+    trained = (folder / "checkpoints").exists() or bool(_sound_metrics(folder / "metrics.jsonl")[0])
+    return trained or any(map(begun, stage_folders(folder)))
+
+
 def default_path(recipe: Recipe) -> Path:
     """Where a run lives without --out: the same recipe finds it again, also where an earlier release, which took
     fingerprints otherwise, named the folder."""
@@ -77,11 +96,22 @@ def _last_start(folder: Path) -> float:
     return 0.0
 
 
+def refuse_other_recipe(path: Path, recipe: Recipe) -> None:
+    """BadInput where a run folder is of another recipe than this."""
+    there = load_recorded_recipe(path / "recipe.yaml")
+    if there.fingerprint != recipe.fingerprint:
+        listed = "\n".join(f"  {line}" for line in differences(there, recipe))
+        raise BadInput(
+            f"{path}: holds a run of another recipe ({there.fingerprint} there, {recipe.fingerprint} here):\n{listed}\n"
+            "Choose another --out."
+        )
+
+
 def run_files(folder: Path) -> list[Path]:
     """What a run writes into its folder besides weights, there already or not; nothing where there is no folder."""
     if not os.path.isdir(folder):
         return []
-    asked, told = ("recipe.yaml", "plan.yaml"), ("environment.json", "choices.json", "skipped.json", STOPPED)
+    asked, told = ("recipe.yaml", "plan.yaml"), ("environment.json", "choices.json", "skipped.json", STOPPED, STAGES)
     measured = ("metrics.jsonl", "metrics-damaged.jsonl", "eval.json")
     scores = (*folder.glob("eval-*.json"), *folder.glob("scores-*.json"))
     return [*(folder / name for name in (*asked, *told, *measured)), *scores]
@@ -377,16 +407,10 @@ class RunFolder:
         history: list[Any] = []
         environment["started"] = now
         if recipe_path.exists():
-            there = load_recorded_recipe(recipe_path)
-            begun = self.checkpoints.exists() or bool(_sound_metrics(self.metrics_path)[0])
-            if there.fingerprint != self.recipe.fingerprint and begun:
-                listed = "\n".join(f"  {line}" for line in differences(there, self.recipe))
-                raise BadInput(
-                    f"{self.path}: holds a run of another recipe ({there.fingerprint} there, "
-                    f"{self.recipe.fingerprint} here):\n{listed}\nChoose another --out."
-                )
+            if begun(self.path):
+                refuse_other_recipe(self.path, self.recipe)
             # A folder in which nothing was trained yet, for an error came first, is free to take.
-            self.resumed = there.fingerprint == self.recipe.fingerprint
+            self.resumed = load_recorded_recipe(recipe_path).fingerprint == self.recipe.fingerprint
         if self.resumed and environment_path.exists():
             before = _read_environment(environment_path)
             history, environment["started"] = before.get("history", []), before.get("started", now)

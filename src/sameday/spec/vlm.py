@@ -10,7 +10,9 @@ from sameday.spec.identity import IS_PATH
 from sameday.spec.limits import COUNTED, at_most
 from sameday.spec.lora import Lora
 from sameday.spec.order import Order
-from sameday.spec.recipe import Recipe, Strict
+from sameday.spec.questions import Categories, Prompt, Where
+from sameday.spec.recipe import Recipe, StageRecipe, Strict
+from sameday.spec.stages import Stage
 
 
 class Data(Strict):
@@ -24,7 +26,16 @@ class Data(Strict):
     image_root: str = Field(
         ".", description="Folder that image paths are relative to, and may not leave.", json_schema_extra=IS_PATH
     )
-    limit: int | None = Field(None, ge=1, **COUNTED, description="Use only the first so many questions of each file.")
+    where: Where = Field(
+        default_factory=dict,
+        description="Only questions whose line has these values: {stage: 1}, {stage: [1, 2], type: yes/no}.",
+    )
+    limit: int | None = Field(
+        None,
+        ge=1,
+        **COUNTED,
+        description="Use only the first so many questions of each file that where leaves.",
+    )
     on_bad: Literal["stop", "skip"] = Field(
         "stop", description="Bad lines stop the run, or are left out and recorded in the run folder."
     )
@@ -38,7 +49,7 @@ class VlmRecipe(Recipe):
     )
     sample: ClassVar[str] = "question"
     plain: ClassVar[str] = "one question at a time"
-    scored_by: ClassVar[tuple[str, ...]] = ("data.val", "loss_weight", "answer_end")
+    scored_by: ClassVar[tuple[str, ...]] = ("data.val", "data.where", "loss_weight", "answer_end")
     scores: ClassVar[tuple[str, ...]] = ("loss", "exact_match")
 
     model: str = Field(
@@ -49,11 +60,20 @@ class VlmRecipe(Recipe):
     start_adapter: str | None = Field(
         None, description="Folder of a PEFT adapter to start from.", json_schema_extra=IS_PATH
     )
+    stage_before: str | None = Field(
+        None,
+        description="Written by a run in stages: fingerprint of the stage whose adapter is start_adapter. It decides "
+        "instead of the folder's name, so that the run may be moved.",
+    )
     train: Literal["lora", "all"] = Field("lora", description="Adapters, or all of the language model's weights.")
     lora: Lora = Field(default_factory=Lora, description="The adapters, where train is lora.")
     train_vision: bool = Field(False, description="Train the vision tower too. Otherwise it is frozen.")
 
     data: Data = Field(description="Where questions and images are.")
+    categories: Categories | None = Field(
+        None, description="Stage and type of questions whose lines do not have them, by a table or by rules."
+    )
+    prompt: Prompt | None = Field(None, description="How a question is asked: a template with {question}, or several.")
     system_prompt: str | None = Field(None, description="System message put before every question that has none.")
     min_pixels: int | None = Field(
         None,
@@ -90,12 +110,17 @@ class VlmRecipe(Recipe):
         "chat template has it, which is one line break more (<|im_end|> and a newline).",
     )
 
+    stages: tuple[Stage, ...] = Field(
+        (), description="Trainings one after another, each with its own questions and schedule; one command runs all."
+    )
+
     @model_validator(mode="before")
     @classmethod
-    def _order_by_name(cls, values: Any) -> Any:
-        if isinstance(values, dict) and isinstance(values.get("order"), str):
-            return {**values, "order": {"kind": values["order"]}}
-        return values
+    def _by_name(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        short = {"order": "kind", "prompt": "default"}
+        return values | {name: {key: values[name]} for name, key in short.items() if isinstance(values.get(name), str)}
 
     @model_validator(mode="after")
     def _consistent(self) -> VlmRecipe:
@@ -105,8 +130,42 @@ class VlmRecipe(Recipe):
             raise ValueError(f"min_pixels {self.min_pixels} is larger than max_pixels {self.max_pixels}")
         return self
 
+    @model_validator(mode="after")
+    def _stages_fit(self) -> VlmRecipe:
+        names = [stage.name for stage in self.stages]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"stages: the name {twice[0]!r} is given twice; must be another for each")
+        if self.train != "lora" and any(stage.start == "previous" for stage in self.stages[1:]):
+            raise ValueError("stages that start from the previous one go on with its adapter, so train must be lora")
+        self.stage_recipes()
+        return self
+
+    def stage_recipes(self) -> list[StageRecipe]:
+        return [
+            StageRecipe(stage.name, self._of_stage(number, stage), follows=number > 0 and stage.start == "previous")
+            for number, stage in enumerate(self.stages)
+        ]
+
+    def _of_stage(self, number: int, stage: Stage) -> VlmRecipe:
+        where = dict(self.data.where)
+        for field, values in stage.where.items():
+            both = tuple(value for value in values if value in where.get(field, values))
+            if not both:
+                raise ValueError(
+                    f"stages[{number}].where.{field} is {' or '.join(values)}, and data.where.{field} is "
+                    f"{' or '.join(where[field])}: no question is both"
+                )
+            where[field] = both
+        data = self.data.model_copy(update={"where": where})
+        changes = {"name": f"{self.name}-{stage.name}", "data": data, "stages": (), **stage.changes()}
+        return self.model_copy(update=changes)
+
+    def started_from(self, folder: str, fingerprint: str) -> VlmRecipe:
+        return self.model_copy(update={"start_adapter": folder, "stage_before": fingerprint})
+
     def ignored(self) -> frozenset[str]:
-        return super().ignored() | ({"lora"} if self.train != "lora" else frozenset())
+        unused = {"lora"} if self.train != "lora" else set()
+        return super().ignored() | unused | ({"start_adapter"} if self.stage_before is not None else set())
 
     @property
     def result(self) -> str:

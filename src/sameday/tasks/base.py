@@ -149,6 +149,11 @@ class TaskSetup(ABC):
         it is known before weights are loaded."""
         return splits
 
+    def data_digests(self, splits: Any) -> dict[str, str]:
+        """What a training learns from and is validated on, by name, for data that is ready to be loaded: changes when
+        its content does."""
+        return {}
+
     def epoch_flop(self, plan: Plan, splits: Any) -> float:
         """About how many FLOP the matmuls of an epoch of training take at least, for data that is ready to be loaded; 0
         where nobody can say."""

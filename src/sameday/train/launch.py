@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sameday.data.problems import Problem, grouped
 from sameday.spec.errors import BadInput, CompileFailed, RunStopped
@@ -19,6 +20,10 @@ from sameday.spec.words import first_names, tell
 from sameday.tasks.base import TRAINING, Caching, Task, checked_finite
 from sameday.tasks.registry import setup_of
 from sameday.train.session import ASKED_FOR, Session, Specs
+from sameday.train.stages import evaluate_stages, own_models
+
+if TYPE_CHECKING:
+    from sameday.hardware.ranks import Ranks
 
 
 def train_from_files(
@@ -30,8 +35,19 @@ def train_from_files(
 ) -> dict[str, float]:
     """`sameday train`: starts a run, or goes on with it where its folder is there."""
     specs = Specs.from_files(recipe_path, plan_path, sets)
+    if specs.recipe.stage_recipes():
+        from sameday.train.stages import train_stages
+
+        return train_stages(specs, out, stop_after)
+    return train_from_specs(specs, out, stop_after)
+
+
+def train_from_specs(
+    specs: Specs, out: Path | None, stop_after: int | None = None, group: Ranks | None = None
+) -> dict[str, float]:
+    """A `group` of ranks was joined before for all stages of a run, of which this is one."""
     asked_for, specs = specs.recipe, replace(specs, recipe=as_begun(specs.recipe, out))
-    with closing(Session.start(specs, tell, join=True, splits=TRAINING)) as session:
+    with closing(Session.start(specs, tell, join=True, splits=TRAINING, group=group)) as session:
         from sameday.train.loop import train
         from sameday.train.outlook import check_cpu
 
@@ -44,7 +60,7 @@ def train_from_files(
         path = out or ranks.from_first(lambda: default_path(session.recipe))
         try:
             # Whatever can be wrong is found before anything is written.
-            ranks.from_first(lambda: _check_batch(session))
+            ranks.from_first(lambda: check_batch(session, whole=group is None))
             splits = ranks.from_first(lambda: session.setup.drop_too_long(session.audited.splits))
             ranks.from_first(lambda: check_cpu(session, splits, stop_after))
             for choice in session.choices():
@@ -87,10 +103,15 @@ def train_from_files(
                 folder.close()
 
 
-def _check_batch(session: Session) -> None:
-    """Steps of fewer samples than the recipe says would be another recipe's."""
+def check_batch(session: Session, whole: bool = True) -> None:
+    """Steps of fewer samples than the recipe says would be another recipe's. A stage, which is not the `whole` run, may
+    have few samples, and is told of."""
     recipe, there = session.recipe, session.audited.sizes["train"]
-    if recipe.effective_batch > there:
+    if recipe.effective_batch > there and not whole:
+        session.say(
+            f"few {recipe.sample}s: each step has {there}, fewer than recipe.effective_batch {recipe.effective_batch}"
+        )
+    elif recipe.effective_batch > there:
         limit = getattr(getattr(recipe, "data", None), "limit", None)
         more = "" if limit is None else f", or more than recipe.data.limit {limit} leaves"
         raise BadInput(
@@ -124,6 +145,8 @@ def _tell_loaded(session: Session, run: RunFolder, task: Task) -> None:
 def evaluate_run(path: Path, split: str, which: str | None = None) -> dict[str, float]:
     """`sameday eval`: a run's finished weights, or `which` of its checkpoints, also while it goes on, on one split of
     its recipe's data. Ranks share the work; the first one says and records the scores."""
+    if own := own_models(path):
+        return evaluate_stages(path, own, split, lambda folder: evaluate_run(folder, split, which))
     run = RunFolder.read(path)
     setup = setup_of(run.recipe, run.recipe_dir)
     lacking = setup.lacks(split)

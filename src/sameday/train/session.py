@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +52,17 @@ class Specs:
         fixed = {text.partition("=")[0].split(".")[1].strip() for text in split_sets(sets)[1]}
         return cls(recipe, recipe_path.resolve().parent, plan, plan_path is None, tuple(sorted(fixed)))
 
+    def first_stage(self, say: Say) -> Specs:
+        """For commands that look at a single training."""
+        stages = self.recipe.stage_recipes()
+        if not stages:
+            return self
+        say(
+            f"the recipe has {len(stages)} stages: this is about the first one, {stages[0].name}; --set "
+            "recipe.stages=[] and --set recipe.data.where={...} choose other questions"
+        )
+        return replace(self, recipe=stages[0].recipe)
+
 
 @dataclass(frozen=True)
 class Session:
@@ -69,6 +80,8 @@ class Session:
     reasons: Mapping[str, str]
     say: Say
     audited: Audited
+    joined: bool = True
+    """Whether this session joined the ranks, and so leaves them."""
 
     @classmethod
     def start(
@@ -79,15 +92,18 @@ class Session:
         ranks: int | None = None,
         splits: Sequence[str] = (),
         few: Mapping[str, int] | None = None,
+        group: Ranks | None = None,
     ) -> Session:
         """`join` makes this process one of torchrun's; `ranks` is how many a plan is chosen for, where that is another
-        number. `splits` are audited, `few` samples of each: bad data is found before the model is asked for."""
+        number. `splits` are audited, `few` samples of each: bad data is found before the model is asked for. A `group`
+        that this process has joined before serves several sessions, none of which leaves it."""
         prepare_environment(specs.plan)
 
         from sameday.hardware.machine import detect_machine, device_kind, pick_device, set_deterministic
         from sameday.hardware.ranks import Ranks
 
-        group = Ranks.join(device_kind(specs.plan)) if join else Ranks()
+        joined = group is None
+        group = group or (Ranks.join(device_kind(specs.plan)) if join else Ranks())
         try:
             setup = setup_of(specs.recipe, specs.home)
             group.from_first(lambda: _check_best(setup))
@@ -101,10 +117,11 @@ class Session:
             set_deterministic(plan.deterministic)
             device = pick_device(plan, group)
         except BaseException:
-            group.leave()
+            if joined:
+                group.leave()
             raise
         fixed = (specs.recipe, specs.home, setup, group, machine, device)
-        return cls(*fixed, plan, resolved, reasons, say if group.first else silent, audited)
+        return cls(*fixed, plan, resolved, reasons, say if group.first else silent, audited, joined)
 
     def choices(self) -> Iterator[str]:
         """What was chosen for the machine, and what the plan left to it, each with its reason."""
@@ -136,7 +153,8 @@ class Session:
         return Steps(self.recipe, self.resolved.plan, task, self.ranks)
 
     def close(self) -> None:
-        self.ranks.leave()
+        if self.joined:
+            self.ranks.leave()
 
 
 def _check_best(setup: TaskSetup) -> None:

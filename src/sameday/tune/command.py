@@ -233,7 +233,7 @@ def tune(
     check: bool = True,
 ) -> int:
     began = time.monotonic()
-    specs = Specs.from_files(recipe_path, None, sets)
+    specs = Specs.from_files(recipe_path, None, sets).first_stage(say)
     recipe = specs.recipe
     if not 0 < minutes <= WEEK:
         raise BadInput(f"--minutes {minutes:g}: must be more than 0 and at most {WEEK}, a week")

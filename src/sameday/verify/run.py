@@ -36,7 +36,7 @@ class Asked:
 def verify_plan(asked: Asked, say: Say) -> Report:
     if asked.ranks > MOST_RANKS:
         raise BadInput(f"--ranks {asked.ranks}: each is a process with the whole model in memory; at most {MOST_RANKS}")
-    specs = Specs.from_files(asked.recipe, asked.plan, asked.sets)
+    specs = Specs.from_files(asked.recipe, asked.plan, asked.sets).first_stage(say)
     trial = make_trial(specs.recipe, asked.steps, asked.precision)  # refuses too few steps before anything is loaded
     session = Session.start(specs, ranks=asked.ranks)
     recipe, plan, home = session.recipe, session.plan, session.home

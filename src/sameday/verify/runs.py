@@ -16,7 +16,7 @@ from sameday.spec.errors import BadInput
 from sameday.spec.plan import changed
 from sameday.spec.reading import JSON, read_file
 from sameday.spec.recipe import Recipe, differences
-from sameday.spec.record import RunFolder, plain
+from sameday.spec.record import RunFolder, plain, stage_folders
 from sameday.train import checkpoint
 from sameday.verify.report import HEIGHT, WIDTH
 
@@ -95,6 +95,8 @@ def compare_runs(a: Path, b: Path) -> RunsReport:
     """Two finished runs of one recipe. BadInput where they are not, or began with different models or data."""
     runs = one, two = RunFolder.read(a), RunFolder.read(b)
     for run in runs:
+        if stages := stage_folders(run.path):
+            raise BadInput(f"{run.path}: is a run in stages; compare them one by one, such as {stages[0]}")
         if not run.result.is_dir():
             raise BadInput(f"{run.path}: the run is not finished: it has no {run.result.name}/ yet")
     if a.resolve() == b.resolve():

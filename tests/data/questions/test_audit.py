@@ -230,7 +230,8 @@ def test_keys_that_look_like_ours_are_suggested(write: Write, root: Path) -> Non
     assert said[:2] == [
         "9 problems in 9 lines:",
         "train.jsonl:1: unknown form with the keys 'img', 'Question', 'label', 'answer_type'; known are "
-        "{image|image_filename, question, answer, stage?, instruction?}; {messages, images}; {image, conversations}",
+        "{image|image_filename, question, answer, stage?, type?, instruction?}; {messages, images}; "
+        "{image, conversations}",
     ]
     assert said[2] == "    9 of this kind: train.jsonl:1, train.jsonl:2, train.jsonl:3 and 6 more"
     assert said[4:7] == [

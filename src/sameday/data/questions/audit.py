@@ -7,15 +7,18 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from sameday.data.problems import Problem, in_lines, report
 from sameday.data.questions.audit_cache import AuditCache
 from sameday.data.questions.family import QuestionFamily
 from sameday.data.questions.images import MAX_ASPECT_RATIO, BadImage, check_aspect, digest, open_rgb, stamp
-from sameday.data.questions.lines import NEEDED, read_lines
-from sameday.data.questions.read import Raw, meant_keys, parse_line
-from sameday.data.questions.sample import ImageRef, Sample
+from sameday.data.questions.lines import NEEDED
+from sameday.data.questions.prompt import asked
+from sameday.data.questions.read import Raw, meant_keys
+from sameday.data.questions.sample import ImageRef, Sample, last_user_text
+from sameday.data.questions.wanted import Reader, Wanted
+from sameday.data.questions.where import Tally
 from sameday.spec.errors import BadInput
 
 SKIP = "recipe.data.on_bad=skip leaves them out"
@@ -26,12 +29,20 @@ _NAMES = {"system": "system text", "user": "question", "assistant": "answer"}
 @dataclass(frozen=True)
 class Audit:
     """`hints` are about the whole file: what its author may have meant. `lost` is the first image's name where none of
-    several was found: then it is the folder that is wrong, and no line's problem."""
+    several was found: then it is the folder that is wrong, and no line's problem. `tally` is what the conditions left
+    of the file, `unsure` the questions of no category, and `own_words` those that no template was put around."""
 
     samples: list[Sample]
     problems: list[Problem]
     hints: list[str] = field(default_factory=list)
     lost: str | None = None
+    tally: Tally = field(default_factory=lambda: Tally({}))
+    unsure: list[Problem] = field(default_factory=list)
+    own_words: int = 0
+
+
+class NoneLeft(BadInput):
+    """The conditions leave no question of a file, though some line has each of their fields."""
 
 
 class WrongRoot(BadInput):
@@ -57,6 +68,7 @@ def audit(
     progress: Callable[[int, int], None] | None = None,
     label: str | None = None,
     few: int | None = None,
+    wanted: Wanted = Wanted(),  # noqa: B008 (frozen)
 ) -> Audit:
     """Read the file, decode each distinct image once, return the good questions and all that is wrong. An image that
     an earlier audit found good, in a file that is as it was, is not decoded again.
@@ -65,23 +77,34 @@ def audit(
     known. `limit` takes the first so many lines that are not blank, good or bad. `progress` is called with the number
     of images decoded and the number of all that have to be. `label` is how problems call the file. `few` looks at so
     many questions and no more, taken image by image, as a short trial wants them. Without an `image_root` only texts
-    are looked at, and no question is good.
+    are looked at, and no question is good. `wanted` says which lines are questions of the recipe: no other is looked
+    at, nor its images.
     """
     root = None if image_root is None else _resolved_root(image_root)
-    raws, wrong, where, hints = _read(path, limit, None if few is None else _image_by_image(path, root, limit, few))
-    if not wrong:
+    reader = Reader(path, label or path.name, wanted, limit)
+    raws, wrong, where, hints = _read(reader, None if few is None else _image_by_image(reader, root, few))
+    if not reader.tally.lines:
         raise BadInput(f"{path} is empty: it holds no question")
+    plain, own_words = raws, 0
+    special = () if family is None else family.markers.special
     for number, raw in raws.items():
-        wrong[number] += _text_problems(raw, () if family is None else family.markers.special)
-    where = {number: f"{label or path.name}:{place}" for number, place in where.items()}
+        wrong[number] += _text_problems(raw, special)
+    if wanted.prompt is not None:
+        in_prompt = {number: asked(raw, wanted.prompt) for number, raw in raws.items()}
+        own_words = list(in_prompt.values()).count(None)
+        raws = {number: in_prompt[number] or raw for number, raw in raws.items()}
+        for number, raw in raws.items():
+            wrong[number] += _text_problems(raw, special)
+    where = {number: f"{reader.label}:{place}" for number, place in where.items()}
     names = dict.fromkeys(name for raw in raws.values() for name in raw.images)
+    counted: Any = {"hints": hints, "tally": reader.tally, "unsure": reader.unsure, "own_words": own_words}
     if root is None:
-        return Audit([], _problems(wrong, where), hints)
+        return Audit([], _problems(wrong, where), **counted)
 
     places = {name: _locate(name, root) for name in names}
     about_images = len(names) > 1 and all(raw.images for raw in raws.values())
     if about_images and all(isinstance(place, str) and place.startswith(_NOT_FOUND) for place in places.values()):
-        return Audit([], _problems(wrong, where), hints, next(iter(names)))
+        return Audit([], _problems(wrong, where), lost=next(iter(names)), **counted)
     files = dict.fromkeys(place for place in places.values() if isinstance(place, Path))
     longest = MAX_ASPECT_RATIO if family is None else family.max_aspect_ratio
     decoded = _decode_all(list(files), root, longest, workers, progress)
@@ -96,8 +119,11 @@ def audit(
             else:
                 wrong[number].append(f"image {name!r} {result}")
         if not wrong[number]:
-            samples.append(Sample(number, where[number], tuple(refs), raw.messages, raw.stage))
-    return Audit(samples, _problems(wrong, where), hints)
+            question = plain[number].question
+            differs = question != last_user_text(raw.messages)
+            told = (raw.stage, raw.type, question if differs else None)
+            samples.append(Sample(number, where[number], tuple(refs), raw.messages, *told))
+    return Audit(samples, _problems(wrong, where), **counted)
 
 
 def check(
@@ -110,46 +136,81 @@ def check(
     on_bad: Literal["stop", "skip"] = "stop",
     label: str | None = None,
     few: int | None = None,
+    wanted: Wanted = Wanted(),  # noqa: B008 (frozen)
+    all_values: bool = False,
+    say: Callable[[str], None] | None = None,
 ) -> tuple[list[Sample], list[Problem]]:
-    """The good questions and the problems; any problem stops, or is skipped, as `on_bad` says."""
-    result = audit(path, image_root, family, limit, workers, progress, label, few)
+    """The good questions and the problems; any problem stops, or is skipped, as `on_bad` says. With `all_values` each
+    value that is asked for must occur. `say` hears what was counted on the way."""
+    result = audit(path, image_root, family, limit, workers, progress, label, few, wanted)
     listed = report(result.problems, in_lines(result.problems), path) if result.problems else ""
-    listed = "\n".join(filter(None, [listed, *result.hints]))
+    unsure = _unsure(result, wanted, path, say)
+    listed = "\n".join(filter(None, [listed, *result.hints, *unsure]))
+    _check_left(result, listed, label or path.name, all_values, say)
     if result.lost is not None and image_root is not None:
         raise WrongRoot(image_root, result.lost, listed)
     if result.problems and result.samples and on_bad == "stop":
         raise BadInput(f"{listed}\n{SKIP}")
+    if unsure:
+        raise BadInput(listed)
     if result.problems and not result.samples:
         raise BadInput(listed if image_root is None else f"{listed}\nno good question remains in {path}")
     return result.samples, result.problems
 
 
+def _unsure(result: Audit, wanted: Wanted, path: Path, say: Callable[[str], None] | None) -> list[str]:
+    """What is refused for it; where such questions are kept they are only said."""
+    if not result.unsure or wanted.categorizer is None:
+        return []
+    count = len({problem.where for problem in result.unsure})
+    heading = f"{count:,} question{'s have' if count > 1 else ' has'} no sure category:"
+    listed = report(result.unsure, heading, path.with_name(f"{path.name}.unsure"))
+    if wanted.categorizer.categories.on_unsure == "stop":
+        return [f"{listed}\nrecipe.categories.on_unsure=keep takes them as they are"]
+    if say is not None:
+        say(listed)
+    return []
+
+
+def _check_left(result: Audit, listed: str, label: str, all_values: bool, say: Callable[[str], None] | None) -> None:
+    """Says how much the conditions leave; BadInput where that is nothing, or where nobody can have meant it."""
+    tally = result.tally
+    absent = tally.missing(label)
+    if tally.where and not tally.taken:
+        sentence = "; ".join([f"{label}: none {tally.told()[2:]}", *absent])
+        raise (NoneLeft if tally.knows_fields and not listed else BadInput)("\n".join(filter(None, [listed, sentence])))
+    if absent and all_values:
+        raise BadInput("\n".join(filter(None, [listed, *absent])))
+    if say is not None and tally.where:
+        say(f"{label}: {tally.told()}")
+    if say is not None and result.own_words:
+        say(f"{label}: {result.own_words:,} lines keep their own text, and recipe.prompt is not put around it")
+
+
 def _read(
-    path: Path, limit: int | None, chosen: set[int] | None
+    reader: Reader, chosen: set[int] | None
 ) -> tuple[dict[int, Raw], dict[int, list[str]], dict[int, str], list[str]]:
     """By their numbers: what was read, what is wrong with each, where each stands; and what may have been meant."""
     raws: dict[int, Raw] = {}
     wrong: dict[int, list[str]] = {}
     where: dict[int, str] = {}
     every: set[str] | None = None
-    for line in read_lines(path, limit):
+    for question in reader:
+        line, value = question.line, question.value
         if chosen is not None and line.number not in chosen:
             continue
-        wrong[line.number], where[line.number] = [], line.place
-        try:
-            value = line.parse()
-            if isinstance(value, dict):
-                every = set(value) if every is None else every & set(value)
-            raws[line.number] = parse_line(value)
-        except ValueError as error:
-            wrong[line.number].append(str(error))
+        wrong[line.number], where[line.number] = [question.wrong] if question.wrong else [], line.place
+        if isinstance(value, dict):
+            every = set(value) if every is None else every & set(value)
+        if question.raw is not None:
+            raws[line.number] = question.raw
     hints = [
         f"every line has {key!r}: did you mean {ours!r}?"
         for key, ours in meant_keys(every or set()).items()
         if any(wrong.values())
     ]
     if wrong and every is None:
-        hints.append(f"no line of {path} is a JSON object; {NEEDED}")
+        hints.append(f"no line of {reader.path} is a JSON object; {NEEDED}")
     return raws, wrong, where, hints
 
 
@@ -158,21 +219,18 @@ def _problems(wrong: dict[int, list[str]], where: dict[int, str]) -> list[Proble
     return [Problem(where[number], what) for number in wrong for what in dict.fromkeys(wrong[number])]
 
 
-def _image_by_image(path: Path, root: Path | None, limit: int | None, count: int) -> set[int]:
+def _image_by_image(reader: Reader, root: Path | None, count: int) -> set[int]:
     """The lines of so many questions: all about the first image of the file, then all about the next. Lines that
     cannot be read and images that are not there come last: a trial is about the others."""
     images: dict[tuple[str, ...], list[int]] = {}
     bad: list[int] = []
-    for line in read_lines(path, limit):
-        try:
-            named = tuple(parse_line(line.parse()).images)
-        except ValueError:
-            bad.append(line.number)
-            continue
-        if root is None or all(isinstance(_locate(name, root), Path) for name in named):
-            images.setdefault(named, []).append(line.number)
+    for question in reader:
+        named = () if question.raw is None else tuple(question.raw.images)
+        there = root is None or all(isinstance(_locate(name, root), Path) for name in named)
+        if question.raw is not None and there:
+            images.setdefault(named, []).append(question.line.number)
         else:
-            bad.append(line.number)
+            bad.append(question.line.number)
     return set([number for lines in (*images.values(), bad) for number in lines][:count])
 
 

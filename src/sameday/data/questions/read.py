@@ -5,14 +5,15 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from sameday.data.questions.sample import Message
+from sameday.data.questions.sample import Message, last_user_text
+from sameday.spec.questions import stage_number
 
 PLACEHOLDER = "<image>"
 FORMS = (
-    "{image|image_filename, question, answer, stage?, instruction?}",
+    "{image|image_filename, question, answer, stage?, type?, instruction?}",
     "{messages, images}",
     "{image, conversations}",
 )
@@ -26,19 +27,25 @@ _OTHER_NAMES = {
 }
 _STAND_FOR = {"image": "image_filename", "question": "instruction"}
 _LLAVA_ROLES = {"human": "user", "gpt": "assistant", "system": "system"}
-_STAGE = re.compile(r"(?:stage[\s_-]*)?(\d{1,9})", re.IGNORECASE | re.ASCII)
 _ROLES = ("system", "user", "assistant")
+
+TYPES = ("type", "question_type", "question_class", "answer_type", "content_type")
+"""Keys under which a line says what kind of question it is; the first that it has counts."""
 
 Parts = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
 class Raw:
-    """A question as its line tells it; whether its images exist and its texts are sound is not known yet."""
+    """A question as its line tells it; whether its images exist and its texts are sound is not known yet. `question` is
+    the plain one, also where an instruction is the whole user text (`instructed`)."""
 
     images: list[str]
     messages: tuple[Message, ...]
     stage: int | None = None
+    type: str | None = None
+    question: str = field(default="", compare=False)
+    instructed: bool = field(default=False, compare=False)
 
 
 def parse_line(obj: Any) -> Raw:
@@ -57,7 +64,8 @@ def parse_line(obj: Any) -> Raw:
     else:
         keys = ", ".join(map(repr, obj)) or "none"
         raise ValueError(f"unknown form with the keys {keys}; known are {'; '.join(FORMS)}")
-    return Raw(images, _place_images(turns, len(images)), _stage(obj))
+    messages = _place_images(turns, len(images))
+    return Raw(images, messages, _stage(obj), _type(obj), last_user_text(messages))
 
 
 def meant_keys(keys: Set[str]) -> dict[str, str]:
@@ -103,7 +111,9 @@ def _plain(obj: Mapping[str, Any]) -> Raw:
         answer = str(answer)
     user = Message("user", (*range(len(images)), *([text] if text else [])))
     assistant = Message("assistant", (_text({**obj, "answer": answer} if "answer" in obj else obj, "answer"),))
-    return Raw(images, (user, assistant), _stage(obj))
+    plain = obj.get("question")
+    question = plain if isinstance(plain, str) and plain.strip() else text
+    return Raw(images, (user, assistant), _stage(obj), _type(obj), question.strip(), name == "instruction")
 
 
 def _text(obj: Mapping[str, Any], key: str, where: str = "") -> str:
@@ -138,14 +148,21 @@ def _paths(obj: Mapping[str, Any], key: str, required: bool = True) -> list[str]
 
 
 def _stage(obj: Mapping[str, Any]) -> int | None:
-    """Stages are ordered by number, so that a name without one says too little: 2, "2", "stage 2" and "stage_2" are
-    one stage."""
-    stage = obj.get("stage")
-    if isinstance(stage, str) and (written := _STAGE.fullmatch(stage.strip())):
-        return int(written[1])
+    """Stages are ordered by number, so that a name without one says too little."""
+    stage = stage_number(obj.get("stage"))
     if stage is not None and (isinstance(stage, bool) or not isinstance(stage, int)):
         raise ValueError(f'\'stage\' is {stage!r}, must be a whole number (2, "2" or "stage 2") or null')
     return stage
+
+
+def _type(obj: Mapping[str, Any]) -> str | None:
+    """What is neither a text nor a number, nor a list of them, says no type."""
+    for key in TYPES:
+        values = obj[key] if isinstance(obj.get(key), list) else [obj.get(key)]
+        texts = [str(v).strip() for v in values if isinstance(v, str | int | float) and not isinstance(v, bool)]
+        if any(texts):
+            return ", ".join(filter(None, texts))
+    return None
 
 
 Turn = tuple[str, list[str | None]]

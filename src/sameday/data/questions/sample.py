@@ -43,11 +43,18 @@ class Sample:
     stage: int | None = None
     type: str | None = None
     """What kind of question it is (yes/no, colour, number ...), where the data says so."""
+    plain: str | None = None
+    """The question without its prompt, where the last user turn has more than the question."""
 
     @property
     def question(self) -> str:
-        """The text of the last user turn."""
-        return next(m.text for m in reversed(self.messages) if m.role == "user").strip()
+        """The plain question, for people: without the prompt around it."""
+        return self.prompt if self.plain is None else self.plain
+
+    @property
+    def prompt(self) -> str:
+        """The text of the last user turn, as the model reads it."""
+        return last_user_text(self.messages)
 
     @property
     def answer(self) -> str:
@@ -58,6 +65,10 @@ class Sample:
     def image_key(self) -> str:
         """Equal for questions about the same images; unique to the question where it has none."""
         return "+".join(i.digest for i in self.images) or f"line {self.id}"
+
+
+def last_user_text(messages: Sequence[Message]) -> str:
+    return next(m.text for m in reversed(messages) if m.role == "user").strip()
 
 
 def images_of(splits: Mapping[str, Sequence[Sample]]) -> list[ImageRef]:

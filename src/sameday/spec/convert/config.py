@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from sameday.spec.convert import keys
 from sameday.spec.convert.conversion import Conversion, Note, show
 from sameday.spec.convert.settings import Settings
@@ -18,6 +20,7 @@ from sameday.spec.explain import validate
 from sameday.spec.load import resolve_path
 from sameday.spec.lora import Lora
 from sameday.spec.plan import Plan
+from sameday.spec.questions import Prompt, stage_number
 from sameday.spec.vqa import VqaRecipe
 
 
@@ -34,6 +37,8 @@ def convert(path: Path, families: Sequence[str] = (), drop: Sequence[str] = ()) 
     work.optimizer()
     work.precision()
     work.adapters()
+    work.questions()
+    work.prompt()
     work.images()
     work.speed()
     work.intervals()
@@ -234,6 +239,34 @@ class _Converter(Settings):
         else:
             self.put("recipe.lora.target_modules", targets, ["lora_target_modules"])
 
+    def questions(self) -> None:
+        """Of which stages and types."""
+        chosen = {"stage": "stage", "stage_filter": "stage", "question_type": "type", "question_types": "type"}
+        given = {name: self.old[name][1] for name in chosen if name in self.old}
+        for name, value in given.items():
+            field = f"recipe.data.where.{chosen[name]}"
+            values = [stage_number(each) if chosen[name] == "stage" else each for each in _listed(value)]
+            other = next((each for each in given if each != name and chosen[each] == chosen[name]), None)
+            if value in (None, "", []) or (name, value) == ("stage", "sft"):
+                self.drop(name, "all questions are used")
+            elif other is not None and given[other] not in (None, "", [], "sft", value):
+                self.refuse(name, f"but {self.old[other][0]}, which means the same, is {show(given[other])}")
+            elif chosen[name] == "stage" and not all(isinstance(each, int) for each in values):
+                self.refuse(name, "no recipe has such a stage (allowed: a whole number, a list of them, sft)")
+            else:
+                self.put(field, values, [name], "only such questions are used")
+
+    def prompt(self) -> None:
+        name = "instruction_template"
+        text = self.text(name).replace("{}", "{question}")
+        if text in ("", "{question}"):
+            return self.drop(name, "does nothing at this value")
+        try:
+            made = Prompt(default=text)
+        except ValidationError as error:
+            return self.refuse(name, f"the prompt {error.errors()[0]['ctx']['error']}")
+        self.put("recipe.prompt", {"default": made.default}, [name], "a line's own instruction stands instead of it")
+
     def images(self) -> None:
         """Which implementation resizes them, and whether they are kept."""
         fast, here = self.get("use_fast", bool), importlib.util.find_spec("torchvision") is not None
@@ -354,6 +387,13 @@ class _Converter(Settings):
         order = {key: index for index, key in enumerate(self.leaves)}
         notes = sorted(self.notes, key=lambda note: order.get(note.key, len(order)))
         return Conversion(specs["recipe"], specs["plan"], notes, self.folder)
+
+
+def _listed(value: Any) -> list[Any]:
+    """Names in one text may stand side by side, with commas between them."""
+    if isinstance(value, str) and "," in value:
+        return [each.strip() for each in value.split(",")]
+    return value if isinstance(value, list) else [value]
 
 
 def _model_type(config: Path) -> str | None:

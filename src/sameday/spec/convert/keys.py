@@ -107,7 +107,6 @@ _QUANTIZED = "the base model would be quantized"
 _NAMED = "it would be read under another name; rename it in the data"
 _PROMPT = "the prompt would be another one"
 _RESIZED = "images would be resized otherwise than by recipe.min_pixels and max_pixels"
-_SOME = "only some questions would be used; write them to a file of their own"
 _FORM, _WHERE = "the adapters would have another form", "the adapters would start elsewhere"
 NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "load_in_4bit": ((False,), _QUANTIZED),
@@ -131,10 +130,6 @@ NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "quantization_bit": ((16, 32), _QUANTIZED),
     "quantization_method": (("none", False), _QUANTIZED),
     "use_qalora": ((False,), _QUANTIZED),
-    "instruction_template": (
-        ("{question}", "{}", ""),
-        "the prompt would be another one (each line's 'instruction' can hold its whole text)",
-    ),
     **dict.fromkeys(("question_prefix", "question_suffix", "prompt_prefix", "prompt_suffix"), (("",), _PROMPT)),
     **dict.fromkeys(("answer_prefix", "answer_suffix", "answer_template"), (("",), "the answers would be other ones")),
     "chat_template": (("default",), _PROMPT),
@@ -142,8 +137,7 @@ NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     **dict.fromkeys(("image_size", "image_resolution", "resize", "resized_height", "resized_width"), ((), _RESIZED)),
     "max_image_size": ((), _RESIZED),
     "val_size": ((0,), "some training questions would be held out; write them to a file of their own"),
-    "stage": (("sft",), _SOME),
-    **dict.fromkeys(("stages", "stage_filter", "question_types", "question_type"), ((), _SOME)),
+    "stages": ((), "it may choose questions (recipe.data.where) or train on one stage after another (recipe.stages)"),
     "dataset": ((), "questions would come from a list of the old program; give train_file"),
     "dataset_dir": ((), "questions would come from a list of the old program; give train_file"),
     "shuffle": ((True,), "questions would come in the order of the file (recipe.order listed)"),
@@ -298,7 +292,8 @@ COMPUTED = (
         "run_name",
         "output_dir",
     ),
-    *("use_vision_cache", "use_fast", "template", "betas", "mixed_precision"),
+    *("use_vision_cache", "use_fast", "template", "betas", "mixed_precision", "instruction_template"),
+    *("stage", "stage_filter", "question_type", "question_types"),
 )
 
 KNOWN = {*ALIASES, *DIRECT, *NEUTRAL, *DROPPED, *COMPUTED}

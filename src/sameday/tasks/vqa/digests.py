@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sameday.data.questions.processor import ImageProcessor
 from sameday.data.questions.sample import Sample
+from sameday.spec.vlm import VlmRecipe
 
 ASIDE = ("truncation", "padding")
 """What whoever called a tokenizer last left in it."""
@@ -20,6 +21,15 @@ ASIDE = ("truncation", "padding")
 
 def data_digest(samples: Sequence[Sample]) -> str:
     return _of(repr([(s.id, s.image_key, s.messages, s.stage) for s in samples]))
+
+
+def data_digests(recipe: VlmRecipe, splits: Mapping[str, Sequence[Sample]]) -> dict[str, str]:
+    """Where a table or rules sort the questions, what came of it too."""
+    known = {"train": "training data", "val": "validation data"}
+    digests = {what: data_digest(splits[split]) for split, what in known.items() if split in splits}
+    if recipe.categories is not None:
+        digests["categories"] = _of(repr([(s.id, s.stage, s.type) for s in splits.get("train", [])]))
+    return digests
 
 
 def tokenizer_digest(tokenizer: Any) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sameday.spec.errors import BadInput, refuse
+from sameday.spec.errors import BadInput, NothingToLearn, refuse
 from sameday.spec.load import resolve_model, resolve_path
 from sameday.spec.plan import Plan
 from sameday.spec.vqa import VqaRecipe
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from sameday.data.questions.encode import Encoder
     from sameday.data.questions.sample import Sample
+    from sameday.data.questions.wanted import Wanted
     from sameday.hardware.machine import Machine
     from sameday.models.families.base import Family
     from sameday.tasks.vqa.task import VqaTask
@@ -58,16 +59,15 @@ class VqaSetup(TaskSetup):
 
     def audit(self, say: Say, splits: Sequence[str] = TRAINING, few: Mapping[str, int] | None = None) -> Audited:
         from sameday.data.problems import in_lines, report
-        from sameday.data.questions.audit import WrongRoot, check, lost_images
+        from sameday.data.questions.audit import NoneLeft, WrongRoot, check, lost_images
 
         family, unknown = self._family_or_error(say)
-        for token in () if family is None else family.markers.special:
-            if token in (self.recipe.system_prompt or ""):
-                raise BadInput(f"recipe.system_prompt holds {token}, which would become a real token")
-        data = self.recipe.data
+        refuse(self._special_texts(() if family is None else family.markers.special))
+        data, wanted = self.recipe.data, self.wanted
         audited: dict[str, list[Sample]] = {}
         skipped: list[Any] = []
         errors: list[str] = []
+        empty: dict[str, str] = {}
         lost: dict[str, str] = {}
         root = resolve_path(self.home, data.image_root)
         if not root.is_dir():
@@ -86,8 +86,13 @@ class VqaSetup(TaskSetup):
                     progress=_progress(name, say),
                     label=file,
                     few=None if few is None else few[name],
+                    wanted=wanted,
+                    all_values=name == "train",
+                    say=say,
                 )
                 skipped += problems
+            except NoneLeft as error:
+                empty[name] = str(error)
             except WrongRoot as error:
                 lost[file] = error.name
                 errors += [error.others] if error.others else []
@@ -95,14 +100,56 @@ class VqaSetup(TaskSetup):
                 errors.append(str(error))
         if lost:  # said once, whatever the number of files
             errors.append(lost_images(root, next(iter(lost.values())), list(lost)))
-        if errors:
-            raise BadInput("\n".join(errors))
+        none = {"train": empty["train"]} if "train" in empty else empty if not audited and not errors else {}
+        if errors or (none and unknown is not None):
+            raise BadInput("\n".join([*errors, *none.values()]))
         if unknown is not None:
             raise unknown
+        if none:
+            raise NothingToLearn("\n".join(none.values()))
+        if "val" in empty and self.recipe.best is not None:
+            raise BadInput(f"recipe.best chooses weights by their validation score, and {empty['val']}")
+        for name, why in empty.items():
+            say(f"{why}; the run has no {name} scores")
+        if few is None:
+            self._say_unused_templates(audited, say)
         if skipped:
             say(f"left out: {report(skipped, in_lines(skipped), self.home / data.train)}")
         sizes = {name: len(samples) for name, samples in audited.items()}
         return Audited(audited, sizes, [LeftOut(problem.where, problem.what) for problem in skipped])
+
+    @cached_property
+    def wanted(self) -> Wanted:
+        """Which questions the recipe takes, and how they are asked."""
+        from sameday.data.questions.categories import Categorizer
+        from sameday.data.questions.wanted import Wanted
+
+        recipe = self.recipe
+        categorizer = None if recipe.categories is None else Categorizer.load(recipe.categories, self.home)
+        return Wanted(recipe.data.where, categorizer, recipe.prompt)
+
+    def _special_texts(self, special: Sequence[str]) -> Iterator[str]:
+        from sameday.data.questions.read import PLACEHOLDER
+
+        recipe, prompt = self.recipe, self.recipe.prompt
+        texts = {"system_prompt": recipe.system_prompt or ""}
+        if prompt is not None:
+            texts |= {"prompt.default": prompt.default}
+            texts |= {f"prompt.templates.{name}": text for name, text in prompt.templates.items()}
+        for name, text in texts.items():
+            for token in special:
+                if token in text:
+                    yield f"recipe.{name} holds {token}, which would become a real token"
+            if PLACEHOLDER in text and name != "system_prompt":
+                yield f"recipe.{name} holds {PLACEHOLDER}: images stay where each line has them; remove it"
+
+    def _say_unused_templates(self, audited: Mapping[str, Sequence[Sample]], say: Say) -> None:
+        prompt = self.recipe.prompt
+        if prompt is None or prompt.by is None:
+            return
+        there = {str(getattr(sample, prompt.by)) for samples in audited.values() for sample in samples}
+        for name in prompt.templates.keys() - there:
+            say(f"recipe.prompt.templates.{name}: no question has the {prompt.by} {name}")
 
     def _family_or_error(self, say: Say) -> tuple[Family | None, BadInput | None]:
         """Data is audited whatever is wrong with the model, and what is wrong with the data is said first."""
@@ -172,6 +219,11 @@ class VqaSetup(TaskSetup):
         from sameday.tasks.vqa.task import drop_too_long
 
         return drop_too_long(self.recipe, self._encoder, splits)
+
+    def data_digests(self, splits: Any) -> dict[str, str]:
+        from sameday.tasks.vqa.digests import data_digests
+
+        return data_digests(self.recipe, splits)
 
     @cached_property
     def _encoder(self) -> Encoder:

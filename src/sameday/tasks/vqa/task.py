@@ -44,7 +44,7 @@ from sameday.tasks.vqa.automatic import attention_kernel
 from sameday.tasks.vqa.cache import Opened, open_cache
 from sameday.tasks.vqa.cost import step_cost
 from sameday.tasks.vqa.digests import (
-    data_digest,
+    data_digests,
     processor_digest,
     template_digest,
     tensors_digest,
@@ -212,9 +212,8 @@ class VqaTask(Task):
 
     @cached_property
     def _inputs(self) -> dict[str, str]:
-        known = {"train": "training data", "val": "validation data"}
         return {
-            **{what: data_digest(self.splits[split]) for split, what in known.items() if split in self.splits},
+            **data_digests(self.recipe, self.splits),
             "base model": self.model.base_digest,
             "tokenizer": tokenizer_digest(self.encoder.tokenizer),
             "chat template": template_digest(self.encoder.tokenizer),

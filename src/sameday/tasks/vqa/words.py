@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sameday.spec.questions import where_words
 from sameday.spec.vlm import VlmRecipe
 from sameday.spec.words import number
 
@@ -28,9 +29,16 @@ def recipe_words(recipe: VlmRecipe) -> tuple[str, str]:
     if recipe.order.max_per_image:
         data += f", at most {recipe.order.max_per_image} of one image in a step"
     data += f"; validated on {recipe.data.val}. " if recipe.data.val else "; there is no validation set. "
+    data += f"Only questions {where_words(recipe.data.where)} are used. " if recipe.data.where else ""
     data += f"Only the first {recipe.data.limit:,} of each file are used. " if recipe.data.limit else ""
     data += f"Images have at most {recipe.max_pixels:,} pixels. " if recipe.max_pixels else ""
     data += f"They are resized by {'Pillow' if recipe.image_backend == 'pil' else 'torchvision'}. "
+    if recipe.categories is not None:
+        how = [name for name in ("table", "rules") if getattr(recipe.categories, name)]
+        data += f"Questions without a stage or type get it from {' and '.join(how)}. "
+    if recipe.prompt is not None:
+        others = f", or one of {len(recipe.prompt.templates)} by {recipe.prompt.by}" if recipe.prompt.by else ""
+        data += f"A question is asked as “{recipe.prompt.default}”{others}. "
     data += f"System prompt: “{recipe.system_prompt}”. " if recipe.system_prompt else ""
     data += "An answer is learned with the line break that follows its end. " if recipe.answer_end == "turn" else ""
     each = "answer token" if recipe.loss_weight == "token" else "question"

@@ -1,0 +1,76 @@
+"""Which lines of a file a recipe asks for, by the values of their fields; and which values there are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sameday.spec.questions import compared, where_words
+
+LISTED = 12
+"""Values of a field that are listed."""
+
+
+def texts_of(name: str, value: Any) -> set[str]:
+    """The value of a field as conditions compare it; of a list each item. Empty where there is none."""
+    values = value if isinstance(value, list) else [value]
+    return {text for each in values if (text := compared(name, each)) is not None}
+
+
+def holds(where: Mapping[str, tuple[str, ...]], facts: Mapping[str, Any], unknown: bool = False) -> bool:
+    """Whether all conditions hold. `unknown` is what is taken of a field that the line does not have."""
+    for name, wanted in where.items():
+        texts = texts_of(name, facts.get(name))
+        if not (texts & set(wanted) if texts else unknown):
+            return False
+    return True
+
+
+@dataclass
+class Tally:
+    """Counts the lines of a file, those that are asked for, and what else there is."""
+
+    where: Mapping[str, tuple[str, ...]]
+    lines: int = 0
+    taken: int = 0
+    fields: dict[str, None] = field(default_factory=dict)
+    values: dict[str, Counter[str]] = field(default_factory=dict)
+
+    def add(self, facts: Mapping[str, Any], taken: bool) -> bool:
+        self.lines, self.taken = self.lines + 1, self.taken + taken
+        self.fields |= dict.fromkeys(facts)
+        for name in self.where:
+            self.values.setdefault(name, Counter()).update(texts_of(name, facts.get(name)))
+        return taken
+
+    def told(self) -> str:
+        return f"{self.taken:,} of {self.lines:,} questions: {where_words(dict(self.where))}"
+
+    def missing(self, label: str) -> list[str]:
+        """A sentence for each field that no line has, and for each value that occurs in none."""
+        sentences = []
+        for name, wanted in self.where.items():
+            there = self.values.get(name, Counter())
+            absent = [value for value in wanted if value not in there]
+            if not there:
+                known = ", ".join(sorted(each for each in self.fields if each != name)) or "none"
+                sentences.append(f"recipe.data.where.{name}: no line of {label} has this field; there are {known}")
+            elif absent:
+                sentences.append(
+                    f"recipe.data.where.{name} is {' or '.join(absent)}, which no line of {label} has; {name} is "
+                    f"{_listed(there)} there"
+                )
+        return sentences
+
+    @property
+    def knows_fields(self) -> bool:
+        """Whether each field that is asked for stands in some line."""
+        return all(self.values.get(name) for name in self.where)
+
+
+def _listed(there: Counter[str]) -> str:
+    shown = [f"{value} ({count:,})" for value, count in there.most_common(LISTED)]
+    more = f" and {len(there) - LISTED:,} other values" if len(there) > LISTED else ""
+    return ", ".join(sorted(shown) if not more else shown) + more

@@ -1,0 +1,283 @@
+"""Runs in stages: each stage an ordinary run, one command, one record, gone on with within and between stages."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import worlds
+from commands import listing, records, weights
+from safetensors.torch import load_file, save_file
+
+from sameday.hardware.machine import detect_machine
+from sameday.report.gather import gather
+from sameday.report.page import report_from_files
+from sameday.spec.document import dump_yaml
+from sameday.spec.errors import EXIT_STOPPED, BadInput, RunStopped
+from sameday.spec.manifest import fault, weights_digest, write_manifest
+from sameday.spec.record import RunFolder, stage_folders
+from sameday.tasks.vqa.setup import VqaSetup
+from sameday.train.launch import evaluate_run, train_from_files
+from sameday.train.session import Specs
+from sameday.verify.runs import compare_runs
+
+pytestmark = pytest.mark.usefixtures("own_signals")
+
+CURRICULUM = [
+    {"name": "find", "where": {"stage": 1}},
+    {"name": "none", "where": {"stage": 7}},
+    {"name": "describe", "where": {"stage": 2}, "order": "by_image", "learning_rate": 3e-3},
+    {"name": "treat", "where": {"stage": 3}, "max_steps": 2},
+]
+SETS = ["plan.device=cpu", "plan.save_steps=1", "plan.log_steps=1"]
+
+
+def write_home(folder: Path, model: Path, stages: Any = CURRICULUM, **changes: Any) -> Path:
+    """18 questions to learn: 12 of stage 1, 4 of stage 2 and 2 of stage 3, fewer than a step has; 4 to validate, none
+    of stage 3."""
+    worlds.write_world(folder, 3, (6, 6, 6), hard=False, sizes=((48, 48),))
+    rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
+    for number, row in enumerate(rows):
+        row["stage"] = 3 if number % 9 == 8 else 2 if number % 4 == 3 else 1
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "val.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:4]))
+    fields: dict[str, Any] = {"effective_batch": 4, "num_epochs": 1, "lora": {"r": 4, "alpha": 8, "dropout": 0.1}}
+    recipe = worlds.tiny_recipe(model, **(fields | {"stages": stages} | changes))
+    (folder / "recipe.yaml").write_text(dump_yaml(recipe))
+    return folder
+
+
+def train(home: Path, run: Path, *sets: str, stop_after: int | None = None) -> dict[str, float]:
+    return train_from_files(home / "recipe.yaml", None, run, [*SETS, *sets], stop_after)
+
+
+def entries(run: Path) -> dict[str, Any]:
+    return {each["name"]: each for each in json.loads((run / "stages.json").read_text())["stages"]}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory, tiny_qwen3: Path) -> Path:
+    folder = write_home(tmp_path_factory.mktemp("stages"), tiny_qwen3)
+    train(folder, folder / "reference")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def stopped(home: Path) -> Path:
+    """A run that was stopped between two stages, and then in the midst of one."""
+    run = home / "stopped"
+    with pytest.raises(RunStopped) as stop:
+        train(home, run, stop_after=3)
+    assert str(stop.value) == ("asked to stop: 3 steps are done, before stage 3 of 4, describe; run again to go on")
+    assert stop.value.code == EXIT_STOPPED and [path.name for path in stage_folders(run)] == ["1-find"]
+    with pytest.raises(RunStopped) as stop:
+        train(home, run, stop_after=5)
+    assert str(stop.value) == "stage 4 of 4, treat: asked to stop: step 1 of 2 is saved; run again to go on"
+    assert json.loads((run / "stopped.json").read_text())["code"] == EXIT_STOPPED
+    return run
+
+
+def test_one_record_of_all_stages(home: Path) -> None:
+    run = home / "reference"
+    recorded = entries(run)
+    assert {name: each["status"] for name, each in recorded.items()} == {
+        **{"find": "finished", "none": "nothing to train on", "describe": "finished", "treat": "finished"}
+    }
+    assert [each["steps"] for each in recorded.values()] == [3, 0, 1, 2]
+    assert recorded["find"]["samples"] == {"train": 12, "val": 3}
+    assert recorded["treat"]["samples"] == {"train": 2}, "no question to validate is no error"
+    assert recorded["describe"]["start"] == "find" and recorded["treat"]["start"] == "describe"
+    assert recorded["treat"]["start_digest"] == recorded["describe"]["result_digest"]
+    assert recorded["find"]["scores"]["samples"] == 3 and recorded["treat"]["scores"] == {}
+    assert weights(run) == weights(run / "stages/4-treat") and fault(run / "adapter") is None
+    for folder in stage_folders(run):
+        stage = RunFolder.read(folder)
+        assert stage.finished_scores() is not None and stage.recipe.stage_recipes() == []
+
+
+def test_a_stage_starts_from_the_one_before_bit_for_bit(home: Path) -> None:
+    folder = home / "reference/stages/3-describe"
+    recipe, plan = RunFolder.read(folder).recipe, RunFolder.read(folder).plan
+    setup = VqaSetup(recipe, home)
+    splits = setup.audit(lambda _: None).splits
+    task = setup.load(setup.resolve_auto(plan, detect_machine("cpu")).plan, torch.device("cpu"), splits)
+    saved = load_file(home / "reference/stages/1-find/adapter/adapter_model.safetensors")
+    begun = {name.replace(".default", ""): tensor for name, tensor in task.trained().items()}
+    assert len(begun) == len(saved)
+    for name, tensor in saved.items():
+        (same,) = [each for key, each in begun.items() if key.endswith(name.removeprefix("base_model.model."))]
+        assert torch.equal(same.detach(), tensor) and same.dtype == tensor.dtype
+    assert any(tensor.abs().max() > 0 for name, tensor in saved.items() if "lora_B" in name)
+
+
+def test_stopped_in_a_stage_and_moved_it_goes_on_there(
+    home: Path, stopped: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = home / "moved here"
+    shutil.copytree(stopped, run)
+    train(home, run)
+    said = capsys.readouterr().out
+    assert "stage 1 of 4, find: finished already, 3 steps\n" in said
+    assert "stage 2 of 4, none: left out, because it has nothing to train on: train.jsonl: none of 18 questions" in said
+    assert "stage 4 of 4, treat: 2 questions in train; starts from describe\n" in said
+    assert "few questions: each step has 2, fewer than recipe.effective_batch 4\n" in said
+    assert "resumed from step-000001\n" in said
+    assert "find: finished: loss " in said and " of 3 questions in val\n" in said
+    assert weights(run) == weights(home / "reference")
+    for folder in stage_folders(run):
+        assert records(folder) == records(home / "reference/stages" / folder.name)
+        assert listing(folder) == listing(home / "reference/stages" / folder.name)
+    assert not (run / "stopped.json").exists()
+
+
+def test_a_finished_run_again_writes_nothing(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = home / "reference"
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    train(home, run)
+    assert capsys.readouterr().out == f"finished already: all 4 stages are done, in {run}\n"
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+    shutil.copytree(run, home / "lost")
+    shutil.rmtree(home / "lost/adapter")
+    train(home, home / "lost")
+    assert weights(home / "lost") == weights(run)
+
+
+def test_a_changed_stage_is_noticed(home: Path, stopped: Path) -> None:
+    run = home / "changed"
+    shutil.copytree(stopped, run)
+    adapter = run / "stages/1-find/adapter"
+    path = adapter / "adapter_model.safetensors"
+    tensors = load_file(path)
+    name = next(iter(tensors))
+    save_file({**tensors, name: tensors[name] + 1}, path)
+    with pytest.raises(BadInput) as caught:
+        train(home, run)
+    assert str(caught.value) == (
+        f"{adapter}: is not what stage find trained: adapter_model.safetensors is not what was written; put it back as "
+        "it was, or choose another --out"
+    )
+    # Whole, and another one: what started from it is not gone on with.
+    write_manifest(adapter, sorted(each for each in adapter.iterdir() if each.name != "manifest.json"))
+    with pytest.raises(BadInput, match="is not what stage find trained: its weights are others"):
+        train(home, run)
+    recorded = json.loads((run / "stages.json").read_text())
+    recorded["stages"][0]["result_digest"] = weights_digest(adapter)
+    (run / "stages.json").write_text(json.dumps(recorded))
+    with pytest.raises(BadInput, match="stage describe started from other weights of stage find than those in"):
+        train(home, run)
+    with pytest.raises(BadInput, match=r"(?s)holds a run of another recipe.*learning_rate: 0.001 there, 0.002 here"):
+        train(home, run, "recipe.learning_rate=0.002")
+    questions = (home / "train.jsonl").read_text()
+    (home / "train.jsonl").write_text(questions.replace('"question": "', '"question": "so, ', 1))
+    with pytest.raises(BadInput, match="the training data changed since stage find was begun; choose another --out"):
+        train(home, run)
+    (home / "train.jsonl").write_text(questions)
+    (run / "stages.json").write_text("{}")
+    with pytest.raises(BadInput, match=r"stages\.json: is not what a run wrote"):
+        train(home, run)
+
+
+def test_a_folder_in_which_no_stage_has_a_step_is_free(home: Path) -> None:
+    """As one that a run left whose model did not fit in memory."""
+    run = home / "free"
+    shutil.copytree(home / "reference", run)
+    for folder in ("adapter", "stages/3-describe", "stages/4-treat", "stages/1-find/checkpoints"):
+        shutil.rmtree(run / folder)
+    (run / "stages/1-find/metrics.jsonl").unlink()
+    with pytest.raises(RunStopped, match="stage 1 of 4, find: asked to stop: step 1 of 3 is saved"):
+        train(home, run, "recipe.learning_rate=0.002", stop_after=1)
+    assert [each["status"] for each in entries(run).values()] == ["training", "nothing to train on", *["waiting"] * 2]
+    assert (
+        RunFolder.read(run).recipe.learning_rate == RunFolder.read(run / "stages/1-find").recipe.learning_rate == 0.002
+    )
+
+
+def test_all_problems_of_all_stages_come_before_the_first(home: Path, tiny_qwen3: Path, tmp_path: Path) -> None:
+    write_home(tmp_path, tiny_qwen3, [*CURRICULUM, {"name": "typo", "where": {"sage": 1}}])
+    rows = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
+    rows[8]["answer"] = " "
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    before = listing(tmp_path)
+    with pytest.raises(BadInput) as caught:
+        train(tmp_path, tmp_path / "run")
+    said = str(caught.value).splitlines()
+    assert said[0] == "stage treat: 1 problem in 1 line:" and said[1] == "train.jsonl:9: answer is empty"
+    assert (
+        "stage typo: train.jsonl: none of 18 questions: where sage is 1; recipe.data.where.sage: no line of " in said[3]
+    )
+    assert listing(tmp_path) == before
+    with pytest.raises(BadInput) as caught:
+        train(tmp_path, tmp_path / "run", "recipe.stages=[{name: a, where: {stage: 8}}, {name: b, where: {stage: 9}}]")
+    said = str(caught.value).splitlines()
+    assert said[0] == "no stage has anything to train on:"
+    assert [line.partition(";")[0] for line in said[1:]] == [
+        "train.jsonl: none of 18 questions: where stage is 8",
+        "train.jsonl: none of 18 questions: where stage is 9",
+    ]
+    assert listing(tmp_path) == before
+
+
+def test_models_of_their_own(home: Path, tiny_qwen3: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stages = [{**CURRICULUM[n], "start": "base"} for n in (0, 2, 3)]
+    run = write_home(tmp_path, tiny_qwen3, stages) / "run"
+    train(tmp_path, run)
+    assert not (run / "adapter").exists()
+    assert [each["start"] for each in entries(run).values()] == [None, None, None]
+    assert weights(run / "stages/1-find") == weights(home / "reference/stages/1-find")
+    assert weights(run / "stages/2-describe") != weights(home / "reference/stages/3-describe")
+    assert f"each stage has its own model: {run}/stages/*/adapter\n" in capsys.readouterr().out
+    train(tmp_path, run)
+    assert capsys.readouterr().out == f"finished already: all 3 stages are done, in {run}\n"
+    together = evaluate_run(run, "val")
+    said = capsys.readouterr().out
+    assert "stage treat:\nleft out: val.jsonl: none of 4 questions: where stage is 3" in said
+    written = json.loads((run / "eval-val.json").read_text())
+    find, describe = (written["stages"][name] for name in ("find", "describe"))
+    assert (find["samples"], describe["samples"], together["samples"]) == (3, 1, 4)
+    assert together["loss"] == pytest.approx((3 * find["loss"] + describe["loss"]) / 4)
+    assert f"all stages together: loss {together['loss']:.4g}" in said and " of 4 questions in val\n" in said
+
+
+def test_a_curriculum_is_evaluated_with_its_last_adapter(home: Path) -> None:
+    run = home / "reference"
+    scores = evaluate_run(run, "val")
+    assert scores["samples"] == 4 and (run / "eval-val.json").is_file()
+    (run / "eval-val.json").unlink()
+
+
+def test_a_report_shows_each_stage(home: Path, tmp_path: Path) -> None:
+    runs = gather([home / "reference"])
+    assert [(run.label, run.last_step) for run in runs] == [("1-find", 3), ("3-describe", 1), ("4-treat", 2)]
+    # Evaluated as a whole it stands beside its stages.
+    shutil.copytree(home / "reference", tmp_path / "exp4")
+    (tmp_path / "exp4/eval-test.json").write_text(json.dumps({"exact_match": 0.25, "samples": 40}))
+    page = report_from_files([tmp_path / "exp4"], tmp_path / "report.html").read_text()
+    assert page.count("test exact match") == 1 and "25.0%" in page and "finished, 4 stages" in page
+    for label in ("1-find", "3-describe", "4-treat", "exp4"):
+        assert label in page
+
+
+def test_two_runs_in_stages_are_compared_stage_by_stage(home: Path) -> None:
+    run = home / "reference"
+    with pytest.raises(
+        BadInput, match=f"^{run}: is a run in stages; compare them one by one, such as {run}/stages/1-find$"
+    ):
+        compare_runs(run, run / "stages/1-find")
+
+
+def test_other_commands_take_the_first_stage(home: Path) -> None:
+    said: list[str] = []
+    specs = Specs.from_files(home / "recipe.yaml", None, ["plan.device=cpu"])
+    first = specs.first_stage(said.append)
+    assert first.recipe.fingerprint == specs.recipe.stage_recipes()[0].recipe.fingerprint
+    assert said == [
+        "the recipe has 4 stages: this is about the first one, find; --set recipe.stages=[] and --set "
+        "recipe.data.where={...} choose other questions"
+    ]
+    chosen = ["recipe.stages=[]", "recipe.data.where={stage: 2}"]
+    assert Specs.from_files(home / "recipe.yaml", None, chosen).first_stage(said.append).recipe.stage_recipes() == []
+    assert len(said) == 1
