@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from sameday.data.questions.sample import Sample
     from sameday.data.seen import Seen
     from sameday.hardware.machine import Machine
     from sameday.hardware.ranks import Ranks
@@ -221,6 +222,14 @@ class TaskSetup(ABC):
         return f"Task {self.recipe.task}.", "The recipe below has all of its fields."
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What was generated, and how many tokens it took, the one that ends it included."""
+
+    text: str
+    tokens: int
+
+
 NO_MEMORY, ASKED_TO_STOP = 1.0, 2.0**20
 """What ends a rank's part of an evaluation, as numbers that are summed over ranks with its scores."""
 
@@ -310,6 +319,23 @@ class Task(ABC):
             f"{self.evaluation_advice}.",
             EXIT_OUT_OF_MEMORY,
         )
+
+    def questions(self, split: str) -> Sequence[Sample] | None:
+        """Those of a split that answers can be generated to; None where the task generates nothing."""
+        return None
+
+    def answers(
+        self, questions: Sequence[Sample], max_new_tokens: int, ranks: Ranks, done: Collection[int] = ()
+    ) -> Iterator[dict[int, Answer]]:
+        """Greedy answers, by a question's number in `questions`, as they come: on every rank those of all ranks. How
+        questions are put together depends on nothing but them and the plan, so that an answer is the same whatever was
+        `done` before; what is done need not come again. RunStopped, on all ranks, where one of them cannot go on or
+        was asked to stop; the answers that are there come first."""
+        raise NotImplementedError
+
+    def answer_digests(self, split: str) -> dict[str, str]:
+        """What generated answers depend on: data, weights, and all that stands between them."""
+        raise NotImplementedError
 
     @abstractmethod
     def digests(self) -> dict[str, str]:
