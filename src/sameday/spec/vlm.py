@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from sameday.spec.evaluation import Evaluation
 from sameday.spec.identity import IS_PATH
 from sameday.spec.limits import COUNTED, at_most
 from sameday.spec.lora import Lora
@@ -90,6 +91,10 @@ class VlmRecipe(Recipe):
         "chat template has it, which is one line break more (<|im_end|> and a newline).",
     )
 
+    evaluate: Evaluation | None = Field(
+        None, description="Training ends with answers generated so; null: `sameday eval` is a command of its own."
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _order_by_name(cls, values: Any) -> Any:
@@ -106,7 +111,7 @@ class VlmRecipe(Recipe):
         return self
 
     def ignored(self) -> frozenset[str]:
-        return super().ignored() | ({"lora"} if self.train != "lora" else frozenset())
+        return super().ignored() | {"evaluate"} | ({"lora"} if self.train != "lora" else frozenset())
 
     @property
     def result(self) -> str:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from sameday.data.seen import Seen
     from sameday.hardware.machine import Machine
     from sameday.hardware.ranks import Ranks
+    from sameday.spec.evaluation import Evaluation
 
 Say = Callable[[str], None]
 
@@ -120,6 +121,10 @@ class TaskSetup(ABC):
     """Plan fields under which a step is one micro-batch, nothing computed twice: what no plan does with less."""
     together_words: ClassVar[str] = "all at once"
     """How people call that."""
+    has_base: ClassVar[bool] = False
+    """Whether training starts from a pretrained model, which can be evaluated too."""
+    generates: ClassVar[bool] = False
+    """Whether its tasks generate answers."""
     false_alarms: ClassVar[str] = ""
     """How rarely equivalent plans of this task were called different, in a sentence; empty where not measured."""
 
@@ -144,6 +149,9 @@ class TaskSetup(ABC):
     def loading_advice(self) -> str:
         """What is left to try where the model does not fit in memory."""
         return "a smaller model, a device with more memory"
+
+    def check_evaluation(self, asked: Evaluation, splits: Any) -> None:  # noqa: B027 (a task may generate nothing)
+        """BadInput where audited data does not have what generation was asked to use."""
 
     def drop_too_long(self, splits: Any) -> Any:
         """Audited data as `load` would make it ready: whoever loads it several times saves that, and what is wrong with
@@ -185,6 +193,10 @@ class TaskSetup(ABC):
         """The recipe without what only the start of training needs, and what may be gone by now."""
         recipe: Recipe = self.recipe
         return recipe
+
+    def recipe_with_adapter(self, folder: Path) -> Recipe:
+        """The recipe whose model has somebody's adapter, of whatever form fits it."""
+        raise BadInput(f"--adapter {folder}: task {self.recipe.task} has no adapters")
 
     def for_evaluation(self, plan: Plan) -> Plan:
         """A recorded plan without what only its training's machine may have."""
@@ -320,9 +332,11 @@ class Task(ABC):
             EXIT_OUT_OF_MEMORY,
         )
 
-    def questions(self, split: str) -> Sequence[Sample] | None:
-        """Those of a split that answers can be generated to; None where the task generates nothing."""
-        return None
+    # For tasks whose setup says that they generate
+
+    def questions(self, split: str) -> Sequence[Sample]:
+        """Those of a split, to which answers are generated."""
+        raise NotImplementedError
 
     def answers(
         self, questions: Sequence[Sample], max_new_tokens: int, ranks: Ranks, done: Collection[int] = ()

@@ -290,6 +290,7 @@ class VqaTask(Task):
         named = ("base model", "tokenizer", "chat template", "image processor")
         return {
             "weights": self.model.weights_digest(),
+            "system prompt": self.recipe.system_prompt or "",
             "data": data_digest(self.splits[split]),
             **{name: self._inputs[name] for name in named},
         }
