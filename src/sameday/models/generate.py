@@ -36,7 +36,7 @@ def generate(
     which questions have ended. They stay in the batch, unheard, until half of it has ended."""
     places = prompts.places
     keys = Answering(places, max_new_tokens)
-    finish = torch.tensor(sorted(ends), device=model.device)
+    finish = torch.tensor(sorted(ends), dtype=torch.long, device=model.device)
     tokens = torch.zeros(len(places.last), max_new_tokens, dtype=torch.long, device=model.device)
     ended = torch.zeros(len(places.last), dtype=torch.bool, device=model.device)
     rows, position = torch.arange(len(places.last), device=model.device), places.position
