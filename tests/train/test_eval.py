@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import worlds
+import yaml
 from typed import Said, refused, sameday, write_recipe
 
 from sameday.evaluate.answer import answer_split, exact_match
@@ -180,6 +181,16 @@ def test_what_cannot_be_evaluated_is_said_before_a_model_is_loaded(
         "task classify generates no answers, so that --cascade and --max-new-tokens mean nothing",
         "--base: task classify starts from random weights, and has no base model to evaluate",
     ]
+
+
+def test_a_recipe_finds_its_run_and_says_how_to_evaluate_it(world: Path) -> None:
+    recipe = yaml.safe_load((world / "recipe.yaml").read_text()) | {"evaluate": {"max_new_tokens": 2, "split": "val"}}
+    (world / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    path = Path("runs") / f"small-{load_recipe(world / 'recipe.yaml').fingerprint}"
+    (world / "runs").mkdir()
+    (world / "run").rename(world / path)
+    assert f"answers in {path}/answers/adapter-val: samples 9" in done(world, "recipe.yaml").out
+    assert {row["tokens"] for row in lines_of(world / path / "answers/adapter-val")} <= {1, 2}
 
 
 def test_scores_alone(world: Path) -> None:

@@ -132,15 +132,14 @@ def _line(scores: dict[str, float]) -> str:
 def _read(asked: Request) -> tuple[RunFolder | None, Specs]:
     """The run, if it is one, and what it or the recipe names."""
     refuse(_contradictions(asked))
-    alone = asked.adapter is not None or asked.base
-    run: RunFolder | None = None
     if asked.what.is_dir():
         run = RunFolder.read(asked.what)
+        recipe, home = run.recipe, run.recipe_dir
     elif not asked.what.exists():
         raise BadInput(f"{asked.what}: there is no such run folder or recipe")
     else:
         specs = Specs.from_files(asked.what, asked.plan, ())
-        if alone:
+        if asked.adapter is not None or asked.base:
             return None, specs
         path = default_path(specs.recipe)
         if not (path / "recipe.yaml").is_file():
@@ -149,13 +148,14 @@ def _read(asked: Request) -> tuple[RunFolder | None, Specs]:
                 "DIR an adapter of it, and a run elsewhere is named by its folder"
             )
         run = RunFolder.read(path)
+        recipe, home = specs.recipe, specs.home  # of one fingerprint, and how to evaluate may be newer
     if asked.plan is not None:
-        plan = load_plan(asked.plan, recipe=run.recipe)
+        plan = load_plan(asked.plan, recipe=recipe)
     else:
-        plan = setup_of(run.recipe, run.recipe_dir).for_evaluation(run.plan)
+        plan = setup_of(recipe, home).for_evaluation(run.plan)
         cores = len(os.sched_getaffinity(0))  # the machine that trained may have had more
         plan = plan.model_copy(update={"workers": min(plan.workers, cores)})
-    return run, Specs(run.recipe, run.recipe_dir, plan)
+    return run, Specs(recipe, home, plan)
 
 
 def _contradictions(asked: Request) -> list[str]:

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 WITHOUT_BACKWARD = 4
 """So many times a training step's tokens are taken at once on a GPU where the plan says nothing: no activations are
-kept, and few questions at a time would leave it waiting for the host."""
+kept, and few questions at a time would leave it waiting for the host. Not with a dense mask, which grows with the
+square of a row."""
 
 
 @dataclass
@@ -63,7 +64,8 @@ def answers(
 def batches_of(task: VqaTask, encoded: Sequence[Encoded], max_new_tokens: int) -> list[MicroBatch]:
     """Every token that may come takes a place of the budget."""
     plan = task.plan
-    usual = plan.token_budget * (WITHOUT_BACKWARD if task.device.type == "cuda" else 1)
+    more = task.device.type == "cuda" and task.model.kernel != "sdpa"
+    usual = plan.token_budget * (WITHOUT_BACKWARD if more else 1)
     cut = Cut(plan.share_images, plan.packing, plan.eval_token_budget or usual)
     items = [Item(i, each.length + max_new_tokens, each.prefix, each.key) for i, each in enumerate(encoded)]
     return image_batches(items, [each.sample.image_key for each in encoded], cut, task.whole_images)
