@@ -389,8 +389,8 @@ def test_eval_gives_what_the_run_gave(finished: Finished) -> None:
     scores = json.loads((finished.run / "eval.json").read_text())["val"]
     again = json.loads((finished.run / "eval-val.json").read_text())
     assert again == scores
-    line = f"loss {scores['loss']:.4g}  exact_match {scores['exact_match']:.4g}  samples 5\n"
-    assert said.out.endswith(line)
+    line = f"loss {scores['loss']:.4g}  exact_match {scores['exact_match']:.4g}  samples 5"
+    assert said.out.splitlines()[-2] == line
 
 
 def test_eval_of_a_curriculum_needs_no_training_questions(world: Path) -> None:
@@ -405,7 +405,8 @@ def test_eval_refuses_what_it_cannot_answer(finished: Finished, tmp_path: Path) 
     said = refused(finished.folder, "eval", str(finished.run))
     assert said == f"{finished.run}: the recipe has no data.test"
     said = refused(tmp_path, "eval", "nothing")
-    assert said == "nothing: is not a run folder: it has no recipe.yaml"
+    assert said == "nothing: there is no such run folder or recipe"
+    assert refused(tmp_path, "eval", ".") == ".: is not a run folder: it has no recipe.yaml"
 
 
 @pytest.fixture
@@ -491,7 +492,7 @@ def test_eval_of_checkpoints(copied: Finished) -> None:
 
 
 def test_ranks_share_an_evaluation(copied: Finished) -> None:
-    """As torchrun starts them; the scores are said once."""
+    """As torchrun starts them; the scores are said once, and the answers are those of one process."""
     (copied.run / "plan.yaml").write_text((copied.run / "plan.yaml").read_text().replace("device: auto", "device: cpu"))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -507,6 +508,10 @@ def test_ranks_share_an_evaluation(copied: Finished) -> None:
     assert scores == pytest.approx(json.loads((copied.run / "eval.json").read_text())["val"], rel=1e-6)
     assert first.startswith("0\n") and first.count(f"loss {scores['loss']:.4g}") == 1, first
     assert second == "0\n"
+    alone = sameday(copied.folder, *command[3:], "--out", "alone")
+    assert alone.code == 0, alone.err
+    answers = copied.run / "answers/step-000003-val/predictions.jsonl"
+    assert answers.read_bytes() == (copied.folder / "alone/predictions.jsonl").read_bytes()
 
 
 # Conversion and examples

@@ -26,7 +26,8 @@ from sameday.spec.record import read_metrics
 from sameday.spec.vqa import VqaRecipe
 from sameday.tasks.vqa.fill import Filling
 from sameday.tasks.vqa.setup import VqaSetup
-from sameday.train.launch import evaluate_run, train_from_files
+from sameday.train.evaluate import Request, evaluate
+from sameday.train.launch import train_from_files
 
 DATA = Path(os.environ.get("SAMEDAY_TEST_DATA") or "no folder")
 pytestmark = pytest.mark.skipif(
@@ -202,4 +203,4 @@ def test_both_layouts_train_the_same_model(radiology: Path, model: Path) -> None
     assert plain["samples"] == packed["samples"] > 4
     assert 0 <= packed["exact_match"] <= 1 and packed["exact_match"] == plain["exact_match"]
     assert packed["loss"] == pytest.approx(plain["loss"], abs=1e-4)
-    assert evaluate_run(other, "val") == pytest.approx(packed)
+    assert evaluate(Request(other, "val", scores_only=True)) == pytest.approx(packed)

@@ -59,17 +59,38 @@ def train(
 
 @app.command("eval")
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    split: Annotated[Literal["train", "val", "test"], typer.Option(help="Which part of the data.")] = "test",
+    what: Annotated[Path, typer.Argument(help="Folder of a run, or a recipe (YAML).")],
+    split: Annotated[
+        Literal["train", "val", "test"] | None,
+        typer.Option(help="Which part of the data. Default: recipe.evaluate's, or test."),
+    ] = None,
     checkpoint: Annotated[
         str | None,
         typer.Option(help="last, best or step-N: one of its checkpoints, also while it goes on. Default: its result."),
     ] = None,
+    adapter: Annotated[Path | None, typer.Option(help="Somebody's PEFT adapter of the recipe's base model.")] = None,
+    base: Annotated[bool, typer.Option("--base", help="The base model itself, as it was before training.")] = False,
+    plan: Annotated[
+        Path | None, typer.Option(help="How it is run (YAML). Default: the run's, or chosen for this machine.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder of scores and answers. Default: in the run, or runs/NAME-FINGERPRINT-WEIGHTS-SPLIT."),
+    ] = None,
+    cascade: Annotated[
+        bool | None,
+        typer.Option("--cascade/--no-cascade", help="Answers of earlier stages go into the prompts of later ones."),
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, max=32768, help="Longest answer, in tokens. Default: 64.")
+    ] = None,
+    scores_only: Annotated[bool, typer.Option("--scores-only", help="Generate no answers.")] = False,
 ) -> None:
-    """Loss and other scores of a run's weights."""
-    from sameday.train.launch import evaluate_run
+    """Loss and other scores of a run's weights, or of others, and the answers that they generate."""
+    from sameday.train.evaluate import Request
+    from sameday.train.evaluate import evaluate as run
 
-    evaluate_run(run, split, checkpoint)
+    run(Request(what, split, checkpoint, adapter, base, plan, out, cascade, max_new_tokens, scores_only))
 
 
 @app.command()

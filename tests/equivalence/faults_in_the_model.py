@@ -61,14 +61,14 @@ def not_causal_in_a_branch(_task: Any, _ranks: Any) -> Any:
 @planted(SPLIT, "gradient", "kernels.split")
 def log_sum_exp_in_base_two(_task: Any, _ranks: Any) -> Any:
     """Branches and prefix are merged with weights from one logarithm to base two and one to base e."""
-    call = split._call
+    call = split.variable_length
 
     def in_two_bases(*args: Any) -> tuple[Tensor, Tensor]:
         out, lse = call(*args)
         causal = args[7]
         return out, lse if causal else lse / math.log(2)
 
-    return patch.object(split, "_call", in_two_bases)
+    return patch.object(split, "variable_length", in_two_bases)
 
 
 # Where a token stands

@@ -242,6 +242,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "order": {"kind": "shuffle", "within_image": "listed", "max_per_image": None, "within_stage": "shuffle"},
         "loss_weight": "token",
         "answer_end": "end_token",
+        "evaluate": None,
     },
     "classify": {
         **SHARED,

@@ -21,7 +21,8 @@ from sameday.spec.errors import EXIT_STOPPED, BadInput, RunStopped
 from sameday.spec.manifest import fault, weights_digest, write_manifest
 from sameday.spec.record import RunFolder, stage_folders
 from sameday.tasks.vqa.setup import VqaSetup
-from sameday.train.launch import evaluate_run, train_from_files
+from sameday.train.evaluate import Request, evaluate
+from sameday.train.launch import train_from_files
 from sameday.train.session import Specs
 from sameday.verify.runs import compare_runs
 
@@ -232,7 +233,7 @@ def test_models_of_their_own(home: Path, tiny_qwen3: Path, tmp_path: Path, capsy
     assert f"each stage has its own model: {run}/stages/*/adapter\n" in capsys.readouterr().out
     train(tmp_path, run)
     assert capsys.readouterr().out == f"finished already: all 3 stages are done, in {run}\n"
-    together = evaluate_run(run, "val")
+    together = evaluate(Request(run, "val", scores_only=True))
     said = capsys.readouterr().out
     assert "stage treat:\nleft out: val.jsonl: none of 4 questions: where stage is 3" in said
     written = json.loads((run / "eval-val.json").read_text())
@@ -244,9 +245,31 @@ def test_models_of_their_own(home: Path, tiny_qwen3: Path, tmp_path: Path, capsy
 
 def test_a_curriculum_is_evaluated_with_its_last_adapter(home: Path) -> None:
     run = home / "reference"
-    scores = evaluate_run(run, "val")
+    scores = evaluate(Request(run, "val", scores_only=True))
     assert scores["samples"] == 4 and (run / "eval-val.json").is_file()
     (run / "eval-val.json").unlink()
+
+
+@pytest.mark.parametrize("start", ["base", "previous"])
+def test_it_ends_with_the_evaluation_that_its_recipe_asks_for(
+    start: str, tmp_path: Path, tiny_qwen3: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A curriculum's last adapter answers all questions; where each stage has a model, it answers its own stage's."""
+    stages = [{**CURRICULUM[n], "start": start, "max_steps": 1} for n in (0, 2)]
+    asked = {"split": "val", "max_new_tokens": 3}
+    run = write_home(tmp_path, tiny_qwen3, stages, evaluate=asked) / "run"
+    train(tmp_path, run)
+    lines = (run / "answers/adapter-val/predictions.jsonl").read_text().splitlines()
+    assert [(row["id"], row["stage"]) for row in map(json.loads, lines)] == [(1, 1), (2, 1), (3, 1), (4, 2)]
+    assert f"answers in {run}/answers/adapter-val:\n  4 questions on 1 image: " in capsys.readouterr().out
+    assert json.loads((run / "answers/adapter-val/metrics.json").read_text())["questions"] == 4
+    own = [(run / f"stages/{name}/answers/adapter-val/predictions.jsonl") for name in ("1-find", "2-describe")]
+    if start == "base":
+        assert "".join(path.read_text() for path in own).splitlines() == lines
+        with pytest.raises(BadInput, match="each of its stages has a model of its own, and a cascade is of one model"):
+            evaluate(Request(run, "val", cascade=True))
+    else:
+        assert not any(path.exists() for path in own)
 
 
 def test_a_report_shows_each_stage(home: Path, tmp_path: Path) -> None:

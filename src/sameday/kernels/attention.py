@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
+from sameday.kernels.decode import LayerKeys
 from sameday.kernels.split import Segments, shared_prefix_attention
 
 NAME = "sameday_shared_prefix"
@@ -18,6 +20,14 @@ NAME = "sameday_shared_prefix"
 Mask = Tensor | BlockMask | Segments | None
 """None: each row is one question, plain causal. Tensor: bool, (rows, 1, length, length), for sdpa. BlockMask: for flex.
 Segments: for split."""
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """Stands in a mask's place: a layer's keys and values are kept for the tokens that will be generated."""
+
+    mask: Mask
+    keys: LayerKeys
 
 
 def visible(group: Tensor, branch: Tensor) -> Tensor:
@@ -59,17 +69,24 @@ def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Mask,
+    attention_mask: Mask | Recorded | LayerKeys,
     scaling: float | None = None,
     dropout: float = 0.0,
     **_unused: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface: (rows, heads, length, width) in, (rows, length, heads, width) out."""
+    """transformers' attention interface: (rows, heads, length, width) in, (rows, length, heads, width) out. Keys of a
+    layer in the mask's place: each row is one question's next token."""
     assert dropout == 0.0, "dropout inside attention is not supported"
     query, key = (
         query.to(value.dtype),
         key.to(value.dtype),
     )  # float32 master weights leave the norms in float32
+    if isinstance(attention_mask, LayerKeys):
+        assert scaling is not None
+        return attention_mask.attend(query, key, value, scaling), None
+    if isinstance(attention_mask, Recorded):
+        attention_mask.keys.record(key, value)
+        attention_mask = attention_mask.mask
     if isinstance(attention_mask, BlockMask):
         flex = _compiled_flex() if query.is_cuda and not torch.compiler.is_compiling() else flex_attention
         # Rows below 128 tokens would get torch's decoding kernel, which has no configuration for them.

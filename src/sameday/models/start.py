@@ -14,6 +14,7 @@ from torch import nn
 from sameday.models.adapters import adapted_layers, resolve_targets
 from sameday.models.families.base import Family
 from sameday.spec.errors import BadInput
+from sameday.spec.lora import Lora
 from sameday.spec.manifest import MANIFEST, fault
 from sameday.spec.vlm import VlmRecipe
 from sameday.spec.words import first_names
@@ -69,6 +70,24 @@ def check_start(model: nn.Module, family: Family, recipe: VlmRecipe, folder: Pat
         raise BadInput(f"start_adapter {folder}: " + "; ".join(wrong))
 
 
+def adapter_form(model: nn.Module, family: Family, folder: Path) -> tuple[Lora, bool]:
+    """The form of an adapter that somebody made, as a recipe says it, and whether it changes the vision tower too. What
+    a recipe cannot say is for `check_start` to refuse."""
+    if not (folder / CONFIG).is_file():
+        raise BadInput(f"--adapter: {folder} is not a PEFT adapter (it has no {CONFIG})")
+    config = _config(folder)
+    layers = adapted_layers(model, config.target_modules or [])
+    if not layers:
+        raise BadInput(
+            f"--adapter {folder}: its target_modules {_listed(config)} name no linear layer of the recipe's model"
+        )
+    tower = [name for name in layers if f".{family.tower_name}." in f".{name}"]
+    names = config.target_modules
+    exact = not isinstance(names, str) and {name.rsplit(".", 1)[-1] for name in layers} == set(names)
+    targets = tuple(sorted(names if exact else layers))
+    return Lora(r=config.r, alpha=float(config.lora_alpha), target_modules=targets), bool(tower)
+
+
 def _config(folder: Path) -> Any:
     from peft import PeftConfig
 
@@ -98,9 +117,11 @@ def _wrong_form(model: nn.Module, targets: list[str] | str, recipe: VlmRecipe, c
             yield f"{name} is {shown} there, which a recipe cannot say"
     # By layers, not by names: a pattern and a list of names may mean the same.
     if adapted_layers(model, config.target_modules or []) != adapted_layers(model, targets):
-        there = config.target_modules
-        listed = there if isinstance(there, str) else sorted(there or [])
-        yield f"target_modules are {listed} there, {sorted(lora.target_modules)} in the recipe"
+        yield f"target_modules are {_listed(config)} there, {sorted(lora.target_modules)} in the recipe"
+
+
+def _listed(config: Any) -> Any:
+    return config.target_modules if isinstance(config.target_modules, str) else sorted(config.target_modules or [])
 
 
 def _wrong_base(config: Any, folder: Path, base: str) -> Iterator[str]:

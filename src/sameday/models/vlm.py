@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from sameday.data.questions.batch import Batch
 from sameday.hardware.machine import numeric_format
 from sameday.hardware.phases import during
 from sameday.kernels import attention
+from sameday.kernels.decode import Answering, LayerKeys
 from sameday.kernels.dropout import DropoutKeys
 from sameday.kernels.patches import patches
 from sameday.models.adapters import adapter_parameters, add_adapters, prepare_adapters
@@ -57,11 +58,12 @@ class VisionLanguageModel:
         family.check_supported(base.config)
         self.family, self.recipe, self.plan, self.device = family, recipe, plan, device
         self.name: str = base.name_or_path
+        self.end_tokens = _end_tokens(base.generation_config)
         self.keys = DropoutKeys()
         base.config.get_text_config()._attn_implementation = attention.NAME
         attention.register()
         base.requires_grad_(False)
-        self.base_digest, self.base_dtype = _digest(base), next(base.parameters()).dtype
+        self.base_digest, self.base_dtype = _digest(dict(base.named_parameters())), next(base.parameters()).dtype
         self.module: Any = self._trainable(base, start_adapter).to(device)
         parts = family.parts(base)
         self.text, self.tower, self.head = parts.text, parts.tower, parts.head
@@ -113,8 +115,9 @@ class VisionLanguageModel:
     def numeric_format(self) -> AbstractContextManager[None]:
         return numeric_format(self.recipe.precision, self.device.type)
 
-    def hidden(self, batch: Batch, step: int = 0) -> Tensor:
-        """The last hidden state of every token, (rows × length, width)."""
+    def hidden(self, batch: Batch, step: int = 0, keys: Answering | None = None) -> Tensor:
+        """The last hidden state of every token, (rows × length, width). `keys` takes those of every layer, for tokens
+        that will be generated."""
         rows, length = batch.tokens.shape
         if self.recipe.train == "lora" and self.recipe.lora.dropout and self.module.training:
             self.keys.set(batch.keys, self.recipe.seed, step)
@@ -127,11 +130,20 @@ class VisionLanguageModel:
         rotary = self._rotary(batch.positions, x.dtype)
         mask = self.family.mask(batch, self.kernel)
         for number, layer in enumerate(self.text.layers):
-            x = self._run(layer, x, rotary, mask)
+            x = self._run(layer, x, rotary, mask) if keys is None else _eager(layer, x, rotary, mask, keys.layer())
             if number < len(deepstack):
                 # DeepStack: features of earlier blocks of the tower are added at the image's own places.
                 x = x.flatten(0, 1).index_add(0, batch.image_slots, deepstack[number].to(x.dtype)).view_as(x)
         return self.text.norm(x).view(rows * length, -1)
+
+    def next_hidden(self, tokens: Tensor, positions: Tensor, keys: Answering) -> Tensor:
+        """The last hidden states (n, width) of one more token (n,) of each question that is still answered."""
+        x = self.text.embed_tokens(tokens[:, None])
+        rotary = self._rotary(positions.expand(self.family.position_axes, -1)[..., None], x.dtype)
+        keys.advance()
+        for layer, kept in zip(self.text.layers, keys.layers, strict=True):
+            x = layer.forward(x, position_embeddings=rotary, attention_mask=kept)
+        return self.text.norm(x)[:, 0]
 
     def logits(self, hidden: Tensor, at: Tensor) -> Tensor:
         """Float32 logits of the places `at`: of them alone, or picked from those of all places."""
@@ -198,6 +210,10 @@ class VisionLanguageModel:
         ):
             return self.family.run_tower(self.tower, patches, grids, self._tower_indices(tuple(grids)))
 
+    def weights_digest(self) -> str:
+        """Of what is trained, as it is now."""
+        return _digest(self.trained())
+
     def tower_digest(self) -> str:
         """Of all that its output depends on: every bit of its weights, and a configuration that may be another with the
         same weights."""
@@ -251,6 +267,12 @@ class VisionLanguageModel:
             self.module.load_state_dict(saved.state_dict())
 
 
+def _eager(layer: Any, x: Tensor, rotary: tuple[Tensor, Tensor], mask: attention.Mask, keys: LayerKeys) -> Tensor:
+    """Not compiled: a graph cannot hand out the keys."""
+    out: Tensor = layer.forward(x, position_embeddings=rotary, attention_mask=attention.Recorded(mask, keys))
+    return out
+
+
 def _read(read: Callable[[], Any], folder: Path | str) -> Any:
     try:
         return read()
@@ -261,11 +283,17 @@ def _read(read: Callable[[], Any], folder: Path | str) -> Any:
         raise BadInput(f"{folder}: its weights cannot be read: {why[0] if why else type(error).__name__}") from None
 
 
-def _digest(model: Any) -> str:
-    """Tells base models apart: for each tensor some of its numbers and the sum of all of its bits, which is exact in
+def _end_tokens(settings: Any) -> frozenset[int]:
+    """At which the model's own settings end a generated answer."""
+    ends = getattr(settings, "eos_token_id", None)
+    return frozenset([ends] if isinstance(ends, int) else ends or ())
+
+
+def _digest(parameters: Mapping[str, Tensor]) -> str:
+    """Tells weights apart: for each tensor some of its numbers and the sum of all of its bits, which is exact in
     any order and quick where the weights are."""
     digest = hashlib.sha256()
-    for name, parameter in sorted(model.named_parameters()):
+    for name, parameter in sorted(parameters.items()):
         flat = parameter.detach().contiguous().flatten()
         bits = flat.view(torch.int16 if flat.element_size() == 2 else torch.int32)
         some = bits[:: max(1, bits.numel() // 64)].tolist()

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from sameday.spec.evaluation import Evaluation
 from sameday.spec.identity import IS_PATH
 from sameday.spec.limits import COUNTED, at_most
 from sameday.spec.lora import Lora
@@ -113,6 +114,9 @@ class VlmRecipe(Recipe):
     stages: tuple[Stage, ...] = Field(
         (), description="Trainings one after another, each with its own questions and schedule; one command runs all."
     )
+    evaluate: Evaluation | None = Field(
+        None, description="Training ends with answers generated so; null: `sameday eval` is a command of its own."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -157,14 +161,15 @@ class VlmRecipe(Recipe):
                 )
             where[field] = both
         data = self.data.model_copy(update={"where": where})
-        changes = {"name": f"{self.name}-{stage.name}", "data": data, "stages": (), **stage.changes()}
+        alone = {"name": f"{self.name}-{stage.name}", "data": data, "stages": (), "evaluate": None}
+        changes = {**alone, **stage.changes()}
         return self.model_copy(update=changes)
 
     def started_from(self, folder: str, fingerprint: str) -> VlmRecipe:
         return self.model_copy(update={"start_adapter": folder, "stage_before": fingerprint})
 
     def ignored(self) -> frozenset[str]:
-        unused = {"lora"} if self.train != "lora" else set()
+        unused = {"evaluate"} | ({"lora"} if self.train != "lora" else set())
         return super().ignored() | unused | ({"start_adapter"} if self.stage_before is not None else set())
 
     @property

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from sameday.data.questions.sample import Sample
     from sameday.data.seen import Seen
     from sameday.hardware.machine import Machine
     from sameday.hardware.ranks import Ranks
+    from sameday.spec.evaluation import Evaluation
 
 Say = Callable[[str], None]
 
@@ -119,6 +121,10 @@ class TaskSetup(ABC):
     """Plan fields under which a step is one micro-batch, nothing computed twice: what no plan does with less."""
     together_words: ClassVar[str] = "all at once"
     """How people call that."""
+    has_base: ClassVar[bool] = False
+    """Whether training starts from a pretrained model, which can be evaluated too."""
+    generates: ClassVar[bool] = False
+    """Whether its tasks generate answers."""
     false_alarms: ClassVar[str] = ""
     """How rarely equivalent plans of this task were called different, in a sentence; empty where not measured."""
 
@@ -143,6 +149,9 @@ class TaskSetup(ABC):
     def loading_advice(self) -> str:
         """What is left to try where the model does not fit in memory."""
         return "a smaller model, a device with more memory"
+
+    def check_evaluation(self, asked: Evaluation, splits: Any) -> None:  # noqa: B027 (a task may generate nothing)
+        """BadInput where audited data does not have what generation was asked to use."""
 
     def drop_too_long(self, splits: Any) -> Any:
         """Audited data as `load` would make it ready: whoever loads it several times saves that, and what is wrong with
@@ -190,6 +199,10 @@ class TaskSetup(ABC):
         recipe: Recipe = self.recipe
         return recipe
 
+    def recipe_with_adapter(self, folder: Path) -> Recipe:
+        """The recipe whose model has somebody's adapter, of whatever form fits it."""
+        raise BadInput(f"--adapter {folder}: task {self.recipe.task} has no adapters")
+
     def for_evaluation(self, plan: Plan) -> Plan:
         """A recorded plan without what only its training's machine may have."""
         return plan
@@ -224,6 +237,14 @@ class TaskSetup(ABC):
     def words(self) -> tuple[str, str]:
         """What is trained, and on what: a paragraph each, for the report."""
         return f"Task {self.recipe.task}.", "The recipe below has all of its fields."
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was generated, and how many tokens it took, the one that ends it included."""
+
+    text: str
+    tokens: int
 
 
 NO_MEMORY, ASKED_TO_STOP = 1.0, 2.0**20
@@ -315,6 +336,25 @@ class Task(ABC):
             f"{self.evaluation_advice}.",
             EXIT_OUT_OF_MEMORY,
         )
+
+    # For tasks whose setup says that they generate
+
+    def questions(self, split: str) -> Sequence[Sample]:
+        """Those of a split, to which answers are generated."""
+        raise NotImplementedError
+
+    def answers(
+        self, questions: Sequence[Sample], max_new_tokens: int, ranks: Ranks, done: Collection[int] = ()
+    ) -> Iterator[dict[int, Answer]]:
+        """Greedy answers, by a question's number in `questions`, as they come: on every rank those of all ranks. How
+        questions are put together depends on nothing but them and the plan, so that an answer is the same whatever was
+        `done` before; what is done need not come again. RunStopped, on all ranks, where one of them cannot go on or
+        was asked to stop; the answers that are there come first."""
+        raise NotImplementedError
+
+    def answer_digests(self, split: str) -> dict[str, str]:
+        """What generated answers depend on: data, weights, and all that stands between them."""
+        raise NotImplementedError
 
     @abstractmethod
     def digests(self) -> dict[str, str]:

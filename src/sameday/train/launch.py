@@ -1,10 +1,8 @@
-"""`sameday train`, `eval` and `cache`: from files to a running loop, in an order in which bad input is found before a
+"""`sameday train` and `cache`: from files to a running loop, in an order in which bad input is found before a
 model is loaded."""
 
 from __future__ import annotations
 
-import os
-import re
 import sys
 from collections.abc import Sequence
 from contextlib import closing
@@ -14,13 +12,14 @@ from typing import TYPE_CHECKING
 
 from sameday.data.problems import Problem, grouped
 from sameday.spec.errors import BadInput, CompileFailed, RunStopped
+from sameday.spec.evaluation import Evaluation
 from sameday.spec.recipe import differences
 from sameday.spec.record import RunFolder, as_begun, default_path
-from sameday.spec.words import first_names, tell
-from sameday.tasks.base import TRAINING, Caching, Task, checked_finite
+from sameday.spec.words import tell
+from sameday.tasks.base import TRAINING, Caching, Task
 from sameday.tasks.registry import setup_of
+from sameday.train.evaluate import evaluate_result
 from sameday.train.session import ASKED_FOR, Session, Specs
-from sameday.train.stages import evaluate_stages, own_models
 
 if TYPE_CHECKING:
     from sameday.hardware.ranks import Ranks
@@ -47,7 +46,9 @@ def train_from_specs(
 ) -> dict[str, float]:
     """A `group` of ranks was joined before for all stages of a run, of which this is one."""
     asked_for, specs = specs.recipe, replace(specs, recipe=as_begun(specs.recipe, out))
-    with closing(Session.start(specs, tell, join=True, splits=TRAINING, group=group)) as session:
+    evaluation: Evaluation | None = getattr(specs.recipe, "evaluate", None)
+    needed = splits_of(specs, evaluation)
+    with closing(Session.start(specs, tell, join=True, splits=needed, group=group)) as session:
         from sameday.train.loop import train
         from sameday.train.outlook import check_cpu
 
@@ -61,6 +62,8 @@ def train_from_specs(
         try:
             # Whatever can be wrong is found before anything is written.
             ranks.from_first(lambda: check_batch(session, whole=group is None))
+            if evaluation is not None:
+                ranks.from_first(lambda: session.setup.check_evaluation(evaluation, session.audited.splits))
             splits = ranks.from_first(lambda: session.setup.drop_too_long(session.audited.splits))
             ranks.from_first(lambda: check_cpu(session, splits, stop_after))
             for choice in session.choices():
@@ -76,15 +79,19 @@ def train_from_specs(
                 _tell_loaded(session, run, task)
             plan = session.resolved.plan
             try:
-                return train(session.recipe, plan, task, run, ranks, stop_after)
+                scores = train(session.recipe, plan, task, run, ranks, stop_after)
             except CompileFailed as failed:
                 # What was asked for must work, and of several ranks one may have failed alone.
                 if session.reasons.get("compile", ASKED_FOR) == ASKED_FOR or ranks.size > 1:
                     raise
                 session.say(f"compile: none from here on, because {failed}")
-            del task
-            plan = plan.model_copy(update={"compile": "none"})
-            return train(session.recipe, plan, session.load(plan, splits), run, ranks, stop_after)
+                del task
+                plan = plan.model_copy(update={"compile": "none"})
+                task = session.load(plan, splits)
+                scores = train(session.recipe, plan, task, run, ranks, stop_after)
+            if evaluation is not None:
+                evaluate_result(session, task, run, evaluation)
+            return scores
         except RunStopped as stop:
             # All ranks stop together and with the same words: the first one says them.
             if not ranks.first:
@@ -101,6 +108,15 @@ def train_from_specs(
         finally:
             for folder in opened:
                 folder.close()
+
+
+def splits_of(specs: Specs, evaluation: Evaluation | None) -> tuple[str, ...]:
+    """What training reads, and where it ends with an evaluation, what that does."""
+    if evaluation is None:
+        return TRAINING
+    if (lacking := setup_of(specs.recipe, specs.home).lacks(evaluation.split)) is not None:
+        raise BadInput(f"recipe.evaluate.split is {evaluation.split}, and {lacking}")
+    return tuple(dict.fromkeys((*TRAINING, evaluation.split)))
 
 
 def check_batch(session: Session, whole: bool = True) -> None:
@@ -140,67 +156,6 @@ def _tell_loaded(session: Session, run: RunFolder, task: Task) -> None:
             run.write_json("skipped.json", [asdict(each) for each in [*session.audited.left_out, *task.left_out]])
     for note in task.notes:
         session.say(note)
-
-
-def evaluate_run(path: Path, split: str, which: str | None = None) -> dict[str, float]:
-    """`sameday eval`: a run's finished weights, or `which` of its checkpoints, also while it goes on, on one split of
-    its recipe's data. Ranks share the work; the first one says and records the scores."""
-    if own := own_models(path):
-        return evaluate_stages(path, own, split, lambda folder: evaluate_run(folder, split, which))
-    run = RunFolder.read(path)
-    setup = setup_of(run.recipe, run.recipe_dir)
-    lacking = setup.lacks(split)
-    if lacking is not None:
-        raise BadInput(f"{path}: {lacking}")
-    folder = weights_of(run, which)  # bad weights are found before a model is loaded
-    plan = setup.for_evaluation(run.plan)
-    cores = len(os.sched_getaffinity(0))  # the machine that trained may have had more
-    plan = plan.model_copy(update={"workers": min(plan.workers, cores)})
-    specs = Specs(setup.recipe_for_evaluation(), run.recipe_dir, plan)
-    with closing(Session.start(specs, tell, join=True, splits=(split,))) as session:
-        task, ranks = session.load(), session.ranks
-        if which is not None:
-            # Asked again: a run that goes on may have removed the checkpoint since, or written a newer one.
-            folder = ranks.from_first(lambda: weights_of(run, which))
-        task.restore(folder)
-        bad = [name for name, parameter in task.trained().items() if not parameter.isfinite().all()]
-        if bad:
-            raise BadInput(f"{folder}: holds weights that are not finite: {first_names(bad, 3)}")
-        scores = checked_finite(task.evaluate(split, ranks), f"{folder}: {split}")
-        if ranks.first:
-            run.write_json(f"eval-{split}.json" if which is None else f"scores-{folder.name}-{split}.json", scores)
-        session.say("  ".join(f"{name} {value:.4g}" for name, value in scores.items()))
-    return scores
-
-
-def weights_of(run: RunFolder, which: str | None) -> Path:
-    """The folder of a run's finished weights, or of a checkpoint: `last`, `best` or `step-N`. Whole, or BadInput."""
-    from sameday.train import checkpoint
-
-    kept = {step: path for step, path in checkpoint.steps(run.checkpoints)}
-    listed = f"there are {', '.join(path.name for path in kept.values())}" if kept else "it has none yet"
-    number = re.fullmatch(r"step-(\d+)", which or "")
-    if which is None:
-        folder: Path | None = run.result
-        if not run.result.is_dir():
-            raise BadInput(
-                f"{run.path}: the run is not finished: it has no {run.result.name}/ yet; --checkpoint last, best or "
-                f"step-N takes one of its checkpoints: {listed}"
-            )
-    elif which == "last":
-        folder = next((path for path in reversed(kept.values()) if checkpoint.fault(path) is None), None)
-    elif which == "best":
-        folder = kept.get(checkpoint.best_step(run.checkpoints) or -1)
-    elif number is not None:
-        folder = kept.get(int(number[1]))
-    else:
-        raise BadInput(f"--checkpoint {which}: must be last, best or step-N; {listed}")
-    if folder is None:
-        raise BadInput(f"{run.path}: has no such checkpoint as {which}; {listed}")
-    why = checkpoint.fault(folder)
-    if why is not None:
-        raise BadInput(f"{folder}: cannot be evaluated: {why}")
-    return folder
 
 
 def cache_from_files(recipe_path: Path, plan_path: Path | None, sets: Sequence[str], asked: Caching) -> bool:

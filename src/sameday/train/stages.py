@@ -19,7 +19,6 @@ from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe, StageRecipe
 from sameday.spec.record import STAGES, RunFolder, begun, default_path, refuse_other_recipe
 from sameday.spec.words import tell
-from sameday.tasks.base import TRAINING
 from sameday.train.session import Session, Specs, prepare_environment, silent
 
 if TYPE_CHECKING:
@@ -58,7 +57,8 @@ class Staged:
 
 
 def train_stages(specs: Specs, out: Path | None, stop_after: int | None) -> dict[str, float]:
-    """All stages, or what is left of them. Returns the scores of the last one."""
+    """All stages, or what is left of them, and the evaluation that the recipe asks for. Returns the scores of the last
+    stage."""
     prepare_environment(specs.plan)
     from sameday.hardware.machine import device_kind
     from sameday.hardware.ranks import Ranks
@@ -67,7 +67,12 @@ def train_stages(specs: Specs, out: Path | None, stop_after: int | None) -> dict
     try:
         staged, plan = ranks.from_first(lambda: _checked(specs))
         path = out or ranks.from_first(lambda: default_path(specs.recipe))
-        return _Run(specs, path, plan, staged, ranks).train(stop_after)
+        scores = _Run(specs, path, plan, staged, ranks).train(stop_after)
+        if getattr(specs.recipe, "evaluate", None) is not None:
+            from sameday.train.evaluate import Request, evaluate
+
+            evaluate(Request(path), ranks)
+        return scores
     finally:
         ranks.leave()
 
@@ -75,16 +80,17 @@ def train_stages(specs: Specs, out: Path | None, stop_after: int | None) -> dict
 def _checked(specs: Specs) -> tuple[list[Staged], Plan]:
     """Every stage as far as it can be without training the one before: all that is wrong with any of them is found
     before the first begins."""
-    from sameday.train.launch import check_batch
+    from sameday.train.launch import check_batch, splits_of
     from sameday.train.outlook import check_cpu
 
+    needed = splits_of(specs, getattr(specs.recipe, "evaluate", None))
     staged: list[Staged] = []
     wrong: dict[str, list[str]] = {}
     plan = specs.plan
     for number, stage in enumerate(specs.recipe.stage_recipes(), start=1):
         folder = f"stages/{number}-{stage.name}"
         try:
-            with closing(Session.start(replace(specs, recipe=stage.recipe), silent, splits=TRAINING)) as session:
+            with closing(Session.start(replace(specs, recipe=stage.recipe), silent, splits=needed)) as session:
                 check_batch(session, whole=False)
                 splits = session.setup.drop_too_long(session.audited.splits)
                 check_cpu(session, splits, None)
@@ -332,18 +338,19 @@ def own_models(path: Path) -> dict[str, Path]:
 
 
 def evaluate_stages(
-    path: Path, folders: Mapping[str, Path], split: str, evaluate: Callable[[Path], dict[str, float]]
+    path: Path, folders: Mapping[str, Path], split: str, evaluate: Callable[[Path], dict[str, float]], ranks: Ranks
 ) -> dict[str, float]:
     """Each stage's model on its own questions, and all of them together, weighted by how many there are."""
     each: dict[str, dict[str, float]] = {}
+    say = tell if ranks.first else silent
     for name, folder in folders.items():
         if not (folder / "recipe.yaml").is_file():
             raise BadInput(f"{path}: stage {name} has not begun yet; the command that began the run goes on with it")
-        tell(f"stage {name}:")
+        say(f"stage {name}:")
         try:
             each[name] = evaluate(folder)
         except NothingToLearn as error:
-            tell(f"left out: {error}")
+            say(f"left out: {error}")
     if not each:
         raise BadInput(f"{path}: no stage has a sample of {split}")
     count = sum(scores["samples"] for scores in each.values())
@@ -353,6 +360,7 @@ def evaluate_stages(
     }
     together["samples"] = count
     run = RunFolder.read(path)
-    run.write_json(f"eval-{split}.json", {**together, "stages": each})
-    tell(f"all stages together{_told(together, run.recipe.sample, split)}")
+    if ranks.first:
+        run.write_json(f"eval-{split}.json", {**together, "stages": each})
+    say(f"all stages together{_told(together, run.recipe.sample, split)}")
     return together

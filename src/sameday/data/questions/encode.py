@@ -82,6 +82,14 @@ class Encoder:
             tokens, marks = self._truncate(tokens, marks, after_image, sample, self.max_length)
         return Encoded(sample, tokens, marks, prefix, grids, spans)
 
+    def prompt(self, sample: Sample) -> Encoded:
+        """Everything before the last answer, which is to be generated: without targets, and never cut."""
+        ids, targets = self._turns(sample)
+        before = len(targets) - targets[::-1].index(False)
+        grids = tuple(self.processor.grid(image.width, image.height) for image in sample.images)
+        tokens, none, spans = self._expand(ids[:before], [False] * before, grids, sample)
+        return Encoded(sample, tokens, none, spans[-1][1] + 1 if spans else 0, grids, spans)
+
     def _turns(self, sample: Sample) -> tuple[list[int], list[bool]]:
         """Token ids with one image token per image. Each answer is tokenized on its own, as it will be generated."""
         messages = sample.messages

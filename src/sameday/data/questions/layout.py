@@ -233,9 +233,9 @@ class _Targets:
         self.owner: list[np.ndarray] = []
 
     def add(self, piece: _Piece, shift: int) -> None:
-        if piece.branch == PREFIX:
-            return
         where = np.flatnonzero(piece.encoded.targets)
+        if piece.branch == PREFIX or not len(where):  # a prompt has no target
+            return
         assert where[0] > piece.start, "what predicts a target is not in the prefix"
         self.at.append(where - 1 + shift)
         self.token.append(piece.encoded.tokens[where])

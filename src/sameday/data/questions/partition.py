@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 
@@ -74,6 +74,25 @@ def micro_batches(items: Sequence[Item], cut: Cut, ranks: int = 1) -> list[list[
     return [_fill(share, cut) for share in shares]
 
 
+def image_batches(items: Sequence[Item], images: Sequence[Hashable], cut: Cut, whole: bool) -> list[MicroBatch]:
+    """Micro-batches in which all samples of one image stand together; `images[i]` is the one of the item of index i. An
+    image that alone is above the budget is split, unless it must stay `whole`."""
+    of_image: dict[Hashable, list[Item]] = {}
+    for item in items:
+        of_image.setdefault(images[item.index], []).append(item)
+    result: list[MicroBatch] = []
+    current: MicroBatch = ()
+    for group in of_image.values():
+        pool = tuple(units(group, replace(cut, token_budget=2**62) if whole else cut))
+        fits = size(pool, cut.packing, cut.pad_to_multiple) <= cut.token_budget
+        for part in [pool] if fits or whole else _fill(pool, cut):
+            if current and size((*current, *part), cut.packing, cut.pad_to_multiple) > cut.token_budget:
+                result.append(current)
+                current = ()
+            current = (*current, *part)
+    return [*result, current] if current else result
+
+
 def _shares(pool: Sequence[Unit], items: Mapping[int, Item], ranks: int) -> list[list[Unit]]:
     """The units of each rank, in the step's order."""
     spread = _spread(pool, ranks)
@@ -135,6 +154,17 @@ def _halves(unit: Unit, items: Mapping[int, Item]) -> tuple[Unit, Unit]:
 def _unit(members: Sequence[int], items: Mapping[int, Item]) -> Unit:
     prefix = items[members[0]].prefix
     return Unit(tuple(members), prefix + sum(items[index].length - prefix for index in members))
+
+
+def halve(part: MicroBatch) -> tuple[MicroBatch, MicroBatch] | None:
+    """Of its units, or of the questions of a single one; None for a single question."""
+    if len(part) > 1:
+        return part[: len(part) // 2], part[len(part) // 2 :]
+    (unit,) = part
+    middle = len(unit.members) // 2
+    if not middle:
+        return None
+    return (replace(unit, members=unit.members[:middle]),), (replace(unit, members=unit.members[middle:]),)
 
 
 def size(batch: MicroBatch, packing: bool, multiple: int = 1) -> int:

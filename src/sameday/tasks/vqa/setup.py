@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sameday.data.questions.wanted import Wanted
     from sameday.hardware.machine import Machine
     from sameday.models.families.base import Family
+    from sameday.spec.evaluation import Evaluation
     from sameday.tasks.vqa.task import VqaTask
 
 
@@ -49,6 +50,7 @@ class VqaSetup(TaskSetup):
     }
     together: ClassVar[Mapping[str, Any]] = {**SHARING, "token_budget": 2**30}
     together_words = "with each image once"
+    has_base = generates = True
     # `make soak`, float32 and bf16 each: none of 100 puts the rate below 3% with 95% confidence.
     false_alarms = "no false alarm in 100 comparisons of equivalent plans on a CPU: fewer than 3 in 100"
 
@@ -133,6 +135,8 @@ class VqaSetup(TaskSetup):
 
         recipe, prompt = self.recipe, self.recipe.prompt
         texts = {"system_prompt": recipe.system_prompt or ""}
+        if recipe.evaluate is not None:
+            texts["evaluate.context"] = recipe.evaluate.context
         if prompt is not None:
             texts |= {"prompt.default": prompt.default}
             texts |= {f"prompt.templates.{name}": text for name, text in prompt.templates.items()}
@@ -167,21 +171,33 @@ class VqaSetup(TaskSetup):
         if self.recipe.start_adapter is not None:
             _ = self._checked_start
 
+    def check_evaluation(self, asked: Evaluation, splits: Any) -> None:
+        samples: list[Sample] = splits[asked.split]
+        if asked.cascade and all(sample.stage is None for sample in samples):
+            raise BadInput(
+                f"cascade goes by the questions' stages, and none of the {len(samples)} questions of "
+                f"data.{asked.split} has one"
+            )
+
     @cached_property
     def _checked_start(self) -> Path:
         """The adapter to start from, checked against a model without weights: before any are loaded, and before there
         is a run folder."""
-        import torch
-        from transformers import AutoModelForImageTextToText
-
         from sameday.models.start import check_start
 
         assert self.recipe.start_adapter is not None
         folder = resolve_path(self.home, self.recipe.start_adapter)
-        with torch.device("meta"):
-            model = AutoModelForImageTextToText.from_config(self.config)
-        check_start(model, self.family, self.recipe, folder, resolve_model(self.home, self.recipe.model))
+        base = resolve_model(self.home, self.recipe.model)
+        check_start(self._without_weights, self.family, self.recipe, folder, base)
         return folder
+
+    @cached_property
+    def _without_weights(self) -> Any:
+        import torch
+        from transformers import AutoModelForImageTextToText
+
+        with torch.device("meta"):
+            return AutoModelForImageTextToText.from_config(self.config)
 
     @cached_property
     def config(self) -> Any:
@@ -285,6 +301,13 @@ class VqaSetup(TaskSetup):
 
     def recipe_for_evaluation(self) -> VqaRecipe:
         return self.recipe.model_copy(update={"start_adapter": None})
+
+    def recipe_with_adapter(self, folder: Path) -> VqaRecipe:
+        from sameday.models.start import adapter_form
+
+        lora, tower = adapter_form(self._without_weights, self.family, folder)
+        changes = {"train": "lora", "lora": lora, "train_vision": tower, "start_adapter": str(folder.absolute())}
+        return self.recipe.model_copy(update=changes)
 
     def low_memory(self, plan: Plan) -> Plan:
         return plan.model_copy(update={"checkpointing": "full"})

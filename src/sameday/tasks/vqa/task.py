@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -21,8 +20,8 @@ from sameday.data.problems import Problem, in_lines, report
 from sameday.data.questions.audit import SKIP
 from sameday.data.questions.batch import Batch, make_batch
 from sameday.data.questions.encode import Encoded, Encoder
-from sameday.data.questions.layout import first_of_prefix, lay_out
-from sameday.data.questions.partition import Cut, Item, MicroBatch, micro_batches, size
+from sameday.data.questions.layout import Layout, first_of_prefix, lay_out
+from sameday.data.questions.partition import Cut, Item, MicroBatch, halve, micro_batches, size
 from sameday.data.questions.processor import ImageProcessor
 from sameday.data.questions.sample import Sample, images_of
 from sameday.data.questions.seen import read_back
@@ -33,17 +32,20 @@ from sameday.hardware.phases import during
 from sameday.hardware.ranks import Ranks
 from sameday.models.families import family_of
 from sameday.models.families.base import Family
+from sameday.models.generate import Logits
 from sameday.models.handover import save_readme, save_settings
 from sameday.models.vlm import VisionLanguageModel, load_base
 from sameday.spec.errors import BadInput
 from sameday.spec.load import resolve_model, resolve_path
 from sameday.spec.plan import Plan
 from sameday.spec.vlm import VlmRecipe
-from sameday.tasks.base import ASKED_TO_STOP, NO_MEMORY, LeftOut, StepCost, Task
+from sameday.tasks.base import ASKED_TO_STOP, NO_MEMORY, Answer, LeftOut, StepCost, Task
+from sameday.tasks.vqa.answers import answers
 from sameday.tasks.vqa.automatic import attention_kernel
 from sameday.tasks.vqa.cache import Opened, open_cache
 from sameday.tasks.vqa.cost import step_cost
 from sameday.tasks.vqa.digests import (
+    data_digest,
     data_digests,
     processor_digest,
     template_digest,
@@ -165,7 +167,12 @@ class VqaTask(Task):
         read_image: ReadImage | None = None,
         prefix_ids: Mapping[bytes, int] | None = None,
     ) -> Batch:
-        layout = lay_out(
+        return make_batch(self.lay_out(encoded, part, prefix_ids), read_image or self.source.read_image)
+
+    def lay_out(
+        self, encoded: Sequence[Encoded], part: MicroBatch, prefix_ids: Mapping[bytes, int] | None = None
+    ) -> Layout:
+        return lay_out(
             [[encoded[i] for i in unit.members] for unit in part],
             packing=self.plan.packing,
             family=self.encoder.family,
@@ -176,7 +183,6 @@ class VqaTask(Task):
             share_pixels=self.plan.share_images,
             prefix_ids=prefix_ids,
         )
-        return make_batch(layout, read_image or self.source.read_image)
 
     # Forward and loss
 
@@ -249,6 +255,46 @@ class VqaTask(Task):
     def cost(self, step: int, budget: int | None, ranks: Ranks) -> StepCost:
         return step_cost(self, step, budget, ranks)
 
+    # Generation
+
+    whole_images: ClassVar[bool] = False
+    """Whether all questions of an image must be answered in one batch, however large."""
+
+    def questions(self, split: str) -> Sequence[Sample]:
+        return self.splits.get(split, [])
+
+    def answers(
+        self, questions: Sequence[Sample], max_new_tokens: int, ranks: Ranks, done: Collection[int] = ()
+    ) -> Iterator[dict[int, Answer]]:
+        return answers(self, questions, max_new_tokens, ranks, done)
+
+    def answer_logits(self, states: Tensor, samples: Sequence[Sample]) -> Logits:
+        """How the answers of one generation batch are read out of last hidden states. `states` (n, width) are those at
+        the ends of the prompts of `samples`."""
+        return lambda hidden, rows: self.model.head(hidden).float()
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """Any of them ends an answer: the template's end of a turn, and what the model's own settings name."""
+        return self.model.end_tokens | {self.encoder.end_token}
+
+    def answer(self, tokens: Sequence[int]) -> Answer:
+        """Without special tokens, also where their letters were generated one by one: in another prompt these would
+        become real tokens."""
+        text = self.encoder.tokenizer.decode(tokens, skip_special_tokens=True)
+        for special in self.encoder.family.markers.special:
+            text = text.replace(special, "")
+        return Answer(text, len(tokens))
+
+    def answer_digests(self, split: str) -> dict[str, str]:
+        named = ("base model", "tokenizer", "chat template", "image processor")
+        return {
+            "weights": self.model.weights_digest(),
+            "system prompt": self.recipe.system_prompt or "",
+            "data": data_digest(self.splits[split]),
+            **{name: self._inputs[name] for name in named},
+        }
+
     # Evaluation
 
     @torch.no_grad()
@@ -285,7 +331,7 @@ class VqaTask(Task):
         """A micro-batch's scores, in halves where memory runs out; where a single question is too much, its name."""
         with suppress(torch.OutOfMemoryError):
             return self._score(made())
-        halves = _halves(part)
+        halves = halve(part)
         if halves is None:
             return encoded[part[0].members[0]].sample.where
         if self.device.type == "cuda":
@@ -322,17 +368,6 @@ class VqaTask(Task):
         # Counted on the device: a number sent there would have to be waited for.
         values = [(losses * batch.weight).sum(), batch.weight.sum(), right.sum(), torch.ones_like(wrong).sum()]
         return torch.stack([v.to(device=self.device, dtype=torch.float64) for v in values])
-
-
-def _halves(part: MicroBatch) -> tuple[MicroBatch, MicroBatch] | None:
-    """Of its units, or of the questions of a single one; None for a single question."""
-    if len(part) > 1:
-        return part[: len(part) // 2], part[len(part) // 2 :]
-    (unit,) = part
-    middle = len(unit.members) // 2
-    if not middle:
-        return None
-    return (replace(unit, members=unit.members[:middle]),), (replace(unit, members=unit.members[middle:]),)
 
 
 def load_family(recipe: VlmRecipe, recipe_dir: Path) -> Family:

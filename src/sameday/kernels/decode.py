@@ -1,0 +1,149 @@
+"""Attention of questions that are answered token by token. What the questions of an image share is kept once: a new
+token sees its group's shared keys and its question's own ones, two pieces merged by log-sum-exp."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sameday.kernels.split import has_flash, variable_length
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Where n prompts stand in the rows of a prefill, as flat places. A question that stands alone is a group with
+    nothing of its own: all of its prompt is shared with nobody.
+
+    shared: the groups' shared tokens, one group after the other, group g from cu[g] to cu[g + 1]; shared_group: whose
+    each is. group (n,): of each question, in ascending order. own (n, longest): the question's own tokens, of which
+    the first own_length[i] count. last (n,): where the prompt ends; position (n,): of the first token after it."""
+
+    shared: Tensor
+    shared_group: Tensor
+    cu: Tensor
+    group: Tensor
+    own: Tensor
+    own_length: Tensor
+    last: Tensor
+    position: Tensor
+    longest_shared: int
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Places:
+        return self._mapped(lambda x: x.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Places:
+        return self._mapped(lambda x: x.pin_memory())
+
+    def _mapped(self, change: Any) -> Places:
+        each = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{name: change(x) for name, x in each.items() if isinstance(x, Tensor)})
+
+
+class Answering:
+    """Which questions of a generation batch are still answered, and how many own keys each has. Shared by the layers;
+    `longest` and `most` are known to the host, so that nothing waits for the device."""
+
+    def __init__(self, places: Places, room: int) -> None:
+        self.places, self.room = places, places.own.shape[1] + room
+        self.group, self.length = places.group, places.own_length.clone()
+        self.longest = places.own.shape[1]
+        self.layers: list[LayerKeys] = []
+        self._count(places.group)
+
+    def layer(self) -> LayerKeys:
+        """The next layer's keys, to be recorded in the prefill."""
+        self.layers.append(LayerKeys(self))
+        return self.layers[-1]
+
+    def keep(self, rows: Tensor) -> None:
+        """The others have ended and leave the batch; what they shared stays."""
+        self.group, self.length = self.group[rows], self.length[rows]
+        for layer in self.layers:
+            layer.key, layer.value = layer.key[rows], layer.value[rows]
+        self._count(self.group)
+
+    def advance(self) -> None:
+        """Before each forward pass of one token per question: there is one more own key."""
+        self.length = self.length + 1
+        self.longest += 1
+
+    def _count(self, group: Tensor) -> None:
+        counts = torch.bincount(group, minlength=len(self.places.cu) - 1)
+        self.cu = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
+        self.most = int(counts.max())
+
+
+class LayerKeys:
+    """Keys and values of one layer. Shared: (tokens, key heads, width). Own: (questions, key heads, room, width)."""
+
+    def __init__(self, answering: Answering) -> None:
+        self.answering = answering
+        self.shared_key = self.shared_value = self.key = self.value = torch.empty(0)
+
+    def record(self, key: Tensor, value: Tensor) -> None:
+        """Of a prefill: (rows, key heads, length, width)."""
+        self.shared_key, self.key = self._taken(key)
+        self.shared_value, self.value = self._taken(value)
+
+    def _taken(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        places, room = self.answering.places, self.answering.room
+        flat = x.transpose(1, 2).flatten(0, 1)
+        questions, longest = places.own.shape
+        own = x.new_zeros(questions, x.shape[1], room, x.shape[3])
+        own[:, :, :longest] = flat[places.own].transpose(1, 2)
+        return flat[places.shared], own
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """(questions, heads, 1, width) in, (questions, 1, heads, width) out. The new keys are kept."""
+        now = self.answering
+        rows = torch.arange(len(query), device=query.device)
+        self.key[rows, :, now.length - 1] = key[:, :, 0]
+        self.value[rows, :, now.length - 1] = value[:, :, 0]
+        own = own_attention(query[:, :, 0], self.key[:, :, : now.longest], self.value[:, :, : now.longest], now, scale)
+        return merged(shared_attention(query[:, :, 0], self.shared_key, self.shared_value, now, scale), own, query)
+
+
+Piece = tuple[Tensor, Tensor]
+"""Output (questions, heads, width) and log-sum-exp (questions, heads) over some of the keys, at least float32."""
+
+
+def merged(a: Piece, b: Piece, query: Tensor) -> Tensor:
+    (one, one_lse), (other, other_lse) = a, b
+    both = torch.logaddexp(one_lse, other_lse)
+    out = one * (one_lse - both).exp()[..., None] + other * (other_lse - both).exp()[..., None]
+    return out.to(query.dtype)[:, None]
+
+
+def own_attention(query: Tensor, key: Tensor, value: Tensor, now: Answering, scale: float) -> Piece:
+    """Over a question's own keys: (questions, heads, width) × (questions, key heads, keys, width)."""
+    with torch.autocast(query.device.type, enabled=False):  # it would take the scores to half precision
+        asked = _wide(query).unflatten(1, (key.shape[1], -1))
+        scores = asked @ _wide(key).transpose(2, 3) * scale
+        unused = torch.arange(key.shape[2], device=key.device) >= now.length[:, None]
+        scores = scores.masked_fill(unused[:, None, None], float("-inf"))
+        return (scores.softmax(-1) @ _wide(value)).flatten(1, 2), scores.logsumexp(-1).flatten(1)
+
+
+def shared_attention(query: Tensor, key: Tensor, value: Tensor, now: Answering, scale: float) -> Piece:
+    """Over the shared keys of a question's group: (questions, heads, width) × (tokens, key heads, width). Flash
+    attention reads each key once for all questions of its group; elsewhere a dense mask says whose each is."""
+    if has_flash(query):
+        out, lse = variable_length(
+            query.contiguous(), key, value, now.cu, now.places.cu, now.most, now.places.longest_shared, False, scale
+        )
+        return out.float(), lse.T
+    with torch.autocast(query.device.type, enabled=False):
+        asked = _wide(query).unflatten(1, (key.shape[1], -1)).transpose(0, 1)  # key heads, questions, sharing heads
+        scores = asked.flatten(1, 2) @ _wide(key).permute(1, 2, 0) * scale
+        scores = scores.unflatten(1, (len(query), -1))
+        others = now.places.shared_group != now.group[:, None]
+        scores = scores.masked_fill(others[:, None], float("-inf"))
+        out = (scores.softmax(-1).flatten(1, 2) @ _wide(value).transpose(0, 1)).unflatten(1, (len(query), -1))
+        return out.transpose(0, 1).flatten(1, 2), scores.logsumexp(-1).transpose(0, 1).flatten(1)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()

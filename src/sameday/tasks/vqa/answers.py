@@ -1,0 +1,124 @@
+"""Answers to questions about images, generated in batches that hold all questions of an image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from sameday.data.loader import feed
+from sameday.data.questions.encode import Encoded
+from sameday.data.questions.partition import Cut, Item, MicroBatch, halve, image_batches
+from sameday.data.questions.prompts import Prompts, make_prompts
+from sameday.data.questions.sample import Sample
+from sameday.hardware.ranks import Ranks
+from sameday.models.generate import Interrupted, generate
+from sameday.tasks.base import ASKED_TO_STOP, NO_MEMORY, Answer
+
+if TYPE_CHECKING:
+    from sameday.tasks.vqa.task import VqaTask
+
+WITHOUT_BACKWARD = 4
+"""So many times a training step's tokens are taken at once on a GPU where the plan says nothing: no activations are
+kept, and few questions at a time would leave it waiting for the host. Not with a dense mask, which grows with the
+square of a row."""
+
+
+@dataclass
+class _Outcome:
+    """Of one batch on one rank; what ended it, and where memory ran out the question that was too much."""
+
+    answers: dict[int, Answer] = field(default_factory=dict)
+    flags: float = 0.0
+    short: list[str] = field(default_factory=list)
+
+
+def answers(
+    task: VqaTask, questions: Sequence[Sample], max_new_tokens: int, ranks: Ranks, done: Collection[int]
+) -> Iterator[dict[int, Answer]]:
+    """See Task.answers. Ranks take batches in turn, and exchange what they have after each round of them."""
+    encoded = [task.encoder.prompt(sample) for sample in questions]
+    parts = [part for part in batches_of(task, encoded, max_new_tokens) if not set(_members(part)) <= set(done)]
+    mine = parts[ranks.rank :: ranks.size]
+    task.training(False)
+    made = feed(task.plan, task.device, mine, lambda part: [_built(task, encoded, part)])
+    try:
+        with closing(made) as batches:
+            for number in range(-(-len(parts) // ranks.size)):
+                outcome = _Outcome()
+                if number < len(mine):
+                    batch = partial(next, next(batches))
+                    outcome = _answered(task, encoded, mine[number], batch, max_new_tokens)
+                every = ranks.gather(outcome)
+                yield {index: answer for each in every for index, answer in each.answers.items()}
+                if flags := sum(each.flags for each in every):
+                    raise task.evaluation_stopped(task.recipe.sample, outcome.short, ranks, flags)
+    finally:
+        task.training(True)
+
+
+def batches_of(task: VqaTask, encoded: Sequence[Encoded], max_new_tokens: int) -> list[MicroBatch]:
+    """Every token that may come takes a place of the budget."""
+    plan = task.plan
+    more = task.device.type == "cuda" and task.model.kernel != "sdpa"
+    usual = plan.token_budget * (WITHOUT_BACKWARD if more else 1)
+    cut = Cut(plan.share_images, plan.packing, plan.eval_token_budget or usual)
+    items = [Item(i, each.length + max_new_tokens, each.prefix, each.key) for i, each in enumerate(encoded)]
+    return image_batches(items, [each.sample.image_key for each in encoded], cut, task.whole_images)
+
+
+def _members(part: MicroBatch) -> list[int]:
+    return [index for unit in part for index in unit.members]
+
+
+def _built(task: VqaTask, encoded: Sequence[Encoded], part: MicroBatch) -> Prompts:
+    return make_prompts(task.lay_out(encoded, part), task.source.read_image)
+
+
+def _answered(
+    task: VqaTask, encoded: Sequence[Encoded], part: MicroBatch, made: Callable[[], Prompts], max_new_tokens: int
+) -> _Outcome:
+    """A batch's answers, in halves where memory runs out."""
+    members = _members(part)
+    samples = [encoded[index].sample for index in members]
+    try:
+        tokens = generate(
+            task.model,
+            made(),
+            partial(task.answer_logits, samples=samples),
+            task.end_tokens,
+            max_new_tokens,
+            task.stop_asked,
+        )
+        return _Outcome({index: task.answer(each) for index, each in zip(members, tokens, strict=True)})
+    except Interrupted:
+        return _Outcome(flags=ASKED_TO_STOP)
+    except torch.OutOfMemoryError:
+        pass
+    halves = _halves(part, encoded, task.whole_images)
+    if halves is None:
+        return _Outcome(flags=NO_MEMORY, short=[samples[0].where])
+    if task.device.type == "cuda":
+        torch.cuda.empty_cache()
+    whole = _Outcome()
+    for half in halves:
+        built = partial(lambda half: _built(task, encoded, half).to(task.device), half)
+        outcome = _answered(task, encoded, half, built, max_new_tokens)
+        whole = replace(outcome, answers=whole.answers | outcome.answers)
+        if outcome.flags:
+            break
+    return whole
+
+
+def _halves(part: MicroBatch, encoded: Sequence[Encoded], whole: bool) -> Sequence[MicroBatch] | None:
+    """Of its images; or, unless they must stay whole, of its units, or of the questions of a single one."""
+    images = list(dict.fromkeys(encoded[index].sample.image_key for index in _members(part)))
+    if len(images) > 1:
+        first = set(images[: len(images) // 2])
+        inside = [encoded[unit.members[0]].sample.image_key in first for unit in part]
+        return [tuple(u for u, here in zip(part, inside, strict=True) if here is side) for side in (True, False)]
+    return None if whole else halve(part)

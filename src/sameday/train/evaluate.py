@@ -1,0 +1,320 @@
+"""`sameday eval`: scores of any weights that fit a recipe's data, and answers that they generate. Bad input is found
+before a model is loaded."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sameday.spec.errors import EXIT_STOPPED, BadInput, EvaluationGivenUp, RunStopped, refuse
+from sameday.spec.evaluation import Evaluation
+from sameday.spec.load import load_plan
+from sameday.spec.record import RunFolder, default_path
+from sameday.spec.words import first_names, tell
+from sameday.tasks.base import Say, Task, TaskSetup, checked_finite
+from sameday.tasks.registry import setup_of
+from sameday.train.session import Session, Specs, prepare_environment
+from sameday.train.stages import evaluate_stages, own_models
+
+if TYPE_CHECKING:
+    from sameday.evaluate.prediction import Prediction
+    from sameday.hardware.ranks import Ranks
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was typed. `what` is a run folder or a recipe; None leaves a value to the recipe."""
+
+    what: Path
+    split: Any = None
+    checkpoint: str | None = None
+    adapter: Path | None = None
+    base: bool = False
+    plan: Path | None = None
+    out: Path | None = None
+    cascade: bool | None = None
+    max_new_tokens: int | None = None
+    scores_only: bool = False
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where scores and answers of some weights go, and how these are called in sentences."""
+
+    weights: str
+    scores: Path
+    answers: Path
+
+
+def evaluate(asked: Request, group: Ranks | None = None) -> dict[str, float]:
+    """Ranks share the work; the first one says and records the outcome. A `group` of them may have been joined before,
+    for all stages of a run."""
+    run, specs = _read(asked)
+    if run is not None and asked.adapter is None and not asked.base and (own := own_models(run.path)):
+        return _evaluate_each(asked, run, specs, own, group)
+    setup = setup_of(specs.recipe, specs.home)
+    evaluation = _evaluation(asked, setup)
+    folder: Path | None = None
+    if run is not None and asked.adapter is None and not asked.base:
+        folder = weights_of(run, asked.checkpoint)
+    recipe = setup.recipe_for_evaluation() if asked.adapter is None else setup.recipe_with_adapter(asked.adapter)
+    target = _target(asked, run, setup, folder, evaluation)
+    specs = replace(specs, recipe=recipe)
+    with closing(Session.start(specs, tell, join=True, splits=(evaluation.split,), group=group)) as session:
+        ranks = session.ranks
+        ranks.from_first(lambda: session.setup.check_evaluation(evaluation, session.audited.splits))
+        for choice in session.choices() if run is None else ():
+            session.say(choice)
+        task = session.load()
+        if folder is not None and run is not None:
+            if asked.checkpoint is not None:
+                # Asked again: a run that goes on may have removed the checkpoint since, or written a newer one.
+                folder = ranks.from_first(lambda: weights_of(run, asked.checkpoint))
+                target = _target(asked, run, setup, folder, evaluation)
+            task.restore(folder)
+        bad = [name for name, parameter in task.trained().items() if not parameter.isfinite().all()]
+        if bad:
+            raise BadInput(f"{target.weights}: holds weights that are not finite: {first_names(bad, 3)}")
+        try:
+            return _evaluated(session, task, evaluation, target, asked.scores_only)
+        except RunStopped as stop:
+            # All ranks stop together and with the same words: the first one says them.
+            if not ranks.first:
+                if stop.alone:
+                    tell(stop, sys.stderr)
+                sys.exit(stop.code)
+            raise
+
+
+def _evaluate_each(
+    asked: Request, run: RunFolder, specs: Specs, own: Mapping[str, Path], group: Ranks | None
+) -> dict[str, float]:
+    """A run whose stages have models of their own: each on its own questions, and all of their answers in one file."""
+    from sameday.evaluate.predictions import PREDICTIONS, PredictionFile, read_predictions
+    from sameday.evaluate.scores import question_scores
+
+    prepare_environment(specs.plan)
+    from sameday.hardware.machine import device_kind
+    from sameday.hardware.ranks import Ranks
+
+    setup = setup_of(specs.recipe, specs.home)
+    evaluation = _evaluation(asked, setup)
+    whose = f"{run.path}: each of its stages has a model of its own"
+    problems = []
+    if evaluation.cascade:
+        problems.append(f"{whose}, and a cascade is of one model's answers: --no-cascade, or recipe.evaluate.cascade")
+    if asked.checkpoint is not None or asked.out is not None:
+        problems.append(
+            f"{whose}; --checkpoint and --out are for the folder of one of them: {next(iter(own.values()))}"
+        )
+    refuse(problems)
+    typed = replace(asked, split=evaluation.split)
+    if not asked.scores_only:
+        typed = replace(typed, cascade=False, max_new_tokens=evaluation.max_new_tokens)
+    joined = group is None
+    group = group or Ranks.join(device_kind(specs.plan))
+    try:
+        each = lambda folder: evaluate(replace(typed, what=folder), group)  # noqa: E731
+        scores = evaluate_stages(run.path, own, evaluation.split, each, group)
+        if asked.scores_only or not setup.generates or not group.first:
+            return scores
+        answers = {name: _answers(folder, run.recipe.result, evaluation) for name, folder in own.items()}
+        together = [made for folder in answers.values() for made in read_predictions(folder / PREDICTIONS)]
+        folder = _answers(run.path, run.recipe.result, evaluation)
+        PredictionFile(folder, {"stages": {name: str(path) for name, path in answers.items()}}, question_scores).finish(
+            sorted(together, key=lambda made: made.id)
+        )
+        _measured(together, folder, tell)
+        return scores
+    finally:
+        if joined:
+            group.leave()
+
+
+def evaluate_result(session: Session, task: Task, run: RunFolder, evaluation: Evaluation) -> None:
+    """The end of a training run whose recipe asks for it: of its finished weights, which may not be the last ones."""
+    task.restore(run.result)
+    scores = run.path / f"eval-{evaluation.split}.json"
+    _evaluated(session, task, evaluation, Target(str(run.result), scores, _answers(run.path, run.result, evaluation)))
+
+
+def _evaluated(
+    session: Session, task: Task, asked: Evaluation, target: Target, scores_only: bool = False
+) -> dict[str, float]:
+    from sameday.evaluate.answer import answer_split
+    from sameday.evaluate.predictions import write_json
+    from sameday.evaluate.scores import question_scores
+    from sameday.hardware.signals import StopRequest
+
+    ranks = session.ranks
+    with StopRequest() as stop:
+        task.stop_asked = lambda: stop.asked
+        try:
+            scores = checked_finite(task.evaluate(asked.split, ranks), f"{target.weights}: {asked.split}")
+        except EvaluationGivenUp as given_up:
+            raise RunStopped(str(given_up), EXIT_STOPPED) from None
+        ranks.from_first(lambda: write_json(target.scores, scores))
+        session.say(_line(scores))
+        if scores_only or not session.setup.generates:
+            return scores
+        about = {"precision": session.recipe.precision}
+        answered = answer_split(task, asked, target.answers, about, question_scores, ranks, session.say)
+        more = {}
+        if asked.cascade:
+            more["without_earlier_answers"] = answered.lacking
+            if answered.lacking:
+                session.say(
+                    f"{answered.lacking} of {len(answered.predictions)} questions were asked without findings: they "
+                    "are of a later stage, and their image has no question of an earlier one"
+                )
+        ranks.from_first(lambda: _measured(answered.predictions, target.answers, session.say, more))
+    return scores
+
+
+def _measured(predictions: Sequence[Prediction], folder: Path, say: Say, more: Mapping[str, Any] | None = None) -> None:
+    """All metrics of answers, beside them and in words."""
+    from sameday.evaluate.measure import measure
+    from sameday.evaluate.predictions import METRICS, write_json
+    from sameday.evaluate.words import told
+
+    metrics = measure(predictions)
+    write_json(folder / METRICS, metrics | dict(more or {}))
+    say(f"answers in {folder}:")
+    for line in told(metrics):
+        say(f"  {line}")
+
+
+def _line(scores: dict[str, float]) -> str:
+    return "  ".join(f"{name} {value:.4g}" for name, value in scores.items())
+
+
+# What was asked for
+
+
+def _read(asked: Request) -> tuple[RunFolder | None, Specs]:
+    """The run, if it is one, and what it or the recipe names."""
+    refuse(_contradictions(asked))
+    if asked.what.is_dir():
+        run = RunFolder.read(asked.what)
+        recipe, home = run.recipe, run.recipe_dir
+    elif not asked.what.exists():
+        raise BadInput(f"{asked.what}: there is no such run folder or recipe")
+    else:
+        specs = Specs.from_files(asked.what, asked.plan, ())
+        if asked.adapter is not None or asked.base:
+            return None, specs
+        path = default_path(specs.recipe)
+        if not (path / "recipe.yaml").is_file():
+            raise BadInput(
+                f"{asked.what}: has not been trained: there is no {path}; --base evaluates its base model, --adapter "
+                "DIR an adapter of it, and a run elsewhere is named by its folder"
+            )
+        run = RunFolder.read(path)
+        recipe, home = specs.recipe, specs.home  # of one fingerprint, and how to evaluate may be newer
+    if asked.plan is not None:
+        plan = load_plan(asked.plan, recipe=recipe)
+    else:
+        plan = setup_of(recipe, home).for_evaluation(run.plan)
+        cores = len(os.sched_getaffinity(0))  # the machine that trained may have had more
+        plan = plan.model_copy(update={"workers": min(plan.workers, cores)})
+    return run, Specs(recipe, home, plan)
+
+
+def _contradictions(asked: Request) -> list[str]:
+    problems = []
+    if asked.adapter is not None and asked.base:
+        problems.append("--adapter and --base: one of them")
+    if asked.checkpoint is not None and (asked.adapter is not None or asked.base):
+        problems.append(f"--checkpoint {asked.checkpoint} is of a run; --adapter and --base are other weights")
+    if asked.checkpoint is not None and not asked.what.is_dir():
+        problems.append(f"--checkpoint {asked.checkpoint} is of a run, and {asked.what} is not a folder")
+    if asked.scores_only and (asked.cascade or asked.max_new_tokens is not None):
+        problems.append("--scores-only generates no answers, so that --cascade and --max-new-tokens mean nothing")
+    return problems
+
+
+def _evaluation(asked: Request, setup: TaskSetup) -> Evaluation:
+    """The recipe's values with those that were typed. BadInput where the task cannot."""
+    given = getattr(setup.recipe, "evaluate", None) or Evaluation()
+    typed = {"split": asked.split, "cascade": asked.cascade, "max_new_tokens": asked.max_new_tokens}
+    changes = {name: value for name, value in typed.items() if value is not None}
+    evaluation = Evaluation.model_validate(given.model_dump() | changes)
+    problems, task = [], setup.recipe.task
+    if not setup.generates and changes.keys() - {"split"}:
+        problems.append(f"task {task} generates no answers, so that --cascade and --max-new-tokens mean nothing")
+    if asked.base and not setup.has_base:
+        problems.append(f"--base: task {task} starts from random weights, and has no base model to evaluate")
+    lacking = setup.lacks(evaluation.split)
+    if lacking is not None:
+        problems.append(f"{asked.what}: {lacking}")
+    refuse(problems)
+    return evaluation
+
+
+def _target(
+    asked: Request, run: RunFolder | None, setup: TaskSetup, folder: Path | None, evaluation: Evaluation
+) -> Target:
+    weights = "base" if asked.base else _adapter_name(asked.adapter) if asked.adapter is not None else ""
+    split = evaluation.split
+    if folder is not None and run is not None:
+        scores = f"eval-{split}.json" if asked.checkpoint is None else f"scores-{folder.name}-{split}.json"
+        usual = Target(str(folder), run.path / scores, _answers(run.path, folder, evaluation))
+    elif run is not None:
+        usual = Target(weights, run.path / f"scores-{weights}-{split}.json", _answers(run.path, weights, evaluation))
+    else:
+        path = Path("runs") / f"{setup.recipe.name}-{setup.recipe.fingerprint}-{_named(weights, evaluation)}"
+        usual = Target(weights, path / "scores.json", path)
+    return usual if asked.out is None else Target(usual.weights, asked.out / "scores.json", asked.out)
+
+
+def _answers(run: Path, weights: Path | str, evaluation: Evaluation) -> Path:
+    return run / "answers" / _named(weights if isinstance(weights, str) else weights.name, evaluation)
+
+
+def _named(weights: str, evaluation: Evaluation) -> str:
+    return f"{weights}-{evaluation.split}{'-cascade' if evaluation.cascade else ''}"
+
+
+def _adapter_name(folder: Path) -> str:
+    """A folder that a run made is named by its run too: all of them are called alike."""
+    folder = folder.resolve()
+    ours = re.fullmatch(r"adapter|step-\d+", folder.name) is not None
+    run = folder.parent.parent if folder.parent.name == "checkpoints" else folder.parent
+    name = f"{run.name}-{folder.name}" if ours else folder.name
+    return "adapter-" + re.sub(r"[^A-Za-z0-9._-]", "_", name)
+
+
+def weights_of(run: RunFolder, which: str | None) -> Path:
+    """The folder of a run's finished weights, or of a checkpoint: `last`, `best` or `step-N`. Whole, or BadInput."""
+    from sameday.train import checkpoint
+
+    kept = {step: path for step, path in checkpoint.steps(run.checkpoints)}
+    listed = f"there are {', '.join(path.name for path in kept.values())}" if kept else "it has none yet"
+    number = re.fullmatch(r"step-(\d+)", which or "")
+    if which is None:
+        folder: Path | None = run.result
+        if not run.result.is_dir():
+            raise BadInput(
+                f"{run.path}: the run is not finished: it has no {run.result.name}/ yet; --checkpoint last, best or "
+                f"step-N takes one of its checkpoints: {listed}"
+            )
+    elif which == "last":
+        folder = next((path for path in reversed(kept.values()) if checkpoint.fault(path) is None), None)
+    elif which == "best":
+        folder = kept.get(checkpoint.best_step(run.checkpoints) or -1)
+    elif number is not None:
+        folder = kept.get(int(number[1]))
+    else:
+        raise BadInput(f"--checkpoint {which}: must be last, best or step-N; {listed}")
+    if folder is None:
+        raise BadInput(f"{run.path}: has no such checkpoint as {which}; {listed}")
+    why = checkpoint.fault(folder)
+    if why is not None:
+        raise BadInput(f"{folder}: cannot be evaluated: {why}")
+    return folder

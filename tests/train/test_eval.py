@@ -1,0 +1,336 @@
+"""`sameday eval` as a user types it: any weights, answers in a file that a kill does not spoil, and stages that build
+on each other."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import worlds
+import yaml
+from typed import Said, refused, sameday, write_recipe
+
+from sameday.evaluate.answer import answer_split
+from sameday.evaluate.predictions import PredictionFile, read_predictions
+from sameday.evaluate.scores import question_scores
+from sameday.hardware.ranks import Ranks
+from sameday.spec.errors import EXIT_STOPPED
+from sameday.spec.evaluation import Evaluation
+from sameday.spec.load import load_recipe
+from sameday.spec.plan import Plan
+from sameday.tasks.vqa.task import VqaTask
+
+PLAN: dict[str, Any] = {"share_images": True, "packing": True, "max_questions": None, "eval_token_budget": 200}
+NEW = 5
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, tiny_qwen3: Path) -> Path:
+    """A run whose recipe asks for answers to the test questions. Not to be written to."""
+    folder = worlds.write_world(tmp_path_factory.mktemp("eval"), 6, (4, 2, 3, 1), hard=False)
+    lines = (folder / "train.jsonl").read_text().splitlines()
+    stages = [1, 2, 3, 1, 1, 2, 2, 1, 3, 2]  # the last image has no question of stage 1
+    rows = [json.loads(line) | {"stage": stage} for line, stage in zip(lines, stages, strict=True)]
+    random.Random(0).shuffle(rows)
+    (folder / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"train": "train.jsonl", "val": "val.jsonl", "test": "test.jsonl", "image_root": "images"}
+    write_recipe(folder, tiny_qwen3, data=data, evaluate={"max_new_tokens": NEW})
+    (folder / "plan.yaml").write_text(json.dumps(PLAN | {"device": "cpu"}))
+    said = sameday(folder, "train", "recipe.yaml", "--plan", "plan.yaml", "--out", "run")
+    assert said.code == 0, said.err
+    (folder / "said.txt").write_text(said.out)
+    return folder
+
+
+@pytest.fixture
+def world(trained: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained, tmp_path / "world"))
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
+
+
+def done(folder: Path, *words: str) -> Said:
+    said = sameday(folder, "eval", *words)
+    assert said.code == 0, said.err
+    return said
+
+
+def test_training_ends_with_the_evaluation_that_its_recipe_asks_for(trained: Path) -> None:
+    answers = trained / "run/answers/adapter-test"
+    rows = lines_of(answers)
+    questions = [json.loads(line) for line in (trained / "test.jsonl").read_text().splitlines()]
+    assert [row["id"] for row in rows] == list(range(1, 11)), "the data's order"
+    for row, asked in zip(rows, questions, strict=True):
+        assert (row["question"], row["answer"], row["stage"]) == (asked["question"], asked["answer"], asked["stage"])
+        assert row["prompt"] == row["question"] and 1 <= row["tokens"] <= NEW and row["type"] is None
+        assert row["where"] == f"test.jsonl:{row['id']}"
+        assert row["scores"]["exact_match"] == float(row["prediction"].strip() == row["answer"])
+    assert len({row["image"] for row in rows}) == 4
+    metrics = json.loads((answers / "metrics.json").read_text())
+    share = sum(row["scores"]["exact_match"] for row in rows) / 10
+    assert (metrics["questions"], metrics["images"]) == (10, 4) and metrics["metrics"]["exact_match"]["value"] == share
+    scores = json.loads((trained / "run/eval-test.json").read_text())
+    told = (trained / "said.txt").read_text().splitlines()
+    at = told.index("answers in run/answers/adapter-test:")
+    assert told[at - 1] == "  ".join(f"{name} {value:.4g}" for name, value in scores.items())
+    assert told[at + 1].startswith(f"  10 questions on 4 images: exact match (accuracy) {100 * share:.1f}% (")
+
+
+def test_it_decides_nothing_about_the_weights(trained: Path) -> None:
+    recipe = load_recipe(trained / "recipe.yaml")
+    assert recipe.fingerprint == recipe.model_copy(update={"evaluate": None}).fingerprint
+    changed = {"evaluate": Evaluation(cascade=True, split="val")}
+    assert recipe.fingerprint == recipe.model_copy(update=changed).fingerprint
+
+
+def test_a_finished_run_is_evaluated_where_that_is_owed(world: Path) -> None:
+    """Killed between its last step and its answers, and run again."""
+    whole = (world / "run/answers/adapter-test/predictions.jsonl").read_bytes()
+    shutil.rmtree(world / "run/answers")
+    again = sameday(world, "train", "recipe.yaml", "--plan", "plan.yaml", "--out", "run")
+    assert again.code == 0 and "finished already" in again.out
+    assert (world / "run/answers/adapter-test/predictions.jsonl").read_bytes() == whole
+
+
+def test_a_recipe_that_cannot_be_evaluated_is_not_trained(world: Path) -> None:
+    words = ("train", "recipe.yaml", "--out", "other", "--set")
+    said = refused(world, *words, "recipe.data.test=null")
+    assert said == "recipe.evaluate.split is test, and the recipe has no data.test"
+    said = refused(world, *words, "recipe.evaluate.context=see {findings}")
+    assert "must hold {findings} and {question}; it lacks {question}" in said
+    said = refused(world, *words, "recipe.evaluate.context=<|im_end|>{findings} {question}")
+    assert said == "recipe.evaluate.context holds <|im_end|>, which would become a real token"
+    said = refused(world, *words, "recipe.evaluate.max_new_tokens=40000")
+    assert "room for so many is kept for each question" in said
+    assert not (world / "other").exists()
+
+
+# Which weights
+
+
+def test_checkpoints_the_base_and_adapters_of_others(world: Path, tiny_qwen3: Path) -> None:
+    run, whole = world / "run", lines_of(world / "run/answers/adapter-test")
+    said = done(world, "run", "--checkpoint", "last")
+    assert "answers in run/answers/step-000002-test:\n" in said.out
+    assert lines_of(run / "answers/step-000002-test") == whole
+    done(world, "run", "--base", "--plan", "plan.yaml")
+    base = lines_of(run / "answers/base-test")
+    assert (run / "scores-base-test.json").is_file()
+    assert [row["prediction"] for row in base] != [row["prediction"] for row in whole]
+    # The run's own adapter, as anybody's: by its recipe, into a folder of its own.
+    done(world, "recipe.yaml", "--adapter", "run/adapter", "--plan", "plan.yaml", "--max-new-tokens", str(NEW))
+    name = f"small-{load_recipe(world / 'recipe.yaml').fingerprint}-adapter-run-adapter-test"
+    assert lines_of(world / "runs" / name) == whole
+    assert json.loads((world / "runs" / name / "scores.json").read_text()) == pytest.approx(
+        json.loads((run / "eval-test.json").read_text())
+    )
+    # Of another rank, with targets by a pattern; made by PEFT alone, as zeros: it answers as the base model does.
+    foreign(tiny_qwen3, world / "theirs", r=3, target_modules=r".*language_model.*\.(up_proj|v_proj)")
+    done(world, "run", "--adapter", "theirs", "--out", "there", "--plan", "plan.yaml")
+    assert lines_of(world / "there") == base
+
+
+def foreign(model: Path, folder: Path, **fields: Any) -> None:
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForImageTextToText
+
+    base = AutoModelForImageTextToText.from_pretrained(model)
+    get_peft_model(base, LoraConfig(**fields)).save_pretrained(str(folder))
+
+
+def test_what_cannot_be_evaluated_is_said_before_a_model_is_loaded(
+    world: Path, tiny_qwen3: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreign(tiny_qwen3, world / "dora", r=3, use_dora=True, target_modules=["q_proj"])
+    monkeypatch.setattr("sameday.tasks.vqa.task.load_base", lambda *_: pytest.fail("loaded"))
+    said = refused(
+        world, "eval", "run", "--base", "--adapter", "x", "--checkpoint", "last", "--scores-only", "--cascade"
+    )
+    assert said.splitlines() == [
+        "--adapter and --base: one of them",
+        "--checkpoint last is of a run; --adapter and --base are other weights",
+        "--scores-only generates no answers, so that --cascade and --max-new-tokens mean nothing",
+    ]
+    said = refused(world, "eval", "recipe.yaml")
+    path = f"runs/small-{load_recipe(world / 'recipe.yaml').fingerprint}"
+    assert said == (
+        f"recipe.yaml: has not been trained: there is no {path}; --base evaluates its base model, --adapter DIR an "
+        "adapter of it, and a run elsewhere is named by its folder"
+    )
+    assert refused(world, "eval", "run", "--adapter", "images") == (
+        "--adapter: images is not a PEFT adapter (it has no adapter_config.json)"
+    )
+    said = refused(world, "eval", "run", "--adapter", "dora")
+    assert said.endswith("dora: use_dora is true there, which a recipe cannot say"), said
+    settings = json.loads((world / "run/adapter/adapter_config.json").read_text())
+    shutil.copytree(world / "run/adapter", world / "other")
+    (world / "other/adapter_config.json").write_text(json.dumps(settings | {"target_modules": ["nothing"]}))
+    assert refused(world, "eval", "run", "--adapter", "other") == (
+        "--adapter other: its target_modules ['nothing'] name no linear layer of the recipe's model"
+    )
+    images = {"task": "classify", "model": {"kind": "vit"}, "data": {"path": "images"}}
+    (world / "images.yaml").write_text(json.dumps(images))
+    said = refused(world, "eval", "images.yaml", "--base", "--cascade")
+    assert said.splitlines()[:2] == [
+        "task classify generates no answers, so that --cascade and --max-new-tokens mean nothing",
+        "--base: task classify starts from random weights, and has no base model to evaluate",
+    ]
+
+
+def test_a_recipe_finds_its_run_and_says_how_to_evaluate_it(world: Path) -> None:
+    recipe = yaml.safe_load((world / "recipe.yaml").read_text()) | {"evaluate": {"max_new_tokens": 2, "split": "val"}}
+    (world / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    path = Path("runs") / f"small-{load_recipe(world / 'recipe.yaml').fingerprint}"
+    (world / "runs").mkdir()
+    (world / "run").rename(world / path)
+    assert f"answers in {path}/answers/adapter-val:\n  9 questions on 3 images: " in done(world, "recipe.yaml").out
+    assert {row["tokens"] for row in lines_of(world / path / "answers/adapter-val")} <= {1, 2}
+
+
+def test_scores_alone(world: Path) -> None:
+    said = done(world, "run", "--split", "val", "--scores-only")
+    assert said.out.count("\n") == 1 and not (world / "run/answers/adapter-val").exists()
+
+
+# Killed, and run again
+
+
+@pytest.fixture(scope="module")
+def task(trained: Path) -> VqaTask:
+    recipe = load_recipe(trained / "recipe.yaml")
+    task = worlds.make_task(trained, recipe, Plan(**PLAN | {"eval_token_budget": 120}))  # type: ignore[arg-type]
+    lines = {sample.question: sample for sample in task.splits["train"]}
+    rows = [json.loads(line) for line in (trained / "test.jsonl").read_text().splitlines()]
+    task.splits["test"] = [
+        replace(lines[row["question"]], id=number, stage=row["stage"]) for number, row in enumerate(rows)
+    ]
+    worlds.stir(task)
+    return task
+
+
+def answered(task: VqaTask, folder: Path, cascade: bool, said: list[str], **changes: Any) -> bytes:
+    asked = Evaluation(max_new_tokens=NEW, cascade=cascade, **changes)
+    answer_split(task, asked, folder, {"precision": "float32"}, question_scores, Ranks(), said.append)
+    return (folder / "predictions.jsonl").read_bytes()
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("cascade", [False, True])
+def test_killed_at_random_it_gives_the_same_file(
+    task: VqaTask, cascade: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two batches, or in the middle of a line."""
+    whole = answered(task, tmp_path / "whole", cascade, [])
+    rng, append = random.Random(cascade), PredictionFile.append
+    for attempt in range(4):
+        folder, calls = tmp_path / str(attempt), iter(range(100))
+        last = rng.randint(0, 1)
+
+        def killed(self: PredictionFile, predictions: Any) -> None:
+            append(self, predictions)
+            if next(calls) == last:  # noqa: B023
+                text = self.path.read_bytes()
+                os.truncate(self.path, len(text) - rng.randrange(min(len(text), 300)))
+                raise Killed
+
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(PredictionFile, "append", killed)
+            answered(task, folder, cascade, [])
+        said: list[str] = []
+        kept = len(read_predictions(folder / "predictions.jsonl"))
+        assert answered(task, folder, cascade, said) == whole
+        assert said == ([f"{folder}/predictions.jsonl: {kept} of 10 answers are there already"] if kept else [])
+
+
+def test_answers_of_other_settings_are_not_mixed_in(task: VqaTask, tmp_path: Path) -> None:
+    said: list[str] = []
+    whole = answered(task, tmp_path, False, said)
+    assert said == [] and answered(task, tmp_path, False, said) == whole
+    asked = Evaluation(max_new_tokens=NEW - 1)
+    answer_split(task, asked, tmp_path, {"precision": "float32"}, question_scores, Ranks(), said.append)
+    assert said[1:] == [
+        f"{tmp_path}/predictions.jsonl: its 10 answers were made with other settings (max_new_tokens); they are begun "
+        "anew"
+    ]
+    assert all(row["tokens"] < NEW for row in lines_of(tmp_path))
+    parameter = next(iter(task.trained().values()))
+    parameter.data += 1
+    answer_split(task, asked, tmp_path, {"precision": "float32"}, question_scores, Ranks(), said.append)
+    parameter.data -= 1
+    assert "other settings (weights)" in said[-1]
+
+
+def test_asked_to_stop_it_leaves_with_what_is_done(
+    world: Path, monkeypatch: pytest.MonkeyPatch, own_signals: None
+) -> None:
+    """Between two tokens; the same command goes on."""
+    whole = (world / "run/answers/adapter-test/predictions.jsonl").read_bytes()
+    shutil.rmtree(world / "run/answers")
+    append = PredictionFile.append
+
+    def stopped(self: PredictionFile, predictions: Any) -> None:
+        append(self, predictions)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PredictionFile, "append", stopped)
+        said = sameday(world, "eval", "run")
+    there = len(lines_of(world / "run/answers/adapter-test"))
+    assert said.code == EXIT_STOPPED and 0 < there < 10
+    assert said.err == (
+        f"asked to stop: {there} of 10 answers are saved in run/answers/adapter-test/predictions.jsonl; run again to "
+        "go on\n"
+    )
+    assert f"{there} of 10 answers are there already" in done(world, "run").out
+    assert (world / "run/answers/adapter-test/predictions.jsonl").read_bytes() == whole
+
+
+# Stages that build on each other
+
+
+def test_predictions_go_into_the_prompts_of_later_stages(world: Path) -> None:
+    said = done(world, "run", "--cascade")
+    folder = world / "run/answers/adapter-test-cascade"
+    rows = lines_of(folder)
+    plain = {row["id"]: row for row in lines_of(world / "run/answers/adapter-test")}
+    without = 0
+    for row in rows:
+        earlier = [r for r in rows if r["image"] == row["image"] and r["stage"] < row["stage"]]
+        earlier.sort(key=lambda r: r["stage"])
+        findings = "\n".join(f"- {r['question']} {r['prediction'].strip()}".rstrip() for r in earlier)
+        expected = f"Earlier findings:\n{findings}\n\n{row['question']}" if earlier else row["question"]
+        assert row["prompt"] == expected
+        if not earlier:
+            assert row == plain[row["id"]]
+            without += row["stage"] > 1
+    assert without == 1 and any(row["prompt"] != row["question"] for row in rows)
+    assert json.loads((folder / "metrics.json").read_text())["without_earlier_answers"] == 1
+    assert (
+        "1 of 10 questions were asked without findings: they are of a later stage, and their image has no question of "
+        "an earlier one" in said.out
+    )
+    assert json.loads((folder / "settings.json").read_text())["context"].startswith("Earlier findings:")
+
+
+def test_a_cascade_needs_stages(world: Path) -> None:
+    """Said before anything is computed or written."""
+    rows = [json.loads(line) for line in (world / "test.jsonl").read_text().splitlines()]
+    for row in rows:
+        del row["stage"]
+    (world / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    told = "cascade goes by the questions' stages, and none of the 10 questions of data.test has one"
+    assert refused(world, "eval", "recipe.yaml", "--base", "--cascade") == told
+    words = ("train", "recipe.yaml", "--out", "other", "--set", "recipe.evaluate.cascade=true")
+    assert refused(world, *words) == told and not (world / "other").exists()
