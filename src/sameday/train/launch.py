@@ -142,11 +142,11 @@ def _tell_loaded(session: Session, run: RunFolder, task: Task) -> None:
         session.say(note)
 
 
-def evaluate_run(path: Path, split: str, which: str | None = None) -> dict[str, float]:
+def evaluate_run(path: Path, split: str, which: str | None = None, group: Ranks | None = None) -> dict[str, float]:
     """`sameday eval`: a run's finished weights, or `which` of its checkpoints, also while it goes on, on one split of
     its recipe's data. Ranks share the work; the first one says and records the scores."""
     if own := own_models(path):
-        return evaluate_stages(path, own, split, lambda folder: evaluate_run(folder, split, which))
+        return evaluate_stages(path, own, split, lambda folder, ranks: evaluate_run(folder, split, which, ranks))
     run = RunFolder.read(path)
     setup = setup_of(run.recipe, run.recipe_dir)
     lacking = setup.lacks(split)
@@ -157,7 +157,7 @@ def evaluate_run(path: Path, split: str, which: str | None = None) -> dict[str, 
     cores = len(os.sched_getaffinity(0))  # the machine that trained may have had more
     plan = plan.model_copy(update={"workers": min(plan.workers, cores)})
     specs = Specs(setup.recipe_for_evaluation(), run.recipe_dir, plan)
-    with closing(Session.start(specs, tell, join=True, splits=(split,))) as session:
+    with closing(Session.start(specs, tell, join=True, splits=(split,), group=group)) as session:
         task, ranks = session.load(), session.ranks
         if which is not None:
             # Asked again: a run that goes on may have removed the checkpoint since, or written a newer one.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sameday.spec.errors import EXIT_STOPPED, BadInput, NothingToLearn, RunStopped
 from sameday.spec.manifest import MANIFEST, fault, weights_digest
@@ -20,6 +20,7 @@ from sameday.spec.recipe import Recipe, StageRecipe
 from sameday.spec.record import STAGES, RunFolder, begun, default_path, refuse_other_recipe
 from sameday.spec.words import tell
 from sameday.tasks.base import TRAINING
+from sameday.tasks.registry import setup_of
 from sameday.train.session import Session, Specs, prepare_environment, silent
 
 if TYPE_CHECKING:
@@ -332,27 +333,47 @@ def own_models(path: Path) -> dict[str, Path]:
 
 
 def evaluate_stages(
-    path: Path, folders: Mapping[str, Path], split: str, evaluate: Callable[[Path], dict[str, float]]
+    path: Path, folders: Mapping[str, Path], split: str, evaluate: Callable[[Path, Ranks], dict[str, float]]
 ) -> dict[str, float]:
-    """Each stage's model on its own questions, and all of them together, weighted by how many there are."""
-    each: dict[str, dict[str, float]] = {}
-    for name, folder in folders.items():
-        if not (folder / "recipe.yaml").is_file():
-            raise BadInput(f"{path}: stage {name} has not begun yet; the command that began the run goes on with it")
-        tell(f"stage {name}:")
-        try:
-            each[name] = evaluate(folder)
-        except NothingToLearn as error:
-            tell(f"left out: {error}")
-    if not each:
-        raise BadInput(f"{path}: no stage has a sample of {split}")
-    count = sum(scores["samples"] for scores in each.values())
-    names = [name for name in next(iter(each.values())) if name != "samples"]
-    together: dict[str, Any] = {
-        name: sum(scores[name] * scores["samples"] for scores in each.values()) / count for name in names
-    }
-    together["samples"] = count
+    """Each stage's model on its own questions, and all of them together, weighted by how many there are. `evaluate` is
+    given a stage's folder and the ranks, which are joined once for all stages."""
     run = RunFolder.read(path)
-    run.write_json(f"eval-{split}.json", {**together, "stages": each})
-    tell(f"all stages together{_told(together, run.recipe.sample, split)}")
-    return together
+    prepare_environment(run.plan)
+    from sameday.hardware.machine import device_kind
+    from sameday.hardware.ranks import Ranks
+
+    ranks = Ranks.join(device_kind(run.plan))
+    say = tell if ranks.first else silent
+    try:
+        left_out = ranks.from_first(lambda: {name: _without(folder, split) for name, folder in folders.items()})
+        each: dict[str, dict[str, float]] = {}
+        for name, folder in folders.items():
+            say(f"stage {name}:")
+            if left_out[name] is None:
+                each[name] = evaluate(folder, ranks)
+            else:
+                say(f"left out: {left_out[name]}")
+        if not each:
+            raise BadInput(f"{path}: no stage has a {run.recipe.sample} of {split}")
+        count = sum(scores["samples"] for scores in each.values())
+        names = [name for name in next(iter(each.values())) if name != "samples"]
+        together = {name: sum(s[name] * s["samples"] for s in each.values()) / count for name in names}
+        together["samples"] = count
+        if ranks.first:
+            run.write_json(f"eval-{split}.json", {**together, "stages": each})
+        say(f"all stages together{_told(together, run.recipe.sample, split)}")
+        return together
+    finally:
+        ranks.leave()
+
+
+def _without(folder: Path, split: str) -> str | None:
+    """Why a stage has nothing of this split; None where it has."""
+    if not (folder / "recipe.yaml").is_file():
+        raise BadInput(f"{folder}: the stage has not begun yet; the command that began the run goes on with it")
+    stage = RunFolder.read(folder)
+    try:
+        setup_of(stage.recipe, stage.recipe_dir).audit(silent, [split])
+    except NothingToLearn as error:
+        return str(error)
+    return None
