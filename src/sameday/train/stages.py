@@ -233,7 +233,8 @@ class _Run:
                 )
             recipe = each.stage.recipe if before is None else self._started(each, before)
             sizes = ", ".join(f"{_count(size, recipe.sample)} in {split}" for split, size in entry.samples.items())
-            self.say(f"{whose}: {sizes}; starts from {before.name if before else 'the base model'}")
+            start = before.name if before else getattr(recipe, "start_adapter", None) or "the base model"
+            self.say(f"{whose}: {sizes}; starts from {start}")
             entry.status, entry.start_digest = TRAINING_NOW, before.result_digest if before else None
             self.ranks.from_first(self._write)
             left = None if stop_after is None else stop_after - done
