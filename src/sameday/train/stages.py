@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sameday.spec.errors import EXIT_STOPPED, BadInput, NothingToLearn, RunStopped
 from sameday.spec.manifest import MANIFEST, fault, weights_digest
@@ -19,6 +19,7 @@ from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe, StageRecipe
 from sameday.spec.record import STAGES, RunFolder, begun, default_path, refuse_other_recipe
 from sameday.spec.words import tell
+from sameday.tasks.registry import setup_of
 from sameday.train.session import Session, Specs, prepare_environment, silent
 
 if TYPE_CHECKING:
@@ -341,26 +342,34 @@ def evaluate_stages(
     path: Path, folders: Mapping[str, Path], split: str, evaluate: Callable[[Path], dict[str, float]], ranks: Ranks
 ) -> dict[str, float]:
     """Each stage's model on its own questions, and all of them together, weighted by how many there are."""
+    run, say = RunFolder.read(path), tell if ranks.first else silent
+    left_out = ranks.from_first(lambda: {name: _without(folder, split) for name, folder in folders.items()})
     each: dict[str, dict[str, float]] = {}
-    say = tell if ranks.first else silent
     for name, folder in folders.items():
-        if not (folder / "recipe.yaml").is_file():
-            raise BadInput(f"{path}: stage {name} has not begun yet; the command that began the run goes on with it")
         say(f"stage {name}:")
-        try:
+        if left_out[name] is None:
             each[name] = evaluate(folder)
-        except NothingToLearn as error:
-            say(f"left out: {error}")
+        else:
+            say(f"left out: {left_out[name]}")
     if not each:
-        raise BadInput(f"{path}: no stage has a sample of {split}")
+        raise BadInput(f"{path}: no stage has a {run.recipe.sample} of {split}")
     count = sum(scores["samples"] for scores in each.values())
     names = [name for name in next(iter(each.values())) if name != "samples"]
-    together: dict[str, Any] = {
-        name: sum(scores[name] * scores["samples"] for scores in each.values()) / count for name in names
-    }
+    together = {name: sum(s[name] * s["samples"] for s in each.values()) / count for name in names}
     together["samples"] = count
-    run = RunFolder.read(path)
     if ranks.first:
         run.write_json(f"eval-{split}.json", {**together, "stages": each})
     say(f"all stages together{_told(together, run.recipe.sample, split)}")
     return together
+
+
+def _without(folder: Path, split: str) -> str | None:
+    """Why a stage has nothing of this split; None where it has."""
+    if not (folder / "recipe.yaml").is_file():
+        raise BadInput(f"{folder}: the stage has not begun yet; the command that began the run goes on with it")
+    stage = RunFolder.read(folder)
+    try:
+        setup_of(stage.recipe, stage.recipe_dir).audit(silent, [split])
+    except NothingToLearn as error:
+        return str(error)
+    return None

@@ -157,7 +157,7 @@ def _stage(obj: Mapping[str, Any]) -> int | None:
 
 def _type(obj: Mapping[str, Any]) -> str | None:
     """What is neither a text nor a number, nor a list of them, says no type."""
-    for key in TYPES:
+    for key in filter(obj.__contains__, TYPES):
         values = obj[key] if isinstance(obj.get(key), list) else [obj.get(key)]
         texts = [str(v).strip() for v in values if isinstance(v, str | int | float) and not isinstance(v, bool)]
         if any(texts):
