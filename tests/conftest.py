@@ -19,6 +19,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import forks
 import pytest
 import torch
 from hypothesis import settings
@@ -26,6 +27,7 @@ from hypothesis import settings
 # Triton reads it when a kernel's module is loaded, here and in every process that a test starts.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+    forks.use()
 
 # A first example pays for imports and caches, which says nothing about the code under test.
 settings.register_profile("sameday", deadline=None)
