@@ -45,7 +45,7 @@ MODULES = ("sameday", "sameday.demo.patterns", "sameday.verify.arm", "torch.dist
 """What `python -m` may name."""
 AT_RUN_TIME = (
     *("GROUP_", "LOCAL_", "MASTER_", "PYTEST_", "RANK", "ROLE_", "SAMEDAY_", "TORCHELASTIC_", "WORLD_SIZE"),
-    *("KMP_", "TORCHINDUCTOR_CACHE_DIR"),
+    *("COLUMNS", "KMP_", "TORCHINDUCTOR_CACHE_DIR", "TORCH_NCCL_"),
 )
 """How variables begin that no library reads while it is loaded, and those that libraries set themselves."""
 
@@ -150,9 +150,9 @@ def _start() -> None:
 def serve() -> None:
     """Until the process that started this one is gone."""
     _server.update(json.loads(sys.argv[1]))
+    subprocess.Popen = Forked  # before torchrun takes it by its name
     for name in LOADED:
         importlib.import_module(name)
-    subprocess.Popen = Forked
     gc.collect()
     gc.freeze()
     listener = socket.socket(fileno=int(sys.argv[2]))
@@ -191,6 +191,7 @@ def _become(request: dict[str, Any], streams: list[int]) -> None:
     if words[0] == "-m":
         sys.path[:] = [os.getcwd(), *request["folders"], *sys.path[1:]]
         sys.argv = [words[1], *words[2:]]
+        sys.modules.pop(words[1], None)  # it is loaded as the program
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:
         sys.path[:] = [str(Path(words[0]).resolve().parent), *request["folders"], *sys.path[1:]]
