@@ -6,6 +6,7 @@ that are read at run time, and folders of modules), and everything on a machine 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import inspect
@@ -83,9 +84,12 @@ class Forked(subprocess.Popen):
     def _waitpid(self, pid: int, flags: int) -> tuple[int, int]:
         """As that of `os`, which knows children only."""
         try:
-            return pid, int(self._connection.recv(64, socket.MSG_DONTWAIT if flags & os.WNOHANG else 0))
+            status = int(self._connection.recv(64, socket.MSG_DONTWAIT if flags & os.WNOHANG else 0))
         except BlockingIOError:
             return 0, 0
+        self._connection.shutdown(socket.SHUT_WR)
+        self._connection.recv(64)  # until its id may be another's
+        return pid, status
 
     def _try_wait(self, wait_flags: int) -> tuple[int, int]:
         if self._connection is None:
@@ -169,13 +173,22 @@ def serve() -> None:
         if pid:
             for stream in streams:
                 os.close(stream)
-            connection.send(str(pid).encode())
-            connection.send(str(os.waitpid(pid, 0)[1]).encode())
+            _wait_for(pid, connection)
             os._exit(0)
         connection.close()
         _become(json.loads(told), streams)
         return
     shutil.rmtree(Path(_server["address"]).parent)
+
+
+def _wait_for(pid: int, connection: socket.socket) -> None:
+    """As a parent does: its id stays its own until whoever asked for it knows how it ended."""
+    with contextlib.suppress(ConnectionError):
+        connection.send(str(pid).encode())
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        connection.send(str(ended.si_status << 8 if ended.si_code == os.CLD_EXITED else ended.si_status).encode())
+        connection.recv(64)
+    os.waitpid(pid, 0)
 
 
 def _become(request: dict[str, Any], streams: list[int]) -> None:
