@@ -36,9 +36,7 @@ def start(script: Path, word: str, **more: Any) -> subprocess.Popen[str]:
     environment = os.environ | {"SAMEDAY_SAID": "this"} | more
     command = [sys.executable, "-u", str(script), word]
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    return subprocess.Popen(
-        command, cwd=script.parent, env=environment, text=True, start_new_session=True, **pipes
-    )
+    return subprocess.Popen(command, cwd=script.parent, env=environment, text=True, start_new_session=True, **pipes)
 
 
 def test_words_streams_folder_environment_and_code(script: Path) -> None:
