@@ -44,6 +44,13 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("quick")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with tests that compute for long come first: a worker takes whole files, and none should be left alone with
+    a long one at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def quick(request: pytest.FixtureRequest) -> Iterator[None]:
     """With --quick a test is skipped at the moment at which it would start a process or step an optimizer: no list of
