@@ -53,8 +53,8 @@ class Runs:
 
     def __init__(self, world: Path, model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.world, self.folder, self.patch = world, folder, monkeypatch
-        self.recipe = worlds.tiny_recipe(model, num_epochs=4, order="by_image", effective_batch=8)
-        self.total = 4 * worlds.make_task(world, self.recipe, PLAN).steps_per_epoch()
+        self.recipe = worlds.tiny_recipe(model, num_epochs=5, order="by_image", effective_batch=8)
+        self.total = 5 * worlds.make_task(world, self.recipe, PLAN).steps_per_epoch()
 
     def train(self, name: str, ahead: int, change: Change = lambda _: None, stop_after: int | None = None) -> VqaTask:
         self.patch.setattr(commit, "AHEAD", {"cpu": ahead})
