@@ -31,12 +31,13 @@ def pairwise(
 ) -> list[dict[str, Any]]:
     """Allowed rows, each with a value for every field, that show every pair of values that an allowed row can hold,
     but for those given up after `TRIES` rows: `uncovered` tells what is not there. The search sets out from the first
-    value of each field, so these should go together. Equal arguments give equal rows."""
+    value of each field, so these should go together; a row has another value only where a pair needs it. Equal
+    arguments give equal rows."""
     for name, values in choices.items():
         if not len(values):
             raise ValueError(f"choices[{name!r}] is empty: a row needs a value for every field")
     table = _Table(choices, allowed)
-    return [table.named(row) for row in table.fewer(table.cover())]
+    return [table.named(row) for row in table.plainer(table.fewer(table.cover()))]
 
 
 def trial_plans(setup: TaskSetup, device: str, size: int) -> list[Plan]:
@@ -159,6 +160,19 @@ class _Table:
                     trial[i] = self.climb(row, self.left(wanted, trial[:i] + trial[i + 1 :]), turn)
                 turn += 1
             rows = trial
+        return rows
+
+    def plainer(self, rows: list[Row]) -> list[Row]:
+        """The same pairs in as many rows, with the first value of a field, which mostly costs least, where another one
+        shows nothing that is not in a row besides."""
+        wanted = [~bits for bits in self.left([-1] * len(self.cells), rows)]
+        before: list[Row] = []
+        while rows != before:
+            before = rows
+            for (field, values), i in product(enumerate(self.fields), range(len(rows))):
+                trial = [*rows[:i], _put(rows[i], {field: values[0]}), *rows[i + 1 :]]
+                if self.accepts(trial[i]) and not any(self.left(wanted, trial)):
+                    rows = trial
         return rows
 
 

@@ -19,6 +19,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import forks
 import pytest
 import torch
 from hypothesis import settings
@@ -26,6 +27,7 @@ from hypothesis import settings
 # Triton reads it when a kernel's module is loaded, here and in every process that a test starts.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+    forks.use()
 
 # A first example pays for imports and caches, which says nothing about the code under test.
 settings.register_profile("sameday", deadline=None)
@@ -40,6 +42,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--quick"):
         settings.load_profile("quick")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with tests that compute for long come first: a worker takes whole files, and none should be left alone with
+    a long one at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 from commands import Process, assert_same_run, finished, last_step, started, training_steps, write_run
 
 SETS = ("plan.save_steps=3", "plan.device=cpu")
 """A GPU gives the same bits only under plan.deterministic."""
+START = 5.0 if torch.cuda.is_available() else 0.5
+"""About how many seconds a process takes until it trains: without a GPU its libraries are loaded before it is there."""
 KINDS = ("steps", "save", "delay", "save", "steps")
 
 
@@ -36,7 +39,7 @@ def saving(process: Process) -> bool:
 def wait_for_moment(process: Process, kind: str, rng: random.Random) -> bool:
     """True when the moment to kill has come, False where the run ended first."""
     if kind == "delay":
-        end = time.monotonic() + rng.uniform(0, 8)
+        end = time.monotonic() + rng.uniform(0, START)
         return process.until(lambda: time.monotonic() > end)
     resumed = process.until(lambda: "resumed from" in process.stdout or "step 1/" in process.stdout)
     ready = resumed and process.until_step(last_step(process.run) + rng.randint(1, 6))

@@ -73,6 +73,16 @@ def test_rows_are_allowed_and_the_same_each_time(case: tuple[dict[str, list[int]
     assert choices == before
 
 
+@given(case=constrained(sizes))
+def test_a_value_but_the_first_is_where_a_pair_needs_it(case: tuple[dict[str, list[int]], list[Forbidden]]) -> None:
+    choices, forbidden = case
+    rows = pairwise(choices, unless(forbidden))
+    missing = uncovered(rows, choices)
+    for i, row in enumerate(rows):
+        for name in (name for name, value in row.items() if value and unless(forbidden)({**row, name: 0})):
+            assert uncovered([*rows[:i], {**row, name: 0}, *rows[i + 1 :]], choices) != missing
+
+
 @given(sizes=small, data=st.data())
 def test_one_allowed_row_is_found_wherever_it_is(sizes: list[int], data: st.DataObject) -> None:
     choices = table(sizes)

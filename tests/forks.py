@@ -1,0 +1,212 @@
+"""Processes that tests start, without the seconds in which each would load the same libraries: one that has loaded them
+is forked. Each has its own id, session, signals, streams and exit code all the same.
+
+Started from nothing, as always, is what may notice a difference: `python -c`, another environment (but for variables
+that are read at run time, and folders of modules), and everything on a machine with a GPU, which no fork can use."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import inspect
+import json
+import os
+import runpy
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+LOADED = (
+    "peft",
+    "torch._dynamo",
+    "torch.distributed.run",
+    "torch.utils.tensorboard",
+    "transformers.models.qwen2_vl.modeling_qwen2_vl",
+    "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl",
+    "transformers.models.qwen3_vl.modeling_qwen3_vl",
+    "sameday.cli",
+    "sameday.profile.command",
+    "sameday.report.page",
+    "sameday.tasks.classify.task",
+    "sameday.tasks.vqa.task",
+    "sameday.train.launch",
+    "sameday.train.loop",
+    "sameday.tune.command",
+    "sameday.verify.arm",
+    "sameday.verify.command",
+)
+MODULES = ("sameday", "sameday.demo.patterns", "sameday.verify.arm", "torch.distributed.run")
+"""What `python -m` may name."""
+AT_RUN_TIME = (
+    *("GROUP_", "LOCAL_", "MASTER_", "PYTEST_", "RANK", "ROLE_", "SAMEDAY_", "TORCHELASTIC_", "WORLD_SIZE"),
+    *("COLUMNS", "KMP_", "TORCHINDUCTOR_CACHE_DIR", "TORCH_NCCL_"),
+)
+"""How variables begin that no library reads while it is loaded, and those that libraries set themselves."""
+
+_execute_child = subprocess.Popen._execute_child
+_server: dict[str, Any] = {}
+"""The process that is forked: the environment it has, and, once the first one was asked for, its address."""
+
+
+def use() -> None:
+    """In this process from now on, and in those that are forked for it."""
+    _server["environment"] = dict(os.environ)
+    subprocess.Popen = Forked
+
+
+class Forked(subprocess.Popen):
+    _connection: socket.socket | None = None
+
+    def _execute_child(self, *args: Any) -> None:
+        given = inspect.signature(_execute_child).bind(self, *args).arguments
+        request = _request(given)
+        if request is None:
+            _execute_child(self, *args)
+            return
+        if "address" not in _server:
+            _start()
+        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._connection.connect(_server["address"])
+        own = (given["p2cread"], given["c2pwrite"], given["errwrite"])
+        streams = [inherited if stream == -1 else stream for inherited, stream in enumerate(own)]
+        socket.send_fds(self._connection, [json.dumps(request).encode()], streams)
+        self.pid, self._child_created = int(self._connection.recv(64)), True
+        pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+        self._close_pipe_fds(*(given[pipe] for pipe in pipes))
+
+    def _waitpid(self, pid: int, flags: int) -> tuple[int, int]:
+        """As that of `os`, which knows children only."""
+        try:
+            status = int(self._connection.recv(64, socket.MSG_DONTWAIT if flags & os.WNOHANG else 0))
+        except BlockingIOError:
+            return 0, 0
+        self._connection.shutdown(socket.SHUT_WR)
+        self._connection.recv(64)  # until its id may be another's
+        return pid, status
+
+    def _try_wait(self, wait_flags: int) -> tuple[int, int]:
+        if self._connection is None:
+            return super()._try_wait(wait_flags)
+        return self._waitpid(self.pid, wait_flags)
+
+    def _internal_poll(self, _deadstate: int | None = None, **more: Any) -> int | None:
+        if self._connection is not None:
+            more["_waitpid"] = self._waitpid
+        return super()._internal_poll(_deadstate, **more)
+
+
+def _request(given: dict[str, Any]) -> dict[str, Any] | None:
+    """What the process that is forked is told; None where one must be started from nothing."""
+    args = given["args"]
+    if isinstance(args, str | bytes | os.PathLike) or given["preexec_fn"] or given["pass_fds"]:
+        return None
+    program, *words = map(os.fspath, args)
+    words = words[words[:1] == ["-u"] :]
+    if program != sys.executable or not words:
+        return None
+    if not (words[0].endswith(".py") or (words[0] == "-m" and words[1] in MODULES)):
+        return None
+    environment = dict(os.environ if given["env"] is None else given["env"])
+    folders = _added_folders(environment)
+    if folders is None:
+        return None
+    home = os.fspath(given["cwd"] or os.getcwd())
+    return {"words": words, "home": home, "environment": environment, "folders": folders}
+
+
+def _added_folders(environment: dict[str, str]) -> list[str] | None:
+    """The folders that this environment puts before those of modules; None where it may change what is loaded."""
+    known = _server["environment"]
+    changed = {name for name in environment.keys() | known.keys() if environment.get(name) != known.get(name)}
+    if any(name != "PYTHONPATH" and not name.startswith(AT_RUN_TIME) for name in changed):
+        return None
+    asked, there = environment.get("PYTHONPATH", ""), known.get("PYTHONPATH", "")
+    added = [folder for folder in asked.removesuffix(there).split(os.pathsep) if folder]
+    if not asked.endswith(there) or any(Path(folder, "sitecustomize.py").exists() for folder in added):
+        return None
+    return added
+
+
+def _start() -> None:
+    _server["address"] = str(Path(tempfile.mkdtemp(prefix="forks-"), "socket"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(_server["address"])
+        listener.listen(64)
+        here = str(Path(__file__).parent)
+        code = f"import sys; sys.path.insert(0, {here!r}); import forks; sys.path.pop(0); forks.serve()"
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, json.dumps(_server), str(listener.fileno())],
+            stdin=subprocess.PIPE,
+            env=_server["environment"],
+            pass_fds=[listener.fileno()],
+            start_new_session=True,
+        )
+    _server["process"] = process  # its standard input is closed with this one's end
+
+
+def serve() -> None:
+    """Until the process that started this one is gone."""
+    _server.update(json.loads(sys.argv[1]))
+    subprocess.Popen = Forked  # before torchrun takes it by its name
+    for name in LOADED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    listener = socket.socket(fileno=int(sys.argv[2]))
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait for a fork
+    while sys.stdin not in select.select([listener, sys.stdin], [], [])[0]:
+        connection, _ = listener.accept()
+        if os.fork():
+            connection.close()
+            continue
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        listener.close()
+        told, streams, *_ = socket.recv_fds(connection, 1 << 20, 3)
+        pid = os.fork()
+        if pid:
+            for stream in streams:
+                os.close(stream)
+            _wait_for(pid, connection)
+            os._exit(0)
+        connection.close()
+        _become(json.loads(told), streams)
+        return
+    shutil.rmtree(Path(_server["address"]).parent)
+
+
+def _wait_for(pid: int, connection: socket.socket) -> None:
+    """As a parent does: its id stays its own until whoever asked for it knows how it ended."""
+    with contextlib.suppress(ConnectionError):
+        connection.send(str(pid).encode())
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        connection.send(str(ended.si_status << 8 if ended.si_code == os.CLD_EXITED else ended.si_status).encode())
+        connection.recv(64)
+    os.waitpid(pid, 0)
+
+
+def _become(request: dict[str, Any], streams: list[int]) -> None:
+    """What the interpreter would be with these words."""
+    os.setsid()
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(request["home"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    words = request["words"]
+    if words[0] == "-m":
+        sys.path[:] = [os.getcwd(), *request["folders"], *sys.path[1:]]
+        sys.argv = [words[1], *words[2:]]
+        sys.modules.pop(words[1], None)  # it is loaded as the program
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[:] = [str(Path(words[0]).resolve().parent), *request["folders"], *sys.path[1:]]
+        sys.argv = words
+        runpy.run_path(words[0], run_name="__main__")
