@@ -65,9 +65,7 @@ def _forward(
 
 
 @torch.library.custom_op("sameday::nf4_linear_backward", mutates_args=())
-def _backward(
-    gradient: Tensor, codes: Tensor, scales: Sequence[Tensor], columns: int, dtype: torch.dtype
-) -> Tensor:
+def _backward(gradient: Tensor, codes: Tensor, scales: Sequence[Tensor], columns: int, dtype: torch.dtype) -> Tensor:
     weights = dequantize(codes, scales, (gradient.shape[-1], columns), dtype).to(gradient.dtype)
     return gradient @ weights
 

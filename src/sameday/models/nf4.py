@@ -74,4 +74,3 @@ def quantize(base: Any, recipe: VlmRecipe, device: torch.device) -> None:
     for parameter in base.parameters():
         if parameter.dtype == SOURCE:
             parameter.data = parameter.data.to(computed)
-

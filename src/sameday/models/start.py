@@ -59,11 +59,13 @@ def other_format(folder: Path, here: str, whose: str) -> Iterator[str]:
     """A sentence where an adapter was trained on base weights in four bits and meets others, or the other way round:
     allowed, and another model than the one that was trained."""
     origin = _origin(folder) or {}
-    there = origin.get("base_format") or str(origin.get("dtype", here)).removeprefix("torch.").replace("bfloat16", "bf16")
+    there = origin.get("base_format") or str(origin.get("dtype", here)).removeprefix("torch.").replace(
+        "bfloat16", "bf16"
+    )
     if there != here and NF4 in there + here:
         yield (
-            f"{whose}: was trained on base weights stored as {there}, and here they are stored as {here}: together they "
-            "are another model than the one that was trained"
+            f"{whose}: was trained on base weights stored as {there}, and here they are stored as {here}: this is "
+            "another model than the one that was trained"
         )
 
 

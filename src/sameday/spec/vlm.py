@@ -54,8 +54,8 @@ class VlmRecipe(Recipe):
     train_vision: bool = Field(False, description="Train the vision tower too. Otherwise it is frozen.")
     base_format: Literal["precision", "nf4"] = Field(
         "precision",
-        description="How the frozen base weights are stored: in the format of precision, or their linear layers in four "
-        "bits (bitsandbytes' NF4, as in QLoRA) and the rest in bf16. nf4 is another model: lossy.",
+        description="How the frozen base weights are stored: in the format of precision, or their linear layers in "
+        "four bits (bitsandbytes' NF4, as in QLoRA) and the rest in bf16. nf4 is another model: lossy.",
     )
     double_quant: bool = Field(
         False, description="With base_format nf4: the scales of the four-bit weights are quantized too, to eight bits."

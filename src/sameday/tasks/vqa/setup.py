@@ -154,6 +154,11 @@ class VqaSetup(TaskSetup):
         except (OSError, ValueError, AttributeError, TypeError) as error:
             raise BadInput(f"model {recipe.model!r}: its configuration cannot be read: {error}") from None
         family_of(config.model_type).check_supported(config)
+        if getattr(config, "quantization_config", None) is not None:
+            raise BadInput(
+                f"model {recipe.model!r}: its weights are stored quantized; allowed: a model in bf16 or float32, which "
+                "recipe.base_format nf4 takes to four bits"
+            )
         return config
 
     @cached_property
