@@ -14,7 +14,7 @@ from sameday.spec.vlm import VlmRecipe
 SOURCE = torch.bfloat16
 """What codes and scales are made of, and what all other weights of the base model are rounded to, whatever format the
 recipe computes in: a float32 recipe then has the same codes."""
-INSTALL = "pip install 'sameday[quant]'"
+INSTALL = "pip install 'bitsandbytes>=0.50,<0.51'"
 
 
 def lacking(device: str) -> str | None:
