@@ -28,7 +28,6 @@ from sameday.models.nf4 import Nf4Linear
 from sameday.models.start import ORIGIN
 from sameday.spec.plan import Plan
 from sameday.tasks.vqa.automatic import choose_plan, language_bytes
-from sameday.tasks.vqa.setup import VqaSetup
 from sameday.tasks.vqa.task import VqaTask
 from sameday.tasks.vqa.words import recipe_words
 from sameday.train.steps import Steps
@@ -405,8 +404,3 @@ def test_the_floor_counts_bytes_as_they_are_stored(home: Path, base: VqaTask, ti
     times = usual.micro_batches
     expected = times * (2 * saved(layers) - saved(tower))
     assert usual.memory_bytes - four.memory_bytes == pytest.approx(expected, rel=0.01)
-
-
-def test_advice_where_the_model_does_not_fit(tiny_qwen3: Path) -> None:
-    advice = [VqaSetup(tiny_recipe(tiny_qwen3, **more), Path()).loading_advice for more in ({}, NF4)]
-    assert ["recipe.base_format nf4" in each for each in advice] == [True, False]
