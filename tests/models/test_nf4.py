@@ -316,6 +316,23 @@ def test_saved_resumed_evaluated_and_continued(world: Path) -> None:
     assert said.startswith("run/adapter: was trained on another base model: its weights were not those of ")
 
 
+def test_weights_that_are_stored_otherwise_are_said(
+    home: Path, tiny_qwen3: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    four, plain = (make_task(home, tiny_recipe(tiny_qwen3, **more), Plan()) for more in (NF4, {}))
+    for name, task, other in (("four", four, plain), ("plain", plain, four)):
+        (tmp_path / name).mkdir()
+        task.save(tmp_path / name)
+        task.restore(tmp_path / name)
+        assert not capsys.readouterr().err
+        other.restore(tmp_path / name)
+        there, here = ("nf4", "float32") if name == "four" else ("float32", "nf4")
+        assert capsys.readouterr().err == (
+            f"{tmp_path / name}: was trained on base weights stored as {there}, and here they are stored as {here}: "
+            "this is another model than the one that was trained\n"
+        )
+
+
 @pytest.mark.parametrize("double", [False, True])
 def test_the_readme_loads_the_base_in_four_bits(
     home: Path, tiny_qwen3: Path, tmp_path: Path, double: bool, monkeypatch: pytest.MonkeyPatch
@@ -332,6 +349,9 @@ def test_the_readme_loads_the_base_in_four_bits(
     )
     shutil.copy(home / "images/0.png", tmp_path / "saved/image.png")
     monkeypatch.chdir(tmp_path / "saved")
+    # Compared in float32 on the CPU, without bitsandbytes' own kernels for some CPUs, which compute in bf16.
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(bitsandbytes.nn.modules, "has_avx512bf16", lambda: False)
     held: dict[str, Any] = {}
     exec(lines_of(Path("README.md")), held)
     inputs, model = held["inputs"], held["model"]
@@ -342,8 +362,8 @@ def test_the_readme_loads_the_base_in_four_bits(
     with torch.no_grad():
         batch = task._build([encoded], part)
         mine = task.model.logits(task.model.hidden(batch), torch.arange(encoded.prefix))
-        theirs = model(**inputs.to(model.device)).logits[0, : encoded.prefix].float().cpu()
-    torch.testing.assert_close(theirs, mine, atol=1e-4, rtol=1e-4)
+        theirs = model(**inputs).logits[0, : encoded.prefix]
+    torch.testing.assert_close(theirs, mine, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
@@ -388,9 +408,9 @@ def test_what_memory_a_plan_is_chosen_for(tiny_qwen3: Path) -> None:
     recipes = [tiny_recipe(tiny_qwen3, precision="bf16", **more) for more in ({}, NF4, NF4 | {"double_quant": True})]
     sizes_in_gib = [language_bytes(recipe, text) / 2**30 for recipe in recipes]
     assert sizes_in_gib == pytest.approx([16.94, 6.41, 6.07], abs=0.05)
-    machine = Machine("cuda", "a GPU", 24 * 2**30, 8, True)
+    machine = Machine("cuda", "a GPU", 48 * 2**30, 8, True)
     plain, four = (choose_plan(recipe, machine, config, 1)[0] for recipe in recipes[:2])
-    assert plain.checkpointing == "full" and four.token_budget >= plain.token_budget // 2
+    assert (plain.checkpointing, four.checkpointing) == ("full", "none")
 
 
 def test_the_floor_counts_bytes_as_they_are_stored(home: Path, base: VqaTask, tiny_qwen3: Path) -> None:

@@ -63,11 +63,11 @@ def _frozen(tensor: Tensor) -> nn.Parameter:
 def quantize(base: Any, recipe: VlmRecipe, device: torch.device) -> None:
     """In place, layer by layer: the layers that transformers' BitsAndBytesConfig takes, tower included, and its
     `lm_head` not. Layers that are in four bits stay as they are."""
-    from transformers.quantizers.base import get_keys_to_not_convert
+    from transformers.quantizers.base import HfQuantizer
     from transformers.quantizers.quantizers_utils import should_convert_module
 
     computed = torch.bfloat16 if recipe.precision == "bf16" else torch.float32
-    kept = get_keys_to_not_convert(base)
+    kept = HfQuantizer.get_modules_to_not_convert(base, None, base._keep_in_fp32_modules)
     for name, module in list(base.named_modules()):
         if type(module) is nn.Linear and should_convert_module(name, kept):
             base.set_submodule(name, Nf4Linear(module, recipe.double_quant, computed, device))
