@@ -160,8 +160,12 @@ class MadeData:
     def once(self) -> ReadImage:
         return self.read_image
 
+    def note(self, torchvision: bool) -> None:
+        """Nothing is resized."""
 
-def build(size: str, device: torch.device, dtype: torch.dtype) -> Any:
+
+def build(size: str, device: torch.device, dtype: torch.dtype, layers: int | None = None) -> Any:
+    """With so many decoder layers, or all; the configuration names all."""
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
     shapes = SIZES[size]
@@ -171,22 +175,34 @@ def build(size: str, device: torch.device, dtype: torch.dtype) -> Any:
         image_token_id=IMAGE_TOKEN,
         tie_word_embeddings=False,
     )
+    every = config.text_config.num_hidden_layers
+    config.text_config.num_hidden_layers = layers or every
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     torch.manual_seed(0)
     with device:
         model = Qwen3VLForConditionalGeneration._from_config(config, attn_implementation="sdpa")
     torch.set_default_dtype(before)
+    model.config.text_config.num_hidden_layers = every
     return model.eval()
 
 
 def measure(
-    name: str, plan: Plan, recipe: VqaRecipe, data: MadeData, size: str, device: torch.device, steps: int
+    name: str,
+    plan: Plan,
+    recipe: VqaRecipe,
+    data: MadeData,
+    size: str,
+    device: torch.device,
+    steps: int,
+    base: Any = None,
 ) -> dict[str, Any]:
     cuda = device.type == "cuda"
     dtype = torch.bfloat16 if recipe.precision == "bf16" else torch.float32
     byte_table = np.linspace(-1, 1, 256, dtype=np.float32)[None].repeat(3, 0)
-    model = VisionLanguageModel(build(size, device, dtype), data.family, recipe, plan, device, byte_table)
+    base = build(size, device, dtype) if base is None else base
+    model = VisionLanguageModel(base, data.family, recipe, plan, device, byte_table)
+    del base
     samples = [e.sample for e in data.encoded.values()]
     made: Any = Opened(data, "none", [])  # type: ignore[arg-type]
     task = VqaTask(recipe, plan, model, data, data, {"train": samples}, cache=made)  # type: ignore[arg-type]

@@ -221,14 +221,15 @@ def test_what_no_recipe_can_say_is_refused_all_at_once(tmp_path: Path) -> None:
         learning_rate=1e-4,
     ) == [
         "old.yaml:15: learning_rate is 0.0001; but lr, which means the same, is 0.001",
-        f"old.yaml:3: load_in_4bit is true; the base model would be quantized{unsaid} false)",
+        "old.yaml:3: load_in_4bit is true; without bnb_4bit_quant_type bitsandbytes takes fp4, which no recipe has "
+        "(allowed: false, or give bnb_4bit_quant_type: nf4 if the old run had it)",
         f"old.yaml:4: label_smoothing_factor is 0.1; the loss would be another one{unsaid} 0)",
         f"old.yaml:8: group_by_length is true; the order would depend on lengths{unsaid} false)",
         f"old.yaml:9: dataloader_drop_last is true; the last questions of an epoch would be left out{unsaid} false)",
         "old.yaml:10: num_train_epochs is 0.5; must be whole: give max_steps for a part of an epoch",
         f"old.yaml:7: lr_scheduler_type is polynomial; no recipe has this schedule (allowed: {schedules})",
         "old.yaml:5: optim is adafactor; no recipe has this optimizer "
-        "(allowed: adamw, adamw_hf, adamw_torch, adamw_torch_fused, adamw_apex_fused)",
+        "(allowed: adamw, adamw_hf, adamw_torch, adamw_torch_fused, adamw_apex_fused, paged_adamw, paged_adamw_32bit)",
         "old.yaml:6: fp16 is true; there is no fp16 recipe (allowed: bf16, float32, tf32)",
         "old.yaml:13: lora.target_modules is all-linear; must be a list of layer names, such as [q_proj, v_proj]",
         "old.yaml:12: lora.r: lora.r is 0; must be greater than or equal to 1",
@@ -363,14 +364,34 @@ def test_a_key_that_is_not_known_is_refused_until_it_is_let_go(tmp_path: Path) -
         ),
         ({"question_suffix": "in one word", "question_prefix": "Say"}, "the prompt would be another one"),
         ({"template": "vicuna"}, "the prompt would be another one (allowed: qwen2_vl, qwen2_5_vl, qwen3_vl"),
-        ({"model": {"quantization": "nf4"}}, "model.quantization is nf4; the base model would be quantized"),
-        ({"bnb_4bit_quant_type": "nf4"}, "bnb_4bit_quant_type is nf4; the base model would be quantized"),
         (
-            {"quantization_config": {"load_in_4bit": "true", "bnb_4bit_quant_type": "nf4"}},
-            "quantization_config.load_in_4bit is true; the base model would be quantized",
+            {"load_in_4bit": True, "bnb_4bit_quant_type": "fp4"},
+            "bnb_4bit_quant_type is fp4; no recipe has base weights in this format (allowed: nf4)",
         ),
-        ({"use_qlora": True}, "use_qlora is true; the base model would be quantized"),
-        ({"bits": 4}, "bits is 4; the base model would be quantized"),
+        (
+            {"quantization_config": {"load_in_8bit": True, "llm_int8_threshold": 6.0}},
+            "quantization_config.load_in_8bit is true; no recipe has base weights in eight bits (allowed: false; four",
+        ),
+        ({"bits": 8}, "bits is 8; no recipe has base weights of so many bits (allowed: 4, 16, 32)"),
+        ({"quantization": "awq"}, "quantization is awq; no recipe has this quantization (allowed: nf4, none)"),
+        (
+            {"bnb_4bit_compute_dtype": "bfloat16"},
+            "bnb_4bit_compute_dtype is bfloat16; nothing says whether the base model is quantized (load_in_4bit: true",
+        ),
+        (
+            {"use_qlora": True, "llm_int8_skip_modules": ["visual"]},
+            "llm_int8_skip_modules is [visual]; other layers would be quantized, and no recipe says that (allowed: [lm",
+        ),
+        (
+            {"use_qlora": True, "bnb_4bit_compute_dtype": "float16"},
+            "bnb_4bit_compute_dtype is float16; no recipe has this precision (allowed: bf16, float32, tf32)",
+        ),
+        (
+            {"use_qlora": True, "bnb_4bit_compute_dtype": "torch.float32", "bf16": True},
+            "bnb_4bit_compute_dtype is torch.float32; but recipe.precision is bf16, which is what the matmuls compute",
+        ),
+        ({"use_qlora": True, "bnb_4bit_new": 1}, "bnb_4bit_new is 1; not known, and it may change the model; --drop"),
+        ({"use_qlora": True}, "base_format nf4 stores weights that are not trained, and train is all; allowed: train"),
         ({"precision": "nf4"}, "precision is nf4; no recipe has this precision (allowed: bf16, float32, tf32)"),
         ({"stage": "dpo"}, "stage is dpo; no recipe has such a stage (allowed: a whole number, a list of them, sft)"),
         ({"stages": [1, 2]}, "it may choose questions (recipe.data.where) or train on one stage after another"),
@@ -391,6 +412,33 @@ def test_a_quantization_that_is_off_is_dropped(tmp_path: Path) -> None:
     done = converted(tmp_path, **old)
     assert_complete(done, {**BASE, **old})
     assert why(done, "bnb_4bit_quant_type") == "does nothing: no quantization is asked for"
+
+
+QLORA = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+
+
+@pytest.mark.parametrize(
+    ("old", "double", "precision"),
+    [
+        (QLORA, False, "float32"),
+        ({"quantization_config": QLORA | {"bnb_4bit_use_double_quant": True}, "bf16": True}, True, "bf16"),
+        ({"model": {**QLORA, "use_nested_quant": False}, "dtype": "bfloat16"}, False, "bf16"),
+        ({**QLORA, "bnb_4bit_compute_dtype": "torch.bfloat16", "bnb_4bit_quant_storage": "uint8"}, False, "bf16"),
+        ({**QLORA, "bnb_4bit_compute_dtype": "float32", "tf32": True, "llm_int8_threshold": 6.0}, False, "tf32"),
+        ({"use_qlora": True, "bnb_4bit_compute_dtype": "bfloat16", "bf16": True}, False, "bf16"),
+        ({"bnb_4bit_quant_type": "nf4", "llm_int8_skip_modules": ["lm_head"], "load_in_8bit": None}, False, "float32"),
+        ({"quantization": "nf4", "load_in_8bit": False}, False, "float32"),
+        # LLaMA-Factory, and QLoRA's own script
+        ({"quantization_bit": 4, "quantization_method": "bnb", "bf16": True}, True, "bf16"),
+        ({"bits": 4, "quant_type": "nf4", "double_quant": False}, False, "float32"),
+    ],
+)
+def test_four_bits_are_kept(tmp_path: Path, old: dict[str, Any], double: bool, precision: str) -> None:
+    old = old | {"lora_r": 8, "optim": "paged_adamw_32bit"}
+    done = converted(tmp_path, **old)
+    assert (done.recipe.base_format, done.recipe.double_quant, done.recipe.precision) == ("nf4", double, precision)
+    assert_complete(done, {**BASE, **old})
+    assert "-> recipe.base_format = nf4 " in re.sub(" +", " ", render(done.notes))
 
 
 @pytest.mark.parametrize("name", ["llava-hf/llava-1.5-7b-hf", "google/medgemma-4b-it", "Qwen/Qwen2.5-7B-Instruct"])

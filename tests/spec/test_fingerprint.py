@@ -233,6 +233,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
             "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],
         },
         "train_vision": False,
+        **{"base_format": "precision", "double_quant": False},
         "data": {
             **{"train": "t", "val": None, "test": None, "image_root": ".", "where": {}, "limit": None},
             "on_bad": "stop",

@@ -57,9 +57,10 @@ def test_while_the_model_is_loaded(recipe: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("fields", "advice"),
     [
-        ({}, "a smaller recipe.model, recipe.precision bf16, a GPU with more memory"),
+        ({}, "a smaller recipe.model, recipe.precision bf16, recipe.base_format nf4, a GPU with more memory"),
         ({"train": "all"}, "a smaller recipe.model, recipe.precision bf16, recipe.train lora, a GPU with more memory"),
-        ({"precision": "bf16"}, "a smaller recipe.model, a GPU with more memory"),
+        ({"precision": "bf16"}, "a smaller recipe.model, recipe.base_format nf4, a GPU with more memory"),
+        ({"precision": "bf16", "base_format": "nf4"}, "a smaller recipe.model, a GPU with more memory"),
     ],
 )
 def test_advice_is_what_the_recipe_does_not_have_yet(fields: dict[str, str], advice: str) -> None:

@@ -38,31 +38,57 @@ def save_readme(folder: Path, family: Family, encoder: Encoder, recipe: VlmRecip
         f"---\n{header}---\n\n# {recipe.name}\n\n"
         f"Trained weights: {kind} `{base}`{at} (recipe {recipe.fingerprint}). Tokenizer, chat template and image "
         f"settings beside them are those of the training: images of {processor.min_pixels} to {processor.max_pixels} "
-        f"pixels, resized by {processor.backend}. With other settings the answers may be worse.\n\n"
+        f"pixels, resized by {processor.backend}. With other settings the answers may be worse.{_four_bits(recipe)}\n\n"
         f"Run in this folder, with an image beside:\n\n```python\n{_lines(family, encoder, recipe, base)}```\n",
         encoding="utf-8",
     )
 
 
+def _four_bits(recipe: VlmRecipe) -> str:
+    if recipe.base_format != "nf4":
+        return ""
+    return (
+        f" The base model's weights were stored as {recipe.base_words} (bitsandbytes); in another format it is another "
+        "model, and answers otherwise."
+    )
+
+
+def _loading(source: str, recipe: VlmRecipe) -> str:
+    """Lines that load the base model, or the whole one, as the training did."""
+    dtype = "torch.bfloat16" if recipe.precision == "bf16" else "torch.float32"
+    if recipe.base_format != "nf4":
+        return f"model = AutoModelForImageTextToText.from_pretrained({source}, dtype={dtype})\n"
+    four_bits = (
+        f'BitsAndBytesConfig(\n    load_in_4bit=True, bnb_4bit_quant_type="nf4", '
+        f"bnb_4bit_use_double_quant={recipe.double_quant}, bnb_4bit_compute_dtype={dtype}\n)\n"
+    )
+    loaded = f"{source}, dtype=torch.bfloat16, quantization_config=four_bits, device_map=device"
+    lines = f"four_bits = {four_bits}model = AutoModelForImageTextToText.from_pretrained({loaded})\n"
+    if recipe.precision != "bf16":  # what is not in four bits is computed in float32 too
+        lines += "model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)\n"
+    return lines
+
+
 def _lines(family: Family, encoder: Encoder, recipe: VlmRecipe, base: str) -> str:
     adapter, kind = recipe.train == "lora", encoder.processor.library_class
-    dtype = "torch.bfloat16" if recipe.precision == "bf16" else "torch.float32"
+    four_bits = recipe.base_format == "nf4"
     source = repr(base if adapter else ".")
     if adapter and recipe.revision is not None:
         source += f", revision={recipe.revision!r}"
     system = [] if recipe.system_prompt is None else [{"role": "system", "content": recipe.system_prompt}]
     chat = "".join(f"{json.dumps(message, ensure_ascii=False)}, " for message in system)
+    peft = "PeftModel" + (", prepare_model_for_kbit_training" if four_bits and recipe.precision != "bf16" else "")
     return (
-        "import torch\n" + ("from peft import PeftModel\n" if adapter else "") + "from PIL import Image, ImageOps\n"
-        "from transformers import AutoModelForImageTextToText, AutoTokenizer\n"
+        "import torch\n" + (f"from peft import {peft}\n" if adapter else "") + "from PIL import Image, ImageOps\n"
+        f"from transformers import AutoModelForImageTextToText, AutoTokenizer{', BitsAndBytesConfig' * four_bits}\n"
         f"from {kind.__module__} import {kind.__name__}\n\n"
         'image, question = ImageOps.exif_transpose(Image.open("image.png")).convert("RGB"), "What is there?"\n'
         + _prompt(recipe)
         + 'device = "cuda" if torch.cuda.is_available() else "cpu"\n'
-        f"model = AutoModelForImageTextToText.from_pretrained({source}, dtype={dtype})\n"
+        + _loading(source, recipe)
         + ('model = PeftModel.from_pretrained(model, ".")\n' if adapter else "")
-        + "model = model.to(device).eval()\n"
-        f'tokenizer, processor = AutoTokenizer.from_pretrained("."), {kind.__name__}.from_pretrained(".")\n'
+        + ("model = model.eval()\n" if four_bits else "model = model.to(device).eval()\n")
+        + f'tokenizer, processor = AutoTokenizer.from_pretrained("."), {kind.__name__}.from_pretrained(".")\n'
         'asked = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": question}]}\n'
         f"chat = [{chat}asked]\n"
         "text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)\n"

@@ -20,6 +20,7 @@ from sameday.spec.vlm import VlmRecipe
 from sameday.spec.words import first_names
 
 CONFIG, WEIGHTS, ORIGIN = "adapter_config.json", "adapter_model.safetensors", "origin.json"
+NF4 = "nf4"
 COMPARED = frozenset({"r", "lora_alpha", "target_modules", "base_model_name_or_path", "peft_type"})
 ASIDE = frozenset(
     {"lora_dropout", "task_type", "inference_mode", "auto_mapping", "revision", "peft_version", "runtime_config"}
@@ -29,9 +30,11 @@ OWN_STARTS = (True, False, "gaussian", "orthogonal", "eva")
 """Ways to draw new adapters which leave the base model as it is."""
 
 
-def write_origin(folder: Path, digest: str, dtype: torch.dtype) -> None:
-    """Which base model an adapter belongs to, by its weights: names of folders may mean anything."""
-    (folder / ORIGIN).write_text(json.dumps({"base_model": digest, "dtype": str(dtype)}, indent=1) + "\n")
+def write_origin(folder: Path, digest: str, dtype: torch.dtype, stored: str | None = None) -> None:
+    """Which base model an adapter belongs to, by its weights: names of folders may mean anything. `stored` says how
+    they were stored while it was trained, where that was not the format they were read in."""
+    origin = {"base_model": digest, "dtype": str(dtype)} | ({} if stored is None else {"base_format": stored})
+    (folder / ORIGIN).write_text(json.dumps(origin, indent=1) + "\n")
 
 
 def load_start(model: nn.Module, family: Family, recipe: VlmRecipe, folder: Path, base: str, digest: str) -> Any:
@@ -50,6 +53,20 @@ def check_base(folder: Path, digest: str, dtype: torch.dtype, whose: str, base: 
         raise BadInput(
             f"{whose}: was trained on another base model: its weights were not those of {base}; "
             "allowed: an adapter of this base model"
+        )
+
+
+def other_format(folder: Path, here: str, whose: str) -> Iterator[str]:
+    """A sentence where an adapter was trained on base weights in four bits and meets others, or the other way round:
+    allowed, and another model than the one that was trained."""
+    origin = _origin(folder) or {}
+    there = origin.get("base_format") or str(origin.get("dtype", here)).removeprefix("torch.").replace(
+        "bfloat16", "bf16"
+    )
+    if there != here and NF4 in there + here:
+        yield (
+            f"{whose}: was trained on base weights stored as {there}, and here they are stored as {here}: this is "
+            "another model than the one that was trained"
         )
 
 

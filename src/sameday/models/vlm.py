@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -27,11 +28,11 @@ from sameday.kernels.patches import patches
 from sameday.models.adapters import adapter_parameters, add_adapters, prepare_adapters
 from sameday.models.families import family_of
 from sameday.models.families.base import Family, Grids
-from sameday.models.start import WEIGHTS, check_base, load_start, write_origin
+from sameday.models.start import WEIGHTS, check_base, load_start, other_format, write_origin
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
 from sameday.spec.vlm import VlmRecipe
-from sameday.spec.words import first_names
+from sameday.spec.words import first_names, tell
 
 COMPILE_BACKEND = "inductor"
 KEPT = 16
@@ -63,7 +64,13 @@ class VisionLanguageModel:
         base.config.get_text_config()._attn_implementation = attention.NAME
         attention.register()
         base.requires_grad_(False)
+        # Of the weights as they were read: what quantizing makes of them may differ in a bit between devices.
         self.base_digest, self.base_dtype = _digest(dict(base.named_parameters())), next(base.parameters()).dtype
+        if recipe.base_format == "nf4":
+            from sameday.models.nf4 import quantize
+
+            quantize(base, recipe, device)
+        self.notes: list[str] = []
         self.module: Any = self._trainable(base, start_adapter).to(device)
         parts = family.parts(base)
         self.text, self.tower, self.head = parts.text, parts.tower, parts.head
@@ -86,6 +93,7 @@ class VisionLanguageModel:
         if recipe.train == "lora":
             if start_adapter is not None:
                 model = load_start(base, family, recipe, start_adapter, self.name, self.base_digest)
+                self.notes += other_format(start_adapter, recipe.base_words, f"start_adapter {start_adapter}")
             else:
                 model = add_adapters(base, family, recipe.lora, recipe.seed, allow_tower=recipe.train_vision)
             prepare_adapters(model, recipe.lora.dropout, self.keys)
@@ -242,7 +250,8 @@ class VisionLanguageModel:
         """The adapter in PEFT's format, or the whole model in transformers'."""
         if self.recipe.train == "lora":
             self.module.save_pretrained(str(folder), save_embedding_layers=False)
-            write_origin(folder, self.base_digest, self.base_dtype)
+            stored = self.recipe.base_words if self.recipe.base_format == "nf4" else None
+            write_origin(folder, self.base_digest, self.base_dtype, stored)
         else:
             self.module.save_pretrained(str(folder))
 
@@ -252,6 +261,8 @@ class VisionLanguageModel:
             from peft import set_peft_model_state_dict
 
             check_base(folder, self.base_digest, self.base_dtype, str(folder), self.recipe.model)
+            for note in other_format(folder, self.recipe.base_words, str(folder)):
+                tell(note, sys.stderr)
             tensors = _read(lambda: load_file(folder / WEIGHTS), folder)
             own = {name.replace(".default.", "."): p.shape for name, p in adapter_parameters(self.module)}
             if {name: tensor.shape for name, tensor in tensors.items()} != own:
@@ -295,19 +306,21 @@ def _digest(parameters: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name, parameter in sorted(parameters.items()):
         flat = parameter.detach().contiguous().flatten()
-        bits = flat.view(torch.int16 if flat.element_size() == 2 else torch.int32)
+        bits = flat.view({1: torch.uint8, 2: torch.int16}.get(flat.element_size(), torch.int32))
         some = bits[:: max(1, bits.numel() // 64)].tolist()
         digest.update(f"{name} {tuple(parameter.shape)} {bits.sum(dtype=torch.int64).item()} {some}".encode())
     return digest.hexdigest()
 
 
 def load_base(model: str, recipe: VlmRecipe, device: torch.device) -> Any:
-    """The pretrained model, frozen parts in the recipe's format."""
+    """The pretrained model, frozen parts in the recipe's format, or in what four bits are made of."""
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     config = AutoConfig.from_pretrained(model, revision=recipe.revision)
     family_of(config.model_type).check_supported(config)
-    half = recipe.precision == "bf16"
+    # Four bits are made of bf16 in every precision, layer by layer on the device: the whole need not fit there.
+    nf4 = recipe.base_format == "nf4"
+    half = nf4 or recipe.precision == "bf16"
     # What is missing would be drawn at random, without a seed.
     base, loaded = _read(
         lambda: AutoModelForImageTextToText.from_pretrained(
@@ -315,7 +328,7 @@ def load_base(model: str, recipe: VlmRecipe, device: torch.device) -> Any:
             revision=recipe.revision,
             dtype=torch.bfloat16 if half else torch.float32,
             attn_implementation="sdpa",
-            device_map={"": device} if device.type == "cuda" else None,
+            device_map={"": device} if device.type == "cuda" and not nf4 else None,
             output_loading_info=True,
         ),
         model,

@@ -35,7 +35,7 @@ from sameday.spec.words import tell
 
 DISTRIBUTIONS = (
     *("sameday", "torch", "torchvision", "triton", "transformers", "tokenizers", "peft", "accelerate"),
-    *("safetensors", "numpy", "pillow", "pydantic"),
+    *("bitsandbytes", "safetensors", "numpy", "pillow", "pydantic"),
 )
 """Packages whose versions may decide what a run computes."""
 STOPPED = "stopped.json"

@@ -69,6 +69,14 @@ class VlmRecipe(Recipe):
     train: Literal["lora", "all"] = Field("lora", description="Adapters, or all of the language model's weights.")
     lora: Lora = Field(default_factory=Lora, description="The adapters, where train is lora.")
     train_vision: bool = Field(False, description="Train the vision tower too. Otherwise it is frozen.")
+    base_format: Literal["precision", "nf4"] = Field(
+        "precision",
+        description="How the frozen base weights are stored: in the format of precision, or their linear layers in "
+        "four bits (bitsandbytes' NF4, as in QLoRA) and the rest in bf16. nf4 is another model: lossy.",
+    )
+    double_quant: bool = Field(
+        False, description="With base_format nf4: the scales of the four-bit weights are quantized too, to eight bits."
+    )
 
     data: Data = Field(description="Where questions and images are.")
     categories: Categories | None = Field(
@@ -130,6 +138,13 @@ class VlmRecipe(Recipe):
     def _consistent(self) -> VlmRecipe:
         if self.start_adapter is not None and self.train != "lora":
             raise ValueError("start_adapter continues an adapter, so train must be lora")
+        if self.base_format == "nf4" and self.train == "all":
+            raise ValueError(
+                "base_format nf4 stores weights that are not trained, and train is all; allowed: train lora, or "
+                "base_format precision"
+            )
+        if self.double_quant and self.base_format != "nf4":
+            raise ValueError(f"double_quant is for base_format nf4, and base_format is {self.base_format}")
         if self.min_pixels and self.max_pixels and self.min_pixels > self.max_pixels:
             raise ValueError(f"min_pixels {self.min_pixels} is larger than max_pixels {self.max_pixels}")
         return self
@@ -171,6 +186,12 @@ class VlmRecipe(Recipe):
     def ignored(self) -> frozenset[str]:
         unused = {"evaluate"} | ({"lora"} if self.train != "lora" else set())
         return super().ignored() | unused | ({"start_adapter"} if self.stage_before is not None else set())
+
+    @property
+    def base_words(self) -> str:
+        """How the base model's weights are stored, for people."""
+        usual = "bf16" if self.precision == "bf16" else "float32"
+        return ("nf4 with double_quant" if self.double_quant else "nf4") if self.base_format == "nf4" else usual
 
     @property
     def result(self) -> str:

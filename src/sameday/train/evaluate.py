@@ -72,6 +72,8 @@ def evaluate(asked: Request, group: Ranks | None = None) -> dict[str, float]:
         for choice in session.choices() if run is None else ():
             session.say(choice)
         task = session.load()
+        for note in task.notes:
+            session.say(note)
         if folder is not None and run is not None:
             if asked.checkpoint is not None:
                 # Asked again: a run that goes on may have removed the checkpoint since, or written a newer one.

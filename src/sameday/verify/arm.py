@@ -151,8 +151,14 @@ def start_weights(task: Any, rounded: bool) -> None:
             noise = STIR * torch.randn(parameter.shape, generator=generator)
             parameter.data.copy_(noise)
     if rounded:
+        # Weights in four bits are rounded where they are dequantised, not by their codes and scales.
+        packed = [module for module in task.module().modules() if hasattr(module, "weight_dtype")]
+        stored = {id(parameter) for module in packed for parameter in module.parameters()}
+        for module in packed:
+            module.weight_dtype = torch.bfloat16
         for parameter in task.module().parameters():
-            parameter.data.copy_(parameter.data.bfloat16())
+            if id(parameter) not in stored:
+                parameter.data.copy_(parameter.data.bfloat16())
 
 
 def _fixed_gradients(witness: Any, session: Session, job: Job, folder: Path) -> None:

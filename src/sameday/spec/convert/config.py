@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from sameday.spec.convert import keys
 from sameday.spec.convert.conversion import Conversion, Note, show
+from sameday.spec.convert.quantization import COMPUTE, quantization
 from sameday.spec.convert.settings import Settings
 from sameday.spec.document import read_document
 from sameday.spec.errors import BadInput
@@ -29,7 +30,7 @@ def convert(path: Path, families: Sequence[str] = (), drop: Sequence[str] = ()) 
     ones; without them any model is taken. `drop` names keys or sections to leave out, whatever they say."""
     work = _Converter(read_document(path), path.parent, drop)
     work.model(families)
-    work.quantization()
+    quantization(work)
     work.simple()
     work.batch()
     work.length()
@@ -68,16 +69,6 @@ class _Converter(Settings):
             self.why["model_name_or_path"] = f"its family is not told by its name: `train` looks at it {allowed}"
         if kind is None and keys.QUANTIZED.search(name.lower()):
             self.refuse("model_name_or_path", "by its name its weights are quantized, and no recipe says that")
-
-    def quantization(self) -> None:
-        """The settings of one that nothing turns on, or that is turned off, do nothing."""
-        switches = ("load_in_4bit", "load_in_8bit")
-        off = any(name in self.old for name in switches) and not any(self.get(name, bool) for name in switches)
-        for name in [name for name in self.old if name.startswith(keys.QUANTIZATION)]:
-            if off or self.old[name][1] in (None, False):
-                self.drop(name, "does nothing: no quantization is asked for")
-            else:
-                self.refuse(name, "the base model would be quantized, and no recipe says that (load_in_4bit: false is)")
 
     def simple(self) -> None:
         """What one old key says alone."""
@@ -199,7 +190,9 @@ class _Converter(Settings):
         if self.get("fp16", bool):
             self.refuse("fp16", f"there is no fp16 recipe {allowed}")
         mixed = self.text("mixed_precision").lower()
-        for key, given in (("torch_dtype", dtype), ("mixed_precision", mixed)):
+        four_bits = self.new["recipe"].values.get("base_format") == "nf4"
+        matmuls = self.text(COMPUTE).lower().removeprefix("torch.") if four_bits else ""
+        for key, given in (("torch_dtype", dtype), ("mixed_precision", mixed), (COMPUTE, matmuls)):
             if given and given not in keys.DTYPES:
                 self.refuse(key, f"no recipe has this precision {allowed}")
         name, chosen, why = "bf16", "float32", "bf16 is off"
@@ -210,6 +203,8 @@ class _Converter(Settings):
             chosen, why = "bf16", "with float32 master copies of what is trained"
         elif self.get("tf32", bool):
             name, chosen, why = "tf32", "tf32", "float32 with TF32 matmuls"
+        elif keys.DTYPES.get(matmuls) == "bf16" and not dtype and not mixed and self.get("bf16", bool) is None:
+            name, chosen, why = COMPUTE, "bf16", "what the matmuls compute in"
         if self.get(name, bool) is None:
             self.default("recipe.precision", chosen, name)
         else:
@@ -217,6 +212,11 @@ class _Converter(Settings):
         for other in ("bf16", "fp16", "tf32", "torch_dtype", "mixed_precision"):
             if other != name:
                 self.drop(other, f"recipe.precision is {chosen}")
+        if matmuls in keys.DTYPES and name != COMPUTE:
+            if keys.DTYPES[matmuls] == chosen.replace("tf32", "float32"):
+                self.drop(COMPUTE, f"recipe.precision is {chosen}")
+            else:
+                self.refuse(COMPUTE, f"but recipe.precision is {chosen}, which is what the matmuls compute in")
 
     def has_adapters(self) -> bool:
         names = [name for name, (_, value) in self.old.items() if value is not None]

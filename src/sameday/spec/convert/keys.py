@@ -38,7 +38,11 @@ ALIASES = {
     **{"image_cache_dir": "vision_cache_dir", "precision": "torch_dtype", "adam_betas": "betas"},
     **dict.fromkeys(("use_4bit", "use_qlora", "qlora", "q_lora"), "load_in_4bit"),
     **{"use_8bit": "load_in_8bit", "bits": "quantization_bit", "quantization": "quantization_method"},
-    **dict.fromkeys(("quant", "quantize", "quant_type", "quant_method"), "quantization_method"),
+    **dict.fromkeys(("quant", "quantize", "quant_method"), "quantization_method"),
+    **dict.fromkeys(("quant_type", "quantization_type", "bnb_quant_type"), "bnb_4bit_quant_type"),
+    **dict.fromkeys(("double_quant", "use_double_quant", "double_quantization"), "bnb_4bit_use_double_quant"),
+    **dict.fromkeys(("use_nested_quant", "bnb_4bit_use_nested_quant"), "bnb_4bit_use_double_quant"),
+    **dict.fromkeys(("compute_dtype", "bnb_compute_dtype"), "bnb_4bit_compute_dtype"),
     **dict.fromkeys(("freeze_vision", "freeze_vit", "freeze_vision_encoder"), "freeze_vision_tower"),
     **dict.fromkeys(("freeze_merger", "freeze_aligner", "freeze_projector"), "freeze_multi_modal_projector"),
     **dict.fromkeys(("completion_only_loss", "assistant_only_loss", "mask_inputs", "mask_prompts"), "mask_prompt"),
@@ -109,8 +113,6 @@ _PROMPT = "the prompt would be another one"
 _RESIZED = "images would be resized otherwise than by recipe.min_pixels and max_pixels"
 _FORM, _WHERE = "the adapters would have another form", "the adapters would start elsewhere"
 NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
-    "load_in_4bit": ((False,), _QUANTIZED),
-    "load_in_8bit": ((False,), _QUANTIZED),
     "label_smoothing_factor": ((0,), "the loss would be another one"),
     "group_by_length": ((False,), "the order would depend on lengths"),
     "dataloader_drop_last": ((False,), "the last questions of an epoch would be left out"),
@@ -127,8 +129,6 @@ NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "modules_to_save": (([],), "more than adapters would be trained"),
     "init_lora_weights": ((True,), _WHERE),
     "adafactor": ((False,), "the optimizer would be another one"),
-    "quantization_bit": ((16, 32), _QUANTIZED),
-    "quantization_method": (("none", False), _QUANTIZED),
     "use_qalora": ((False,), _QUANTIZED),
     **dict.fromkeys(("question_prefix", "question_suffix", "prompt_prefix", "prompt_suffix"), (("",), _PROMPT)),
     **dict.fromkeys(("answer_prefix", "answer_suffix", "answer_template"), (("",), "the answers would be other ones")),
@@ -239,8 +239,16 @@ ELSEWHERE = {
     **dict.fromkeys(CACHES, "plan.cache and plan.cache_dir say it; entries of another trainer cannot be read here"),
 }
 
-# Settings of a quantization that load_in_4bit or load_in_8bit turns on.
-QUANTIZATION = ("bnb_", "llm_int8_", "double_quant", "use_double_quant")
+# What turns a quantization of the base model on, the beginnings of its settings, and those that change no weight.
+SWITCHES = ("load_in_4bit", "load_in_8bit", "quantization_bit", "quantization_method")
+QUANTIZATION = ("bnb_", "llm_int8_")
+QUANTIZATION_DROPPED = {
+    "bnb_4bit_quant_storage": "how the codes are stored changes no weight",
+    **dict.fromkeys(
+        ("llm_int8_threshold", "llm_int8_has_fp16_weight", "llm_int8_enable_fp32_cpu_offload"), "it is about eight bits"
+    ),
+    "llm_int8_skip_modules": "lm_head is not quantized",
+}
 
 # Names in models of families that are not supported, and in names of checkpoints that are quantized already.
 OTHER_FAMILIES = re.compile(
@@ -253,6 +261,7 @@ OWN_TEMPLATES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_nothink")
 
 OPTIMIZERS = {"adamw": "loop", "adamw_hf": "loop", "adamw_torch": "foreach"}
 OPTIMIZERS |= {"adamw_torch_fused": "fused", "adamw_apex_fused": "fused"}
+OPTIMIZERS |= dict.fromkeys(("paged_adamw", "paged_adamw_32bit"), "foreach")
 SCHEDULES = {
     "linear": "linear",
     "cosine": "cosine",
@@ -263,6 +272,7 @@ DTYPES = dict.fromkeys(("bfloat16", "bf16", "bf16-mixed", "auto"), "bf16")
 DTYPES |= dict.fromkeys(("float32", "fp32", "32", "no", "false"), "float32")
 PATHS = ("data.train", "data.val", "data.test", "data.image_root", "start_adapter")
 COMPUTED = (
+    *SWITCHES,
     *("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
     *("per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "max_steps"),
     *(

@@ -14,6 +14,9 @@ from sameday.spec.vlm import VlmRecipe
 BYTES_PER_ACTIVATION = 30 * 2
 """Kept for the backward pass, per token, layer and unit of width: about 30 numbers of two bytes, uncompiled."""
 
+SCALE_BYTES, DOUBLE_SCALE_BYTES = 4 / 64, (1 + 4 / 256) / 64
+"""Of the scales of a weight in four bits: a float32 for 64 weights, or a byte, and a float32 for 256 such bytes."""
+
 
 def attention_kernel(plan: Plan, machine: Machine, precision: str) -> tuple[str, str]:
     """Which kernel runs where rows hold several questions, and why. BadInput where the one asked for cannot."""
@@ -83,13 +86,24 @@ def choose_plan(recipe: VlmRecipe, machine: Machine, config: Any, ranks: int) ->
 
 def _spare(recipe: VlmRecipe, machine: Machine, text: Any) -> float:
     """Bytes left for activations: nine tenths of the memory less the weights, gradients and optimizer state."""
+    return 0.9 * machine.memory - language_bytes(recipe, text)
+
+
+def language_bytes(recipe: VlmRecipe, text: Any) -> float:
+    """About what a language model's weights take, with gradients and optimizer state where they are trained."""
     half = recipe.precision == "bf16" and recipe.train == "lora"
     each = (2 if half else 4) + (12 if recipe.train == "all" else 0)
-    return 0.9 * machine.memory - language_weights(text) * each
+    in_four_bits = _linear_weights(text) if recipe.base_format == "nf4" else 0
+    rest = language_weights(text) - in_four_bits
+    return rest * each + in_four_bits * (0.5 + (DOUBLE_SCALE_BYTES if recipe.double_quant else SCALE_BYTES))
 
 
 def language_weights(text: Any) -> int:
     """About how many parameters a language model of this configuration has."""
+    return _linear_weights(text) + 2 * int(text.vocab_size * text.hidden_size)
+
+
+def _linear_weights(text: Any) -> int:
+    """Without embeddings and head."""
     heads = text.num_attention_heads * (getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
-    layer = text.hidden_size * (3 * text.intermediate_size + 4 * heads)
-    return int(text.num_hidden_layers * layer + 2 * text.vocab_size * text.hidden_size)
+    return int(text.num_hidden_layers * text.hidden_size * (3 * text.intermediate_size + 4 * heads))

@@ -217,6 +217,11 @@ class VqaSetup(TaskSetup):
         except (OSError, ValueError, AttributeError, TypeError) as error:
             raise BadInput(f"model {recipe.model!r}: its configuration cannot be read: {error}") from None
         family_of(config.model_type).check_supported(config)
+        if getattr(config, "quantization_config", None) is not None:
+            raise BadInput(
+                f"model {recipe.model!r}: its weights are stored quantized; allowed: a model in bf16 or float32, which "
+                "recipe.base_format nf4 takes to four bits"
+            )
         return config
 
     @cached_property
@@ -227,8 +232,10 @@ class VqaSetup(TaskSetup):
 
     @property
     def loading_advice(self) -> str:
-        fewer = ("a smaller recipe.model", "recipe.precision bf16", "recipe.train lora")
-        helps = (True, self.recipe.precision != "bf16", self.recipe.train != "lora")
+        recipe = self.recipe
+        fewer = ("a smaller recipe.model", "recipe.precision bf16", "recipe.train lora", "recipe.base_format nf4")
+        four_bits = recipe.train == "lora" and recipe.base_format != "nf4"
+        helps = (True, recipe.precision != "bf16", recipe.train != "lora", four_bits)
         return ", ".join([*(what for what, so in zip(fewer, helps, strict=True) if so), "a GPU with more memory"])
 
     def drop_too_long(self, splits: Any) -> Any:
@@ -290,6 +297,10 @@ class VqaSetup(TaskSetup):
                 "plan.cache features keeps what the vision tower makes of an image, and recipe.train_vision trains the "
                 "tower; allowed: none, pixels, auto"
             )
+        if self.recipe.base_format == "nf4":
+            from sameday.models.nf4 import lacking
+
+            problems += [why for why in [lacking(machine.device)] if why is not None]
         try:
             kernel, why = attention_kernel(plan, machine, self.recipe.precision)
         except BadInput as error:

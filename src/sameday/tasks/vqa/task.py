@@ -78,7 +78,7 @@ class VqaTask(Task):
         self.cache = cache or Opened(Source(processor), "none", [])
         self.source = self.cache.source
         resizing = processor.note(find_spec("torchvision") is not None)
-        self.notes: Sequence[str] = [*self.cache.notes, *([resizing] if resizing else [])]
+        self.notes: Sequence[str] = [*model.notes, *self.cache.notes, *([resizing] if resizing else [])]
         self.device, self._start_digest = model.device, start_digest
         self.places = [Place(s.id, s.image_key, s.stage) for s in splits.get("train", [])]
         self._epoch = lru_cache(maxsize=2)(self._epoch_steps)

@@ -1,0 +1,76 @@
+"""A base model whose linear layers are stored in four bits: which of them, made how, and what is needed for it."""
+
+from __future__ import annotations
+
+from importlib import import_module, metadata
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sameday.kernels import nf4
+from sameday.spec.vlm import VlmRecipe
+
+SOURCE = torch.bfloat16
+"""What codes and scales are made of, and what all other weights of the base model are rounded to, whatever format the
+recipe computes in: a float32 recipe then has the same codes."""
+INSTALL = "pip install 'bitsandbytes>=0.50,<0.51'"
+
+
+def lacking(device: str) -> str | None:
+    """Why weights in four bits cannot be had on this kind of device; None where they can."""
+    asked = "recipe.base_format nf4 needs the package bitsandbytes"
+    try:
+        import_module("bitsandbytes")
+    except ImportError:
+        return f"{asked}, which is not installed: {INSTALL}; allowed without it: precision"
+    try:
+        codes, scales = nf4.quantize(torch.ones(1, nf4.BLOCK, dtype=SOURCE, device=device), False)
+        nf4.dequantize(codes, scales, (1, nf4.BLOCK), SOURCE)
+    except Exception as error:  # whatever a library without a build for this device raises
+        why = str(error).strip().splitlines()
+        version = metadata.version("bitsandbytes")
+        said = why[0] if why else type(error).__name__
+        return f"{asked}, and version {version}, which is installed, does not work on this machine's {device}: {said}"
+    return None
+
+
+class Nf4Linear(nn.Linear):
+    """A frozen linear layer. `weight` holds the codes, two to a byte; its bias is as it was."""
+
+    def __init__(self, linear: nn.Linear, double_quant: bool, weight_dtype: torch.dtype, device: torch.device) -> None:
+        nn.Module.__init__(self)  # there is no weight of its shape
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight_dtype = weight_dtype
+        """What the weights are dequantised to."""
+        source = linear.weight.detach().to(device=device, dtype=SOURCE)
+        codes, scales = nf4.quantize(source.contiguous(), double_quant)
+        self.weight = _frozen(codes)
+        self.scales = nn.ParameterList(_frozen(scale) for scale in scales)
+        self.bias = None if linear.bias is None else _frozen(linear.bias.detach().to(device))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nf4.nf4_linear(x, self.weight, [*self.scales], self.bias, self.out_features, self.weight_dtype)
+
+    def dequantized(self) -> Tensor:
+        return nf4.dequantize(self.weight, [*self.scales], (self.out_features, self.in_features), self.weight_dtype)
+
+
+def _frozen(tensor: Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor, requires_grad=False)
+
+
+def quantize(base: Any, recipe: VlmRecipe, device: torch.device) -> None:
+    """In place, layer by layer: the layers that transformers' BitsAndBytesConfig takes, tower included, and its
+    `lm_head` not. Layers that are in four bits stay as they are."""
+    from transformers.quantizers.base import HfQuantizer
+    from transformers.quantizers.quantizers_utils import should_convert_module
+
+    computed = torch.bfloat16 if recipe.precision == "bf16" else torch.float32
+    kept = HfQuantizer.get_modules_to_not_convert(base, None, base._keep_in_fp32_modules)
+    for name, module in list(base.named_modules()):
+        if type(module) is nn.Linear and should_convert_module(name, kept):
+            base.set_submodule(name, Nf4Linear(module, recipe.double_quant, computed, device))
+    for parameter in base.parameters():
+        if parameter.dtype == SOURCE:
+            parameter.data = parameter.data.to(computed)
