@@ -57,6 +57,7 @@ def audit(
     progress: Callable[[int, int], None] | None = None,
     label: str | None = None,
     few: int | None = None,
+    stages: Sequence[int] | None = None,
 ) -> Audit:
     """Read the file, decode each distinct image once, return the good questions and all that is wrong. An image that
     an earlier audit found good, in a file that is as it was, is not decoded again.
@@ -65,7 +66,7 @@ def audit(
     known. `limit` takes the first so many lines that are not blank, good or bad. `progress` is called with the number
     of images decoded and the number of all that have to be. `label` is how problems call the file. `few` looks at so
     many questions and no more, taken image by image, as a short trial wants them. Without an `image_root` only texts
-    are looked at, and no question is good.
+    are looked at, and no question is good. `stages` are those that a question may have, where it must have one.
     """
     root = None if image_root is None else _resolved_root(image_root)
     raws, wrong, where, hints = _read(path, limit, None if few is None else _image_by_image(path, root, limit, few))
@@ -73,6 +74,7 @@ def audit(
         raise BadInput(f"{path} is empty: it holds no question")
     for number, raw in raws.items():
         wrong[number] += _text_problems(raw, () if family is None else family.markers.special)
+        wrong[number] += _stage_problems(raw.stage, stages)
     where = {number: f"{label or path.name}:{place}" for number, place in where.items()}
     names = dict.fromkeys(name for raw in raws.values() for name in raw.images)
     if root is None:
@@ -110,9 +112,10 @@ def check(
     on_bad: Literal["stop", "skip"] = "stop",
     label: str | None = None,
     few: int | None = None,
+    stages: Sequence[int] | None = None,
 ) -> tuple[list[Sample], list[Problem]]:
     """The good questions and the problems; any problem stops, or is skipped, as `on_bad` says."""
-    result = audit(path, image_root, family, limit, workers, progress, label, few)
+    result = audit(path, image_root, family, limit, workers, progress, label, few, stages)
     listed = report(result.problems, in_lines(result.problems), path) if result.problems else ""
     listed = "\n".join(filter(None, [listed, *result.hints]))
     if result.lost is not None and image_root is not None:
@@ -151,6 +154,13 @@ def _read(
     if wrong and every is None:
         hints.append(f"no line of {path} is a JSON object; {NEEDED}")
     return raws, wrong, where, hints
+
+
+def _stage_problems(stage: int | None, allowed: Sequence[int] | None) -> list[str]:
+    if allowed is None or stage in allowed:
+        return []
+    needed = ", ".join(map(str, allowed))
+    return [f"has no 'stage'; needed: {needed}" if stage is None else f"'stage' is {stage}; allowed: {needed}"]
 
 
 def _problems(wrong: dict[int, list[str]], where: dict[int, str]) -> list[Problem]:
