@@ -27,8 +27,11 @@ def save_settings(folder: Path, family: Family, encoder: Encoder) -> None:
         _write(folder / VIDEO_SETTINGS, {"video_processor_type": family.video_processor} | whole)
 
 
-def save_readme(folder: Path, family: Family, encoder: Encoder, recipe: VlmRecipe, base: str) -> None:
-    """In place of PEFT's, which says nothing about this adapter."""
+def save_readme(
+    folder: Path, family: Family, encoder: Encoder, recipe: VlmRecipe, base: str, asking: str | None = None
+) -> None:
+    """In place of PEFT's, which says nothing about this adapter. `asking` is Python that asks a model which is loaded;
+    None generates one answer."""
     adapter, processor = recipe.train == "lora", encoder.processor
     where = {"base_model": base, "library_name": "peft" if adapter else "transformers"}
     header = "".join(f"{key}: {json.dumps(value)}\n" for key, value in where.items())
@@ -39,19 +42,17 @@ def save_readme(folder: Path, family: Family, encoder: Encoder, recipe: VlmRecip
         f"Trained weights: {kind} `{base}`{at} (recipe {recipe.fingerprint}). Tokenizer, chat template and image "
         f"settings beside them are those of the training: images of {processor.min_pixels} to {processor.max_pixels} "
         f"pixels, resized by {processor.backend}. With other settings the answers may be worse.\n\n"
-        f"Run in this folder, with an image beside:\n\n```python\n{_lines(family, encoder, recipe, base)}```\n",
+        f"Run in this folder, with an image beside:\n\n```python\n{_lines(family, encoder, recipe, base, asking)}```\n",
         encoding="utf-8",
     )
 
 
-def _lines(family: Family, encoder: Encoder, recipe: VlmRecipe, base: str) -> str:
+def _lines(family: Family, encoder: Encoder, recipe: VlmRecipe, base: str, asking: str | None) -> str:
     adapter, kind = recipe.train == "lora", encoder.processor.library_class
     dtype = "torch.bfloat16" if recipe.precision == "bf16" else "torch.float32"
     source = repr(base if adapter else ".")
     if adapter and recipe.revision is not None:
         source += f", revision={recipe.revision!r}"
-    system = [] if recipe.system_prompt is None else [{"role": "system", "content": recipe.system_prompt}]
-    chat = "".join(f"{json.dumps(message, ensure_ascii=False)}, " for message in system)
     return (
         "import torch\n" + ("from peft import PeftModel\n" if adapter else "") + "from PIL import Image, ImageOps\n"
         "from transformers import AutoModelForImageTextToText, AutoTokenizer\n"
@@ -62,10 +63,24 @@ def _lines(family: Family, encoder: Encoder, recipe: VlmRecipe, base: str) -> st
         + ('model = PeftModel.from_pretrained(model, ".")\n' if adapter else "")
         + "model = model.to(device).eval()\n"
         f'tokenizer, processor = AutoTokenizer.from_pretrained("."), {kind.__name__}.from_pretrained(".")\n'
+        + (_generating(family, recipe) if asking is None else asking)
+    )
+
+
+def prompt_in_python(family: Family, recipe: VlmRecipe) -> str:
+    """From `image` and `question` to `inputs`."""
+    system = [] if recipe.system_prompt is None else [{"role": "system", "content": recipe.system_prompt}]
+    chat = "".join(f"{json.dumps(message, ensure_ascii=False)}, " for message in system)
+    return (
         'asked = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": question}]}\n'
         f"chat = [{chat}asked]\n"
         "text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)\n"
         f"{family.inputs_in_python()}"
+    )
+
+
+def _generating(family: Family, recipe: VlmRecipe) -> str:
+    return prompt_in_python(family, recipe) + (
         "answer = model.generate(**inputs.to(device), do_sample=False, max_new_tokens=64)\n"
         'print(tokenizer.decode(answer[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))\n'
     )
