@@ -28,10 +28,15 @@ def save_settings(folder: Path, family: Family, encoder: Encoder) -> None:
 
 
 def save_readme(
-    folder: Path, family: Family, encoder: Encoder, recipe: VlmRecipe, base: str, asking: str | None = None
+    folder: Path,
+    family: Family,
+    encoder: Encoder,
+    recipe: VlmRecipe,
+    base: str,
+    asking: tuple[str, str] | None = None,
 ) -> None:
-    """In place of PEFT's, which says nothing about this adapter. `asking` is Python that asks a model which is loaded;
-    None generates one answer."""
+    """In place of PEFT's, which says nothing about this adapter. `asking` is Python, imports and lines, that asks a
+    model once it is loaded; None generates one answer."""
     adapter, processor = recipe.train == "lora", encoder.processor
     where = {"base_model": base, "library_name": "peft" if adapter else "transformers"}
     header = "".join(f"{key}: {json.dumps(value)}\n" for key, value in where.items())
@@ -47,23 +52,23 @@ def save_readme(
     )
 
 
-def _lines(family: Family, encoder: Encoder, recipe: VlmRecipe, base: str, asking: str | None) -> str:
+def _lines(family: Family, encoder: Encoder, recipe: VlmRecipe, base: str, asking: tuple[str, str] | None) -> str:
     adapter, kind = recipe.train == "lora", encoder.processor.library_class
     dtype = "torch.bfloat16" if recipe.precision == "bf16" else "torch.float32"
     source = repr(base if adapter else ".")
     if adapter and recipe.revision is not None:
         source += f", revision={recipe.revision!r}"
+    imports, lines = ("", _generating(family, recipe)) if asking is None else asking
     return (
         "import torch\n" + ("from peft import PeftModel\n" if adapter else "") + "from PIL import Image, ImageOps\n"
         "from transformers import AutoModelForImageTextToText, AutoTokenizer\n"
-        f"from {kind.__module__} import {kind.__name__}\n\n"
+        f"from {kind.__module__} import {kind.__name__}\n{imports}\n"
         'image, question = ImageOps.exif_transpose(Image.open("image.png")).convert("RGB"), "What is there?"\n'
         'device = "cuda" if torch.cuda.is_available() else "cpu"\n'
         f"model = AutoModelForImageTextToText.from_pretrained({source}, dtype={dtype})\n"
         + ('model = PeftModel.from_pretrained(model, ".")\n' if adapter else "")
         + "model = model.to(device).eval()\n"
-        f'tokenizer, processor = AutoTokenizer.from_pretrained("."), {kind.__name__}.from_pretrained(".")\n'
-        + (_generating(family, recipe) if asking is None else asking)
+        f'tokenizer, processor = AutoTokenizer.from_pretrained("."), {kind.__name__}.from_pretrained(".")\n' + lines
     )
 
 

@@ -136,19 +136,27 @@ class StageHeads(nn.Module):
         self.load_state_dict(load_file(folder / WEIGHTS))
 
 
+def has_heads(folder: Path) -> bool:
+    """Whether heads lie there, or what is left of them."""
+    return (folder / WEIGHTS).exists() or (folder / ABOUT).exists()
+
+
 def problems(folder: Path, width: int, vocabulary: int, rank: Rank) -> Iterator[str]:
-    """Why the heads that lie in a folder are not of this form; nothing of them is loaded."""
+    """Why the heads that lie in a folder cannot be taken for heads of this form."""
     try:
         about: Any = json.loads((folder / ABOUT).read_text())
         there = about["rank"]
         with safe_open(folder / WEIGHTS, framework="pt") as file:
-            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         yield f"its heads cannot be read: {error}"
         return
-    needed = shapes(width, vocabulary, rank)
+    found, needed = {name: tuple(tensor.shape) for name, tensor in tensors.items()}, shapes(width, vocabulary, rank)
     if there != rank:
         yield f"heads.rank is {there} there, {rank} in the recipe"
     elif found != needed:
         odd = sorted(name for name in found.keys() | needed.keys() if found.get(name) != needed.get(name))
         yield f"{WEIGHTS} does not have the tensors of this recipe's heads: {first_names(odd)}"
+    infinite = sorted(name for name, tensor in tensors.items() if not tensor.isfinite().all())
+    if infinite:
+        yield f"{WEIGHTS} has tensors that are not finite ({len(infinite)}): {first_names(infinite)}"

@@ -12,9 +12,8 @@ from sameday.models.families.base import Family
 from sameday.models.heads import WEIGHTS
 from sameday.spec.cot import CotRecipe
 
+IMPORTS = "from safetensors.torch import load_file\n"
 ASKING = """\
-from safetensors.torch import load_file
-
 # All questions about the image, with their stages: stage 2 depends on stage 1, stage 3 on both.
 questions = [(1, question), (2, "What colour is it?"), (3, "What is to be done?")]
 heads = {{name: tensor.to(device) for name, tensor in load_file("{weights}").items()}}
@@ -63,4 +62,4 @@ def save_readme(folder: Path, family: Family, encoder: Encoder, recipe: CotRecip
         prompt=textwrap.indent(prompt, "    ").rstrip(),
         added='heads[f"W.{stage}"] @ z' if full else 'heads[f"B.{stage}"] @ (heads[f"A.{stage}"] @ z)',
     )
-    handover.save_readme(folder, family, encoder, recipe, base, asking)
+    handover.save_readme(folder, family, encoder, recipe, base, (IMPORTS, asking))

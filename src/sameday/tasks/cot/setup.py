@@ -37,10 +37,10 @@ class CotSetup(VqaSetup):
     @cached_property
     def _checked_start(self) -> Path:
         """Heads that lie beside the adapter are taken with it."""
-        from sameday.models.heads import WEIGHTS, problems
+        from sameday.models.heads import has_heads, problems
 
         folder = super()._checked_start
-        if (folder / WEIGHTS).exists():
+        if has_heads(folder):
             text = self.config.get_text_config()
             wrong = list(problems(folder, text.hidden_size, text.vocab_size, self.recipe.heads.rank))
             if wrong:

@@ -18,7 +18,7 @@ from sameday.data.questions.partition import Cut, MicroBatch, whole_micro_batche
 from sameday.data.questions.sample import Sample
 from sameday.data.questions.source import ReadImage
 from sameday.models.flops import Counted, Work
-from sameday.models.heads import WEIGHTS, StageHeads
+from sameday.models.heads import StageHeads, has_heads
 from sameday.spec.cot import CotRecipe
 from sameday.spec.heads import STAGES
 from sameday.spec.load import resolve_path
@@ -55,7 +55,7 @@ class CotTask(VqaTask):
         task = super().load(recipe, plan, recipe_dir, device, splits)
         if recipe.start_adapter is not None:
             start = resolve_path(recipe_dir, recipe.start_adapter)
-            if (start / WEIGHTS).exists():
+            if has_heads(start):
                 task.heads.restore(start)
             task._start_digest = tensors_digest(task.trained())
         return task
