@@ -154,6 +154,9 @@ class MadeData:
     def encode(self, sample: Sample) -> Encoded:
         return self.encoded[sample.id]
 
+    def note(self, _torchvision: bool) -> str | None:
+        return None
+
     def read_image(self, image: ImageRef) -> Picture:
         return Picture(image.digest, self.image_pixels[int(image.path.name)], False, Times())
 
