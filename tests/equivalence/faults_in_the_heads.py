@@ -28,13 +28,13 @@ def _stages(change: Any) -> Any:
     return patch.object(Stages, "of", of)
 
 
-@planted(SHARED, "gradient", "models.heads", task="cot")
+@planted(SHARED, "context", "models.heads", task="cot")
 def context_leaks_between_images(_task: Any, _ranks: Any) -> Any:
     """The mean over stage 1 is taken over all questions of a micro-batch, whichever image they are about."""
     return _stages(lambda stages, images, right: right(stages, ["one"] * len(images)))
 
 
-@planted(SHARED, "gradient", "models.heads", task="cot")
+@planted(SHARED, "context", "models.heads", task="cot")
 def context_of_all_questions(_task: Any, _ranks: Any) -> Any:
     """An image's context of stage 1 is the mean over all of its questions, and not over those of stage 1."""
 
@@ -42,6 +42,13 @@ def context_of_all_questions(_task: Any, _ranks: Any) -> Any:
         return replace(right(stages, images), share=right([1] * len(stages), images).share)
 
     return _stages(change)
+
+
+@planted(SHARED, "gradient", "models.heads", task="cot")
+def contexts_of_other_images(task: Any, _ranks: Any) -> Any:
+    """The table of contexts is read one image too far: questions get the next image's."""
+    contexts = task.heads.contexts
+    return patch.object(task.heads, "contexts", lambda *how: tuple(each.roll(1, 0) for each in contexts(*how)))
 
 
 @planted(SHARED, "gradient", "models.heads", task="cot")
@@ -76,7 +83,7 @@ def a_stage_left_out(task: Any, _ranks: Any) -> Any:
     return patch.object(task, "_build", without)
 
 
-@planted(CUT, "gradient", "tasks.cot.task", task="cot")
+@planted(CUT, "context", "tasks.cot.task", task="cot")
 def an_image_in_two_micro_batches(task: Any, _ranks: Any) -> Any:
     """A group above the budget is split, and each part has the context of its own questions."""
     return patch.object(task, "_partition", lambda *how: VqaTask._partition(task, *how))

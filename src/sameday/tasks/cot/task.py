@@ -4,10 +4,12 @@ the heads, so that all questions of an image go through one forward pass, in wha
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,6 +19,7 @@ from sameday.data.questions.encode import Encoded
 from sameday.data.questions.partition import Cut, MicroBatch, whole_micro_batches
 from sameday.data.questions.sample import Sample
 from sameday.data.questions.source import ReadImage
+from sameday.data.seen import Seen, digest
 from sameday.models.flops import Counted, Work
 from sameday.models.heads import StageHeads, has_heads
 from sameday.spec.cot import CotRecipe
@@ -132,6 +135,17 @@ class CotTask(VqaTask):
         else:
             base = self.model.logits(hidden.index_copy(0, batch.target_at, z), batch.target_at)
         return base + self.heads.added(z, batch.stage[batch.owner])
+
+    def seen(self, batch: Batch) -> Iterator[Seen]:
+        """And of each question its stage, and whose states are in its image's contexts, by how much."""
+        assert isinstance(batch, CotBatch)
+        ids = np.array(batch.sample_ids)
+        stage, image, share = (tensor.cpu().numpy() for tensor in (batch.stage, batch.image, batch.share))
+        for number, question in enumerate(super().seen(batch)):
+            of_image = np.flatnonzero((image == image[number]) & share.any(1))
+            averaged = of_image[np.argsort(ids[of_image])]
+            more = {"stage": digest(stage[number : number + 1]), "context": digest(ids[averaged], share[averaged])}
+            yield replace(question, digests=question.digests | more)
 
     def part_sums(self, batch: CotBatch, losses: Tensor) -> Tensor:
         return _by_stage(batch.stage[batch.owner], (losses * batch.plain_weight)[:, None])[:, 0]
