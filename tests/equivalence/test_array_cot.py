@@ -37,8 +37,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     root = tmp_path_factory.mktemp("array-cot")
     home = worlds.write_world(root / "world", 0, (4, 1, 3), sizes=((48, 32), (32, 64)))
     model = worlds.write_tiny(root / "model", text={"num_hidden_layers": 2})
-    asked = {"effective_batch": 4, "lora": {"r": 4, "alpha": 8, "dropout": 0.1}, "weight_decay": 0.1}
-    yield Stage(root, home, worlds.cot_recipe(model, **asked), steps=4)
+    yield Stage(root, home, worlds.cot_recipe(model, effective_batch=4, weight_decay=0.1), steps=4)
     torch.use_deterministic_algorithms(False)
 
 

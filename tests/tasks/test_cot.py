@@ -26,16 +26,16 @@ from sameday.data.order import Place
 from sameday.data.questions.batch import make_batch
 from sameday.data.questions.layout import lay_out
 from sameday.data.questions.sample import Sample
-from sameday.hardware.machine import Machine
+from sameday.hardware.machine import Machine, detect_machine
 from sameday.hardware.ranks import Ranks
 from sameday.models.heads import Stages
+from sameday.models.vlm import VisionLanguageModel, load_base
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
 from sameday.tasks.base import lower_budget
 from sameday.tasks.cot.batch import CotBatch
 from sameday.tasks.cot.setup import CotSetup
 from sameday.tasks.cot.task import CotTask
-from sameday.tasks.vqa import task as questions
 from sameday.train.steps import Steps
 
 NEAR = 1e-5
@@ -67,12 +67,16 @@ Make = Callable[..., CotTask]
 
 @pytest.fixture(scope="module")
 def make(world: Path, model: Path) -> Make:
-    """A task of this world, its weights away from their start. The base model is read once."""
-    base = questions.load_base(str(model), worlds.cot_recipe(model), torch.device("cpu"))
+    """A task of this world, its weights away from their start. Files are read once."""
+    first, cpu = worlds.make_cot(world, worlds.cot_recipe(model), Plan()), torch.device("cpu")
+    base = load_base(str(model), first.recipe, cpu)
 
-    def made(plan: dict[str, Any] | None = None, stirred: bool = True, **recipe: Any) -> CotTask:
-        with patch.object(questions, "load_base", lambda *_: deepcopy(base)):
-            task = worlds.make_cot(world, worlds.cot_recipe(model, **recipe), Plan(**(plan or {})))
+    def made(plan: dict[str, Any] | None = None, stirred: bool = True, **changes: Any) -> CotTask:
+        recipe = worlds.cot_recipe(model, **changes)
+        asked = CotSetup(recipe, world).resolve_auto(Plan(**(plan or {})), detect_machine("cpu")).plan
+        table = first.processor.byte_table
+        computing = VisionLanguageModel(deepcopy(base), first.model.family, recipe, asked, cpu, table)
+        task = CotTask(recipe, asked, computing, first.encoder, first.processor, dict(first.splits))
         if stirred:
             worlds.stir(task)
         return task
@@ -181,7 +185,7 @@ def everyone(make: Make) -> list[Sample]:
     return list(make().splits["train"])
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), plan=st.sampled_from(sorted(PLANS)))
 def test_batched_is_one_question_at_a_time(
     tasks: dict[str, CotTask], everyone: list[Sample], data: st.DataObject, plan: str
@@ -229,6 +233,24 @@ def test_training_starts_from_the_base_model(make: Make, world: Path, model: Pat
     assert all(torch.equal(p, again.trained()[name]) for name, p in task.trained().items()), "keyed by seed and name"
     assert not torch.equal(task.heads.A["1"], task.heads.A["2"])
     assert not torch.equal(task.heads.A["1"], make(stirred=False, seed=1).heads.A["1"])
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+@pytest.mark.parametrize("rank", [3, "full"])
+def test_other_formats(make: Make, rank: Any) -> None:
+    """bf16 as autocast computes it, and float64, which `sameday verify` asks where float32 leaves a doubt."""
+    exact = make({}, heads={"rank": rank})
+    half = make({"label_only_logits": True}, precision="bf16", heads={"rank": rank})
+    batches = [next(iter(each.batches(0, None, Ranks()))) for each in (exact, half)]
+    near, _ = half.loss_sum(batches[1], 0)
+    loss, _ = exact.loss_sum(batches[0], 0)
+    exact.module().double()
+    double, losses = exact.loss_sum(batches[0], 0)
+    double.backward()
+    assert exact.heads.P["21"].dtype == torch.float64 and losses.dtype == torch.float32
+    assert loss.item() == pytest.approx(double.item(), rel=1e-5) == pytest.approx(near.item(), rel=0.05)
+    near.backward()
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in half.trained().values())
 
 
 # Contexts

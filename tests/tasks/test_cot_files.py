@@ -114,6 +114,19 @@ def test_heads_of_another_form_are_not_restored(finished: Finished, tmp_path: Pa
         task.restore(folder)
 
 
+def test_heads_beside_all_weights(finished: Finished, tmp_path: Path) -> None:
+    """Where the whole model is trained, its own file has nothing of the heads."""
+    recipe = finished.task().recipe.model_copy(update={"train": "all"})
+    task = worlds.make_cot(finished.folder, recipe, Plan())
+    worlds.stir(task)
+    before = {name: p.detach().clone() for name, p in task.trained().items()}
+    task.save(tmp_path)
+    assert recipe.result == "model" and not [n for n in load_file(tmp_path / "model.safetensors") if "heads" in n]
+    worlds.stir(task)
+    task.restore(tmp_path)
+    assert all(torch.equal(p, before[name]) for name, p in task.trained().items())
+
+
 # Starting from
 
 

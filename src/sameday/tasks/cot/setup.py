@@ -30,7 +30,7 @@ class CotSetup(VqaSetup):
     recipe_type = CotRecipe
     modules: ClassVar[tuple[str, ...]] = ("transformers", "peft", "sameday.tasks.cot.task")
     false_alarms = ""
-    stages: ClassVar[tuple[int, ...] | None] = STAGES
+    needed_stages: ClassVar[tuple[int, ...] | None] = STAGES
 
     recipe: CotRecipe
 

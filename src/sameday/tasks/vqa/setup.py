@@ -53,7 +53,7 @@ class VqaSetup(TaskSetup):
     # `make soak`, float32 and bf16 each: none of 100 puts the rate below 3% with 95% confidence.
     false_alarms = "no false alarm in 100 comparisons of equivalent plans on a CPU: fewer than 3 in 100"
 
-    stages: ClassVar[tuple[int, ...] | None] = None
+    needed_stages: ClassVar[tuple[int, ...] | None] = None
     """Those that each question must be of; None where a question needs none."""
 
     recipe: VlmRecipe
@@ -91,7 +91,7 @@ class VqaSetup(TaskSetup):
                     progress=_progress(name, say),
                     label=file,
                     few=None if few is None else few[name],
-                    stages=self.stages,
+                    stages=self.needed_stages,
                 )
                 skipped += problems
             except WrongRoot as error:
