@@ -169,9 +169,7 @@ def half_stages(root: Path, seed: int) -> Stages:
     images = sets.tiny_recipe(precision="bf16", seed=seed)
     return {
         "vqa": Stage(root, home, worlds.tiny_recipe(model, **changes), steps=4),
-        "cot": Stage(
-            root / "cot", home, worlds.cot_recipe(model, **COT | {"precision": "bf16", "seed": seed}), steps=4
-        ),
+        "cot": Stage(root / "cot", home, worlds.cot_recipe(model, **staged), steps=4),
         "classify": Stage(root / "images", sets.write_set(root / "set"), images, steps=4),
     }
 
