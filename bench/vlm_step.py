@@ -154,14 +154,14 @@ class MadeData:
     def encode(self, sample: Sample) -> Encoded:
         return self.encoded[sample.id]
 
+    def note(self, _torchvision: bool) -> None:
+        """Nothing is resized."""
+
     def read_image(self, image: ImageRef) -> Picture:
         return Picture(image.digest, self.image_pixels[int(image.path.name)], False, Times())
 
     def once(self) -> ReadImage:
         return self.read_image
-
-    def note(self, torchvision: bool) -> None:
-        """Nothing is resized."""
 
 
 def build(size: str, device: torch.device, dtype: torch.dtype, layers: int | None = None) -> Any:

@@ -169,9 +169,13 @@ def test_no_task_is_named_outside_its_own_folder_the_specs_and_the_registries() 
     assert not wrong, "\n".join(wrong)
 
 
+BUILT_ON = {"cot": {"vqa"}}
+"""Tasks that derive from another one, which knows nothing of them."""
+
+
 def test_tasks_do_not_name_each_other() -> None:
     for task in RECIPES:
-        others = set(RECIPES) - {task}
+        others = set(RECIPES) - {task} - BUILT_ON.get(task, set())
         for name, text in sources().items():
             if name.startswith(f"tasks.{task}"):
                 assert not task_names(text, others), name

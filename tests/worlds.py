@@ -16,8 +16,11 @@ from sameday.data.questions.audit import check
 from sameday.demo.tiny import write_model
 from sameday.hardware.machine import detect_machine
 from sameday.models.families import known_families
+from sameday.spec.cot import CotRecipe
 from sameday.spec.plan import Plan
 from sameday.spec.vqa import VqaRecipe
+from sameday.tasks.cot.setup import CotSetup
+from sameday.tasks.cot.task import CotTask
 from sameday.tasks.vqa.setup import VqaSetup
 from sameday.tasks.vqa.task import VqaTask
 
@@ -103,7 +106,15 @@ def write_tiny(folder: Path, family: str = "qwen3_vl", sharpen: float = 2.0, see
 
 
 def tiny_recipe(model: Path, **changes: Any) -> VqaRecipe:
-    fields: dict[str, Any] = {
+    return VqaRecipe.model_validate(_fields(model) | changes)
+
+
+def cot_recipe(model: Path, **changes: Any) -> CotRecipe:
+    return CotRecipe.model_validate(_fields(model) | {"heads": {"rank": 3}} | changes)
+
+
+def _fields(model: Path) -> dict[str, Any]:
+    return {
         "model": str(model),
         "precision": "float32",
         "data": {"train": "train.jsonl", "val": "val.jsonl", "image_root": "images"},
@@ -111,7 +122,12 @@ def tiny_recipe(model: Path, **changes: Any) -> VqaRecipe:
         "effective_batch": 16,
         "learning_rate": 1e-3,
     }
-    return VqaRecipe.model_validate(fields | changes)
+
+
+def make_cot(folder: Path, recipe: CotRecipe, plan: Plan) -> CotTask:
+    setup = CotSetup(recipe, folder)
+    splits = setup.audit(lambda _: None, ("train", "val")).splits
+    return setup.load(setup.resolve_auto(plan, detect_machine("cpu")).plan, torch.device("cpu"), splits)
 
 
 def make_task(folder: Path, recipe: VqaRecipe, plan: Plan) -> VqaTask:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sameday.data.order import Place, epoch_steps
+from sameday.data.order import Place, epoch_steps, whole_image_steps
 from sameday.spec.order import Order
 
 KINDS: list[dict[str, Any]] = [
@@ -158,3 +158,28 @@ def test_curriculum_goes_up_through_the_stages(
         for one in set(stages):
             runs = appearances(places, [i for i in sequence if stage(places[i]) == one])
             assert len(runs) == len(set(runs))
+
+
+# Steps of whole images
+
+
+@pytest.mark.parametrize("kind", ["by_image", "listed"])
+@given(places=questions(), batch=st.integers(1, 20), seed=seeds, epoch=epochs)
+def test_a_step_takes_whole_images_until_the_batch_is_reached(
+    kind: Any, places: list[Place], batch: int, seed: int, epoch: int
+) -> None:
+    order = Order(kind=kind)
+    steps = whole_image_steps(places, order, batch, seed, epoch)
+    assert sorted(flat(steps)) == list(range(len(places)))
+    images = appearances(places, flat(steps))
+    assert len(images) == len({place.image for place in places}), "the questions of an image stand together"
+    for step in steps:
+        last = places[step[-1]].image
+        assert sum(places[i].image != last for i in step) < batch, "without its last image a step is not full"
+        assert len(step) >= batch or step is steps[-1]
+    assert steps == whole_image_steps(places, order, batch, seed, epoch)
+    if kind == "listed":
+        assert images == list(dict.fromkeys(place.image for place in places))
+    else:
+        whole = epoch_steps(places, order, batch, seed, epoch)
+        assert flat(whole) == flat(steps), "images in the order of by_image"

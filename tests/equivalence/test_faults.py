@@ -39,6 +39,12 @@ RECIPE: dict[str, Any] = {
     "seed": 4,
 }
 LAYERS = {"num_hidden_layers": 2}
+COT: dict[str, Any] = {
+    "effective_batch": 5,
+    "max_pixels": 48 * 48,
+    "heads": {"rank": 3, "weights": {2: 0.5}},
+    "seed": 4,
+}
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +64,12 @@ Stages = dict[str, Stage]
 @pytest.fixture(scope="module")
 def stages(stage: Stage, tmp_path_factory: pytest.TempPathFactory) -> Stages:
     root = tmp_path_factory.mktemp("faults-images")
-    return {"vqa": stage, "classify": Stage(root, sets.write_set(root / "set"), sets.tiny_recipe())}
+    staged = worlds.cot_recipe(Path(stage.recipe.model), **COT)
+    return {
+        "vqa": stage,
+        "cot": Stage(root / "cot", stage.home, staged, steps=4),
+        "classify": Stage(root, sets.write_set(root / "set"), sets.tiny_recipe()),
+    }
 
 
 def compared(stages: Stages, fault: Fault, plant: Plant | None) -> Comparison:
@@ -154,9 +165,11 @@ def half_stages(root: Path, seed: int) -> Stages:
     home = worlds.write_world(root / "world", seed, (4, 2, 3), hard=False, sizes=((48, 32),))
     model = worlds.write_tiny(root / "model", seed=seed, text=LAYERS)
     changes = RECIPE | {"precision": "bf16", "max_grad_norm": 1.0, "seed": seed}
+    staged = COT | {"precision": "bf16", "seed": seed}
     images = sets.tiny_recipe(precision="bf16", seed=seed)
     return {
         "vqa": Stage(root, home, worlds.tiny_recipe(model, **changes), steps=4),
+        "cot": Stage(root / "cot", home, worlds.cot_recipe(model, **staged), steps=4),
         "classify": Stage(root / "images", sets.write_set(root / "set"), images, steps=4),
     }
 

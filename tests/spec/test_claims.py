@@ -29,7 +29,11 @@ def walk(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]
 
 RECIPE_FIELDS = [pair for task, recipe in RECIPES.items() for pair in walk(recipe, f"{task}.")]
 FIELDS = [*RECIPE_FIELDS, *walk(Plan, "plan.")]
-TINY: dict[str, Recipe] = {"vqa": worlds.tiny_recipe(Path("model")), "classify": sets.tiny_recipe()}
+TINY: dict[str, Recipe] = {
+    "vqa": worlds.tiny_recipe(Path("model")),
+    "cot": worlds.cot_recipe(Path("model")),
+    "classify": sets.tiny_recipe(),
+}
 NEED_A_GPU = {"compile_mode", "level_kernel", "cuda_graphs"}
 """On a CPU nothing but their plain values can be tried."""
 

@@ -122,6 +122,8 @@ BOUNDED_OTHERWISE = {
     "eval_steps",
     "save_steps",
     "best.every",
+    "heads.rank",
+    "heads.weights",
 }
 """By what the other fields are, or together with a word."""
 

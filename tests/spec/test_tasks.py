@@ -60,9 +60,9 @@ def test_the_task_picks_the_recipe() -> None:
 @pytest.mark.parametrize("value", ["detect", "3", "[vqa]"])
 def test_an_unknown_task(value: str) -> None:
     said = recipe_error(VQA + f"task: {value}\n")
-    assert said.startswith("recipe.yaml:3: task is ") and said.endswith("; must be one of 'vqa', 'classify'")
+    assert said.startswith("recipe.yaml:3: task is ") and said.endswith("; must be one of 'vqa', 'cot', 'classify'")
     assert recipe_error(VQA, "recipe.task=detect") == (
-        "--set recipe.task=detect: task is 'detect'; must be one of 'vqa', 'classify'"
+        "--set recipe.task=detect: task is 'detect'; must be one of 'vqa', 'cot', 'classify'"
     )
 
 

@@ -107,7 +107,7 @@ def test_plan_fields_that_it_cannot_follow_are_refused(home: Path) -> None:
     assert "it is for a model whose layers can be compiled, which task tabular does not have: leave it out" in said
     said = sameday(home, "train", "recipe.yaml", "--set", "recipe.precision=bf16", code=2)
     assert "precision is 'bf16'; must be 'float32'" in said
-    assert "must be one of 'vqa', 'classify', 'tabular'" in sameday(
+    assert "must be one of 'vqa', 'cot', 'classify', 'tabular'" in sameday(
         home, "train", "recipe.yaml", "--set", "recipe.task=table", code=2
     )
     assert "task tabular has no use for a cache" in sameday(home, "cache", "recipe.yaml", "--kind", "pixels", code=2)

@@ -43,6 +43,17 @@ def epoch_steps(places: Sequence[Place], order: Order, batch: int, seed: int, ep
     return _cut(list(everything), batch)
 
 
+def whole_image_steps(places: Sequence[Place], order: Order, batch: int, seed: int, epoch: int) -> list[list[int]]:
+    """Positions in `places`, each exactly once, in steps of whole images: a step takes images, in the recipe's order of
+    images, until it has at least `batch` samples; the last step may be smaller."""
+    steps: list[list[int]] = []
+    for image in _images(places, range(len(places)), order, seed, epoch):
+        if not steps or len(steps[-1]) >= batch:
+            steps.append([])
+        steps[-1] += image
+    return steps
+
+
 def permutation(count: int, *what: object) -> np.ndarray:
     """The numbers below `count` in an order that `what` decides, and nothing else: no generator's stream, whose
     versions differ. By splitmix64, which is one to one, so that no two numbers tie."""
@@ -67,12 +78,14 @@ def _shuffled(places: Sequence[Place], members: Iterable[int], seed: int, epoch:
 
 
 def _images(places: Sequence[Place], members: Iterable[int], order: Order, seed: int, epoch: int) -> list[list[int]]:
-    """The questions of each image together, images at random."""
+    """The questions of each image together; images at random, or where the order is `listed` as in the file."""
     groups: dict[Hashable, list[int]] = {}
     for i in members:
         groups.setdefault(places[i].image, []).append(i)
     if order.within_image == "stage":
         groups = {image: sorted(group, key=lambda i: _stage(places[i])) for image, group in groups.items()}
+    if order.kind == "listed":
+        return list(groups.values())
     # An image is known by its first question's id, not by its pixels: the same question file gives the same order.
     return sorted(groups.values(), key=lambda group: (_key("image", seed, epoch, places[group[0]].id), group[0]))
 

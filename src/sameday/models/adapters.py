@@ -70,7 +70,7 @@ def add_adapters(model: nn.Module, family: Family, lora: Lora, seed: int, allow_
     wrapped = get_peft_model(model, config)
     for name, parameter in adapter_parameters(wrapped):
         if ".lora_A." in name:
-            parameter.data.copy_(_uniform(parameter, 1 / math.sqrt(parameter.shape[1]), seed, name))
+            parameter.data.copy_(uniform(parameter, 1 / math.sqrt(parameter.shape[1]), seed, name))
         else:
             parameter.data.zero_()
     return wrapped
@@ -104,6 +104,6 @@ def prepare_adapters(model: nn.Module, dropout: float, keys: DropoutKeys) -> Non
         parameter.data = parameter.data.float()
 
 
-def _uniform(parameter: Tensor, bound: float, seed: int, name: str) -> Tensor:
+def uniform(parameter: Tensor, bound: float, seed: int, name: str) -> Tensor:
     generator = torch.Generator().manual_seed(name_key("adapter", seed, name) & 0xFFFFFFFF)
     return torch.empty(parameter.shape, dtype=torch.float32).uniform_(-bound, bound, generator=generator)

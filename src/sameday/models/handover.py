@@ -27,8 +27,16 @@ def save_settings(folder: Path, family: Family, encoder: Encoder) -> None:
         _write(folder / VIDEO_SETTINGS, {"video_processor_type": family.video_processor} | whole)
 
 
-def save_readme(folder: Path, family: Family, encoder: Encoder, recipe: VlmRecipe, base: str) -> None:
-    """In place of PEFT's, which says nothing about this adapter."""
+def save_readme(
+    folder: Path,
+    family: Family,
+    encoder: Encoder,
+    recipe: VlmRecipe,
+    base: str,
+    asking: tuple[str, str] | None = None,
+) -> None:
+    """In place of PEFT's, which says nothing about this adapter. `asking` is Python, imports and lines, that asks a
+    model once it is loaded; None generates one answer."""
     adapter, processor = recipe.train == "lora", encoder.processor
     where = {"base_model": base, "library_name": "peft" if adapter else "transformers"}
     header = "".join(f"{key}: {json.dumps(value)}\n" for key, value in where.items())
@@ -39,7 +47,7 @@ def save_readme(folder: Path, family: Family, encoder: Encoder, recipe: VlmRecip
         f"Trained weights: {kind} `{base}`{at} (recipe {recipe.fingerprint}). Tokenizer, chat template and image "
         f"settings beside them are those of the training: images of {processor.min_pixels} to {processor.max_pixels} "
         f"pixels, resized by {processor.backend}. With other settings the answers may be worse.{_four_bits(recipe)}\n\n"
-        f"Run in this folder, with an image beside:\n\n```python\n{_lines(family, encoder, recipe, base)}```\n",
+        f"Run in this folder, with an image beside:\n\n```python\n{_lines(family, encoder, recipe, base, asking)}```\n",
         encoding="utf-8",
     )
 
@@ -69,30 +77,42 @@ def _loading(source: str, recipe: VlmRecipe) -> str:
     return lines
 
 
-def _lines(family: Family, encoder: Encoder, recipe: VlmRecipe, base: str) -> str:
+def _lines(family: Family, encoder: Encoder, recipe: VlmRecipe, base: str, asking: tuple[str, str] | None) -> str:
     adapter, kind = recipe.train == "lora", encoder.processor.library_class
     four_bits = recipe.base_format == "nf4"
     source = repr(base if adapter else ".")
     if adapter and recipe.revision is not None:
         source += f", revision={recipe.revision!r}"
-    system = [] if recipe.system_prompt is None else [{"role": "system", "content": recipe.system_prompt}]
-    chat = "".join(f"{json.dumps(message, ensure_ascii=False)}, " for message in system)
     peft = "PeftModel" + (", prepare_model_for_kbit_training" if four_bits and recipe.precision != "bf16" else "")
+    imports, lines = ("", _generating(family, recipe)) if asking is None else asking
     return (
         "import torch\n" + (f"from peft import {peft}\n" if adapter else "") + "from PIL import Image, ImageOps\n"
         f"from transformers import AutoModelForImageTextToText, AutoTokenizer{', BitsAndBytesConfig' * four_bits}\n"
-        f"from {kind.__module__} import {kind.__name__}\n\n"
+        f"from {kind.__module__} import {kind.__name__}\n{imports}\n"
         'image, question = ImageOps.exif_transpose(Image.open("image.png")).convert("RGB"), "What is there?"\n'
-        + _prompt(recipe)
-        + 'device = "cuda" if torch.cuda.is_available() else "cpu"\n'
+        'device = "cuda" if torch.cuda.is_available() else "cpu"\n'
         + _loading(source, recipe)
         + ('model = PeftModel.from_pretrained(model, ".")\n' if adapter else "")
         + ("model = model.eval()\n" if four_bits else "model = model.to(device).eval()\n")
         + f'tokenizer, processor = AutoTokenizer.from_pretrained("."), {kind.__name__}.from_pretrained(".")\n'
+        + lines
+    )
+
+
+def prompt_in_python(family: Family, recipe: VlmRecipe) -> str:
+    """From `image` and `question` to `inputs`."""
+    system = [] if recipe.system_prompt is None else [{"role": "system", "content": recipe.system_prompt}]
+    chat = "".join(f"{json.dumps(message, ensure_ascii=False)}, " for message in system)
+    return _prompt(recipe) + (
         'asked = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": question}]}\n'
         f"chat = [{chat}asked]\n"
         "text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)\n"
         f"{family.inputs_in_python()}"
+    )
+
+
+def _generating(family: Family, recipe: VlmRecipe) -> str:
+    return prompt_in_python(family, recipe) + (
         "answer = model.generate(**inputs.to(device), do_sample=False, max_new_tokens=64)\n"
         'print(tokenizer.decode(answer[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))\n'
     )

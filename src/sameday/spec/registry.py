@@ -8,11 +8,12 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from sameday.spec.classify import ClassifyRecipe
+from sameday.spec.cot import CotRecipe
 from sameday.spec.recipe import Recipe
 from sameday.spec.vqa import VqaRecipe
 
 GROUP = "sameday.tasks"
-RECIPES: dict[str, type[Recipe]] = {"vqa": VqaRecipe, "classify": ClassifyRecipe}
+RECIPES: dict[str, type[Recipe]] = {"vqa": VqaRecipe, "cot": CotRecipe, "classify": ClassifyRecipe}
 """The recipes that come with this package. The first is meant where a file names no task."""
 
 

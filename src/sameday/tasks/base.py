@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -267,6 +267,10 @@ class Task(ABC):
     """What is left to try where one sample alone is too much."""
     evaluation_advice: str = "a smaller model or smaller samples"
     """The same for evaluation, which keeps nothing for a backward pass."""
+    smallest: str | None = None
+    """The least that a micro-batch can hold, in words, where that is more than one sample."""
+    loss_parts: tuple[str, ...] = ()
+    """Names of parts of the loss that the log shows beside the whole."""
     stop_asked: Callable[[], bool] = staticmethod(lambda: False)
     """Whether somebody waits for this process to leave: an evaluation is then given up between two micro-batches."""
 
@@ -279,7 +283,16 @@ class Task(ABC):
         """Everything that computes, trained or frozen."""
 
     @abstractmethod
-    def steps_per_epoch(self) -> int: ...
+    def steps_per_epoch(self) -> int:
+        """Of the first epoch; unless a task says otherwise, of every epoch."""
+
+    def epoch_start(self, epoch: int) -> int:
+        """The first step of an epoch, counted over all epochs."""
+        return epoch * self.steps_per_epoch()
+
+    def epoch_ends(self, total: int) -> Container[int]:
+        """How many steps are done when an epoch ends, for each end within `total` steps."""
+        return range(0, total + 1, self.steps_per_epoch())
 
     @abstractmethod
     def step_ids(self, step: int) -> list[int]:
@@ -310,6 +323,14 @@ class Task(ABC):
     def loss_sum(self, batch: Any, step: int) -> tuple[Tensor, Tensor]:
         """The weighted sum of the micro-batch's losses, and each loss by itself, detached."""
 
+    def part_sums(self, batch: Any, losses: Tensor) -> Tensor:
+        """For each of `loss_parts` its sum of the micro-batch's losses, of which `loss_sum` gave each by itself."""
+        raise NotImplementedError
+
+    def part_counts(self, ids: Sequence[int]) -> Sequence[float]:
+        """What the sums of each of `loss_parts` are divided by; 0 where the step has nothing of it."""
+        return ()
+
     @abstractmethod
     def seen(self, batch: Any) -> Iterable[Seen]:
         """The samples of a micro-batch as the model sees them, read back from its tensors."""
@@ -332,8 +353,8 @@ class Task(ABC):
             return EvaluationGivenUp()
         names = [name for each in ranks.gather(list(short)) for name in each]
         return RunStopped(
-            f"out of memory in evaluation with a single {sample}, {first_names(names)}. What is left to try: "
-            f"{self.evaluation_advice}.",
+            f"out of memory in evaluation with a single {self.smallest or sample}, {first_names(names)}. What is left "
+            f"to try: {self.evaluation_advice}.",
             EXIT_OUT_OF_MEMORY,
         )
 
@@ -421,7 +442,7 @@ def lower_budget(
     smaller, was = task.smaller_budget(step, budget, ranks), task.budget(step, budget, ranks)
     if smaller is None:
         raise RunStopped(
-            f"out of memory with a single {sample} in a micro-batch, in the step of "
+            f"out of memory with a single {task.smallest or sample} in a micro-batch, in the step of "
             f"{first_names(task.names(task.step_ids(step)))}. What is left to try: {task.memory_advice}.",
             EXIT_OUT_OF_MEMORY,
         )
@@ -433,7 +454,7 @@ def lower_budget(
 
 def total_steps(recipe: Recipe, task: Task) -> int:
     """Of a whole run."""
-    return recipe.max_steps or recipe.num_epochs * task.steps_per_epoch()
+    return recipe.max_steps or task.epoch_start(recipe.num_epochs)
 
 
 def optimizer_bytes(task: Task) -> int:

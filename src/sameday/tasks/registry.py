@@ -8,9 +8,10 @@ from sameday.spec.recipe import Recipe
 from sameday.spec.registry import plugin
 from sameday.tasks.base import TaskSetup
 from sameday.tasks.classify.setup import ClassifySetup
+from sameday.tasks.cot.setup import CotSetup
 from sameday.tasks.vqa.setup import VqaSetup
 
-SETUPS: dict[str, type[TaskSetup]] = {"vqa": VqaSetup, "classify": ClassifySetup}
+SETUPS: dict[str, type[TaskSetup]] = {"vqa": VqaSetup, "cot": CotSetup, "classify": ClassifySetup}
 
 
 def setup_of(recipe: Recipe, home: Path) -> TaskSetup:

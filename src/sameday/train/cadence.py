@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -21,10 +22,11 @@ class Due(NamedTuple):
 @dataclass(frozen=True)
 class Cadence:
     """`total` steps, the last of which is always saved and validated; `stop_after` ends the process at that step.
-    `compare` is how often a recipe looks for the best weights; without it every validation does."""
+    `per_epoch` is how many steps an epoch has, or after which steps epochs end. `compare` is how often a recipe looks
+    for the best weights; without it every validation does."""
 
     total: int
-    per_epoch: int
+    per_epoch: int | Container[int]
     save: Every
     validate: Every
     stop_after: int | None = None
@@ -45,4 +47,5 @@ class Cadence:
     def _due(self, every: Every, done: int) -> bool:
         if every is None:
             return False
-        return done % (self.per_epoch if every == "epoch" else every) == 0
+        each = self.per_epoch if every == "epoch" else every
+        return done % each == 0 if isinstance(each, int) else done in each

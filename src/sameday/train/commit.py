@@ -89,10 +89,10 @@ class StepCommit:
         return scalars
 
     def finish(self, scalars: PendingScalars) -> list[float]:
-        """Over all ranks: the step's loss, whether memory ran out, whether to stop, whether the step was given up; and
-        the norm of its gradient."""
+        """Over all ranks: the step's loss, whether memory ran out, whether to stop, whether the step was given up, the
+        sums of parts of the loss; and the norm of its gradient."""
         with during("check"):
-            numbers = loss, out_of_memory, _, given_up, norm = scalars.read()
+            numbers = loss, out_of_memory, _, given_up, *_parts, norm = scalars.read()
         if not self._fused and not out_of_memory and not given_up and math.isfinite(loss) and math.isfinite(norm):
             with during("optimizer"):
                 self._gradients.clip(norm, self._limit)

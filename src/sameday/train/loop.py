@@ -31,7 +31,7 @@ def train(
     which is done again when the run goes on."""
     total = total_steps(recipe, task)
     best_every = None if recipe.best is None else recipe.best.every
-    cadence = Cadence(total, task.steps_per_epoch(), plan.save_steps, plan.eval_steps, stop_after, best_every)
+    cadence = Cadence(total, task.epoch_ends(total), plan.save_steps, plan.eval_steps, stop_after, best_every)
     with (
         Watch(run if ranks.first else None, total, plan.log_steps, task.device, partial(_names, task)) as watch,
         StopRequest() as stop,

@@ -81,24 +81,25 @@ def restore_optimizer(
 
 class Gradients:
     """All gradients as views of one buffer, with a few numbers at its end that ranks must agree on: the step's loss,
-    and whether any rank ran out of memory, was asked to stop, or gave the step up. Its format is that of what is
-    trained."""
+    whether any rank ran out of memory, was asked to stop, or gave the step up, and the sums of `parts` of the loss. Its
+    format is that of what is trained."""
 
     TAIL = ("loss", "out_of_memory", "stop", "given_up")
 
-    def __init__(self, trained: dict[str, nn.Parameter]) -> None:
+    def __init__(self, trained: dict[str, nn.Parameter], parts: int = 0) -> None:
         if not trained:
             raise BadInput("nothing is trained: no parameter requires a gradient")
         parameters = list(trained.values())
         self.count = sum(p.numel() for p in parameters)
         first = parameters[0]
-        self.buffer = torch.zeros(self.count + len(self.TAIL), device=first.device, dtype=first.dtype)
+        self.buffer = torch.zeros(self.count + len(self.TAIL) + parts, device=first.device, dtype=first.dtype)
         at = 0
         for parameter in parameters:
             parameter.grad = self.buffer[at : at + parameter.numel()].view_as(parameter)
             at += parameter.numel()
         self.all = self.buffer[: self.count]
         self.tail = self.buffer[self.count :]
+        self.parts = self.tail[len(self.TAIL) :]
 
     def zero(self) -> None:
         self.buffer.zero_()

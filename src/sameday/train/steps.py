@@ -8,7 +8,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -40,6 +40,8 @@ class Good:
     samples: int
     micro_batches: int
     input: dict[str, float]
+    parts: dict[str, float] = field(default_factory=dict)
+    """Parts of the loss by name, each divided by what there is of it."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ class Steps:
         self.trained = task.trained()
         fits = False
         with suppress(torch.OutOfMemoryError):
-            self.gradients = Gradients(self.trained)
+            self.gradients = Gradients(self.trained, len(task.loss_parts))
             self.optimizer = make_optimizer(self.trained, recipe, plan)
             allocate_state(self.optimizer)
             fits = True
@@ -185,11 +187,13 @@ class Steps:
                 if self._give_up():
                     gradients.tail[3] = 1
                     break
-                loss, _ = self._task.loss_sum(batch, step)
+                loss, losses = self._task.loss_sum(batch, step)
                 with during("backward"):
                     (loss * scale).backward()
                 with during("loss"):
                     gradients.tail[0] += loss.detach() * scale
+                    if self._task.loss_parts:
+                        gradients.parts += self._task.part_sums(batch, losses)
                 count += 1
         except torch.OutOfMemoryError:
             gradients.zero()
@@ -264,7 +268,7 @@ class Steps:
                 yield outcome
 
     def _ended(self, launched: _Launched) -> Outcome:
-        loss, out_of_memory, stop, given_up, norm = self._commit.finish(launched.scalars)
+        loss, out_of_memory, stop, given_up, *sums, norm = self._commit.finish(launched.scalars)
         if given_up:
             return GivenUp(launched.step)
         if out_of_memory:
@@ -275,7 +279,15 @@ class Steps:
         now = launched.scalars.time if self.ahead else DeviceTime(self._where)
         seconds, self._mark = now.since(self._mark), now
         phases = None if launched.clock is None else launched.clock.steps()[0]
-        return Good(launched.step, loss, norm, seconds, bool(stop), phases, *launched.data)
+        parts = self._parts(launched.step, sums)
+        return Good(launched.step, loss, norm, seconds, bool(stop), phases, *launched.data, parts)
+
+    def _parts(self, step: int, sums: Sequence[float]) -> dict[str, float]:
+        task = self._task
+        if not task.loss_parts:
+            return {}
+        counts = task.part_counts(task.step_ids(step))
+        return {name: part / n for name, part, n in zip(task.loss_parts, sums, counts, strict=True) if n}
 
     def _discard(self, bad: _Launched) -> None:
         """What was launched after a bad step."""

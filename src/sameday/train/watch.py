@@ -63,7 +63,7 @@ class Watch:
         due = step % self.log_steps == 0 or step == self.total
         if self.live is None and due:
             tell(line)
-        numbers = {"lr": good.rate, "grad_norm": good.norm, **good.input}
+        numbers = {**good.parts, "lr": good.rate, "grad_norm": good.norm, **good.input}
         timed = {} if good.phases is None else {"phases": good.phases}
         record = {"step": step, "loss": good.loss, "seconds": good.seconds, "samples": good.samples, **numbers}
         self.run.append({**record, **timed, **self._spike(good)})

@@ -8,7 +8,16 @@ from collections.abc import Hashable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sameday.data.questions.partition import Cut, Item, MicroBatch, Unit, micro_batches, size, units
+from sameday.data.questions.partition import (
+    Cut,
+    Item,
+    MicroBatch,
+    Unit,
+    micro_batches,
+    size,
+    units,
+    whole_micro_batches,
+)
 
 KEYS: dict[Hashable, int] = {"a": 10, "b": 40, "c": 200}
 """Prefix lengths: equal keys mean equal prefixes."""
@@ -196,3 +205,27 @@ def test_size_counts_padding_where_rows_are_padded() -> None:
     batch = (Unit((0,), 30), Unit((1, 2), 100), Unit((3,), 7))
     assert size(batch, packing=True) == 137
     assert size(batch, packing=False) == 300
+
+
+# Bundles
+
+
+@given(items=steps(), cut=cuts, count=ranks, data=st.data())
+def test_a_bundle_is_in_one_micro_batch(items: list[Item], cut: Cut, count: int, data: st.DataObject) -> None:
+    bundles: dict[int, list[Item]] = {}
+    for item in items:
+        bundles.setdefault(data.draw(st.integers(0, 6)), []).append(item)
+    bundle_of = {item.index: number for number, bundle in bundles.items() for item in bundle}
+    parts = whole_micro_batches(list(bundles.values()), cut, count)
+    assert len(parts) == count
+    assert sorted(i for rank in parts for part in rank for i in members(part)) == list(range(len(items)))
+    held = [{bundle_of[i] for i in members(part)} for rank in parts for part in rank]
+    assert sum(map(len, held)) == len(bundles), "none is split"
+    for rank in parts:
+        for part in rank:
+            assert all(unit.tokens == tokens(items, unit) for unit in part)
+            if len({bundle_of[i] for i in members(part)}) > 1:
+                assert size(part, cut.packing) <= cut.token_budget
+                assert cut.max_questions is None or len(members(part)) <= cut.max_questions
+    used = sum(bool(rank) for rank in parts)
+    assert used == min(count, len(bundles)), "no rank is idle while another has two"

@@ -69,6 +69,7 @@ def audit(
     label: str | None = None,
     few: int | None = None,
     wanted: Wanted = Wanted(),  # noqa: B008 (frozen)
+    stages: Sequence[int] | None = None,
 ) -> Audit:
     """Read the file, decode each distinct image once, return the good questions and all that is wrong. An image that
     an earlier audit found good, in a file that is as it was, is not decoded again.
@@ -78,7 +79,7 @@ def audit(
     of images decoded and the number of all that have to be. `label` is how problems call the file. `few` looks at so
     many questions and no more, taken image by image, as a short trial wants them. Without an `image_root` only texts
     are looked at, and no question is good. `wanted` says which lines are questions of the recipe: no other is looked
-    at, nor its images.
+    at, nor its images. `stages` are those that a question may have, where it must have one.
     """
     root = None if image_root is None else _resolved_root(image_root)
     reader = Reader(path, label or path.name, wanted, limit)
@@ -89,6 +90,7 @@ def audit(
     special = () if family is None else family.markers.special
     for number, raw in raws.items():
         wrong[number] += _text_problems(raw, special)
+        wrong[number] += _stage_problems(raw.stage, stages)
     if wanted.prompt is not None:
         in_prompt = {number: asked(raw, wanted.prompt) for number, raw in raws.items()}
         own_words = list(in_prompt.values()).count(None)
@@ -139,10 +141,11 @@ def check(
     wanted: Wanted = Wanted(),  # noqa: B008 (frozen)
     all_values: bool = False,
     say: Callable[[str], None] | None = None,
+    stages: Sequence[int] | None = None,
 ) -> tuple[list[Sample], list[Problem]]:
     """The good questions and the problems; any problem stops, or is skipped, as `on_bad` says. With `all_values` each
     value that is asked for must occur. `say` hears what was counted on the way."""
-    result = audit(path, image_root, family, limit, workers, progress, label, few, wanted)
+    result = audit(path, image_root, family, limit, workers, progress, label, few, wanted, stages)
     listed = report(result.problems, in_lines(result.problems), path) if result.problems else ""
     unsure = _unsure(result, wanted, path, say)
     listed = "\n".join(filter(None, [listed, *result.hints, *unsure]))
@@ -212,6 +215,13 @@ def _read(
     if wrong and every is None:
         hints.append(f"no line of {reader.path} is a JSON object; {NEEDED}")
     return raws, wrong, where, hints
+
+
+def _stage_problems(stage: int | None, allowed: Sequence[int] | None) -> list[str]:
+    if allowed is None or stage in allowed:
+        return []
+    needed = ", ".join(map(str, allowed))
+    return [f"has no 'stage'; needed: {needed}" if stage is None else f"'stage' is {stage}; allowed: {needed}"]
 
 
 def _problems(wrong: dict[int, list[str]], where: dict[int, str]) -> list[Problem]:

@@ -4,6 +4,7 @@ cut, every sample is in it exactly once."""
 from __future__ import annotations
 
 import heapq
+import sys
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -71,7 +72,19 @@ def micro_batches(items: Sequence[Item], cut: Cut, ranks: int = 1) -> list[list[
     as ranks each gets some: where that evens them out, units are split further, their prefix repeated."""
     pool = units(items, cut)
     shares = [pool] if ranks == 1 else _shares(pool, {item.index: item for item in items}, ranks)
-    return [_fill(share, cut) for share in shares]
+    return [_fill([(unit,) for unit in share], cut) for share in shares]
+
+
+def whole_micro_batches(bundles: Sequence[Sequence[Item]], cut: Cut, ranks: int = 1) -> list[list[MicroBatch]]:
+    """The same where a bundle's samples must stand in one micro-batch: however small the budget or the number of
+    questions, a bundle is never split, and a larger one runs alone."""
+    unbounded = replace(cut, token_budget=sys.maxsize, max_questions=None)
+    pool = [tuple(units(bundle, unbounded)) for bundle in bundles]
+    if ranks == 1:
+        return [_fill(pool, cut)]
+    whole = [Unit((number,), sum(unit.tokens for unit in bundle)) for number, bundle in enumerate(pool)]
+    shares = [sorted(unit.members[0] for unit in share) for share in _spread(whole, ranks)]
+    return [_fill([pool[number] for number in share], cut) for share in shares]
 
 
 def image_batches(items: Sequence[Item], images: Sequence[Hashable], cut: Cut, whole: bool) -> list[MicroBatch]:
@@ -85,7 +98,7 @@ def image_batches(items: Sequence[Item], images: Sequence[Hashable], cut: Cut, w
     for group in of_image.values():
         pool = tuple(units(group, replace(cut, token_budget=2**62) if whole else cut))
         fits = size(pool, cut.packing, cut.pad_to_multiple) <= cut.token_budget
-        for part in [pool] if fits or whole else _fill(pool, cut):
+        for part in [pool] if fits or whole else _fill([(unit,) for unit in pool], cut):
             if current and size((*current, *part), cut.packing, cut.pad_to_multiple) > cut.token_budget:
                 result.append(current)
                 current = ()
@@ -173,17 +186,18 @@ def size(batch: MicroBatch, packing: bool, multiple: int = 1) -> int:
     return (1 if packing else len(batch)) * -(-row // multiple) * multiple
 
 
-def _fill(pool: Sequence[Unit], cut: Cut) -> list[MicroBatch]:
+def _fill(pool: Sequence[MicroBatch], cut: Cut) -> list[MicroBatch]:
+    """`pool` holds what may not be split: single units, or all units of a bundle."""
     result: list[MicroBatch] = []
     current: MicroBatch = ()
-    for unit in pool:
-        longer = (*current, unit)
+    for piece in pool:
+        longer = (*current, *piece)
         questions = sum(len(u.members) for u in longer)
         if current and (
             size(longer, cut.packing, cut.pad_to_multiple) > cut.token_budget
             or (cut.max_questions is not None and questions > cut.max_questions)
         ):
             result.append(current)
-            longer = (unit,)
+            longer = piece
         current = longer
     return [*result, current] if current else result

@@ -15,7 +15,6 @@ from sameday.data.questions.source import Picture, ReadImage, Source
 from sameday.data.times import Times
 from sameday.hardware.ranks import Ranks
 from sameday.models.vlm import VisionLanguageModel
-from sameday.models.vlm_flops import executed, needed
 from sameday.tasks.base import StepCost, optimizer_bytes
 
 if TYPE_CHECKING:
@@ -27,12 +26,12 @@ def step_cost(task: VqaTask, step: int, budget: int | None, ranks: Ranks) -> Ste
     named = copy.copy(task)
     named.source = names
     batches = list(named.batches(step, budget, ranks))
-    model = task.model
+    model, flops = task.model, [task.flops(batch) for batch in batches]
     return StepCost(
         samples=sum(len(batch.sample_ids) for batch in batches),
         micro_batches=len(batches),
-        flop=sum(needed(model, batch).total for batch in batches),
-        executed_flop=sum(executed(model, batch).total for batch in batches),
+        flop=sum(each.needed.total for each in flops),
+        executed_flop=sum(each.executed.total for each in flops),
         memory_bytes=sum(_weights_moved(model, batch) for batch in batches) + optimizer_bytes(task),
         copy_bytes=sum(_image_bytes(model, batch) for batch in batches),
         disk_bytes=sum(names.sizes.values()),

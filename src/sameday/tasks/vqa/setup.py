@@ -6,11 +6,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from sameday.spec.errors import BadInput, NothingToLearn, refuse
 from sameday.spec.load import resolve_model, resolve_path
 from sameday.spec.plan import Plan
+from sameday.spec.recipe import Recipe
+from sameday.spec.vlm import VlmRecipe
 from sameday.spec.vqa import VqaRecipe
 from sameday.tasks.base import TRAINING, Audited, Caching, Choice, LeftOut, Resolved, Say, TaskSetup
 from sameday.tasks.vqa.words import recipe_words
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from sameday.spec.evaluation import Evaluation
     from sameday.tasks.vqa.task import VqaTask
 
-
+Loaded = TypeVar("Loaded", bound="VqaTask")
 SHARING: dict[str, Any] = {"share_images": True, "packing": True, "max_questions": None}
 TUNED_BUDGETS = tuple(2**n for n in range(8, 18))
 """Tokens of a micro-batch that the tuner tries."""
@@ -40,8 +42,8 @@ the last is what would be chosen for it."""
 
 
 class VqaSetup(TaskSetup):
-    recipe_type = VqaRecipe
-    modules = ("transformers", "peft", "sameday.tasks.vqa.task")
+    recipe_type: ClassVar[type[Recipe]] = VqaRecipe
+    modules: ClassVar[tuple[str, ...]] = ("transformers", "peft", "sameday.tasks.vqa.task")
     alone: ClassVar[Mapping[str, Any]] = {
         "share_images": False,
         "packing": False,
@@ -54,7 +56,10 @@ class VqaSetup(TaskSetup):
     # `make soak`, float32 and bf16 each: none of 100 puts the rate below 3% with 95% confidence.
     false_alarms = "no false alarm in 100 comparisons of equivalent plans on a CPU: fewer than 3 in 100"
 
-    recipe: VqaRecipe
+    needed_stages: ClassVar[tuple[int, ...] | None] = None
+    """Those that each question must be of; None where a question needs none."""
+
+    recipe: VlmRecipe
 
     def lacks(self, split: str) -> str | None:
         return f"the recipe has no data.{split}" if getattr(self.recipe.data, split) is None else None
@@ -91,6 +96,7 @@ class VqaSetup(TaskSetup):
                     wanted=wanted,
                     all_values=name == "train",
                     say=say,
+                    stages=self.needed_stages,
                 )
                 skipped += problems
             except NoneLeft as error:
@@ -270,13 +276,16 @@ class VqaSetup(TaskSetup):
         return 2 * matmuls * tokens * language_weights(self.config.get_text_config())
 
     def load(self, plan: Plan, device: torch.device, splits: Any) -> VqaTask:
-        import transformers
-
         from sameday.tasks.vqa.task import VqaTask
+
+        return self._load(VqaTask, plan, device, splits)
+
+    def _load(self, kind: type[Loaded], plan: Plan, device: torch.device, splits: Any) -> Loaded:
+        import transformers
 
         if not sys.stderr.isatty():
             transformers.utils.logging.disable_progress_bar()
-        return VqaTask.load(self.recipe, plan, self.home, device, splits)
+        return kind.load(self.recipe, plan, self.home, device, splits)
 
     def choose_plan(self, machine: Machine, ranks: int) -> tuple[Plan, dict[str, str]]:
         from sameday.tasks.vqa.automatic import choose_plan
@@ -310,10 +319,10 @@ class VqaSetup(TaskSetup):
             return Resolved(plan)
         return Resolved(plan.model_copy(update={"attention": kernel}), {"attention": why})
 
-    def recipe_for_evaluation(self) -> VqaRecipe:
+    def recipe_for_evaluation(self) -> VlmRecipe:
         return self.recipe.model_copy(update={"start_adapter": None})
 
-    def recipe_with_adapter(self, folder: Path) -> VqaRecipe:
+    def recipe_with_adapter(self, folder: Path) -> VlmRecipe:
         from sameday.models.start import adapter_form
 
         lora, tower = adapter_form(self._without_weights, self.family, folder)

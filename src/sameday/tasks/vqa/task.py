@@ -8,7 +8,7 @@ from contextlib import closing, suppress
 from functools import cached_property, lru_cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -32,9 +32,11 @@ from sameday.hardware.phases import during
 from sameday.hardware.ranks import Ranks
 from sameday.models.families import family_of
 from sameday.models.families.base import Family
+from sameday.models.flops import Counted
 from sameday.models.generate import Logits
 from sameday.models.handover import save_readme, save_settings
 from sameday.models.vlm import VisionLanguageModel, load_base
+from sameday.models.vlm_flops import count as count_flops
 from sameday.spec.errors import BadInput
 from sameday.spec.load import resolve_model, resolve_path
 from sameday.spec.plan import Plan
@@ -53,6 +55,9 @@ from sameday.tasks.vqa.digests import (
     tokenizer_digest,
 )
 
+SUMS = ("loss", "weight", "right", "questions")
+"""What evaluation sums up."""
+
 
 class VqaTask(Task):
     """`splits` holds audited samples by name; `train` is the one that is learned."""
@@ -60,6 +65,8 @@ class VqaTask(Task):
     budget_field = "token_budget"
     memory_advice = "plan.checkpointing full, recipe.max_pixels, max_length"
     evaluation_advice = "recipe.max_pixels, max_length"
+    score_groups: tuple[str, ...] = ()
+    """Names of groups of questions that evaluation also scores by themselves."""
 
     def __init__(
         self,
@@ -92,7 +99,7 @@ class VqaTask(Task):
         recipe_dir: Path,
         device: torch.device,
         splits: dict[str, list[Sample]],
-    ) -> VqaTask:
+    ) -> Self:
         """Tokenizer, image processor and model as the recipe names them, for samples that were audited."""
         name = resolve_model(recipe_dir, recipe.model)
         family = load_family(recipe, recipe_dir)
@@ -137,8 +144,7 @@ class VqaTask(Task):
         )
 
     def _partition(self, encoded: Sequence[Encoded], cut: Cut, ranks: int) -> list[list[MicroBatch]]:
-        items = [Item(i, e.length, e.prefix, e.key) for i, e in enumerate(encoded)]
-        return micro_batches(items, cut, ranks)
+        return micro_batches(items_of(encoded), cut, ranks)
 
     def _step(self, step: int, budget: int | None, ranks: Ranks) -> tuple[list[Encoded], list[list[MicroBatch]]]:
         encoded = [self._encode(self.splits["train"][i]) for i in self.step_ids(step)]
@@ -155,9 +161,9 @@ class VqaTask(Task):
         return budget or self.plan.token_budget
 
     def smaller_budget(self, step: int, budget: int | None, ranks: Ranks) -> int | None:
-        _, parts = self._step(step, budget, ranks)
+        encoded, parts = self._step(step, budget, ranks)
         flat = [part for rank in parts for part in rank]
-        can_be_cut = [part for part in flat if sum(len(unit.members) for unit in part) > 1]
+        can_be_cut = [part for part in flat if self._halves(encoded, part) is not None]
         return max(1, max(size(part, self.plan.packing) for part in can_be_cut) // 2) if can_be_cut else None
 
     def _build(
@@ -191,10 +197,14 @@ class VqaTask(Task):
             with during("forward"):
                 hidden = self.model.hidden(batch, step)
             with during("loss"):
-                logits = self.model.logits(hidden, batch.target_at)
+                logits = self.logits(batch, hidden)
         with during("loss"):
             losses = F.cross_entropy(logits, batch.target, reduction="none")
             return (losses * batch.weight).sum(), losses.detach()
+
+    def logits(self, batch: Batch, hidden: Tensor) -> Tensor:
+        """Of every target of a micro-batch, whose last hidden states these are."""
+        return self.model.logits(hidden, batch.target_at)
 
     def seen(self, batch: Batch) -> Iterable[Seen]:
         missing = [grid for grid, ready in zip(batch.grids, batch.ready, strict=True) if not ready]
@@ -240,9 +250,9 @@ class VqaTask(Task):
 
     # For the profiler
 
-    def with_plan(self, change: Mapping[str, Any]) -> VqaTask:
+    def with_plan(self, change: Mapping[str, Any]) -> Self:
         changed = super().with_plan(change)
-        assert isinstance(changed, VqaTask)
+        assert isinstance(changed, type(self))
         changed.model = copy.copy(self.model)
         changed.model.plan = changed.plan
         if set(change) & {"share_images", "packing", "attention"}:
@@ -251,6 +261,10 @@ class VqaTask(Task):
             kernel: Any = attention_kernel(automatic, machine, self.recipe.precision)[0]
             changed.model.kernel = kernel
         return changed
+
+    def flops(self, batch: Batch) -> Counted:
+        """Of a micro-batch of training."""
+        return count_flops(self.model, batch)
 
     def cost(self, step: int, budget: int | None, ranks: Ranks) -> StepCost:
         return step_cost(self, step, budget, ranks)
@@ -308,48 +322,64 @@ class VqaTask(Task):
         cut = self._cut(self.plan.eval_token_budget or budget)
         mine = self._partition(encoded, cut, ranks.size)[ranks.rank]
         self.training(False)
-        sums = torch.zeros(5, dtype=torch.float64, device=self.device)
+        sums = torch.zeros(len(SUMS) * (1 + len(self.score_groups)) + 1, dtype=torch.float64, device=self.device)
         short: list[str] = []
         with closing(feed(self.plan, self.device, mine, lambda part: [self._build(encoded, part)])) as batches:
             for part, made in zip(mine, batches, strict=True):
                 # The other ranks wait for this one's sums, and learn from them what ended it.
                 if self.stop_asked():
-                    sums[4] = ASKED_TO_STOP
+                    sums[-1] = ASKED_TO_STOP
                     break
                 scores = self._score_or_halve(encoded, part, partial(next, made))
                 if isinstance(scores, str):
-                    short, sums[4] = [scores], NO_MEMORY
+                    short, sums[-1] = [scores], NO_MEMORY
                     break
-                sums[:4] += scores
+                sums[:-1] += scores.flatten()
         self.training(True)
-        loss, weight, right, questions, flags = ranks.sum_(sums).tolist()
+        *numbers, flags = ranks.sum_(sums).tolist()
         if flags:
             raise self.evaluation_stopped(self.recipe.sample, short, ranks, flags)
-        return {"loss": loss / weight, "exact_match": right / questions, "samples": int(questions)}
+        loss, weight, right, questions = numbers[: len(SUMS)]
+        shares = {"exact_match": right / questions}
+        for number, name in enumerate(self.score_groups, 1):
+            *_, right, asked = numbers[number * len(SUMS) : (number + 1) * len(SUMS)]
+            shares |= {f"exact_match_{name}": right / asked} if asked else {}
+        return {"loss": loss / weight, **shares, "samples": int(questions)}
 
     def _score_or_halve(self, encoded: Sequence[Encoded], part: MicroBatch, made: Callable[[], Batch]) -> Tensor | str:
         """A micro-batch's scores, in halves where memory runs out; where a single question is too much, its name."""
         with suppress(torch.OutOfMemoryError):
             return self._score(made())
-        halves = halve(part)
+        halves = self._halves(encoded, part)
         if halves is None:
             return encoded[part[0].members[0]].sample.where
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        sums = torch.zeros(4, dtype=torch.float64, device=self.device)
+        sums: list[Tensor] = []
         for half in halves:
             scores = self._score_or_halve(encoded, half, partial(self._sent, encoded, half))
             if isinstance(scores, str):
                 return scores
-            sums += scores
-        return sums
+            sums.append(scores)
+        return torch.stack(sums).sum(0)
 
     def _sent(self, encoded: Sequence[Encoded], part: MicroBatch) -> Batch:
         return self._build(encoded, part).to(self.device)
 
+    def _halves(self, _encoded: Sequence[Encoded], part: MicroBatch) -> tuple[MicroBatch, MicroBatch] | None:
+        return halve(part)
+
     def _score(self, batch: Batch) -> Tensor:
+        """The `SUMS` of a micro-batch; in a task with `score_groups` a row of them for all and one for each group."""
+        losses, right = self._judged(batch)
+        # Counted on the device: a number sent there would have to be waited for.
+        values = [(losses * batch.weight).sum(), batch.weight.sum(), right.sum(), torch.ones_like(right).sum()]
+        return torch.stack([v.to(device=self.device, dtype=torch.float64) for v in values])
+
+    def _judged(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The loss of each target, and whether each question's answer is right."""
         with self.model.numeric_format():
-            logits = self.model.logits(self.model.hidden(batch), batch.target_at)
+            logits = self.logits(batch, self.model.hidden(batch))
         losses = F.cross_entropy(logits, batch.target, reduction="none")
         wrong, ends = torch.zeros(2, len(batch.sample_ids), device=self.device)
         is_end = batch.target == self.encoder.end_token
@@ -364,10 +394,12 @@ class VqaTask(Task):
         for _ in range(self.encoder.learned_behind_end):
             last[:-1] |= last[1:] & behind[1:]
         ends.index_add_(0, batch.owner, (last & is_end).float())
-        right = (wrong == 0) & (ends > 0)
-        # Counted on the device: a number sent there would have to be waited for.
-        values = [(losses * batch.weight).sum(), batch.weight.sum(), right.sum(), torch.ones_like(wrong).sum()]
-        return torch.stack([v.to(device=self.device, dtype=torch.float64) for v in values])
+        return losses, (wrong == 0) & (ends > 0)
+
+
+def items_of(encoded: Iterable[Encoded]) -> list[Item]:
+    """What the partition may know of questions, numbered as they come."""
+    return [Item(i, e.length, e.prefix, e.key) for i, e in enumerate(encoded)]
 
 
 def load_family(recipe: VlmRecipe, recipe_dir: Path) -> Family:

@@ -1,0 +1,43 @@
+"""The recipe of multi-head chain of thought: a head per stage, and contexts from an image's earlier stages."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from sameday.spec.heads import Heads
+from sameday.spec.order import Order
+from sameday.spec.vlm import VlmRecipe
+
+
+class CotRecipe(VlmRecipe):
+    """Answers to questions of three stages about images."""
+
+    sample: ClassVar[str] = "question"
+    plain: ClassVar[str] = "one image at a time, each of its questions in a row of its own"
+
+    task: Literal["cot"] = Field(
+        "cot", description="What is learned: answers by stage, each stage with a head and the earlier ones' context."
+    )
+    heads: Heads = Field(default_factory=Heads, description="The heads of the stages.")
+    order: Order = Field(
+        default_factory=lambda: Order(kind="by_image"),
+        description="In which order images are seen; all of an image's questions stand in one step.",
+    )
+
+    @model_validator(mode="after")
+    def _whole_images(self) -> CotRecipe:
+        order = self.order
+        if order.kind not in ("by_image", "listed"):
+            apart = "spreads an image's questions over the epoch" if order.kind == "shuffle" else "takes stages apart"
+            raise ValueError(
+                f"order {order.kind} {apart}, and a stage's context comes from the image's other questions in the same "
+                "step; allowed: by_image (images at random), listed (images as in the file)"
+            )
+        if order.max_per_image is not None:
+            raise ValueError(
+                f"order.max_per_image {order.max_per_image} would take an image's questions apart, and a stage's "
+                "context comes from the image's other questions in the same step: leave it out"
+            )
+        return self

@@ -1,0 +1,73 @@
+"""Multi-head chain of thought before the loop: as for questions about images, with a stage in every line and room for
+the heads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from sameday.spec.cot import CotRecipe
+from sameday.spec.errors import BadInput
+from sameday.spec.heads import STAGES
+from sameday.spec.plan import Plan
+from sameday.tasks.cot.words import recipe_words
+from sameday.tasks.vqa.setup import VqaSetup
+
+if TYPE_CHECKING:
+    import torch
+
+    from sameday.hardware.machine import Machine
+    from sameday.spec.evaluation import Evaluation
+    from sameday.tasks.cot.task import CotTask
+
+TRAINED_BYTES = 16
+"""Of a trained number: its master, gradient and both moments."""
+
+
+class CotSetup(VqaSetup):
+    recipe_type = CotRecipe
+    modules: ClassVar[tuple[str, ...]] = ("transformers", "peft", "sameday.tasks.cot.task")
+    false_alarms = ""
+    needed_stages: ClassVar[tuple[int, ...] | None] = STAGES
+
+    recipe: CotRecipe
+
+    @cached_property
+    def _checked_start(self) -> Path:
+        """Heads that lie beside the adapter are taken with it."""
+        from sameday.models.heads import has_heads, problems
+
+        folder = super()._checked_start
+        if has_heads(folder):
+            text = self.config.get_text_config()
+            wrong = list(problems(folder, text.hidden_size, text.vocab_size, self.recipe.heads.rank))
+            if wrong:
+                raise BadInput(f"start_adapter {folder}: " + "; ".join(wrong))
+        return folder
+
+    def check_evaluation(self, asked: Evaluation, splits: Any) -> None:
+        if asked.cascade:
+            raise BadInput(
+                "cascade asks stage by stage, and here all questions of an image are asked together: later stages have "
+                "the earlier ones' states as context, not their answers; --no-cascade, or recipe.evaluate.cascade false"
+            )
+        super().check_evaluation(asked, splits)
+
+    def load(self, plan: Plan, device: torch.device, splits: Any) -> CotTask:
+        from sameday.tasks.cot.task import CotTask
+
+        return self._load(CotTask, plan, device, splits)
+
+    def choose_plan(self, machine: Machine, ranks: int) -> tuple[Plan, dict[str, str]]:
+        """What the heads take is not there for activations."""
+        from sameday.models.heads import shapes
+
+        text = self.config.get_text_config()
+        heads = sum(prod(shape) for shape in shapes(text.hidden_size, text.vocab_size, self.recipe.heads.rank).values())
+        return super().choose_plan(replace(machine, memory=machine.memory - TRAINED_BYTES * heads), ranks)
+
+    def words(self) -> tuple[str, str]:
+        return recipe_words(self.recipe)
