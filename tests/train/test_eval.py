@@ -167,7 +167,7 @@ def test_what_cannot_be_evaluated_is_said_before_a_model_is_loaded(
         "--adapter: images is not a PEFT adapter (it has no adapter_config.json)"
     )
     said = refused(world, "eval", "run", "--adapter", "dora")
-    assert said.endswith("dora: use_dora is true there, which a recipe cannot say"), said
+    assert said == "--adapter dora: use_dora is true there, which a recipe cannot say"
     settings = json.loads((world / "run/adapter/adapter_config.json").read_text())
     shutil.copytree(world / "run/adapter", world / "other")
     (world / "other/adapter_config.json").write_text(json.dumps(settings | {"target_modules": ["nothing"]}))
@@ -175,6 +175,11 @@ def test_what_cannot_be_evaluated_is_said_before_a_model_is_loaded(
         "--adapter other: its target_modules ['nothing'] name no linear layer of the recipe's model"
     )
     images = {"task": "classify", "model": {"kind": "vit"}, "data": {"path": "images"}}
+    weights = world / "run/adapter/adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4] + b"\x00\x00\xc0\x7f")  # NaN
+    said = refused(world, "eval", "recipe.yaml", "--adapter", "run/adapter")
+    assert said.startswith("--adapter run/adapter: adapter_model.safetensors is not what was written; ")
+    assert "tensors that are not finite (1)" in said
     (world / "images.yaml").write_text(json.dumps(images))
     said = refused(world, "eval", "images.yaml", "--base", "--cascade")
     assert said.splitlines()[:2] == [
