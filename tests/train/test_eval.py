@@ -311,7 +311,7 @@ def test_predictions_go_into_the_prompts_of_later_stages(world: Path) -> None:
     for row in rows:
         earlier = [r for r in rows if r["image"] == row["image"] and r["stage"] < row["stage"]]
         earlier.sort(key=lambda r: r["stage"])
-        findings = "\n".join(f"- {r['question']} {r['prediction'].strip()}".rstrip() for r in earlier)
+        findings = "\n".join(" ".join(f"- {r['question']} {r['prediction']}".split()) for r in earlier)
         expected = f"Earlier findings:\n{findings}\n\n{row['question']}" if earlier else row["question"]
         assert row["prompt"] == expected
         if not earlier:
