@@ -119,10 +119,11 @@ def test_together_and_one_by_one_give_the_same_tokens(world: World) -> None:
         assert task.model.module.training, "as it was"
 
 
-def test_shared_keys_are_read_group_by_group(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_keys_are_read_group_by_group(world: World) -> None:
     """As flash attention does it on a GPU, in plain PyTorch here."""
-    monkeypatch.setattr("sameday.kernels.decode.has_flash", lambda _: True)
-    assert all_answers(world.task(SHARED), world.samples) == world.expected
+    task = world.task(SHARED)
+    task.model.flash = True
+    assert all_answers(task, world.samples) == world.expected
 
 
 def test_compiled_layers_are_left_aside(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

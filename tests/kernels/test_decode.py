@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from sameday.hardware.kernels import without_flash
+from sameday.hardware.machine import detect_machine
 from sameday.kernels.decode import Answering, LayerKeys, Places
-from sameday.kernels.split import has_flash
 
 HEADS, KEY_HEADS, WIDTH, NEW = 4, 2, 16, 3
 
@@ -58,9 +59,11 @@ def plainly(rows: Rows, question: int, query: Tensor, more: list[tuple[Tensor, T
     return (scores.softmax(-1) @ seen[1])[:, 0]
 
 
-def decoded(rows: Rows, leave: set[int], dtype: torch.dtype, device: str = "cpu") -> list[tuple[Tensor, Tensor]]:
+def decoded(
+    rows: Rows, leave: set[int], dtype: torch.dtype, flash: bool, device: str = "cpu"
+) -> list[tuple[Tensor, Tensor]]:
     """Pairs of what came out and what should, of questions that are still there. Some `leave` after the first token."""
-    answering = Answering(rows.places, NEW)
+    answering = Answering(rows.places, NEW, flash)
     layer: LayerKeys = answering.layer()
     layer.record(rows.key, rows.value)
     live, more, pairs = list(range(len(rows.group))), list[tuple[Tensor, Tensor]](), []
@@ -88,17 +91,16 @@ groups = st.lists(
 @settings(max_examples=40)
 def test_two_pieces_are_one_attention(drawn: list[tuple[int, list[int]]], leave: set[int], flash: bool) -> None:
     rows = Rows([length for length, _ in drawn], [own for _, own in drawn], torch.float64)
-    with pytest.MonkeyPatch.context() as patch:
-        if flash:  # the call that flash attention answers on a GPU, in plain PyTorch
-            patch.setattr("sameday.kernels.decode.has_flash", lambda _: True)
-        for out, expected in decoded(rows, leave, torch.float64):
-            # `variable_length` is rounded to float32 on its way, because flash attention has no more.
-            torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-6 if flash else 1e-9)
+    for out, expected in decoded(rows, leave, torch.float64, flash):
+        # What flash attention gives on a GPU, and plain PyTorch here, is taken as float32.
+        torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-6 if flash else 1e-9)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or without_flash(detect_machine("cuda"), "bf16") is not None,
+    reason="needs a GPU with flash attention",
+)
 def test_flash_attention_reads_shared_keys_on_a_gpu() -> None:
     rows = Rows([300, 7, 129], [[5, 0, 9], [3], [1, 40]], torch.bfloat16, "cuda")
-    assert has_flash(rows.key)
-    for out, expected in decoded(rows, {1, 4}, torch.bfloat16, "cuda"):
+    for out, expected in decoded(rows, {1, 4}, torch.bfloat16, True, "cuda"):
         torch.testing.assert_close(out.double(), expected, rtol=0.02, atol=0.02)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sameday.kernels.split import has_flash, variable_length
+from sameday.kernels.split import variable_length
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,8 +46,9 @@ class Answering:
     """Which questions of a generation batch are still answered, and how many own keys each has. Shared by the layers;
     `longest` and `most` are known to the host, so that nothing waits for the device."""
 
-    def __init__(self, places: Places, room: int) -> None:
-        self.places, self.room = places, places.own.shape[1] + room
+    def __init__(self, places: Places, room: int, flash: bool) -> None:
+        """With `room` for so many tokens of each answer. `flash`: there is flash attention for the keys' format."""
+        self.places, self.room, self.flash = places, places.own.shape[1] + room, flash
         self.group, self.length = places.group, places.own_length.clone()
         self.longest = places.own.shape[1]
         self.layers: list[LayerKeys] = []
@@ -131,7 +132,7 @@ def own_attention(query: Tensor, key: Tensor, value: Tensor, now: Answering, sca
 def shared_attention(query: Tensor, key: Tensor, value: Tensor, now: Answering, scale: float) -> Piece:
     """Over the shared keys of a question's group: (questions, heads, width) × (tokens, key heads, width). Flash
     attention reads each key once for all questions of its group; elsewhere a dense mask says whose each is."""
-    if has_flash(query):
+    if now.flash:
         out, lse = variable_length(
             query.contiguous(), key, value, now.cu, now.places.cu, now.most, now.places.longest_shared, False, scale
         )
