@@ -384,7 +384,7 @@ def test_a_start_adapter_of_other_layers_is_seen_through_its_pattern(world: Path
 
 
 def test_eval_gives_what_the_run_gave(finished: Finished) -> None:
-    said = sameday(finished.folder, "eval", str(finished.run), "--split", "val")
+    said = sameday(finished.folder, "eval", str(finished.run), "--split", "val", "--max-new-tokens", "4")
     assert said.code == 0, said.err
     scores = json.loads((finished.run / "eval.json").read_text())["val"]
     again = json.loads((finished.run / "eval-val.json").read_text())
@@ -397,7 +397,7 @@ def test_eval_of_a_curriculum_needs_no_training_questions(world: Path) -> None:
     words = ("train", "recipe.yaml", "--out", "run", "--max-steps", "1", "--set", "recipe.order=curriculum")
     assert sameday(world, *words).code == 0
     (world / "train.jsonl").unlink()
-    said = sameday(world, "eval", "run", "--split", "val")
+    said = sameday(world, "eval", "run", "--split", "val", "--scores-only")
     assert said.code == 0, said.err
 
 
@@ -462,7 +462,7 @@ def test_eval_of_checkpoints(copied: Finished) -> None:
     """Also of a run that is not finished, and that another process has; nothing of it is touched."""
     shutil.rmtree(copied.run / "adapter")
     (copied.run / "eval-val.json").unlink(missing_ok=True)
-    words = ("eval", str(copied.run), "--split", "val")
+    words = ("eval", str(copied.run), "--split", "val", "--scores-only")
     said = refused(copied.folder, *words)
     assert said == (
         f"{copied.run}: the run is not finished: it has no adapter/ yet; --checkpoint last, best or step-N takes one "
@@ -497,7 +497,8 @@ def test_ranks_share_an_evaluation(copied: Finished) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "sameday", "eval", str(copied.run), "--split", "val", "--checkpoint", "last"]
+    words = ("--split", "val", "--checkpoint", "last", "--max-new-tokens", "6")
+    command = [sys.executable, "-m", "sameday", "eval", str(copied.run), *words]
     shared = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     ranks = [
         subprocess.Popen(command, env=shared | {"RANK": rank, "LOCAL_RANK": rank}, stdout=subprocess.PIPE, text=True)

@@ -34,7 +34,7 @@ def test_findings_are_of_the_same_image_and_of_earlier_stages(drawn: list[tuple[
     for stage in stages:
         own = [samples[number] for number in stage]
         prompts |= {sample.id: findings.asked(sample) for sample in own}
-        findings.add(own, {sample.id: f"answer {sample.id}\n" for sample in own})
+        findings.add(own, {sample.id: f" answer\n{sample.id}\n" for sample in own})
     first = min((stage for _, stage in drawn if stage is not None), default=0)
     lacking = 0
     for sample in samples:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sameday.data.questions.batch import Batch, make_batch
-from sameday.data.questions.encode import Encoded
+from sameday.data.questions.encode import Encoded, Encoder
 from sameday.data.questions.partition import Cut, Item, image_batches, size
 from sameday.data.questions.sample import Sample
 from sameday.hardware.ranks import Ranks
@@ -119,10 +119,11 @@ def test_together_and_one_by_one_give_the_same_tokens(world: World) -> None:
         assert task.model.module.training, "as it was"
 
 
-def test_shared_keys_are_read_group_by_group(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_keys_are_read_group_by_group(world: World) -> None:
     """As flash attention does it on a GPU, in plain PyTorch here."""
-    monkeypatch.setattr("sameday.kernels.decode.has_flash", lambda _: True)
-    assert all_answers(world.task(SHARED), world.samples) == world.expected
+    task = world.task(SHARED)
+    task.model.flash = True
+    assert all_answers(task, world.samples) == world.expected
 
 
 def test_compiled_layers_are_left_aside(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,6 +172,18 @@ def test_the_tokens_are_those_of_generate_on_the_saved_adapter(
             **given, do_sample=False, max_new_tokens=NEW, eos_token_id=sorted(task.end_tokens), pad_token_id=0
         )
         assert out[0, len(prompt.tokens) :].tolist() == tokens, sample.where
+
+
+def test_a_prompt_is_what_stands_before_the_last_answer(world: World) -> None:
+    """Of the same tokens as in training, whatever ends an answer there; and never cut."""
+    task = world.task({})
+    short = Encoder(task.encoder.tokenizer, task.processor, max_length=60, answer_end="turn")
+    for sample in world.samples:
+        whole, prompt = task.encoder.encode(sample), task.encoder.prompt(sample)
+        answer = whole.length - int(whole.targets[::-1].argmin())
+        assert prompt.tokens.tolist() == whole.tokens[:answer].tolist() == short.prompt(sample).tokens.tolist()
+        assert not prompt.targets.any() and prompt.prefix < prompt.length
+        assert (prompt.prefix > 0) == bool(sample.images)
 
 
 # The hook through which a task reads answers out of states

@@ -260,7 +260,7 @@ def test_the_examples_load() -> None:
 
 def test_the_experiments_are_what_they_say() -> None:
     made = {path.stem: load_recipe(path) for path in sorted((EXAMPLES / "kvasir").glob("*.yaml"))}
-    assert {*made} == {"exp1", "exp1_448", "exp1_by_image", "exp1_r8", "exp2", "exp3", "exp4", "exp5"}
+    assert {*made} == {"cot", "exp1", "exp1_448", "exp1_by_image", "exp1_r8", "exp2", "exp3", "exp4", "exp5"}
     for name, recipe in made.items():
         assert recipe.name == f"kvasir-{name.replace('_', '-')}"
         shared = ("effective_batch", "num_epochs", "learning_rate", "weight_decay", "schedule", "warmup_ratio", "model")

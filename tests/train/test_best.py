@@ -67,7 +67,7 @@ def test_the_result_is_the_best_and_says_so(world: Path, whole: Path) -> None:
     assert kept == [f"step-{step:06d}" for step in (best, STEPS)], "one newest, and the best besides"
     assert weights(whole / "adapter") == weights(whole / "checkpoints" / f"step-{best:06d}")
     assert weights(whole / "adapter") != weights(whole / "checkpoints" / f"step-{STEPS:06d}")
-    said = sameday(world, "eval", "whole", "--split", "val")
+    said = sameday(world, "eval", "whole", "--split", "val", "--scores-only")
     assert said.code == 0 and f"loss {losses[best]:.4g} " in said.out
 
 

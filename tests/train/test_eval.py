@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 from dataclasses import replace
@@ -92,13 +93,32 @@ def test_it_decides_nothing_about_the_weights(trained: Path) -> None:
     assert recipe.fingerprint == recipe.model_copy(update=changed).fingerprint
 
 
-def test_a_finished_run_is_evaluated_where_that_is_owed(world: Path) -> None:
-    """Killed between its last step and its answers, and run again."""
+def test_a_run_that_was_stopped_in_its_evaluation_goes_on_there(
+    world: Path, monkeypatch: pytest.MonkeyPatch, own_signals: None
+) -> None:
     whole = (world / "run/answers/adapter-test/predictions.jsonl").read_bytes()
     shutil.rmtree(world / "run/answers")
-    again = sameday(world, "train", "recipe.yaml", "--plan", "plan.yaml", "--out", "run")
-    assert again.code == 0 and "finished already" in again.out
+    words = ("train", "recipe.yaml", "--plan", "plan.yaml", "--out", "run")
+    with monkeypatch.context() as patch:
+        patch.setattr(PredictionFile, "append", then_stop(PredictionFile.append))
+        said = sameday(world, *words)
+    stopped = json.loads((world / "run/stopped.json").read_text())
+    assert said.code == stopped["code"] == EXIT_STOPPED and stopped["why"] == said.err.rstrip("\n")
+    assert re.fullmatch(r"asked to stop: [1-9] of 10 answers are saved in .*; run again to go on", stopped["why"])
+    again = sameday(world, *words)
+    assert again.code == 0 and "finished already" in again.out and "answers are there already" in again.out
     assert (world / "run/answers/adapter-test/predictions.jsonl").read_bytes() == whole
+    assert not (world / "run/stopped.json").exists()
+
+
+def then_stop(append: Any) -> Any:
+    """Somebody asks the process to stop once the first answers are written."""
+
+    def appended(self: PredictionFile, predictions: Any) -> None:
+        append(self, predictions)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    return appended
 
 
 def test_a_recipe_that_cannot_be_evaluated_is_not_trained(world: Path) -> None:
@@ -170,7 +190,7 @@ def test_what_cannot_be_evaluated_is_said_before_a_model_is_loaded(
         "--adapter: images is not a PEFT adapter (it has no adapter_config.json)"
     )
     said = refused(world, "eval", "run", "--adapter", "dora")
-    assert said.endswith("dora: use_dora is true there, which a recipe cannot say"), said
+    assert said == "--adapter dora: use_dora is true there, which a recipe cannot say"
     settings = json.loads((world / "run/adapter/adapter_config.json").read_text())
     shutil.copytree(world / "run/adapter", world / "other")
     (world / "other/adapter_config.json").write_text(json.dumps(settings | {"target_modules": ["nothing"]}))
@@ -178,6 +198,11 @@ def test_what_cannot_be_evaluated_is_said_before_a_model_is_loaded(
         "--adapter other: its target_modules ['nothing'] name no linear layer of the recipe's model"
     )
     images = {"task": "classify", "model": {"kind": "vit"}, "data": {"path": "images"}}
+    weights = world / "run/adapter/adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4] + b"\x00\x00\xc0\x7f")  # NaN
+    said = refused(world, "eval", "recipe.yaml", "--adapter", "run/adapter")
+    assert said.startswith("--adapter run/adapter: adapter_model.safetensors is not what was written; ")
+    assert "tensors that are not finite (1)" in said
     (world / "images.yaml").write_text(json.dumps(images))
     said = refused(world, "eval", "images.yaml", "--base", "--cascade")
     assert said.splitlines()[:2] == [
@@ -234,7 +259,7 @@ def test_killed_at_random_it_gives_the_same_file(
     """Between two batches, or in the middle of a line."""
     whole = answered(task, tmp_path / "whole", cascade, [])
     rng, append = random.Random(cascade), PredictionFile.append
-    for attempt in range(4):
+    for attempt in range(3):
         folder, calls = tmp_path / str(attempt), iter(range(100))
         last = rng.randint(0, 1)
 
@@ -278,14 +303,8 @@ def test_asked_to_stop_it_leaves_with_what_is_done(
     """Between two tokens; the same command goes on."""
     whole = (world / "run/answers/adapter-test/predictions.jsonl").read_bytes()
     shutil.rmtree(world / "run/answers")
-    append = PredictionFile.append
-
-    def stopped(self: PredictionFile, predictions: Any) -> None:
-        append(self, predictions)
-        os.kill(os.getpid(), signal.SIGTERM)
-
     with monkeypatch.context() as patch:
-        patch.setattr(PredictionFile, "append", stopped)
+        patch.setattr(PredictionFile, "append", then_stop(PredictionFile.append))
         said = sameday(world, "eval", "run")
     there = len(lines_of(world / "run/answers/adapter-test"))
     assert said.code == EXIT_STOPPED and 0 < there < 10
@@ -309,7 +328,7 @@ def test_predictions_go_into_the_prompts_of_later_stages(world: Path) -> None:
     for row in rows:
         earlier = [r for r in rows if r["image"] == row["image"] and r["stage"] < row["stage"]]
         earlier.sort(key=lambda r: r["stage"])
-        findings = "\n".join(f"- {r['question']} {r['prediction'].strip()}".rstrip() for r in earlier)
+        findings = "\n".join(" ".join(f"- {r['question']} {r['prediction']}".split()) for r in earlier)
         expected = f"Earlier findings:\n{findings}\n\n{row['question']}" if earlier else row["question"]
         assert row["prompt"] == expected
         if not earlier:

@@ -35,7 +35,7 @@ class Findings:
         for sample in samples:
             if sample.stage is not None:
                 self._first = sample.stage if self._first is None else min(self._first, sample.stage)
-                line = f"- {sample.question} {predicted[sample.id].strip()}".rstrip()
+                line = " ".join(f"- {sample.question} {predicted[sample.id]}".split())  # whatever lines it has
                 self._lines.setdefault(sample.image_key, []).append((sample.stage, line))
 
     def asked(self, sample: Sample) -> Sample:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sameday.kernels.split import has_flash, variable_length
+from sameday.kernels.split import variable_length
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,8 +46,9 @@ class Answering:
     """Which questions of a generation batch are still answered, and how many own keys each has. Shared by the layers;
     `longest` and `most` are known to the host, so that nothing waits for the device."""
 
-    def __init__(self, places: Places, room: int) -> None:
-        self.places, self.room = places, places.own.shape[1] + room
+    def __init__(self, places: Places, room: int, flash: bool) -> None:
+        """With `room` for so many tokens of each answer. `flash`: there is flash attention for the keys' format."""
+        self.places, self.room, self.flash = places, places.own.shape[1] + room, flash
         self.group, self.length = places.group, places.own_length.clone()
         self.longest = places.own.shape[1]
         self.layers: list[LayerKeys] = []
@@ -66,14 +67,18 @@ class Answering:
         self._count(self.group)
 
     def advance(self) -> None:
-        """Before each forward pass of one token per question: there is one more own key."""
+        """Before each forward pass of one token per question: there is one more own key. What all layers need to know
+        of it is computed once."""
+        self.at = (torch.arange(len(self.length), device=self.length.device), slice(None), self.length)
         self.length = self.length + 1
         self.longest += 1
+        self.unused = torch.arange(self.longest, device=self.length.device) >= self.length[:, None]
 
     def _count(self, group: Tensor) -> None:
         counts = torch.bincount(group, minlength=len(self.places.cu) - 1)
         self.cu = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
         self.most = int(counts.max())
+        self.others = self.places.shared_group != group[:, None]
 
 
 class LayerKeys:
@@ -99,9 +104,7 @@ class LayerKeys:
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """(questions, heads, 1, width) in, (questions, 1, heads, width) out. The new keys are kept."""
         now = self.answering
-        rows = torch.arange(len(query), device=query.device)
-        self.key[rows, :, now.length - 1] = key[:, :, 0]
-        self.value[rows, :, now.length - 1] = value[:, :, 0]
+        self.key[now.at], self.value[now.at] = key[:, :, 0], value[:, :, 0]
         own = own_attention(query[:, :, 0], self.key[:, :, : now.longest], self.value[:, :, : now.longest], now, scale)
         return merged(shared_attention(query[:, :, 0], self.shared_key, self.shared_value, now, scale), own, query)
 
@@ -122,15 +125,14 @@ def own_attention(query: Tensor, key: Tensor, value: Tensor, now: Answering, sca
     with torch.autocast(query.device.type, enabled=False):  # it would take the scores to half precision
         asked = _wide(query).unflatten(1, (key.shape[1], -1))
         scores = asked @ _wide(key).transpose(2, 3) * scale
-        unused = torch.arange(key.shape[2], device=key.device) >= now.length[:, None]
-        scores = scores.masked_fill(unused[:, None, None], float("-inf"))
+        scores = scores.masked_fill(now.unused[:, None, None], float("-inf"))
         return (scores.softmax(-1) @ _wide(value)).flatten(1, 2), scores.logsumexp(-1).flatten(1)
 
 
 def shared_attention(query: Tensor, key: Tensor, value: Tensor, now: Answering, scale: float) -> Piece:
     """Over the shared keys of a question's group: (questions, heads, width) × (tokens, key heads, width). Flash
     attention reads each key once for all questions of its group; elsewhere a dense mask says whose each is."""
-    if has_flash(query):
+    if now.flash:
         out, lse = variable_length(
             query.contiguous(), key, value, now.cu, now.places.cu, now.most, now.places.longest_shared, False, scale
         )
@@ -139,8 +141,7 @@ def shared_attention(query: Tensor, key: Tensor, value: Tensor, now: Answering, 
         asked = _wide(query).unflatten(1, (key.shape[1], -1)).transpose(0, 1)  # key heads, questions, sharing heads
         scores = asked.flatten(1, 2) @ _wide(key).permute(1, 2, 0) * scale
         scores = scores.unflatten(1, (len(query), -1))
-        others = now.places.shared_group != now.group[:, None]
-        scores = scores.masked_fill(others[:, None], float("-inf"))
+        scores = scores.masked_fill(now.others[:, None], float("-inf"))
         out = (scores.softmax(-1).flatten(1, 2) @ _wide(value).transpose(0, 1)).unflatten(1, (len(query), -1))
         return out.transpose(0, 1).flatten(1, 2), scores.logsumexp(-1).transpose(0, 1).flatten(1)
 

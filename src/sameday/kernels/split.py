@@ -140,7 +140,7 @@ def _lse_dtype(q: Tensor) -> torch.dtype:
     return torch.float64 if q.dtype == torch.float64 else torch.float32
 
 
-def has_flash(q: Tensor) -> bool:
+def _flash(q: Tensor) -> bool:
     return q.is_cuda and q.dtype in (torch.bfloat16, torch.float16)
 
 
@@ -157,7 +157,7 @@ def variable_length(
 ) -> tuple[Tensor, Tensor]:
     """Output (tokens, heads, width) and log-sum-exp (heads, tokens) of one variable-length call. Without flash the
     output is not rounded to half precision yet, so that merging does not round twice."""
-    if has_flash(q):
+    if _flash(q):
         out, lse, *_ = torch.ops.aten._flash_attention_forward(
             q, k, v, cu_q, cu_k, most_q, most_k, 0.0, causal, False, scale=scale
         )
@@ -185,7 +185,7 @@ def _call_backward(
     causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if has_flash(q):
+    if _flash(q):
         unused = torch.zeros(2, dtype=torch.uint64, device=q.device)  # the generator's state; there is no dropout
         return torch.ops.aten._flash_attention_backward(
             grad, q, k, v, out, lse, cu_q, cu_k, most_q, most_k, 0.0, causal, unused, unused[0], scale=scale

@@ -35,7 +35,7 @@ def generate(
     """The tokens of each answer, the one of `ends` that ended it included. Of the device the host asks once per token
     which questions have ended. They stay in the batch, unheard, until half of it has ended."""
     places = prompts.places
-    keys = Answering(places, max_new_tokens)
+    keys = Answering(places, max_new_tokens, model.flash)
     finish = torch.tensor(sorted(ends), dtype=torch.long, device=model.device)
     tokens = torch.zeros(len(places.last), max_new_tokens, dtype=torch.long, device=model.device)
     ended = torch.zeros(len(places.last), dtype=torch.bool, device=model.device)

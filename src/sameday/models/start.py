@@ -70,51 +70,53 @@ def other_format(folder: Path, here: str, whose: str) -> Iterator[str]:
         )
 
 
-def check_start(model: nn.Module, family: Family, recipe: VlmRecipe, folder: Path, base: str) -> None:
-    """BadInput with all that is wrong. `model` may be without weights: its layers' names and shapes are asked for."""
-    if not (folder / CONFIG).is_file():
-        raise BadInput(f"start_adapter: {folder} is not a PEFT adapter (it has no {CONFIG})")
+def check_start(
+    model: nn.Module, family: Family, recipe: VlmRecipe, folder: Path, base: str, whose: str = "start_adapter"
+) -> None:
+    """BadInput with all that is wrong. `model` may be without weights: its layers' names and shapes are asked for.
+    `whose` is what named the folder."""
     wrong = []
     if (folder / MANIFEST).exists() and (why := fault(folder, (CONFIG, WEIGHTS))) is not None:
         wrong.append(why)
-    config = _config(folder)
+    config = _config(folder, whose)
     targets = resolve_targets(model, family, recipe.lora, recipe.train_vision)
     form = [*_wrong_form(model, targets, recipe, config)]
     # Tensors of another form are no second mistake.
     tensors = [] if form else [*_wrong_tensors(model, targets, recipe.lora.r, folder)]
     wrong += [*_wrong_base(config, folder, base), *form, *tensors]
     if wrong:
-        raise BadInput(f"start_adapter {folder}: " + "; ".join(wrong))
+        raise BadInput(f"{whose} {folder}: " + "; ".join(wrong))
 
 
-def adapter_form(model: nn.Module, family: Family, folder: Path) -> tuple[Lora, bool]:
+def adapter_form(model: nn.Module, family: Family, folder: Path, whose: str) -> tuple[Lora, bool]:
     """The form of an adapter that somebody made, as a recipe says it, and whether it changes the vision tower too. What
     a recipe cannot say is for `check_start` to refuse."""
-    if not (folder / CONFIG).is_file():
-        raise BadInput(f"--adapter: {folder} is not a PEFT adapter (it has no {CONFIG})")
-    config = _config(folder)
+    config = _config(folder, whose)
     layers = adapted_layers(model, config.target_modules or [])
     if not layers:
         raise BadInput(
-            f"--adapter {folder}: its target_modules {_listed(config)} name no linear layer of the recipe's model"
+            f"{whose} {folder}: its target_modules {_listed(config)} name no linear layer of the recipe's model"
         )
-    tower = [name for name in layers if f".{family.tower_name}." in f".{name}"]
+    tower = any(f".{family.tower_name}." in f".{name}" for name in layers)
+    # Names as they are written, where a recipe could have them; else every layer that the pattern means.
     names = config.target_modules
     exact = not isinstance(names, str) and {name.rsplit(".", 1)[-1] for name in layers} == set(names)
     targets = tuple(sorted(names if exact else layers))
-    return Lora(r=config.r, alpha=float(config.lora_alpha), target_modules=targets), bool(tower)
+    return Lora(r=config.r, alpha=float(config.lora_alpha), target_modules=targets), tower
 
 
-def _config(folder: Path) -> Any:
+def _config(folder: Path, whose: str) -> Any:
     from peft import PeftConfig
 
+    if not (folder / CONFIG).is_file():
+        raise BadInput(f"{whose}: {folder} is not a PEFT adapter (it has no {CONFIG})")
     try:
         config = PeftConfig.from_pretrained(str(folder))
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise BadInput(f"start_adapter {folder}: {CONFIG} cannot be read: {reason}") from None
+        raise BadInput(f"{whose} {folder}: {CONFIG} cannot be read: {reason}") from None
     if config.peft_type != "LORA":
-        raise BadInput(f"start_adapter: {folder} is an adapter of type {config.peft_type}; allowed: LORA")
+        raise BadInput(f"{whose}: {folder} is an adapter of type {config.peft_type}; allowed: LORA")
     return config
 
 

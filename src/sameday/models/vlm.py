@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from sameday.data.questions.batch import Batch
-from sameday.hardware.machine import numeric_format
+from sameday.hardware.kernels import without_flash
+from sameday.hardware.machine import detect_machine, numeric_format
 from sameday.hardware.phases import during
 from sameday.kernels import attention
 from sameday.kernels.decode import Answering, LayerKeys
@@ -85,6 +86,7 @@ class VisionLanguageModel:
         self._indices: dict[tuple[tuple[int, int], ...], dict[str, Tensor]] = {}
         if plan.compile == "layers":
             self._compile()
+        self.flash = without_flash(detect_machine(device.type), recipe.precision) is None
         assert plan.attention != "auto", "the session resolves it"
         self.kernel = plan.attention
 

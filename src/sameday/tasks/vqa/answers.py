@@ -42,7 +42,8 @@ def answers(
 ) -> Iterator[dict[int, Answer]]:
     """See Task.answers. Ranks take batches in turn, and exchange what they have after each round of them."""
     encoded = [task.encoder.prompt(sample) for sample in questions]
-    parts = [part for part in batches_of(task, encoded, max_new_tokens) if not set(_members(part)) <= set(done)]
+    there = set(done)
+    parts = [part for part in batches_of(task, encoded, max_new_tokens) if not there.issuperset(_members(part))]
     mine = parts[ranks.rank :: ranks.size]
     task.training(False)
     made = feed(task.plan, task.device, mine, lambda part: [_built(task, encoded, part)])

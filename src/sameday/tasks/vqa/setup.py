@@ -323,11 +323,14 @@ class VqaSetup(TaskSetup):
         return self.recipe.model_copy(update={"start_adapter": None})
 
     def recipe_with_adapter(self, folder: Path) -> VlmRecipe:
-        from sameday.models.start import adapter_form
+        from sameday.models.start import adapter_form, check_start
 
-        lora, tower = adapter_form(self._without_weights, self.family, folder)
+        model, whose = self._without_weights, "--adapter"
+        lora, tower = adapter_form(model, self.family, folder, whose)
         changes = {"train": "lora", "lora": lora, "train_vision": tower, "start_adapter": str(folder.absolute())}
-        return self.recipe.model_copy(update=changes)
+        recipe = self.recipe.model_copy(update=changes)
+        check_start(model, self.family, recipe, folder, resolve_model(self.home, recipe.model), whose)
+        return recipe
 
     def low_memory(self, plan: Plan) -> Plan:
         return plan.model_copy(update={"checkpointing": "full"})
