@@ -151,11 +151,11 @@ def choose(task: CotTask, samples: list[Sample]) -> None:
     task._starts = [0]
 
 
-def batched(task: CotTask) -> tuple[float, dict[str, Tensor]]:
-    """The first step as training computes it."""
+def batched(task: CotTask, ranks: int = 1) -> tuple[float, dict[str, Tensor]]:
+    """The first step as training computes it. Ranks run one after another and add to the same buffer."""
     steps = Steps(task.recipe, task.plan, task, Ranks())
     task.training(True)
-    steps.accumulate(task.batches(0, None, Ranks()), 0)
+    steps.accumulate((batch for rank in range(ranks) for batch in task.batches(0, None, Ranks(rank, ranks))), 0)
     gradients = {name: p.grad.clone() for name, p in task.trained().items() if p.grad is not None}
     return float(steps.gradients.tail[0]), gradients
 
@@ -348,6 +348,14 @@ def test_a_micro_batch_holds_whole_images(make: Make, plan: dict[str, Any], rank
         assert sum(map(len, held)) == len(set(keys.values())), "an image is in one micro-batch"
         if plan in ({}, SHARED | {"token_budget": 1}):
             assert all(len(images) == 1 for images in held)
+
+
+def test_ranks_share_whole_images(make: Make) -> None:
+    """More ranks than a step has images: some have nothing to do, and the sum is the same."""
+    task = make(SHARED, effective_batch=6)
+    (loss, gradients), (alone, theirs) = batched(task, ranks=9), batched(task)
+    assert loss == pytest.approx(alone, rel=NEAR) and max(apart(gradients, theirs).values()) < NEAR
+    assert any(not list(task.batches(0, None, Ranks(rank, 9))) for rank in range(9))
 
 
 def test_memory_that_runs_out_with_one_image(make: Make) -> None:
