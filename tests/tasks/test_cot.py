@@ -502,3 +502,18 @@ def test_a_line_without_a_stage_is_refused_with_its_place(tmp_path: Path, model:
     said: list[str] = []
     audited = CotSetup(skip, home).audit(said.append, ("train",))
     assert audited.sizes == {"train": 3} and "has no 'stage'; needed: 1, 2, 3" in said[-1]
+
+
+def test_the_best_weights_of_a_stage_need_questions_of_it(tmp_path: Path, model: Path) -> None:
+    home = worlds.write_world(tmp_path, 0, (4,), hard=False)
+    rows = [json.loads(line) | {"stage": 1} for line in (home / "val.jsonl").read_text().splitlines()]
+    (home / "val.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for stage in (1, 3):
+        setup = CotSetup(worlds.cot_recipe(model, best=f"exact_match_stage{stage}"), home)
+        if stage == 1:
+            assert setup.audit(print).sizes == {"train": 4, "val": 4}
+        else:
+            with pytest.raises(BadInput) as error:
+                setup.audit(print)
+            said = "recipe.best.metric exact_match_stage3: data.val has no question of stage 3"
+            assert str(error.value) == said
