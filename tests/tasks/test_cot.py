@@ -152,11 +152,11 @@ def choose(task: CotTask, samples: list[Sample]) -> None:
     task._starts = [0]
 
 
-def batched(task: CotTask) -> tuple[float, dict[str, Tensor]]:
-    """The first step as training computes it."""
+def batched(task: CotTask, ranks: int = 1) -> tuple[float, dict[str, Tensor]]:
+    """The first step as training computes it. Ranks run one after another and add to the same buffer."""
     steps = Steps(task.recipe, task.plan, task, Ranks())
     task.training(True)
-    steps.accumulate(task.batches(0, None, Ranks()), 0)
+    steps.accumulate((batch for rank in range(ranks) for batch in task.batches(0, None, Ranks(rank, ranks))), 0)
     gradients = {name: p.grad.clone() for name, p in task.trained().items() if p.grad is not None}
     return float(steps.gradients.tail[0]), gradients
 
@@ -351,6 +351,14 @@ def test_a_micro_batch_holds_whole_images(make: Make, plan: dict[str, Any], rank
             assert all(len(images) == 1 for images in held)
 
 
+def test_ranks_share_whole_images(make: Make) -> None:
+    """More ranks than a step has images: some have nothing to do, and the sum is the same."""
+    task = make(SHARED, effective_batch=6)
+    (loss, gradients), (alone, theirs) = batched(task, ranks=9), batched(task)
+    assert loss == pytest.approx(alone, rel=NEAR) and max(apart(gradients, theirs).values()) < NEAR
+    assert any(not list(task.batches(0, None, Ranks(rank, 9))) for rank in range(9))
+
+
 def test_memory_that_runs_out_with_one_image(make: Make) -> None:
     task = make(SHARED, effective_batch=9)
     whole = task.smaller_budget(0, None, Ranks())
@@ -492,7 +500,7 @@ def test_orders_that_take_an_image_apart_are_refused() -> None:
 
 
 def test_heads_that_make_no_sense_are_refused() -> None:
-    assert "must be 1 to 8192, or 'full', not 0" in refused(heads={"rank": 0})
+    assert "must be 1 to 8192, or 'full'" in refused(heads={"rank": 0})
     assert "there is no stage 4; allowed: 1, 2, 3" in refused(heads={"weights": {4: 1.0}})
     assert "each must be at least 0, and one of them more" in refused(heads={"weights": {1: -1.0}})
     assert "each must be at least 0, and one of them more" in refused(heads={"weights": {1: 0, 2: 0, 3: 0}})
@@ -525,3 +533,18 @@ def test_a_line_without_a_stage_is_refused_with_its_place(tmp_path: Path, model:
     said: list[str] = []
     audited = CotSetup(skip, home).audit(said.append, ("train",))
     assert audited.sizes == {"train": 3} and "has no 'stage'; needed: 1, 2, 3" in said[-1]
+
+
+def test_the_best_weights_of_a_stage_need_questions_of_it(tmp_path: Path, model: Path) -> None:
+    home = worlds.write_world(tmp_path, 0, (4,), hard=False)
+    rows = [json.loads(line) | {"stage": 1} for line in (home / "val.jsonl").read_text().splitlines()]
+    (home / "val.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for stage in (1, 3):
+        setup = CotSetup(worlds.cot_recipe(model, best=f"exact_match_stage{stage}"), home)
+        if stage == 1:
+            assert setup.audit(print).sizes == {"train": 4, "val": 4}
+        else:
+            with pytest.raises(BadInput) as error:
+                setup.audit(print)
+            said = "recipe.best.metric exact_match_stage3: data.val has no question of stage 3"
+            assert str(error.value) == said

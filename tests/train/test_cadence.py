@@ -51,6 +51,19 @@ def test_the_end_of_each_epoch(cadence: Cadence) -> None:
     assert saved(cadence) == validated(cadence) == ends | {cadence.total}
 
 
+@given(st.integers(1, 120), st.sets(st.integers(1, 150)))
+def test_epochs_of_different_lengths(total: int, ends: set[int]) -> None:
+    cadence = Cadence(total, ends, "epoch", "epoch")
+    assert saved(cadence) == validated(cadence) == {end for end in ends if end <= total} | {total}
+
+
+@given(cadences(save=st.just("epoch"), validate=st.just("epoch")))
+def test_a_number_of_steps_or_the_ends_of_epochs(cadence: Cadence) -> None:
+    assert isinstance(cadence.per_epoch, int)
+    ends = range(0, cadence.total + 1, cadence.per_epoch)
+    assert saved(Cadence(cadence.total, ends, "epoch", "epoch")) == saved(cadence)
+
+
 @given(st.data(), st.integers(1, 40), st.integers(1, 40))
 def test_every_so_many_steps_whatever_the_epochs_are(data: st.DataObject, save: int, validate: int) -> None:
     cadence = data.draw(cadences(save=st.just(save), validate=st.just(validate)))

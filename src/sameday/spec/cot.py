@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from sameday.spec.heads import Heads
+from sameday.spec.heads import STAGES, Heads
 from sameday.spec.order import Order
 from sameday.spec.vlm import VlmRecipe
 
@@ -15,6 +15,7 @@ class CotRecipe(VlmRecipe):
     """Answers to questions of three stages about images."""
 
     sample: ClassVar[str] = "question"
+    scores: ClassVar[tuple[str, ...]] = (*VlmRecipe.scores, *(f"exact_match_stage{stage}" for stage in STAGES))
     plain: ClassVar[str] = "one image at a time, each of its questions in a row of its own"
 
     task: Literal["cot"] = Field(

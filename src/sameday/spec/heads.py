@@ -30,7 +30,7 @@ class Heads(Strict):
     @classmethod
     def _no_wider_than_a_model(cls, value: int | str) -> int | str:
         if isinstance(value, int) and not 1 <= value <= MOST_RANK:
-            raise ValueError(f"must be 1 to {MOST_RANK}, or 'full', not {value}")
+            raise ValueError(f"must be 1 to {MOST_RANK}, or 'full'")
         return value
 
     @field_validator("weights", mode="before")

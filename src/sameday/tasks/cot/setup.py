@@ -3,6 +3,7 @@ the heads."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import prod
@@ -13,6 +14,7 @@ from sameday.spec.cot import CotRecipe
 from sameday.spec.errors import BadInput
 from sameday.spec.heads import STAGES
 from sameday.spec.plan import Plan
+from sameday.tasks.base import TRAINING, Audited, Say
 from sameday.tasks.cot.words import recipe_words
 from sameday.tasks.vqa.setup import VqaSetup
 
@@ -34,6 +36,15 @@ class CotSetup(VqaSetup):
     needed_stages: ClassVar[tuple[int, ...] | None] = STAGES
 
     recipe: CotRecipe
+
+    def audit(self, say: Say, splits: Sequence[str] = TRAINING, few: Mapping[str, int] | None = None) -> Audited:
+        """Scores of a stage that no question of the validation data has cannot choose weights."""
+        audited = super().audit(say, splits, few)
+        best, there = self.recipe.best, {sample.stage for sample in audited.splits.get("val", [])}
+        lacking = [stage for stage in STAGES if best and best.metric.endswith(f"stage{stage}") and stage not in there]
+        if best and lacking and "val" in audited.splits:
+            raise BadInput(f"recipe.best.metric {best.metric}: data.val has no question of stage {lacking[0]}")
+        return audited
 
     @cached_property
     def _checked_start(self) -> Path:
