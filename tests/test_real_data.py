@@ -21,6 +21,7 @@ from transformers import AutoTokenizer, Qwen3VLConfig, Qwen3VLForConditionalGene
 from sameday.data.questions.audit import audit
 from sameday.data.questions.processor import ImageProcessor
 from sameday.data.questions.sample import Sample, images_of
+from sameday.data.questions.wanted import Reader, Wanted
 from sameday.models.families import family_of
 from sameday.spec.record import read_metrics
 from sameday.spec.vqa import VqaRecipe
@@ -204,3 +205,24 @@ def test_both_layouts_train_the_same_model(radiology: Path, model: Path) -> None
     assert 0 <= packed["exact_match"] <= 1 and packed["exact_match"] == plain["exact_match"]
     assert packed["loss"] == pytest.approx(plain["loss"], abs=1e-4)
     assert evaluate(Request(other, "val", scores_only=True)) == pytest.approx(packed)
+
+
+def test_closed_questions_alone(radiology: Path) -> None:
+    """By the key that the file has, and as the type that is read from it."""
+    rows = [json.loads(line) for line in (radiology / "val.jsonl").read_text().splitlines()]
+    closed = sum(row["answer_type"] == "closed" for row in rows)
+    for name in ("type", "answer_type"):
+        reader = Reader(radiology / "val.jsonl", "val.jsonl", Wanted({name: ("closed",)}))
+        assert {question.raw.type for question in reader if question.raw is not None} == {"closed"}
+        assert reader.tally.told() == f"{closed} of 299 questions: where {name} is closed"
+        assert 0 < closed < len(rows)
+
+
+@pytest.mark.skipif(not (DATA / "kvasir-vqa").is_dir(), reason="SAMEDAY_TEST_DATA has no kvasir-vqa/")
+def test_stages_of_the_experiments() -> None:
+    told = []
+    for stage in ("1", "2", "3"):
+        reader = Reader(DATA / "kvasir-vqa/val.jsonl", "val.jsonl", Wanted({"stage": (stage,)}))
+        told.append((sum(1 for _ in reader), reader.tally.told()))
+    assert sum(count for count, _ in told) == 8786
+    assert told[2] == (11, "11 of 8,786 questions: where stage is 3")

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +137,29 @@ def test_stopped_in_a_stage_and_moved_it_goes_on_there(
         assert records(folder) == records(home / "reference/stages" / folder.name)
         assert listing(folder) == listing(home / "reference/stages" / folder.name)
     assert not (run / "stopped.json").exists()
+
+
+def test_a_signal_stops_the_stage_that_it_meets(home: Path) -> None:
+    run = home / "signalled"
+    signal.signal(signal.SIGTERM, lambda *_: None)  # should it come before the loop or after it
+    metrics = run / "stages/2-describe/metrics.jsonl"
+
+    def send() -> None:
+        while not (metrics.exists() and metrics.stat().st_size):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=send, daemon=True).start()
+    find, describe = (
+        "{name: find, where: {stage: 1}, max_steps: 1}",
+        "{name: describe, where: {stage: 2}, max_steps: 500}",
+    )
+    with pytest.raises(
+        RunStopped, match=r"^stage 2 of 2, describe: asked to stop: step .* of 500 is saved; run"
+    ) as stop:
+        train(home, run, f"recipe.stages=[{find}, {describe}]", "plan.save_steps=epoch")
+    assert stop.value.code == json.loads((run / "stopped.json").read_text())["code"] == EXIT_STOPPED
+    assert [each["status"] for each in entries(run).values()] == ["finished", "training"]
 
 
 def test_a_finished_run_again_writes_nothing(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
