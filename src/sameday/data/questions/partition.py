@@ -72,7 +72,7 @@ def micro_batches(items: Sequence[Item], cut: Cut, ranks: int = 1) -> list[list[
     as ranks each gets some: where that evens them out, units are split further, their prefix repeated."""
     pool = units(items, cut)
     shares = [pool] if ranks == 1 else _shares(pool, {item.index: item for item in items}, ranks)
-    return [_fill([(unit,) for unit in share], cut) for share in shares]
+    return [_fill(share, cut) for share in shares]
 
 
 def whole_micro_batches(bundles: Sequence[Sequence[Item]], cut: Cut, ranks: int = 1) -> list[list[MicroBatch]]:
@@ -81,10 +81,10 @@ def whole_micro_batches(bundles: Sequence[Sequence[Item]], cut: Cut, ranks: int 
     unbounded = replace(cut, token_budget=sys.maxsize, max_questions=None)
     pool = [tuple(units(bundle, unbounded)) for bundle in bundles]
     if ranks == 1:
-        return [_fill(pool, cut)]
+        return [_fill_whole(pool, cut)]
     whole = [Unit((number,), sum(unit.tokens for unit in bundle)) for number, bundle in enumerate(pool)]
     shares = [sorted(unit.members[0] for unit in share) for share in _spread(whole, ranks)]
-    return [_fill([pool[number] for number in share], cut) for share in shares]
+    return [_fill_whole([pool[number] for number in share], cut) for share in shares]
 
 
 def image_batches(items: Sequence[Item], images: Sequence[Hashable], cut: Cut, whole: bool) -> list[MicroBatch]:
@@ -186,11 +186,15 @@ def size(batch: MicroBatch, packing: bool, multiple: int = 1) -> int:
     return (1 if packing else len(batch)) * -(-row // multiple) * multiple
 
 
-def _fill(pool: Sequence[MicroBatch], cut: Cut) -> list[MicroBatch]:
-    """`pool` holds what may not be split: single units, or all units of a bundle."""
+def _fill(pool: Sequence[Unit], cut: Cut) -> list[MicroBatch]:
+    return _fill_whole([(unit,) for unit in pool], cut)
+
+
+def _fill_whole(pieces: Sequence[MicroBatch], cut: Cut) -> list[MicroBatch]:
+    """Of pieces that are not split: single units, or all units of a bundle."""
     result: list[MicroBatch] = []
     current: MicroBatch = ()
-    for piece in pool:
+    for piece in pieces:
         longer = (*current, *piece)
         questions = sum(len(u.members) for u in longer)
         if current and (
