@@ -98,7 +98,7 @@ def image_batches(items: Sequence[Item], images: Sequence[Hashable], cut: Cut, w
     for group in of_image.values():
         pool = tuple(units(group, replace(cut, token_budget=2**62) if whole else cut))
         fits = size(pool, cut.packing, cut.pad_to_multiple) <= cut.token_budget
-        for part in [pool] if fits or whole else _fill([(unit,) for unit in pool], cut):
+        for part in [pool] if fits or whole else _fill(pool, cut):
             if current and size((*current, *part), cut.packing, cut.pad_to_multiple) > cut.token_budget:
                 result.append(current)
                 current = ()
