@@ -245,3 +245,10 @@ def padding_is_learned(task: Any, _ranks: Any) -> Any:
 def each_token_weighs_the_same(task: Any, _ranks: Any) -> Any:
     """The recipe asks that each question weighs the same; long answers weigh more."""
     return patch.object(task, "recipe", task.recipe.model_copy(update={"loss_weight": "token"}))
+
+
+@planted(SHARED, "generated answer", "models.vlm")
+def answers_one_position_late(task: Any, _ranks: Any) -> Any:
+    """Every token after an answer's first is generated one position too far on."""
+    following = task.model.next_hidden
+    return patch.object(task.model, "next_hidden", lambda tokens, at, keys: following(tokens, at + 1, keys))

@@ -377,6 +377,11 @@ class Task(ABC):
         """What generated answers depend on: data, weights, and all that stands between them."""
         raise NotImplementedError
 
+    def generation_gaps(self, ids: Sequence[int]) -> list[float]:
+        """For each of these training samples, how far the tokens that are generated for it are at most below those that
+        training's forward pass would have chosen, in standard deviations of its logits: nothing but rounding."""
+        raise NotImplementedError
+
     @abstractmethod
     def digests(self) -> dict[str, str]:
         """What the outcome depends on besides the recipe's text, by name: changes when its content does."""

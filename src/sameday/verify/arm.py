@@ -96,6 +96,8 @@ def run_part(job: Job, part: int, die: Callable[[], None], plant: Plant | None =
             if part == 1:
                 _check_disk(job, task)
                 _fixed_gradients(witness, session, job, folder)
+                if session.setup.generates and job.trajectory and ranks.first:
+                    _generated(task, folder)
             elif ranks.first:
                 _note_resume(job, folder)
             if not job.trajectory:
@@ -182,6 +184,15 @@ def _fixed_gradients(witness: Any, session: Session, job: Job, folder: Path) -> 
                 save_tensors(folder / f"fixed-{step + 1:06d}.safetensors", gradients)
     if ranks.first:
         (folder / "fixed.json").write_text(json.dumps(losses))
+
+
+def _generated(task: Any, folder: Path) -> None:
+    """Whether the answers that this arm generates are those of the model that it trains."""
+    from sameday.verify.trace import GENERATION
+
+    ids = task.step_ids(0)
+    gaps = dict(zip(task.names(ids), task.generation_gaps(ids), strict=True))
+    (folder / GENERATION).write_text(json.dumps(gaps))
 
 
 def _note_resume(job: Job, folder: Path) -> None:

@@ -71,6 +71,8 @@ def compare(
     _validation(comparison, plan, plain, limits)
     for arm, trace in (("the plan", plan), ("the other plan", plain)):
         _replayed(comparison, trace, arm, limits)
+    if comparison.same:  # where training differs, what is generated does
+        _generation(comparison, plan, limits)
     # As a run would meet them. Of gradients over all steps another step's samples may be the reason, where they differ.
     over_all = math.inf if any(difference.exact for difference in comparison.differences) else 1
     comparison.differences.sort(key=lambda difference: over_all if difference.step is None else difference.step)
@@ -255,6 +257,17 @@ def _validation(comparison: Comparison, plan: Trace, plain: Trace, limits: Limit
                 allowed = f"{limit:.0e} relative" if name == "loss" else f"{turned:.0f} samples"
                 text = f"{a:.6f}, not {b:.6f} (limit {allowed})"
                 comparison.differences.append(Difference(step, "validation", f"validation {name}", text))
+
+
+def _generation(comparison: Comparison, plan: Trace, limits: Limits) -> None:
+    """Generated answers are judged by the arm's own training, which is judged by the other arm's."""
+    limit = limits.bf16_generation if comparison.precision == "bf16" else limits.generation
+    for name, gap in plan.generation.items():
+        comparison.note("generation", gap, name, limit)
+        if not gap <= limit:
+            text = f"its likeliest token in training is {gap:.2g} standard deviations above it (limit {limit:.0e})"
+            comparison.differences.append(Difference(0, "generated answer", name, text, exact=True))
+            return
 
 
 def _exact_parts(here: dict[str, Any], there: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:

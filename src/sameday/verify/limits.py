@@ -48,6 +48,11 @@ class Limits:
     bf16_turned: float = 0.1
     """bf16: share of the validation samples whose answers rounding may turn."""
 
+    generation: float = 1e-3
+    """How far a generated token may be below the one that training would have chosen, in standard deviations of the
+    logits: more than a tie that rounding broke."""
+    bf16_generation: float = 0.25
+
     doubtful: float = 1e-2
     """Relative difference of float32 gradients up to which a reference in float64 is asked."""
 

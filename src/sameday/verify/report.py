@@ -165,7 +165,12 @@ class Report:
         worst, half = self.comparison.worst, self.comparison.precision == "bf16"
         limits = self.comparison.limits.trained(half)
         said = [f"{name} {worst[key]:.1e} ({limits[key]:.0e})" for key, name in TRAINED.items() if key in worst]
-        return _wrapped("training", "largest relative differences (limits): " + ", ".join(said))
+        lines = _wrapped("training", "largest relative differences (limits): " + ", ".join(said))
+        if "generation" in worst:
+            limit = self.comparison.bounds["generation"]
+            text = f"tokens at most {worst['generation']:.1e} standard deviations below training's (limit {limit:.0e})"
+            lines += _wrapped("generation", text)
+        return lines
 
     def _first_difference(self) -> list[str]:
         if self.comparison.same:

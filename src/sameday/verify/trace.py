@@ -23,6 +23,7 @@ from sameday.spec.errors import EXIT_OUT_OF_MEMORY, RunStopped
 
 Tensors = Mapping[str, Tensor]
 STEPS, STRUCTURE, VALIDATION = "steps.jsonl", "structure.jsonl", "validation.jsonl"
+GENERATION = "generation.json"
 DRIFT, RESUME, FINAL = "drift.jsonl", "resume.json", "final.safetensors"
 
 
@@ -247,6 +248,12 @@ class Trace:
         """What is known of each sample, by name."""
         samples = [seen for record in self.records for seen in record.facts["samples"]]
         return list(samples[0]["digests"]) if samples else []
+
+    @cached_property
+    def generation(self) -> dict[str, float]:
+        """Of samples by name, how far generated tokens are from what training computes; empty where nothing is."""
+        path = self.path / "part-1" / GENERATION
+        return dict(json.loads(path.read_text())) if path.is_file() else {}
 
     @cached_property
     def validation(self) -> dict[int, dict[str, Any]]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from sameday.data.loader import feed
@@ -123,3 +124,38 @@ def _halves(part: MicroBatch, encoded: Sequence[Encoded], whole: bool) -> Sequen
         inside = [encoded[unit.members[0]].sample.image_key in first for unit in part]
         return [tuple(u for u, here in zip(part, inside, strict=True) if here is side) for side in (True, False)]
     return None if whole else halve(part)
+
+
+@torch.no_grad()
+def generation_gaps(task: VqaTask, questions: Sequence[Sample], tokens: int = 3) -> list[float]:
+    """See Task.generation_gaps: so many tokens of each answer, whether or not they end it."""
+    prompts = [task.encoder.prompt(sample) for sample in questions]
+    answered: dict[int, Encoded] = {}
+    task.training(False)
+    try:
+        for part in batches_of(task, prompts, tokens):
+            members = _members(part)
+            head = partial(task.answer_logits, samples=[questions[index] for index in members])
+            made = _built(task, prompts, part).to(task.device)
+            for index, each in zip(members, generate(task.model, made, head, (), tokens), strict=True):
+                answered[index] = _with_answer(prompts[index], each)
+        encoded = [answered[index] for index in range(len(questions))]
+        gaps = [0.0] * len(questions)
+        for part in task._partition(encoded, task._cut(None), 1)[0]:
+            batch = task._build(encoded, part).to(task.device)
+            with task.model.numeric_format():
+                logits = task.logits(batch, task.model.hidden(batch))
+            below = (logits.max(-1).values - logits.gather(1, batch.target[:, None])[:, 0]) / logits.std(-1)
+            for owner, gap in zip(batch.owner.tolist(), below.tolist(), strict=True):
+                index = _members(part)[owner]
+                gaps[index] = max(gaps[index], gap)
+        return gaps
+    finally:
+        task.training(True)
+
+
+def _with_answer(prompt: Encoded, tokens: Sequence[int]) -> Encoded:
+    """As a question to learn from, whose answer this is."""
+    whole = np.concatenate([prompt.tokens, np.asarray(tokens, prompt.tokens.dtype)])
+    targets = np.arange(len(whole)) >= len(prompt.tokens)
+    return replace(prompt, tokens=whole, targets=targets)

@@ -42,7 +42,7 @@ from sameday.spec.load import resolve_model, resolve_path
 from sameday.spec.plan import Plan
 from sameday.spec.vlm import VlmRecipe
 from sameday.tasks.base import ASKED_TO_STOP, NO_MEMORY, Answer, LeftOut, StepCost, Task
-from sameday.tasks.vqa.answers import answers
+from sameday.tasks.vqa.answers import answers, generation_gaps
 from sameday.tasks.vqa.automatic import attention_kernel
 from sameday.tasks.vqa.cache import Opened, open_cache
 from sameday.tasks.vqa.cost import step_cost
@@ -299,6 +299,9 @@ class VqaTask(Task):
         for special in self.encoder.family.markers.special:
             text = text.replace(special, "")
         return Answer(text, len(tokens))
+
+    def generation_gaps(self, ids: Sequence[int]) -> list[float]:
+        return generation_gaps(self, [self.splits["train"][i] for i in ids])
 
     def answer_digests(self, split: str) -> dict[str, str]:
         named = ("base model", "tokenizer", "chat template", "image processor")
