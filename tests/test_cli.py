@@ -426,7 +426,10 @@ def test_eval_takes_only_weights_that_are_what_was_written(copied: Finished) -> 
     words, whole = ("eval", str(copied.run), "--split", "val"), weights.read_bytes()
     weights.write_bytes(whole[:-7] + bytes(b ^ 0xFF for b in whole[-7:]))
     said = refused(copied.folder, *words)
-    assert said == f"{adapter}: cannot be evaluated: adapter_model.safetensors is not what was written"
+    assert said == (
+        f"{adapter}: cannot be evaluated: adapter_model.safetensors is not what was written; the command that trained "
+        "it writes it again from its last checkpoint"
+    )
     tensors = load_file(weights)
     first = sorted(tensors)[0]
     tensors[first][0, 0] = torch.nan

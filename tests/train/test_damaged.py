@@ -102,3 +102,15 @@ def test_a_line_of_metrics(world: Path) -> None:
         "run/metrics.jsonl:1: step is 'ten'; must be the number of a step; left out, the file as it was is " in said.out
     )
     assert weights(world / "run") == weights(world / "whole")
+
+
+def test_finished_weights_that_were_damaged_are_written_again(world: Path) -> None:
+    damaged = world / "whole/adapter/adapter_model.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    said = sameday(world, *WORDS[:3], "whole", *WORDS[4:])
+    assert said.code == 0, said.err
+    assert (
+        "whole/adapter: adapter_model.safetensors is not what was written; it is written again from step 3, which is "
+        "whole\n"
+    ) in said.out
+    assert "written again" not in sameday(world, *WORDS[:3], "whole", *WORDS[4:]).out

@@ -318,5 +318,6 @@ def weights_of(run: RunFolder, which: str | None) -> Path:
         raise BadInput(f"{run.path}: has no such checkpoint as {which}; {listed}")
     why = checkpoint.fault(folder)
     if why is not None:
-        raise BadInput(f"{folder}: cannot be evaluated: {why}")
+        mend = "; the command that trained it writes it again from its last checkpoint" if folder == run.result else ""
+        raise BadInput(f"{folder}: cannot be evaluated: {why}{mend}")
     return folder

@@ -131,6 +131,9 @@ def begin_unless_finished(
     ready for the steps after `state.step`."""
     scores = run.finished_scores() if state.step == total else None
     if scores is None:
+        why = checkpoint.fault(run.result) if state.step == total and run.result.is_dir() else None
+        if why is not None:
+            say(f"{run.result}: {why}; it is written again from step {total}, which is whole")
         run.begin()
         run.rewind(state.step, say)
     return scores
