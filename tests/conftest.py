@@ -51,6 +51,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path not in slow)
 
 
+@pytest.fixture(autouse=True)
+def own_environment() -> Iterator[None]:
+    """A command that a test calls sets variables for its own process, as a plan says; the next test has none of them."""
+    before = dict(os.environ)
+    yield
+    if dict(os.environ) != before:
+        os.environ.clear()
+        os.environ.update(before)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def quick(request: pytest.FixtureRequest) -> Iterator[None]:
     """With --quick a test is skipped at the moment at which it would start a process or step an optimizer: no list of

@@ -46,7 +46,7 @@ MODULES = ("sameday", "sameday.demo.patterns", "sameday.verify.arm", "torch.dist
 """What `python -m` may name."""
 AT_RUN_TIME = (
     *("GROUP_", "LOCAL_", "MASTER_", "PYTEST_", "RANK", "ROLE_", "SAMEDAY_", "TORCHELASTIC_", "WORLD_SIZE"),
-    *("COLUMNS", "KMP_", "TORCHINDUCTOR_CACHE_DIR", "TORCH_NCCL_"),
+    *("COLUMNS", "CUBLAS_", "KMP_", "TORCHINDUCTOR_CACHE_DIR", "TORCH_NCCL_"),
 )
 """How variables begin that no library reads while it is loaded, and those that libraries set themselves."""
 

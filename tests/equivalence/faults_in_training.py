@@ -162,7 +162,7 @@ def adapters_of_another_seed(task: Any, _ranks: Any) -> Any:
     for name, parameter in adapters.adapter_parameters(task.model.module):
         if ".lora_A." in name:
             bound = parameter.shape[1] ** -0.5
-            parameter.data.copy_(adapters._uniform(parameter, bound, task.recipe.seed + 1, name))
+            parameter.data.copy_(adapters.uniform(parameter, bound, task.recipe.seed + 1, name))
     return nullcontext()
 
 
