@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def own_environment() -> Iterator[None]:
-    """A command that a test calls sets variables for its own process, as a plan says; the next test has none of them."""
+    """A command that a test calls sets variables of this process, as a plan says; the next test has none of them."""
     before = dict(os.environ)
     yield
     if dict(os.environ) != before:
