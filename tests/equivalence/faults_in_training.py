@@ -225,8 +225,8 @@ def other_masks_when_layers_are_recomputed(task: Any, _ranks: Any) -> Any:
     """The backward pass drops something else than the forward pass did."""
     hidden, keys = task.model.hidden, task.model.keys
 
-    def then_other(batch: Batch, *step: int) -> Tensor:
-        x = hidden(batch, *step)
+    def then_other(batch: Batch, *step: int, **more: Any) -> Tensor:
+        x = hidden(batch, *step, **more)
         if keys.tokens is not None:
             keys.tokens = keys.tokens ^ 1
         return x

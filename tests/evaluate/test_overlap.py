@@ -75,6 +75,7 @@ def test_rouge_of_a_set_is_the_mean(pairs: list[tuple[str, str]]) -> None:
 
 WORDNET = """
 import sys
+sys.path.insert(0, sys.argv[2])
 from pathlib import Path
 import nltk
 from sameday.evaluate.overlap import Unavailable, meteor_scorer
@@ -133,7 +134,10 @@ def test_meteor_where_wordnet_is_and_a_sentence_where_it_is_not(tmp_path: Path) 
     pytest.importorskip("nltk")
     write_wordnet(tmp_path / "nltk_data")
     done = subprocess.run(
-        [sys.executable, "-c", WORDNET, tmp_path / "nltk_data"], capture_output=True, text=True, check=False
+        [sys.executable, "-c", WORDNET, tmp_path / "nltk_data", Path(__file__).parents[1]],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == (

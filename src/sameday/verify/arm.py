@@ -187,12 +187,22 @@ def _fixed_gradients(witness: Any, session: Session, job: Job, folder: Path) -> 
 
 
 def _generated(task: Any, folder: Path) -> None:
-    """Whether the answers that this arm generates are those of the model that it trains."""
+    """Whether the answers that this arm generates are those of the model that it trains. What fails here is told with
+    the comparison, unless memory does."""
+    import torch
+
     from sameday.verify.trace import GENERATION
 
-    ids = task.step_ids(0)
-    gaps = dict(zip(task.names(ids), task.generation_gaps(ids), strict=True))
-    (folder / GENERATION).write_text(json.dumps(gaps))
+    ids, failed = task.step_ids(0), ""
+    gaps: list[float] = []
+    try:
+        gaps = task.generation_gaps(ids)
+    except torch.OutOfMemoryError:
+        pass
+    except Exception as error:
+        failed = f"{type(error).__name__}: {error}"
+    known = dict(zip(task.names(ids), gaps, strict=False))
+    (folder / GENERATION).write_text(json.dumps({"gaps": known, "failed": failed}))
 
 
 def _note_resume(job: Job, folder: Path) -> None:

@@ -262,7 +262,9 @@ def _validation(comparison: Comparison, plan: Trace, plain: Trace, limits: Limit
 def _generation(comparison: Comparison, plan: Trace, limits: Limits) -> None:
     """Generated answers are judged by the arm's own training, which is judged by the other arm's."""
     limit = limits.bf16_generation if comparison.precision == "bf16" else limits.generation
-    for name, gap in plan.generation.items():
+    if failed := plan.generation["failed"]:
+        comparison.differences.append(Difference(0, "generated answers", "the first step's", failed, exact=True))
+    for name, gap in plan.generation["gaps"].items():
         comparison.note("generation", gap, name, limit)
         if not gap <= limit:
             text = f"its likeliest token in training is {gap:.2g} standard deviations above it (limit {limit:.0e})"

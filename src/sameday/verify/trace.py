@@ -250,10 +250,11 @@ class Trace:
         return list(samples[0]["digests"]) if samples else []
 
     @cached_property
-    def generation(self) -> dict[str, float]:
-        """Of samples by name, how far generated tokens are from what training computes; empty where nothing is."""
+    def generation(self) -> dict[str, Any]:
+        """`gaps`: of samples by name, how far generated tokens are from what training computes; `failed`: why there are
+        none."""
         path = self.path / "part-1" / GENERATION
-        return dict(json.loads(path.read_text())) if path.is_file() else {}
+        return dict(json.loads(path.read_text())) if path.is_file() else {"gaps": {}, "failed": ""}
 
     @cached_property
     def validation(self) -> dict[int, dict[str, Any]]:
