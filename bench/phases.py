@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from tune import prepare
 
+from sameday.commands.session import Session, Specs
 from sameday.data.labelled import augment
 from sameday.data.labelled.batch import ImageBatch
 from sameday.data.questions import source
@@ -42,7 +43,6 @@ from sameday.tasks.classify.task import ClassifyTask
 from sameday.tasks.registry import setup_of
 from sameday.tasks.vqa.task import VqaTask
 from sameday.train.commit import PendingScalars
-from sameday.train.session import Session, Specs
 from sameday.train.watch import Watch
 
 DELAY = 0.02

@@ -28,12 +28,13 @@ RANK = {
     "evaluate": 5,
     "report": 6,
     "train": 6,
-    "demo": 7,
-    "profile": 7,
-    "verify": 7,
-    "tune": 8,
-    "cli": 9,
-    "__main__": 10,
+    "commands": 7,
+    "demo": 8,
+    "profile": 8,
+    "verify": 8,
+    "tune": 9,
+    "cli": 10,
+    "__main__": 11,
 }
 """A room may import itself and rooms of a lower rank. A new folder needs a line here."""
 

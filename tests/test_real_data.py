@@ -18,6 +18,8 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
+from sameday.commands.evaluate import Request, evaluate
+from sameday.commands.launch import train_from_files
 from sameday.data.questions.audit import audit
 from sameday.data.questions.processor import ImageProcessor
 from sameday.data.questions.sample import Sample, images_of
@@ -27,8 +29,6 @@ from sameday.spec.record import read_metrics
 from sameday.spec.vqa import VqaRecipe
 from sameday.tasks.vqa.fill import Filling
 from sameday.tasks.vqa.setup import VqaSetup
-from sameday.train.evaluate import Request, evaluate
-from sameday.train.launch import train_from_files
 
 DATA = Path(os.environ.get("SAMEDAY_TEST_DATA") or "no folder")
 pytestmark = pytest.mark.skipif(

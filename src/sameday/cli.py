@@ -50,7 +50,7 @@ def train(
     ] = None,
 ) -> None:
     """Train, or go on with a run that was stopped: the same command again."""
-    from sameday.train.launch import train_from_files
+    from sameday.commands.launch import train_from_files
 
     short = {"max_steps": max_steps, "data.limit": limit, "data.on_bad": on_bad}
     sets = [*sets, *(f"recipe.{name}={value}" for name, value in short.items() if value is not None)]
@@ -87,8 +87,8 @@ def evaluate(
     scores_only: Annotated[bool, typer.Option("--scores-only", help="Generate no answers.")] = False,
 ) -> None:
     """Loss and other scores of a run's weights, or of others, and the answers that they generate."""
-    from sameday.train.evaluate import Request
-    from sameday.train.evaluate import evaluate as run
+    from sameday.commands.evaluate import Request
+    from sameday.commands.evaluate import evaluate as run
 
     run(Request(what, split, checkpoint, adapter, base, plan, out, cascade, max_new_tokens, scores_only))
 
@@ -110,8 +110,8 @@ def cache(
     sets: Sets = [],  # noqa: B006 (typer reads it, nothing changes it)
 ) -> None:
     """Prepare a recipe's images ahead of training, each content once."""
+    from sameday.commands.launch import cache_from_files
     from sameday.tasks.base import Caching
-    from sameday.train.launch import cache_from_files
 
     if check + prune + measure > 1:
         raise BadInput("--check, --prune and --measure: one at a time")

@@ -17,12 +17,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText
 from worlds import FAMILIES, draw_image, lines_of, make_task, tiny_recipe, write_world
 
+from sameday.commands.launch import train_from_files
 from sameday.data.questions.images import open_rgb
 from sameday.spec.plan import Plan
 from sameday.spec.vqa import VqaRecipe
 from sameday.tasks.vqa.task import VqaTask
 from sameday.train import checkpoint
-from sameday.train.launch import train_from_files
 
 QUICK = {
     "effective_batch": 4,

@@ -12,6 +12,7 @@ import pytest
 from pydantic import BaseModel
 from typed import refused
 
+from sameday.commands.session import Specs
 from sameday.spec.classify import ClassifyRecipe
 from sameday.spec.errors import BadInput
 from sameday.spec.limits import COUNT
@@ -19,7 +20,6 @@ from sameday.spec.load import load_plan, load_recipe
 from sameday.spec.plan import Plan
 from sameday.spec.reading import SPEC, read_file
 from sameday.spec.registry import RECIPES
-from sameday.train.session import Specs
 
 ASKED = "model: tiny\ndata: {train: t}\n"
 IMAGES = "task: classify\ndata: {path: set}\n"

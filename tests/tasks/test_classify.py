@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor
 from worlds import lines_of
 
+from sameday.commands.session import resolve
 from sameday.data.labelled import augment
 from sameday.data.labelled.batch import ImageBatch
 from sameday.data.labelled.pictures import fitted
@@ -32,7 +33,6 @@ from sameday.spec.errors import EXIT_OUT_OF_MEMORY, BadInput, RunStopped
 from sameday.spec.plan import Plan
 from sameday.tasks.classify.setup import ClassifySetup
 from sameday.tasks.classify.task import ClassifyTask
-from sameday.train.session import resolve
 from sameday.train.steps import Steps
 
 PLANS = {

@@ -24,6 +24,8 @@ from sameday.cache import store as store_module
 from sameday.cache.key import differences
 from sameday.cache.store import Store
 from sameday.cache.worth import Measured
+from sameday.commands.launch import cache_from_files
+from sameday.commands.session import Session, Specs
 from sameday.data.questions.images import stamp
 from sameday.data.questions.sample import images_of
 from sameday.hardware.machine import Machine
@@ -38,8 +40,6 @@ from sameday.tasks.vqa.cache import settings_of, write_measured
 from sameday.tasks.vqa.fill import Filling
 from sameday.tasks.vqa.setup import VqaSetup
 from sameday.tasks.vqa.task import VqaTask
-from sameday.train.launch import cache_from_files
-from sameday.train.session import Session, Specs
 from sameday.train.steps import Steps
 
 pytestmark = pytest.mark.slow

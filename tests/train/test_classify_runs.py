@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import sets
 import torch
-from commands import assert_same_run, finished, started
+from processes import assert_same_run, finished, started
 from torch import Tensor
 
 from sameday.hardware.ranks import Ranks

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from commands import weights
+from processes import weights
 from safetensors.torch import load_file, save_file
 from typed import refused, sameday, write_recipe
 from worlds import write_world

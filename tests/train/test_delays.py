@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 import worlds
 
+from sameday.commands.session import Session, Specs
 from sameday.data.labelled import augment
 from sameday.data.labelled.batch import ImageBatch
 from sameday.data.questions import source
@@ -29,7 +30,6 @@ from sameday.spec.record import RunFolder, read_metrics
 from sameday.train import loop
 from sameday.train.commit import PendingScalars
 from sameday.train.loop import train
-from sameday.train.session import Session, Specs
 from sameday.train.watch import Watch
 
 pytestmark = pytest.mark.usefixtures("own_signals")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import worlds
-from commands import finished, training_steps, write_run
+from processes import finished, training_steps, write_run
 from torch import Tensor
 from transformers import AutoTokenizer
 from typed import sameday

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import sets
-from commands import assert_same_run
+from processes import assert_same_run
 from safetensors import SafetensorError
 from typed import Said, sameday
 

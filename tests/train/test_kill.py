@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import Process, assert_same_run, finished, last_step, started, training_steps, write_run
+from processes import Process, assert_same_run, finished, last_step, started, training_steps, write_run
 
 SETS = ("plan.save_steps=3", "plan.device=cpu")
 """A GPU gives the same bits only under plan.deterministic."""

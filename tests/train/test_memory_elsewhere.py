@@ -11,8 +11,9 @@ import pytest
 import sets
 import torch
 import worlds
-from commands import finished
+from processes import finished
 
+from sameday.commands.launch import train_from_files
 from sameday.hardware.ranks import Ranks
 from sameday.spec.document import dump_yaml
 from sameday.spec.errors import EXIT_OUT_OF_MEMORY, RunStopped
@@ -21,7 +22,6 @@ from sameday.tasks.classify.setup import ClassifySetup
 from sameday.tasks.classify.task import ClassifyTask
 from sameday.tasks.vqa.setup import VqaSetup
 from sameday.train import checkpoint, steps
-from sameday.train.launch import train_from_files
 
 pytestmark = pytest.mark.usefixtures("own_signals")
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import sets
-from commands import assert_same_run, records
-from commands import weights as weights_of
+from processes import assert_same_run, records
+from processes import weights as weights_of
 from typed import sameday
 
 from sameday.spec.document import dump_yaml

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import finished, last_step, records, started, training_steps, weights, write_run
+from processes import finished, last_step, records, started, training_steps, weights, write_run
 from safetensors.torch import load
 from test_diverged import LINE, poison
 

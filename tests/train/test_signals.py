@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import sets
-from commands import assert_same_run
+from processes import assert_same_run
 from typed import Said, sameday
 
 from sameday.spec.document import dump_yaml

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import sets
-from commands import records
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import records
 from typed import sameday
 
 from sameday.report.gather import gather

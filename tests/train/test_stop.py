@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import worlds
-from commands import assert_same_run, finished, last_step, records, started, weights, write_run
+from processes import assert_same_run, finished, last_step, records, started, weights, write_run
 
 from sameday.spec.errors import EXIT_BAD_INPUT, EXIT_STOPPED
 from sameday.spec.manifest import MANIFEST

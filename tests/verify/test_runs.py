@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "train"))  # for commands, when this file runs alone
 
-from commands import write_run
+from processes import write_run
 from typed import sameday
 
 from sameday.spec.classify import ClassifyRecipe

@@ -10,11 +10,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from sameday.commands.session import Session, Specs
 from sameday.profile.summary import lines, steps_of, summed_up, wrapped
 from sameday.spec.record import check_output, write_text
 from sameday.spec.words import tell
 from sameday.tasks.base import TRAINING, Say
-from sameday.train.session import Session, Specs
 
 COUNTED = 4
 """Steps whose floor is counted."""

@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sameday.commands.session import Session
 from sameday.spec.plan import fields_of
 from sameday.tasks.base import Task
-from sameday.train.session import Session
 
 if TYPE_CHECKING:  # they load torch
     from sameday.hardware.peaks import Peaks

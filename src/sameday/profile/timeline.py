@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from sameday.commands.session import Session
 from sameday.data.times import Times
 from sameday.hardware.nvml import Watched
 from sameday.hardware.phases import PHASES, Clock, during
@@ -21,7 +22,6 @@ from sameday.hardware.signals import StopRequest
 from sameday.spec.errors import EXIT_STOPPED, RunStopped
 from sameday.spec.record import RunFolder
 from sameday.tasks.base import Task, lower_budget
-from sameday.train.session import Session
 from sameday.train.steps import Good
 from sameday.train.watch import Watch
 

@@ -1,1 +1,1 @@
-"""The loop, and what it stands on: optimizer, checkpoints, what is shown while it runs."""
+"""The loop, and what it stands on: steps, optimizer, what it remembers, what is shown while it runs."""

@@ -19,6 +19,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from sameday.commands.session import Session, Specs
 from sameday.spec.document import dump_yaml
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
@@ -26,7 +27,6 @@ from sameday.spec.recipe import Recipe
 from sameday.spec.record import OUR_JSON, check_output, same_file, write_text
 from sameday.spec.words import tell
 from sameday.tasks.base import TRAINING, Choice, Say
-from sameday.train.session import Session, Specs
 from sameday.tune.search import OutOfTime, SearchState, Worth, explore
 from sameday.tune.space import choices, differing
 from sameday.tune.table import as_json, lines, trial_line, wrapped

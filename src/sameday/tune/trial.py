@@ -81,7 +81,7 @@ class Result:
 
 
 def run(job: Job) -> Result:
-    from sameday.train.session import Session, Specs
+    from sameday.commands.session import Session, Specs
 
     started = time.perf_counter()
     session = Session.start(Specs(job.recipe, job.home, job.plan))

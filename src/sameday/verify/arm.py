@@ -24,7 +24,7 @@ from sameday.spec.words import tell
 from sameday.tasks.base import TRAINING
 
 if TYPE_CHECKING:  # it need not be loaded to start an arm
-    from sameday.train.session import Session
+    from sameday.commands.session import Session
 
 STIR = 0.05
 """Standard deviation given to parameters that start at zero: enough to matter beside its layer."""
@@ -71,9 +71,9 @@ class Job:
 
 def run_part(job: Job, part: int, die: Callable[[], None], plant: Plant | None = None) -> None:
     """Part 1 computes the gradients and trains until `die` is called; part 2 resumes and trains to the end."""
+    from sameday.commands.session import Session, Specs
     from sameday.spec.record import RunFolder
     from sameday.train.loop import train
-    from sameday.train.session import Session, Specs
     from sameday.verify.trace import FINAL, Witness, save_tensors
 
     session = Session.start(Specs(job.recipe, job.home, job.plan), join=True, splits=TRAINING, few=job.few)

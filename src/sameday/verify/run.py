@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sameday.commands.session import Session, Specs, resolve
 from sameday.spec.errors import BadInput
 from sameday.spec.load import load_plan
 from sameday.spec.plan import Claim, Plan, changed
-from sameday.train.session import Session, Specs, resolve
 from sameday.verify.processes import Arms, Say
 from sameday.verify.report import Report
 from sameday.verify.trial import Trial, make_trial, needs_reference, plain_beside, reference_job

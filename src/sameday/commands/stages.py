@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sameday.commands.session import Session, Specs, note_stop, prepare_environment, silent
 from sameday.spec.errors import EXIT_STOPPED, BadInput, NothingToLearn, RunStopped
 from sameday.spec.manifest import MANIFEST, fault, weights_digest
 from sameday.spec.plan import Plan
@@ -20,7 +21,6 @@ from sameday.spec.recipe import Recipe, StageRecipe
 from sameday.spec.record import STAGES, RunFolder, begun, default_path, refuse_other_recipe
 from sameday.spec.words import tell
 from sameday.tasks.registry import setup_of
-from sameday.train.session import Session, Specs, prepare_environment, silent
 
 if TYPE_CHECKING:
     from sameday.hardware.ranks import Ranks
@@ -70,7 +70,7 @@ def train_stages(specs: Specs, out: Path | None, stop_after: int | None) -> dict
         path = out or ranks.from_first(lambda: default_path(specs.recipe))
         scores = _Run(specs, path, plan, staged, ranks).train(stop_after)
         if getattr(specs.recipe, "evaluate", None) is not None:
-            from sameday.train.evaluate import Request, evaluate
+            from sameday.commands.evaluate import Request, evaluate
 
             evaluate(Request(path), ranks)
         return scores
@@ -81,8 +81,8 @@ def train_stages(specs: Specs, out: Path | None, stop_after: int | None) -> dict
 def _checked(specs: Specs) -> tuple[list[Staged], Plan]:
     """Every stage as far as it can be without training the one before: all that is wrong with any of them is found
     before the first begins."""
-    from sameday.train.launch import check_batch, splits_of
-    from sameday.train.outlook import check_cpu
+    from sameday.commands.launch import check_batch, splits_of
+    from sameday.commands.outlook import check_cpu
 
     needed = splits_of(specs, getattr(specs.recipe, "evaluate", None))
     staged: list[Staged] = []
@@ -135,10 +135,7 @@ class _Run:
             self.ranks.wait()
             return self._last.scores or {}
         except RunStopped as stop:
-            if not self.ranks.first:
-                sys.exit(stop.code)
-            for folder in opened:
-                folder.stopped(str(stop), stop.code)
+            note_stop(stop, self.ranks, opened)
             raise
         except BadInput:
             for folder in opened:
@@ -220,7 +217,7 @@ class _Run:
     # Training
 
     def _train_each(self, stop_after: int | None) -> None:
-        from sameday.train.launch import train_from_specs
+        from sameday.commands.launch import train_from_specs
 
         done, count = 0, len(self.record)
         for number, (entry, each) in enumerate(zip(self.record, self.staged, strict=True), start=1):

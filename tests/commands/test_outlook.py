@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typed import refused, sameday
 
+from sameday.commands import outlook
+from sameday.commands.outlook import Outlook, matmul_rate
 from sameday.hardware.ranks import Ranks
 from sameday.spec.document import dump_yaml
 from sameday.spec.plan import Plan
 from sameday.tasks.classify.setup import ClassifySetup
 from sameday.tasks.vqa.setup import VqaSetup
-from sameday.train import outlook
-from sameday.train.outlook import Outlook, matmul_rate
 
 pytestmark = pytest.mark.usefixtures("own_signals")
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sameday.commands.session import Session, Specs, note_stop, prepare_environment
+from sameday.commands.stages import evaluate_stages, own_models
 from sameday.spec.errors import EXIT_STOPPED, BadInput, EvaluationGivenUp, RunStopped, refuse
 from sameday.spec.evaluation import Evaluation
 from sameday.spec.load import load_plan
@@ -19,8 +20,6 @@ from sameday.spec.record import RunFolder, default_path
 from sameday.spec.words import first_names, tell
 from sameday.tasks.base import Say, Task, TaskSetup, checked_finite
 from sameday.tasks.registry import setup_of
-from sameday.train.session import Session, Specs, prepare_environment
-from sameday.train.stages import evaluate_stages, own_models
 
 if TYPE_CHECKING:
     from sameday.evaluate.prediction import Prediction
@@ -86,11 +85,7 @@ def evaluate(asked: Request, group: Ranks | None = None) -> dict[str, float]:
         try:
             return _evaluated(session, task, evaluation, target, asked.scores_only)
         except RunStopped as stop:
-            # All ranks stop together and with the same words: the first one says them.
-            if not ranks.first:
-                if stop.alone:
-                    tell(stop, sys.stderr)
-                sys.exit(stop.code)
+            note_stop(stop, ranks)
             raise
 
 

@@ -4,6 +4,7 @@ automatic choices resolved once, into one object."""
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,8 +15,9 @@ from sameday.spec.errors import EXIT_OUT_OF_MEMORY, BadInput, RunStopped, refuse
 from sameday.spec.load import load_specs
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
+from sameday.spec.record import RunFolder
 from sameday.spec.sets import split_sets
-from sameday.spec.words import in_yaml
+from sameday.spec.words import in_yaml, tell
 from sameday.tasks.base import Audited, Resolved, Say, Task, TaskSetup
 from sameday.tasks.registry import setup_of
 
@@ -197,3 +199,14 @@ def prepare_environment(plan: Plan) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # worker processes are forked
     if plan.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def note_stop(stop: RunStopped, ranks: Ranks, opened: Sequence[RunFolder] = ()) -> None:
+    """All ranks stop together and with the same words: the first one says them, after the folders it opened have them.
+    The others leave here."""
+    if not ranks.first:
+        if stop.alone:
+            tell(stop, sys.stderr)
+        sys.exit(stop.code)
+    for folder in opened:
+        folder.stopped(str(stop), stop.code)

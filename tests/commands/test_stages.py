@@ -14,9 +14,12 @@ from typing import Any
 import pytest
 import torch
 import worlds
-from commands import listing, records, weights
+from processes import listing, records, weights
 from safetensors.torch import load_file, save_file
 
+from sameday.commands.evaluate import Request, evaluate
+from sameday.commands.launch import train_from_files
+from sameday.commands.session import Specs
 from sameday.hardware.machine import detect_machine
 from sameday.report.gather import gather
 from sameday.report.page import report_from_files
@@ -25,9 +28,6 @@ from sameday.spec.errors import EXIT_STOPPED, BadInput, RunStopped
 from sameday.spec.manifest import fault, weights_digest, write_manifest
 from sameday.spec.record import RunFolder, stage_folders
 from sameday.tasks.vqa.setup import VqaSetup
-from sameday.train.evaluate import Request, evaluate
-from sameday.train.launch import train_from_files
-from sameday.train.session import Specs
 from sameday.verify.runs import compare_runs
 
 pytestmark = pytest.mark.usefixtures("own_signals")

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
+from sameday.commands.session import Session
 from sameday.hardware.peaks import CPU_SHAPES, Precision, best_seconds, number_format
 from sameday.spec.errors import BadInput
 from sameday.spec.recipe import Recipe
-from sameday.train.session import Session
 
 WORTH_TIMING = 1e12
 """FLOP from which on a run is worth an estimate: minutes on a few cores."""

@@ -3,13 +3,14 @@ model is loaded."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sameday.commands.evaluate import evaluate_result
+from sameday.commands.session import ASKED_FOR, Session, Specs, note_stop
 from sameday.data.problems import Problem, grouped
 from sameday.spec.errors import BadInput, CompileFailed, RunStopped
 from sameday.spec.evaluation import Evaluation
@@ -18,8 +19,6 @@ from sameday.spec.record import RunFolder, as_begun, default_path
 from sameday.spec.words import tell
 from sameday.tasks.base import TRAINING, Caching, Task
 from sameday.tasks.registry import setup_of
-from sameday.train.evaluate import evaluate_result
-from sameday.train.session import ASKED_FOR, Session, Specs
 
 if TYPE_CHECKING:
     from sameday.hardware.ranks import Ranks
@@ -35,7 +34,7 @@ def train_from_files(
     """`sameday train`: starts a run, or goes on with it where its folder is there."""
     specs = Specs.from_files(recipe_path, plan_path, sets)
     if specs.recipe.stage_recipes():
-        from sameday.train.stages import train_stages
+        from sameday.commands.stages import train_stages
 
         return train_stages(specs, out, stop_after)
     return train_from_specs(specs, out, stop_after)
@@ -49,8 +48,8 @@ def train_from_specs(
     evaluation: Evaluation | None = getattr(specs.recipe, "evaluate", None)
     needed = splits_of(specs, evaluation)
     with closing(Session.start(specs, tell, join=True, splits=needed, group=group)) as session:
+        from sameday.commands.outlook import check_cpu
         from sameday.train.loop import train
-        from sameday.train.outlook import check_cpu
 
         ranks, opened = session.ranks, list[RunFolder]()
         for line in differences(specs.recipe, asked_for):
@@ -93,13 +92,7 @@ def train_from_specs(
                 evaluate_result(session, task, run, evaluation)
             return scores
         except RunStopped as stop:
-            # All ranks stop together and with the same words: the first one says them.
-            if not ranks.first:
-                if stop.alone:
-                    tell(stop, sys.stderr)
-                sys.exit(stop.code)
-            for folder in opened:
-                folder.stopped(str(stop), stop.code)
+            note_stop(stop, ranks, opened)
             raise
         except BadInput:
             for folder in opened:
