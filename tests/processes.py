@@ -15,8 +15,8 @@ from typing import Any
 import worlds
 
 from sameday.data.times import Times
+from sameday.record.folder import read_metrics
 from sameday.spec.document import dump_yaml
-from sameday.spec.record import read_metrics
 
 LIMIT = 600
 """Seconds after which a process that should have ended is taken for one that hangs."""

@@ -19,11 +19,11 @@ from safetensors.torch import load_file, save_file
 from typed import Said, refused, sameday, write_recipe
 from worlds import FAMILIES, write_world
 
+from sameday.record.folder import RunFolder, read_metrics
+from sameday.record.manifest import MANIFEST, write_manifest
 from sameday.spec.convert.config import convert
 from sameday.spec.errors import EXIT_DIVERGED
 from sameday.spec.load import load_plan, load_recipe
-from sameday.spec.manifest import MANIFEST, write_manifest
-from sameday.spec.record import RunFolder, read_metrics
 from sameday.spec.vqa import VqaRecipe
 
 CPU = ("--set", "plan.device=cpu")

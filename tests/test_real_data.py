@@ -25,7 +25,7 @@ from sameday.data.questions.processor import ImageProcessor
 from sameday.data.questions.sample import Sample, images_of
 from sameday.data.questions.wanted import Reader, Wanted
 from sameday.models.families import family_of
-from sameday.spec.record import read_metrics
+from sameday.record.folder import read_metrics
 from sameday.spec.vqa import VqaRecipe
 from sameday.tasks.vqa.fill import Filling
 from sameday.tasks.vqa.setup import VqaSetup

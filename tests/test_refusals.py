@@ -15,9 +15,9 @@ from typed import refused, sameday, write_recipe
 from worlds import write_tiny, write_world
 
 from sameday.models.start import ORIGIN
+from sameday.record.folder import read_metrics
+from sameday.record.manifest import MANIFEST, write_manifest
 from sameday.spec.errors import EXIT_STOPPED
-from sameday.spec.manifest import MANIFEST, write_manifest
-from sameday.spec.record import read_metrics
 
 STAGES = ("--set", "recipe.order={kind: by_image, within_image: stage}")
 

@@ -228,7 +228,7 @@ def main() -> None:
         tell(stop, sys.stderr)
         sys.exit(stop.code)
     except OSError as error:
-        from sameday.spec.room import no_room
+        from sameday.record.room import no_room
 
         if no_room(error) is None:
             raise

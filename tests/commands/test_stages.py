@@ -21,12 +21,12 @@ from sameday.commands.evaluate import Request, evaluate
 from sameday.commands.launch import train_from_files
 from sameday.commands.session import Specs
 from sameday.hardware.machine import detect_machine
+from sameday.record.folder import RunFolder, stage_folders
+from sameday.record.manifest import fault, weights_digest, write_manifest
 from sameday.report.gather import gather
 from sameday.report.page import report_from_files
 from sameday.spec.document import dump_yaml
 from sameday.spec.errors import EXIT_STOPPED, BadInput, RunStopped
-from sameday.spec.manifest import fault, weights_digest, write_manifest
-from sameday.spec.record import RunFolder, stage_folders
 from sameday.tasks.vqa.setup import VqaSetup
 from sameday.verify.runs import compare_runs
 

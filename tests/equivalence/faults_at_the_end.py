@@ -49,7 +49,7 @@ def optimizer_step_lost(_task: Any, _ranks: Any) -> Any:
     return _resumed(change)
 
 
-@planted(SHARED, "after the resume", "train.checkpoint")
+@planted(SHARED, "after the resume", "record.checkpoint")
 def saved_in_half_precision(_task: Any, _ranks: Any) -> Any:
     """A checkpoint holds the trained weights in bf16."""
 

@@ -19,10 +19,10 @@ from worlds import FAMILIES, draw_image, lines_of, make_task, tiny_recipe, write
 
 from sameday.commands.launch import train_from_files
 from sameday.data.questions.images import open_rgb
+from sameday.record import checkpoint
 from sameday.spec.plan import Plan
 from sameday.spec.vqa import VqaRecipe
 from sameday.tasks.vqa.task import VqaTask
-from sameday.train import checkpoint
 
 QUICK = {
     "effective_batch": 4,

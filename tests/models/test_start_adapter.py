@@ -16,7 +16,7 @@ from typed import refused, sameday, write_recipe
 from worlds import write_tiny, write_world
 
 from sameday.models.start import CONFIG, ORIGIN, WEIGHTS
-from sameday.spec.manifest import MANIFEST
+from sameday.record.manifest import MANIFEST
 
 Tensors = dict[str, torch.Tensor]
 COUNT = 2 * 4 * 3

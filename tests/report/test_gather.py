@@ -13,12 +13,12 @@ import pytest
 from reported import EVIL, NASTY, PHASES, Runs, profile, tune, verdict
 from typed import refused, sameday
 
+from sameday.record.folder import read_metrics
 from sameday.report.gather import Run, gather
 from sameday.report.page import render
 from sameday.report.words import PHASES as ORDER
 from sameday.report.words import in_order
 from sameday.spec.errors import BadInput
-from sameday.spec.record import read_metrics
 
 Copied = Callable[[Path], Path]
 

@@ -95,7 +95,7 @@ def test_every_field_of_a_task_has_values_to_try(task: str, device: str, monkeyp
 
 
 def test_specs_are_read_without_torch() -> None:
-    code = "import sys, sameday.spec.convert.config, sameday.spec.record; print('torch' in sys.modules)"
+    code = "import sys, sameday.spec.convert.config, sameday.record.folder; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
 
 

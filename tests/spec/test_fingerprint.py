@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field
 
+from sameday.record import checkpoint
+from sameday.record.folder import RunFolder, default_path
 from sameday.spec.classify import ClassifyRecipe
 from sameday.spec.document import dump_yaml
 from sameday.spec.errors import BadInput
@@ -18,11 +20,9 @@ from sameday.spec.lora import Lora
 from sameday.spec.order import Order
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe, Strict, differences
-from sameday.spec.record import RunFolder, default_path
 from sameday.spec.vision import BdhModel
 from sameday.spec.vlm import Data
 from sameday.spec.vqa import VqaRecipe
-from sameday.train import checkpoint
 
 
 def vqa(kind: type[VqaRecipe] = VqaRecipe, **values: Any) -> VqaRecipe:

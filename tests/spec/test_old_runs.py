@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from typed import sameday
 
+from sameday.record import checkpoint
+from sameday.record.folder import RunFolder, read_metrics
 from sameday.spec.identity import as_before
 from sameday.spec.load import load_recipe
 from sameday.spec.recipe import differences
-from sameday.spec.record import RunFolder, read_metrics
 from sameday.spec.removed import REMOVED
-from sameday.train import checkpoint
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "old_runs"
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import reported
 
+from sameday.record.folder import RunFolder
 from sameday.report.beside import Profile, Tune, read_beside
 from sameday.report.gather import gather
 from sameday.spec.document import dump_yaml
 from sameday.spec.errors import BadInput
 from sameday.spec.load import load_plan
 from sameday.spec.plan import Plan
-from sameday.spec.record import RunFolder
 from sameday.spec.removed import REMOVED, without_removed
 from sameday.spec.vqa import VqaRecipe
 

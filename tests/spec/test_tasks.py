@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
+from sameday.record.folder import RunFolder
 from sameday.spec.classify import ClassifyRecipe
 from sameday.spec.document import dump_yaml
 from sameday.spec.errors import BadInput
 from sameday.spec.load import load_plan, load_recipe, recipe_from
 from sameday.spec.plan import Plan, fields_of, foreign
 from sameday.spec.recipe import Recipe, differences
-from sameday.spec.record import RunFolder
 from sameday.spec.registry import RECIPES
 from sameday.spec.vqa import VqaRecipe
 

@@ -19,13 +19,13 @@ from torch import Tensor
 from typed import FIELDS, refused, sameday
 
 from sameday.hardware.ranks import Ranks
+from sameday.record import checkpoint
+from sameday.record.folder import read_metrics
+from sameday.record.manifest import MANIFEST, fault
 from sameday.spec.errors import BadInput
-from sameday.spec.manifest import MANIFEST, fault
 from sameday.spec.plan import Plan
-from sameday.spec.record import read_metrics
 from sameday.tasks.cot.batch import CotBatch
 from sameday.tasks.cot.task import CotTask
-from sameday.train import checkpoint
 
 ON_CPU = ("--set", "plan.device=cpu")
 FINISHED = ("train", "recipe.yaml", "--out", "run", *ON_CPU)

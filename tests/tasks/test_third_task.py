@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from sameday.record.folder import read_metrics
 from sameday.spec.load import load_plan
-from sameday.spec.record import read_metrics
 
 RECIPE = """\
 task: tabular

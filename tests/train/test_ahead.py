@@ -20,9 +20,9 @@ import worlds
 from torch import Tensor
 
 from sameday.hardware.ranks import Ranks
+from sameday.record.folder import RunFolder, read_metrics
 from sameday.spec.errors import EXIT_DIVERGED, EXIT_STOPPED, BadInput, RunStopped
 from sameday.spec.plan import Plan
-from sameday.spec.record import RunFolder, read_metrics
 from sameday.tasks.vqa.task import VqaTask
 from sameday.train import commit
 from sameday.train.loop import train

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from typed import Said, refused, sameday, write_recipe
 from worlds import write_world
 
+from sameday.record.folder import read_metrics
 from sameday.spec.errors import EXIT_STOPPED
 from sameday.spec.recipe import Best
-from sameday.spec.record import read_metrics
 from sameday.train.cadence import Cadence
 from sameday.train.state import LoopState
 

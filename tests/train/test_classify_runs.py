@@ -17,10 +17,10 @@ from processes import assert_same_run, finished, started
 from torch import Tensor
 
 from sameday.hardware.ranks import Ranks
+from sameday.record.folder import RunFolder
 from sameday.spec.document import dump_yaml
 from sameday.spec.errors import EXIT_OUT_OF_MEMORY, RunStopped
 from sameday.spec.plan import Plan
-from sameday.spec.record import RunFolder
 from sameday.train.loop import train
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

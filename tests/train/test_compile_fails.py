@@ -14,11 +14,11 @@ from typed import sameday, write_recipe
 from worlds import write_world
 
 from sameday.models import vlm
+from sameday.record import checkpoint
 from sameday.spec.errors import EXIT_FAILED
 from sameday.spec.plan import Plan
 from sameday.tasks.vqa.setup import VqaSetup
 from sameday.tasks.vqa.task import VqaTask
-from sameday.train import checkpoint
 
 pytestmark = [pytest.mark.usefixtures("own_signals"), pytest.mark.slow]
 TRAIN = ("train", "recipe.yaml", "--set", "plan.device=cpu", "--out", "run")

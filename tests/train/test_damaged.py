@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from typed import refused, sameday, write_recipe
 from worlds import write_world
 
+from sameday.record.checkpoint import OPTIMIZER, STATE
+from sameday.record.manifest import MANIFEST, write_manifest
 from sameday.spec.errors import EXIT_STOPPED
-from sameday.spec.manifest import MANIFEST, write_manifest
-from sameday.train.checkpoint import OPTIMIZER, STATE
 
 pytestmark = pytest.mark.usefixtures("own_signals")
 

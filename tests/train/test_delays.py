@@ -24,9 +24,9 @@ from sameday.hardware.ranks import Ranks
 from sameday.models.vision_bdh import VisionBDH
 from sameday.models.vlm import VisionLanguageModel
 from sameday.profile import timeline
+from sameday.record.folder import RunFolder, read_metrics
 from sameday.spec.errors import RunStopped
 from sameday.spec.plan import Plan
-from sameday.spec.record import RunFolder, read_metrics
 from sameday.train import loop
 from sameday.train.commit import PendingScalars
 from sameday.train.loop import train

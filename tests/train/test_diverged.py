@@ -18,11 +18,11 @@ from transformers import AutoTokenizer
 from typed import sameday
 
 from sameday.hardware.ranks import Ranks
+from sameday.record import checkpoint
+from sameday.record.folder import RunFolder
 from sameday.spec.errors import EXIT_BAD_INPUT, EXIT_DIVERGED, RunStopped
 from sameday.spec.plan import Plan
-from sameday.spec.record import RunFolder
 from sameday.tasks.vqa import task as vqa
-from sameday.train import checkpoint
 from sameday.train.loop import train
 
 pytestmark = pytest.mark.usefixtures("own_signals")

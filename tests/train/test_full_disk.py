@@ -23,10 +23,10 @@ from processes import assert_same_run
 from safetensors import SafetensorError
 from typed import Said, sameday
 
+from sameday.record import checkpoint
+from sameday.record.room import no_room
 from sameday.spec.document import dump_yaml
 from sameday.spec.errors import EXIT_DISK_FULL
-from sameday.spec.room import no_room
-from sameday.train import checkpoint
 from sameday.train.watch import Watch
 
 pytestmark = pytest.mark.usefixtures("own_signals")
@@ -141,8 +141,8 @@ SMALL_DISK = """
 import sys
 from pathlib import Path
 from sameday.spec.errors import RunStopped
-from sameday.spec.room import room_for
-from sameday.train import checkpoint
+from sameday.record.room import room_for
+from sameday.record import checkpoint
 disk = Path(sys.argv[1])
 checkpoint.write(disk, "step-1", lambda folder: folder.joinpath("weights").write_bytes(bytes(40000)), {})
 try:

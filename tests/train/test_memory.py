@@ -20,11 +20,11 @@ from torch import Tensor
 from sameday.data import loader
 from sameday.data.feed import Feed
 from sameday.hardware.ranks import Ranks
+from sameday.record import checkpoint
+from sameday.record.folder import RunFolder, read_metrics
 from sameday.spec.errors import EXIT_OUT_OF_MEMORY, EXIT_STOPPED, RunStopped
 from sameday.spec.plan import Plan
-from sameday.spec.record import RunFolder, read_metrics
 from sameday.tasks.vqa.task import VqaTask
-from sameday.train import checkpoint
 from sameday.train.loop import train
 
 pytestmark = pytest.mark.usefixtures("own_signals")

@@ -15,13 +15,14 @@ from processes import finished
 
 from sameday.commands.launch import train_from_files
 from sameday.hardware.ranks import Ranks
+from sameday.record import checkpoint
 from sameday.spec.document import dump_yaml
 from sameday.spec.errors import EXIT_OUT_OF_MEMORY, RunStopped
 from sameday.tasks.base import NO_MEMORY
 from sameday.tasks.classify.setup import ClassifySetup
 from sameday.tasks.classify.task import ClassifyTask
 from sameday.tasks.vqa.setup import VqaSetup
-from sameday.train import checkpoint, steps
+from sameday.train import steps
 
 pytestmark = pytest.mark.usefixtures("own_signals")
 

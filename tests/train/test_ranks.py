@@ -17,8 +17,8 @@ from safetensors.torch import load
 from test_diverged import LINE, poison
 
 from sameday.hardware.ranks import Ranks
+from sameday.record import checkpoint
 from sameday.spec.errors import EXIT_BAD_INPUT, EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, EXIT_STOPPED, BadInput
-from sameday.train import checkpoint
 
 TORCHRUN_FAILED = 1
 """What torchrun itself leaves with, whatever code its processes left with."""

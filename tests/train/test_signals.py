@@ -15,10 +15,10 @@ import sets
 from processes import assert_same_run
 from typed import Said, sameday
 
+from sameday.record import checkpoint
 from sameday.spec.document import dump_yaml
 from sameday.spec.errors import EXIT_OUT_OF_MEMORY, EXIT_STOPPED
 from sameday.tasks.classify.task import ClassifyTask
-from sameday.train import checkpoint
 
 pytestmark = pytest.mark.usefixtures("own_signals")
 

@@ -15,9 +15,9 @@ import pytest
 import worlds
 from processes import assert_same_run, finished, last_step, records, started, weights, write_run
 
+from sameday.record import checkpoint
+from sameday.record.manifest import MANIFEST
 from sameday.spec.errors import EXIT_BAD_INPUT, EXIT_STOPPED
-from sameday.spec.manifest import MANIFEST
-from sameday.train import checkpoint
 
 SETS = ("plan.save_steps=4", "plan.save_total_limit=4", "plan.device=cpu")
 """A GPU gives the same bits only under plan.deterministic."""

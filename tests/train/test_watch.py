@@ -16,8 +16,8 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from worlds import tiny_recipe, write_world
 
+from sameday.record.folder import RunFolder
 from sameday.spec.plan import Plan
-from sameday.spec.record import RunFolder
 from sameday.spec.words import clock
 from sameday.train.steps import Good
 from sameday.train.watch import Watch

@@ -19,13 +19,13 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "train"))  # for comma
 from processes import write_run
 from typed import sameday
 
+from sameday.record.folder import RunFolder, read_metrics
+from sameday.record.manifest import MANIFEST, write_manifest
 from sameday.spec.classify import ClassifyRecipe
 from sameday.spec.document import dump_yaml
 from sameday.spec.errors import BadInput
 from sameday.spec.load import load_plan, load_recipe
-from sameday.spec.manifest import MANIFEST, write_manifest
 from sameday.spec.plan import Plan
-from sameday.spec.record import RunFolder, read_metrics
 from sameday.verify.runs import RunsReport, compare_recipes, compare_runs
 
 STEPS = 5

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from sameday.commands.session import Session, Specs, note_stop, prepare_environment
 from sameday.commands.stages import evaluate_stages, own_models
+from sameday.record.folder import RunFolder, default_path
 from sameday.spec.errors import EXIT_STOPPED, BadInput, EvaluationGivenUp, RunStopped, refuse
 from sameday.spec.evaluation import Evaluation
 from sameday.spec.load import load_plan
-from sameday.spec.record import RunFolder, default_path
 from sameday.spec.words import first_names, tell
 from sameday.tasks.base import Say, Task, TaskSetup, checked_finite
 from sameday.tasks.registry import setup_of
@@ -289,7 +289,7 @@ def _adapter_name(folder: Path) -> str:
 
 def weights_of(run: RunFolder, which: str | None) -> Path:
     """The folder of a run's finished weights, or of a checkpoint: `last`, `best` or `step-N`. Whole, or BadInput."""
-    from sameday.train import checkpoint
+    from sameday.record import checkpoint
 
     kept = {step: path for step, path in checkpoint.steps(run.checkpoints)}
     listed = f"there are {', '.join(path.name for path in kept.values())}" if kept else "it has none yet"

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from sameday.commands.evaluate import evaluate_result
 from sameday.commands.session import ASKED_FOR, Session, Specs, note_stop
 from sameday.data.problems import Problem, grouped
+from sameday.record.folder import RunFolder, as_begun, default_path
 from sameday.spec.errors import BadInput, CompileFailed, RunStopped
 from sameday.spec.evaluation import Evaluation
 from sameday.spec.recipe import differences
-from sameday.spec.record import RunFolder, as_begun, default_path
 from sameday.spec.words import tell
 from sameday.tasks.base import TRAINING, Caching, Task
 from sameday.tasks.registry import setup_of

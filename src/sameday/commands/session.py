@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sameday.record.folder import RunFolder
 from sameday.spec.errors import EXIT_OUT_OF_MEMORY, BadInput, RunStopped, refuse
 from sameday.spec.load import load_specs
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
-from sameday.spec.record import RunFolder
 from sameday.spec.sets import split_sets
 from sameday.spec.words import in_yaml, tell
 from sameday.tasks.base import Audited, Resolved, Say, Task, TaskSetup

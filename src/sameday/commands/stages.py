@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sameday.commands.session import Session, Specs, note_stop, prepare_environment, silent
+from sameday.record.folder import STAGES, RunFolder, begun, default_path, refuse_other_recipe
+from sameday.record.manifest import MANIFEST, fault, weights_digest
 from sameday.spec.errors import EXIT_STOPPED, BadInput, NothingToLearn, RunStopped
-from sameday.spec.manifest import MANIFEST, fault, weights_digest
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe, StageRecipe
-from sameday.spec.record import STAGES, RunFolder, begun, default_path, refuse_other_recipe
 from sameday.spec.words import tell
 from sameday.tasks.registry import setup_of
 
@@ -271,7 +271,7 @@ class _Run:
 
     def _finish(self) -> None:
         """The last stage's weights are the run's, where all stages train one model."""
-        from sameday.train import checkpoint
+        from sameday.record import checkpoint
 
         last = self._last
         if self._one_model:

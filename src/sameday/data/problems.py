@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sameday.data.questions.audit_cache import cache_home
-from sameday.spec.record import write_text
 from sameday.spec.words import first_names
+from sameday.spec.writing import write_text
 
 SHOWN = 3
 """Problems of one kind that are shown with their places."""

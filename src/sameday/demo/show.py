@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from sameday.record.folder import RunFolder
 from sameday.spec.document import dump_yaml
 from sameday.spec.errors import EXIT_OK, EXIT_STOPPED
 from sameday.spec.load import recipe_from
 from sameday.spec.plan import Plan
-from sameday.spec.record import RunFolder
 from sameday.spec.words import tell
 
 COMPARED_STEPS = 12

@@ -13,7 +13,7 @@ from sameday.evaluate.bootstrap import LEVEL, RESAMPLES, Floats, bound_of_agreem
 from sameday.evaluate.normal import labels, normalise
 from sameday.evaluate.prediction import Prediction
 from sameday.evaluate.sums import MOST_CLASSES, Questions, Sums
-from sameday.spec.record import versions
+from sameday.record.folder import versions
 
 COMMONEST = 12
 """Answers in the table of confusion."""

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from sameday.evaluate.prediction import Prediction
-from sameday.spec.record import plain, write_text
-from sameday.spec.room import room_for
+from sameday.record.folder import plain
+from sameday.record.room import room_for
+from sameday.spec.writing import write_text
 
 PREDICTIONS, SETTINGS, METRICS = "predictions.jsonl", "settings.json", "metrics.json"
 AGAIN = "Make room and run again: the answers so far are kept."

@@ -13,9 +13,9 @@ from torch import nn
 
 from sameday.models.adapters import adapted_layers, resolve_targets
 from sameday.models.families.base import Family
+from sameday.record.manifest import MANIFEST, fault
 from sameday.spec.errors import BadInput
 from sameday.spec.lora import Lora
-from sameday.spec.manifest import MANIFEST, fault
 from sameday.spec.vlm import VlmRecipe
 from sameday.spec.words import first_names
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from sameday.commands.session import Session, Specs
 from sameday.profile.summary import lines, steps_of, summed_up, wrapped
-from sameday.spec.record import check_output, write_text
 from sameday.spec.words import tell
+from sameday.spec.writing import check_output, write_text
 from sameday.tasks.base import TRAINING, Say
 
 COUNTED = 4

@@ -19,8 +19,8 @@ from sameday.data.times import Times
 from sameday.hardware.nvml import Watched
 from sameday.hardware.phases import PHASES, Clock, during
 from sameday.hardware.signals import StopRequest
+from sameday.record.folder import RunFolder
 from sameday.spec.errors import EXIT_STOPPED, RunStopped
-from sameday.spec.record import RunFolder
 from sameday.tasks.base import Task, lower_budget
 from sameday.train.steps import Good
 from sameday.train.watch import Watch

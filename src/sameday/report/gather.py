@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sameday.record.folder import STOPPED, RunFolder, read_metrics, stage_folders
 from sameday.report.answers import Answers, read_answers
 from sameday.report.beside import MOST, OLD_PHASES, Profile, Tune, Verdict, read_beside, read_json
 from sameday.report.words import count, in_order
@@ -18,7 +19,6 @@ from sameday.spec.errors import EXIT_DISK_FULL, EXIT_DIVERGED, EXIT_OUT_OF_MEMOR
 from sameday.spec.plan import Plan
 from sameday.spec.reading import METRICS
 from sameday.spec.recipe import Recipe
-from sameday.spec.record import STOPPED, RunFolder, read_metrics, stage_folders
 from sameday.spec.removed import without_removed
 
 Record = dict[str, Any]

@@ -14,13 +14,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 import sameday
+from sameday.record.folder import run_files
 from sameday.report import answer_tables, tables, words
 from sameday.report.answers import answer_files
 from sameday.report.beside import COMMANDS
 from sameday.report.curves import floor_chart, spikes, timeline_charts, training_curves, validated_once
 from sameday.report.gather import Run, gather, with_stages
-from sameday.spec.record import check_output, run_files, write_text
 from sameday.spec.words import number
+from sameday.spec.writing import check_output, write_text
 
 MOST_SKIPPED = 200
 MOST_DIFFERENCES = 40

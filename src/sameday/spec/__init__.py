@@ -1,1 +1,1 @@
-"""What a run is: recipe (what model comes out), plan (how it is run), and the folder that records it. No torch."""
+"""What a run is: recipe (what model comes out) and plan (how it is run), from what a user wrote. No torch."""

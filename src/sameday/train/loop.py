@@ -9,13 +9,13 @@ from functools import partial
 from sameday.hardware.phases import Clock, during
 from sameday.hardware.ranks import Ranks
 from sameday.hardware.signals import StopRequest
+from sameday.record import checkpoint
+from sameday.record.folder import RunFolder
 from sameday.spec.errors import EXIT_DIVERGED, EXIT_STOPPED, BadInput, EvaluationGivenUp, RunStopped
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Best, Recipe
-from sameday.spec.record import RunFolder
 from sameday.spec.words import first_names
 from sameday.tasks.base import Task, checked_finite, lower_budget, total_steps
-from sameday.train import checkpoint
 from sameday.train.cadence import Cadence
 from sameday.train.optim import learning_rate
 from sameday.train.state import LoopState, begin_unless_finished, finish_run, restore, save

@@ -11,13 +11,13 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from sameday.record import checkpoint
+from sameday.record.folder import RunFolder
+from sameday.record.room import room_for
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Best, Recipe
-from sameday.spec.record import RunFolder
-from sameday.spec.room import room_for
 from sameday.tasks.base import Task
-from sameday.train import checkpoint
 from sameday.train.optim import optimizer_tensors, restore_optimizer
 from sameday.train.steps import Steps
 

@@ -12,8 +12,8 @@ import torch
 
 from sameday.hardware.nvml import gpu_use
 from sameday.hardware.phases import silence
-from sameday.spec.record import RunFolder
-from sameday.spec.room import room_for
+from sameday.record.folder import RunFolder
+from sameday.record.room import room_for
 from sameday.spec.words import clock, first_names, tell, visible
 from sameday.train.spikes import WINDOW, usual_before_spike
 from sameday.train.steps import Good

@@ -24,8 +24,8 @@ from sameday.spec.document import dump_yaml
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
-from sameday.spec.record import OUR_JSON, check_output, same_file, write_text
 from sameday.spec.words import tell
+from sameday.spec.writing import OUR_JSON, check_output, same_file, write_text
 from sameday.tasks.base import TRAINING, Choice, Say
 from sameday.tune.search import OutOfTime, SearchState, Worth, explore
 from sameday.tune.space import choices, differing

@@ -72,7 +72,7 @@ class Job:
 def run_part(job: Job, part: int, die: Callable[[], None], plant: Plant | None = None) -> None:
     """Part 1 computes the gradients and trains until `die` is called; part 2 resumes and trains to the end."""
     from sameday.commands.session import Session, Specs
-    from sameday.spec.record import RunFolder
+    from sameday.record.folder import RunFolder
     from sameday.train.loop import train
     from sameday.verify.trace import FINAL, Witness, save_tensors
 
@@ -207,7 +207,7 @@ def _generated(task: Any, folder: Path) -> None:
 
 def _note_resume(job: Job, folder: Path) -> None:
     """Before the run folder takes back what will be gone through again: what was logged, and where to go on from."""
-    from sameday.train import checkpoint
+    from sameday.record import checkpoint
     from sameday.verify.trace import RESUME
 
     shutil.copy(job.out / "run" / "metrics.jsonl", job.out / "part-1")

@@ -11,9 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from sameday.record.folder import plain, run_files
 from sameday.spec.errors import BadInput, RunStopped
-from sameday.spec.record import check_output, plain, run_files, write_text
 from sameday.spec.words import tell
+from sameday.spec.writing import check_output, write_text
 
 DEFAULTS: dict[str, Any] = {"plan": None, "against": None, "sets": (), "steps": 8, "precision": None, "ranks": 1}
 

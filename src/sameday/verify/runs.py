@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from sameday.record import checkpoint
+from sameday.record.folder import RunFolder, plain, stage_folders
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import changed
 from sameday.spec.reading import JSON, read_file
 from sameday.spec.recipe import Recipe, differences
-from sameday.spec.record import RunFolder, plain, stage_folders
-from sameday.train import checkpoint
 from sameday.verify.report import HEIGHT, WIDTH
 
 LIMIT = 1e-5  # of a loss, relative; of a tensor, norm of the difference over norm: the check people do by hand

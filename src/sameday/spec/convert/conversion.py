@@ -13,8 +13,8 @@ from sameday.spec.document import dump_yaml
 from sameday.spec.errors import BadInput
 from sameday.spec.load import resolve_path
 from sameday.spec.plan import Plan
-from sameday.spec.record import write_text
 from sameday.spec.vqa import VqaRecipe
+from sameday.spec.writing import write_text
 
 UNSAID = (
     "No config says what the old program does in its own code: look there for a prompt around the question, labels "

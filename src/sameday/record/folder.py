@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import math
@@ -13,7 +12,6 @@ import re
 import shlex
 import socket
 import sys
-import tempfile
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
@@ -22,16 +20,17 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
+from sameday.record.manifest import fault
+from sameday.record.room import room_for
 from sameday.spec.document import dump_yaml
 from sameday.spec.errors import BadInput
 from sameday.spec.identity import as_before
 from sameday.spec.load import load_recorded_plan, load_recorded_recipe, resolve_path
-from sameday.spec.manifest import fault
 from sameday.spec.plan import Plan
 from sameday.spec.reading import JSON, read_file
 from sameday.spec.recipe import Recipe, differences
-from sameday.spec.room import room_for
 from sameday.spec.words import tell
+from sameday.spec.writing import write_text
 
 DISTRIBUTIONS = (
     *("sameday", "torch", "torchvision", "triton", "transformers", "tokenizers", "peft", "accelerate"),
@@ -115,79 +114,6 @@ def run_files(folder: Path) -> list[Path]:
     measured = ("metrics.jsonl", "metrics-damaged.jsonl", "eval.json")
     scores = (*folder.glob("eval-*.json"), *folder.glob("scores-*.json"))
     return [*(folder / name for name in (*asked, *told, *measured)), *scores]
-
-
-OUR_JSON = b"{\n"
-"""How what commands write as JSON begins; a line of questions does not."""
-
-
-def same_file(one: Path, other: Path) -> bool:
-    """Whether what is written to one is written over the other. Pipes and devices may serve twice."""
-    if os.path.exists(one) and os.path.exists(other):
-        return os.path.isfile(one) and os.path.samefile(one, other)
-    return os.path.realpath(one) == os.path.realpath(other)
-
-
-def check_output(option: str, path: Path | None, inputs: Iterable[Path | None] = (), begins: bytes = OUR_JSON) -> None:
-    """Before hours are spent on what could not be written then, or would be written over what was read or what begins
-    otherwise than what is written."""
-    if path is None:
-        return
-    try:
-        if path.is_dir() or not path.absolute().parent.is_dir():
-            raise BadInput(f"{option} {path}: must be a file in a folder that is there")
-        if _takes_bytes(path):
-            if not os.access(path, os.W_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        else:
-            with contextlib.suppress(FileNotFoundError):
-                os.lstat(path)  # which a name that is too long fails
-            with tempfile.TemporaryFile(dir=os.path.dirname(os.path.realpath(path))):
-                pass
-    except OSError as error:
-        raise BadInput(f"{option} {path}: cannot be written: {error.strerror}") from None
-    if any(same_file(path, each) for each in inputs if each is not None):
-        raise BadInput(f"{option} {path}: is one of the files that are read; choose another one")
-    if path.is_file() and path.stat().st_size:
-        with path.open("rb") as file:
-            if file.read(len(begins)) != begins:
-                raise BadInput(
-                    f"{option} {path}: is there already, and this command did not write it; choose another one"
-                )
-
-
-def _takes_bytes(path: Path) -> bool:
-    """A device or a pipe, which must not become a file."""
-    return path.exists() and not path.is_file() and not path.is_dir()
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a whole file or nothing: a reader sees the old one or the new one. A link keeps pointing where it does."""
-    if _takes_bytes(path):
-        path.write_text(text, encoding="utf-8")
-        return
-    path = Path(os.path.realpath(path))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name[:50]}.{os.getpid()}.tmp")  # no longer than names may be
-    try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync(path.parent)  # the rename itself lives in the folder
-
-
-def sync(path: Path) -> None:
-    """A file or folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def plain(value: Any) -> Any:

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from sameday.record.folder import RunFolder
 from sameday.spec.classify import ClassifyRecipe
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
-from sameday.spec.record import RunFolder
 from sameday.spec.vqa import VqaRecipe
 
 

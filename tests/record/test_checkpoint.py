@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from sameday.record import checkpoint
+from sameday.record.manifest import MANIFEST, write_manifest
 from sameday.spec.errors import BadInput
-from sameday.spec.manifest import MANIFEST, write_manifest
 from sameday.spec.vqa import VqaRecipe
-from sameday.train import checkpoint
 
 RECIPE = VqaRecipe.model_validate({"model": "tiny", "data": {"train": "train.jsonl"}})
 

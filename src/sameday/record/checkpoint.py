@@ -14,13 +14,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from sameday.record.manifest import fault, write_manifest
 from sameday.spec.errors import BadInput
 from sameday.spec.identity import as_before
 from sameday.spec.load import recipe_from
-from sameday.spec.manifest import fault, write_manifest
 from sameday.spec.recipe import Recipe, differences
-from sameday.spec.record import sync
 from sameday.spec.words import first_names
+from sameday.spec.writing import sync
 
 STATE = "state.json"
 OPTIMIZER = "optimizer.safetensors"
