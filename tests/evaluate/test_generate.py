@@ -126,10 +126,19 @@ def test_shared_keys_are_read_group_by_group(world: World) -> None:
     assert all_answers(task, world.samples) == world.expected
 
 
-def test_compiled_layers_are_left_aside(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their graphs do not hand out keys."""
-    monkeypatch.setattr("sameday.models.vlm.COMPILE_BACKEND", "eager")
-    assert all_answers(world.task(SHARED | {"compile": "layers"}), world.samples) == world.expected
+@pytest.mark.parametrize("attention", ["sdpa", "split"])
+def test_compiled_layers_hand_out_their_keys(world: World, monkeypatch: pytest.MonkeyPatch, attention: str) -> None:
+    graphs: list[Any] = []
+
+    def counted(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return aot_eager(graph, inputs)
+
+    aot_eager = torch._dynamo.lookup_backend("aot_eager")
+    monkeypatch.setattr("sameday.models.vlm.COMPILE_BACKEND", counted)
+    compiled = world.task(SHARED | {"compile": "layers", "attention": attention})
+    assert all_answers(compiled, world.samples) == world.expected
+    assert graphs, "the prefill is what is compiled"
     torch.compiler.reset()
 
 

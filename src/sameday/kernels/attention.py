@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,12 +21,13 @@ Mask = Tensor | BlockMask | Segments | None
 Segments: for split."""
 
 
-@dataclass(frozen=True, eq=False)
-class Recorded:
-    """Stands in a mask's place: a layer's keys and values are kept for the tokens that will be generated."""
+class Recorded(NamedTuple):
+    """Stands in a mask's place: a layer's keys and values are also written to `key` and `value`, for the tokens that
+    will be generated. Tensors that are there before, because a compiled layer hands out nothing but its output."""
 
     mask: Mask
-    keys: LayerKeys
+    key: Tensor
+    value: Tensor
 
 
 def visible(group: Tensor, branch: Tensor) -> Tensor:
@@ -85,7 +85,8 @@ def attend(
         assert scaling is not None
         return attention_mask.attend(query, key, value, scaling), None
     if isinstance(attention_mask, Recorded):
-        attention_mask.keys.record(key, value)
+        attention_mask.key.copy_(key)
+        attention_mask.value.copy_(value)
         attention_mask = attention_mask.mask
     if isinstance(attention_mask, BlockMask):
         flex = _compiled_flex() if query.is_cuda and not torch.compiler.is_compiling() else flex_attention

@@ -23,7 +23,7 @@ from sameday.hardware.kernels import without_flash
 from sameday.hardware.machine import detect_machine, numeric_format
 from sameday.hardware.phases import during
 from sameday.kernels import attention
-from sameday.kernels.decode import Answering, LayerKeys
+from sameday.kernels.decode import Answering
 from sameday.kernels.dropout import DropoutKeys
 from sameday.kernels.patches import patches
 from sameday.models.adapters import adapter_parameters, add_adapters, prepare_adapters
@@ -139,8 +139,11 @@ class VisionLanguageModel:
             x = x.flatten(0, 1).index_copy(0, batch.image_slots, features.to(x.dtype)).view_as(x)
         rotary = self._rotary(batch.positions, x.dtype)
         mask = self.family.mask(batch, self.kernel)
+        kept = None if keys is None else self._room_for_keys(x)
         for number, layer in enumerate(self.text.layers):
-            x = self._run(layer, x, rotary, mask) if keys is None else _eager(layer, x, rotary, mask, keys.layer())
+            x = self._run(layer, x, rotary, mask if kept is None else attention.Recorded(mask, *kept))
+            if keys is not None and kept is not None:
+                keys.layer().record(*kept)
             if number < len(deepstack):
                 # DeepStack: features of earlier blocks of the tower are added at the image's own places.
                 x = x.flatten(0, 1).index_add(0, batch.image_slots, deepstack[number].to(x.dtype)).view_as(x)
@@ -173,6 +176,14 @@ class VisionLanguageModel:
                 preserve_rng_state=False,
             )
         return layer(x, position_embeddings=rotary, attention_mask=mask)
+
+    def _room_for_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """For one layer's keys and values of a batch (rows, length, width): one after the other, all layers use it."""
+        text, kind = self.text.config, self.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        shape = len(x), text.num_key_value_heads, x.shape[1], width
+        return x.new_empty(shape, dtype=dtype), x.new_empty(shape, dtype=dtype)
 
     def _rotary(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         return self.family.rotary(self.text, positions, dtype)
@@ -278,12 +289,6 @@ class VisionLanguageModel:
                 lacking = first_names(sorted(loaded["missing_keys"]))
                 raise BadInput(f"{folder}: does not have all weights of this recipe's model; missing: {lacking}")
             self.module.load_state_dict(saved.state_dict())
-
-
-def _eager(layer: Any, x: Tensor, rotary: tuple[Tensor, Tensor], mask: attention.Mask, keys: LayerKeys) -> Tensor:
-    """Not compiled: a graph cannot hand out the keys."""
-    out: Tensor = layer.forward(x, position_embeddings=rotary, attention_mask=attention.Recorded(mask, keys))
-    return out
 
 
 def _read(read: Callable[[], Any], folder: Path | str) -> Any:
