@@ -64,6 +64,7 @@ def main() -> None:
     parser.add_argument("--size", choices=("8b", "tiny"), default="8b")
     parser.add_argument("--steps", type=int, default=5, help="timed steps, after two that are not")
     parser.add_argument("--order", choices=("by_image", "shuffle"), default="by_image")
+    parser.add_argument("--only", help="plans whose name ends with one of these (a;b)")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -74,6 +75,8 @@ def main() -> None:
     print(f"{'plan':48s} {'weights':22s} {'s/step':>8s} {'(least-most)':>15s} {'GiB':>6s} {'made':>6s} {'loss':>8s}")
     rows = []
     for name, fields in PLANS.items():
+        if args.only and not name.endswith(tuple(args.only.split(";"))):
+            continue
         if not cuda and "compile" in fields:
             print(f"{name:48s} not on a CPU")
             continue

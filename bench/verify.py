@@ -2,6 +2,7 @@
 equivalent plans over seeds, which must raise no alarm.
 
     python bench/verify.py best       # sameday verify, image-shared and compiled against plain, 8B shapes, timed
+    python bench/verify.py nf4        # the same on base weights in four bits, a model of more than 1B parameters
     python bench/verify.py array      # every pair of plan values on a small model, bf16
     python bench/verify.py alarms     # 20 comparisons of equivalent plans, a model of more than 1B parameters
     python bench/verify.py images     # 21 of Vision-BDH with 2, 3 and 4 classes, whose biases have few numbers
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,12 +114,12 @@ def recipe(folder: Path, **more: Any) -> VqaRecipe:
     return VqaRecipe.model_validate(fields | more)
 
 
-def best(folder: Path) -> None:
-    """The command as a user types it, at the shapes and the workload of bench/vlm_step.py."""
+def best(folder: Path, shapes: str = "8b", **more: Any) -> None:
+    """The command as a user types it, at the workload of bench/vlm_step.py."""
     began = time.perf_counter()
-    write_model(folder / "model", [" ".join(WORDS)], 0, device="cuda", dtype=torch.bfloat16, **SHAPES["8b"])
+    write_model(folder / "model", [" ".join(WORDS)], 0, device="cuda", dtype=torch.bfloat16, **SHAPES[shapes])
     write_data(folder, images=3, each=8, size=(1280, 1024), words=56, seed=0)
-    (folder / "recipe.yaml").write_text(dump_yaml(recipe(folder, name="8b-shapes")))
+    (folder / "recipe.yaml").write_text(dump_yaml(recipe(folder, name=f"{shapes}-shapes", **more)))
     (folder / "best.yaml").write_text(dump_yaml(Plan(**BEST)))
     (folder / "plain.yaml").write_text(dump_yaml(Plan(checkpointing="full", token_budget=10**6, workers=4)))
     torch.cuda.empty_cache()
@@ -256,7 +258,7 @@ def compared(stage_of: Callable[[int], Stage], seeds: Iterable[int], plans: Mapp
 def main() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read once, and some of the plans are deterministic
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("best", "array", "alarms", "images"))
+    parser.add_argument("what", choices=("best", "nf4", "array", "alarms", "images"))
     parser.add_argument("--first-seed", type=int, default=0, help="alarms, images: some seeds from here on")
     args = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()
@@ -264,7 +266,8 @@ def main() -> None:
         if args.what in ("alarms", "images"):
             {"alarms": alarms, "images": images}[args.what](Path(folder), args.first_seed)
         else:
-            {"best": best, "array": array}[args.what](Path(folder))
+            nf4 = partial(best, shapes="1b", base_format="nf4", double_quant=True)
+            {"best": best, "nf4": nf4, "array": array}[args.what](Path(folder))
 
 
 if __name__ == "__main__":
