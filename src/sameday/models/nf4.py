@@ -46,14 +46,21 @@ class Nf4Linear(nn.Linear):
         source = linear.weight.detach().to(device=device, dtype=SOURCE)
         codes, scales = nf4.quantize(source.contiguous(), double_quant)
         self.weight = _frozen(codes)
-        self.scales = nn.ParameterList(_frozen(scale) for scale in scales)
+        # One by one: torch 2.11 cannot compile what goes through a ParameterList.
+        self.scale_names = [f"scales_{n}" for n in range(len(scales))]
+        for name, scale in zip(self.scale_names, scales, strict=True):
+            self.register_parameter(name, _frozen(scale))
         self.bias = None if linear.bias is None else _frozen(linear.bias.detach().to(device))
 
+    @property
+    def scales(self) -> list[Tensor]:
+        return [getattr(self, name) for name in self.scale_names]
+
     def forward(self, x: Tensor) -> Tensor:
-        return nf4.nf4_linear(x, self.weight, [*self.scales], self.bias, self.out_features, self.weight_dtype)
+        return nf4.nf4_linear(x, self.weight, self.scales, self.bias, self.out_features, self.weight_dtype)
 
     def dequantized(self) -> Tensor:
-        return nf4.dequantize(self.weight, [*self.scales], (self.out_features, self.in_features), self.weight_dtype)
+        return nf4.dequantize(self.weight, self.scales, (self.out_features, self.in_features), self.weight_dtype)
 
 
 def _frozen(tensor: Tensor) -> nn.Parameter:
