@@ -223,7 +223,8 @@ def test_a_recipe_finds_its_run_and_says_how_to_evaluate_it(world: Path) -> None
 
 def test_scores_alone(world: Path) -> None:
     said = done(world, "run", "--split", "val", "--scores-only")
-    assert said.out.count("\n") == 1 and not (world / "run/answers/adapter-val").exists()
+    # Where torchvision is installed, a line before them says how images are resized.
+    assert said.out.splitlines()[-1].startswith("loss ") and not (world / "run/answers/adapter-val").exists()
 
 
 # Killed, and run again

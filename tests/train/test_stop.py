@@ -163,8 +163,9 @@ def test_another_recipe_is_refused(home: Path) -> None:
 
 
 def test_second_process_is_refused(home: Path) -> None:
-    with started(home, *SETS, "recipe.num_epochs=50", out="held") as first:
+    long = (*SETS, "recipe.num_epochs=5000")  # it must not end before the other one has started
+    with started(home, *long, out="held") as first:
         assert first.until_step(1)
-        second = finished(home, *SETS, "recipe.num_epochs=50", out="held", code=EXIT_BAD_INPUT)
+        second = finished(home, *long, out="held", code=EXIT_BAD_INPUT)
         assert first.popen.poll() is None
     assert f"held: in use by process {first.popen.pid} on " in second.stderr
