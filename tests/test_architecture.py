@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 from sameday.models.families import DEFAULT, known_families
@@ -40,6 +41,11 @@ RANK = {
 """A room may import itself and rooms of a lower rank. A new folder needs a line here."""
 
 
+@cache
+def tree(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
 def sources() -> dict[str, str]:
     """Every file of the package by its dotted name below `sameday`."""
     found = {}
@@ -51,7 +57,7 @@ def sources() -> dict[str, str]:
 
 def imported_rooms(name: str, text: str) -> Iterator[tuple[int, str]]:
     """Line and room of each import from the package, inside functions too."""
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(tree(text)):
         targets: list[str] = []
         if isinstance(node, ast.Import):
             targets = [alias.name for alias in node.names]
@@ -100,7 +106,7 @@ def test_the_rule_sees_every_form_of_import() -> None:
 def modules_loaded_by(name: str, text: str, known: set[str]) -> set[str]:
     """Modules of the package that importing this one loads, whatever is imported inside functions or for types only."""
     loaded: set[str] = set()
-    for node in ast.parse(text).body:
+    for node in tree(text).body:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sameday."):
             module = (node.module or "").removeprefix("sameday.")
             inner = {f"{module}.{alias.name}" for alias in node.names} & known
@@ -125,13 +131,17 @@ AT_HOME = ("tasks", "spec")
 """Rooms in which a task's name may stand."""
 
 
-def words_of_code(text: str) -> Iterator[tuple[int, str]]:
+@cache
+def words_of_code(text: str) -> list[tuple[int, str]]:
     """Strings, identifiers and modules with their lines. What docstrings say is for readers."""
-    tree = ast.parse(text)
+    found: list[tuple[int, str]] = []
+    parsed = tree(text)
     docstrings = {
-        id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        id(node.value)
+        for node in ast.walk(parsed)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     }
-    for node in ast.walk(tree):
+    for node in ast.walk(parsed):
         words: list[str] = []
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
             words = [node.value]
@@ -149,8 +159,8 @@ def words_of_code(text: str) -> Iterator[tuple[int, str]]:
             words = [node.arg]
         elif isinstance(node, ast.keyword):
             words = [node.arg or ""]
-        for word in words:
-            yield getattr(node, "lineno", 0), word
+        found += [(getattr(node, "lineno", 0), word) for word in words]
+    return found
 
 
 def task_names(text: str, tasks: Iterable[str]) -> list[tuple[int, str]]:

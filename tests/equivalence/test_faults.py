@@ -127,6 +127,7 @@ def test_the_catalogue() -> None:
         assert importlib.util.find_spec(f"sameday.{fault.where}"), fault
 
 
+@pytest.mark.slow
 def test_the_trial_holds_what_the_faults_are_about(stage: Stage) -> None:
     """Else a fault would change nothing, and its test would say nothing."""
     records = stage.plain(Plan(**SHARED)).arm.records

@@ -126,6 +126,7 @@ def test_shared_keys_are_read_group_by_group(world: World) -> None:
     assert all_answers(task, world.samples) == world.expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["sdpa", "split"])
 def test_compiled_layers_hand_out_their_keys(world: World, monkeypatch: pytest.MonkeyPatch, attention: str) -> None:
     graphs: list[Any] = []
@@ -142,6 +143,7 @@ def test_compiled_layers_hand_out_their_keys(world: World, monkeypatch: pytest.M
     torch.compiler.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("train", ["lora", "all"])
 def test_in_half_precision_nearly_all_tokens_are_the_same(world: World, train: str) -> None:
     """Where two tokens are about as likely, rounding decides, and what follows differs."""
@@ -154,6 +156,7 @@ def test_in_half_precision_nearly_all_tokens_are_the_same(world: World, train: s
     assert sum(one[i] == answer for part in each for i, answer in part.items()) > 0.6 * len(some)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", worlds.FAMILIES)
 def test_the_tokens_are_those_of_generate_on_the_saved_adapter(
     worlds_of: Callable[[str], World], family: str, tmp_path: Path

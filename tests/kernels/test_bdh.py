@@ -123,6 +123,7 @@ def test_fused_is_plain_without_dropout(name: str) -> None:
     compare(*case(name, torch.float64, 0.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("name", ["40 units", "36 tokens, width 48"])
 def test_fused_is_plain_in_float32(name: str, dropout: float) -> None:

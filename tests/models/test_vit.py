@@ -44,6 +44,7 @@ def usual_parameters(width: int, depth: int, size: int, patch: int, classes: int
     return patches + tokens + depth * (attention + perceptron + 4 * width) + 2 * width + classes * (width + 1)
 
 
+@pytest.mark.slow
 def test_it_is_vit_tiny() -> None:
     assert usual_parameters(192, 12, 224, 16, 1000) == 5_717_416  # what timm's vit_tiny_patch16_224 has
     for size, patch, classes in ((32, 4, 10), (224, 16, 1000)):
@@ -51,6 +52,7 @@ def test_it_is_vit_tiny() -> None:
         assert sum(p.numel() for p in model.parameters()) == usual_parameters(192, 12, size, patch, classes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", ["class", "mean"])
 def test_flops_are_those_that_torch_counts(pool: str) -> None:
     shape = VitModel(pool=pool)

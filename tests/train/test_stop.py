@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import worlds
@@ -130,8 +131,9 @@ def test_changed_data_is_refused(home: Path, tmp_path: Path) -> None:
 
 
 def test_newest_and_best_are_kept(tmp_path: Path, tiny_qwen3: Path) -> None:
-    folder = write_run(tmp_path, tiny_qwen3, num_epochs=6, learning_rate=3e-2, schedule="constant")
-    # Validation asks for answers that training teaches away from, so that the best step is not the last one.
+    # A rate that grows until it does harm, and answers that nobody taught: the best step is not among the last.
+    growing: dict[str, Any] = {"learning_rate": 3.0, "schedule": "linear", "warmup_steps": 24}
+    folder = write_run(tmp_path, tiny_qwen3, num_epochs=6, **growing)
     rows = [json.loads(line) for line in (folder / "val.jsonl").read_text().splitlines()]
     answers = [{**row, "answer": worlds.WORDS[i]} for i, row in enumerate(rows)]
     (folder / "val.jsonl").write_text("".join(json.dumps(row) + "\n" for row in answers))
