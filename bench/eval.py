@@ -37,6 +37,7 @@ from sameday.spec.errors import RunStopped
 from sameday.spec.plan import Plan
 from sameday.spec.vqa import VqaRecipe
 from sameday.tasks.base import Answer
+from sameday.tasks.vqa import answers as answering
 from sameday.tasks.vqa.cache import Opened
 from sameday.tasks.vqa.task import VqaTask
 
@@ -286,6 +287,7 @@ def main() -> None:
     del theirs
     free(device)
     plans = [plan]
+    answering.WORTH_COMPILING = 0  # as for a set that is large enough
     if half:  # a CPU's compiler is slow
         plans.append(plan.model_copy(update={"compile": "layers", "pad_to_multiple": 32}))
     for plan in plans:

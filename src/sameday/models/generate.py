@@ -31,9 +31,11 @@ def generate(
     ends: Collection[int],
     max_new_tokens: int,
     stop: Callable[[], bool] = lambda: False,
+    eager: bool = True,
 ) -> list[list[int]]:
-    """The tokens of each answer, the one of `ends` that ended it included. Of the device the host asks once per token
-    which questions have ended. They stay in the batch, unheard, until half of it has ended."""
+    """The tokens of each answer, the one of `ends` that ended it included. Prompts go through compiled layers where the
+    plan has them and not `eager`: graphs that write keys are others than those of training. Of the device the host asks
+    once per token which questions have ended. They stay in the batch, unheard, until half of it has ended."""
     places = prompts.places
     keys = Answering(places, max_new_tokens, model.flash)
     finish = torch.tensor(sorted(ends), dtype=torch.long, device=model.device)
@@ -45,7 +47,7 @@ def generate(
     with model.numeric_format():
         if stop():
             raise Interrupted
-        states = model.hidden(prompts.batch, keys=keys)[places.last]
+        states = model.hidden(prompts.batch, keys=keys, eager=eager)[places.last]
         logits = head(states)
         for step in range(max_new_tokens):
             if step:

@@ -125,9 +125,9 @@ class VisionLanguageModel:
     def numeric_format(self) -> AbstractContextManager[None]:
         return numeric_format(self.recipe.precision, self.device.type)
 
-    def hidden(self, batch: Batch, step: int = 0, keys: Answering | None = None) -> Tensor:
+    def hidden(self, batch: Batch, step: int = 0, keys: Answering | None = None, eager: bool = False) -> Tensor:
         """The last hidden state of every token, (rows × length, width). `keys` takes those of every layer, for tokens
-        that will be generated."""
+        that will be generated. `eager`: by layers as they are, also where the plan has them compiled."""
         rows, length = batch.tokens.shape
         if self.recipe.train == "lora" and self.recipe.lora.dropout and self.module.training:
             self.keys.set(batch.keys, self.recipe.seed, step)
@@ -141,7 +141,8 @@ class VisionLanguageModel:
         mask = self.family.mask(batch, self.kernel)
         kept = None if keys is None else self._room_for_keys(x)
         for number, layer in enumerate(self.text.layers):
-            x = self._run(layer, x, rotary, mask if kept is None else attention.Recorded(mask, *kept))
+            seen = mask if kept is None else attention.Recorded(mask, *kept)
+            x = self._run(layer.forward if eager else layer, x, rotary, seen)
             if keys is not None and kept is not None:
                 keys.layer().record(*kept)
             if number < len(deepstack):
