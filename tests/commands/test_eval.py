@@ -9,6 +9,9 @@ import random
 import re
 import shutil
 import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -278,6 +281,36 @@ def test_killed_at_random_it_gives_the_same_file(
         kept = len(read_predictions(folder / "predictions.jsonl"))
         assert answered(task, folder, cascade, said) == whole
         assert said == ([f"{folder}/predictions.jsonl: {kept} of 10 answers are there already"] if kept else [])
+
+
+@pytest.mark.slow
+def test_processes_killed_at_random_moments_leave_what_the_next_one_finishes(world: Path) -> None:
+    """The whole command, in a process of its own, from its start to its last file."""
+    answers = world / "run/answers/adapter-test"
+    whole = {path.name: path.read_bytes() for path in answers.iterdir()}
+    shutil.rmtree(world / "run/answers")
+    words = [sys.executable, "-m", "sameday", "eval", "run"]
+
+    def started() -> subprocess.Popen[bytes]:
+        with (world / "log.txt").open("ab") as log:
+            return subprocess.Popen(words, cwd=world, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"})
+
+    rng, cut = random.Random(0), 0
+    for _ in range(5):
+        process, moment = started(), rng.randint(0, 10)
+
+        def answered() -> int:
+            return file.read_bytes().count(b"\n") if (file := answers / "predictions.jsonl").exists() else -1
+
+        while process.poll() is None and answered() < moment:
+            time.sleep(0.002)
+        time.sleep(rng.random() * 0.02)
+        cut += process.poll() is None
+        process.kill()
+        process.wait()
+    assert cut >= 3, "most were killed before they ended"
+    assert started().wait() == 0, (world / "log.txt").read_text()
+    assert {path.name: path.read_bytes() for path in answers.iterdir()} == whole
 
 
 def test_answers_of_other_settings_are_not_mixed_in(task: VqaTask, tmp_path: Path) -> None:
