@@ -93,17 +93,13 @@ def image_batches(items: Sequence[Item], images: Sequence[Hashable], cut: Cut, w
     of_image: dict[Hashable, list[Item]] = {}
     for item in items:
         of_image.setdefault(images[item.index], []).append(item)
-    result: list[MicroBatch] = []
-    current: MicroBatch = ()
+    if whole:
+        return whole_micro_batches(list(of_image.values()), cut)[0]
+    pieces: list[MicroBatch] = []
     for group in of_image.values():
-        pool = tuple(units(group, replace(cut, token_budget=2**62) if whole else cut))
-        fits = size(pool, cut.packing, cut.pad_to_multiple) <= cut.token_budget
-        for part in [pool] if fits or whole else _fill(pool, cut):
-            if current and size((*current, *part), cut.packing, cut.pad_to_multiple) > cut.token_budget:
-                result.append(current)
-                current = ()
-            current = (*current, *part)
-    return [*result, current] if current else result
+        pool = tuple(units(group, cut))
+        pieces += [pool] if size(pool, cut.packing, cut.pad_to_multiple) <= cut.token_budget else _fill(pool, cut)
+    return _fill_whole(pieces, cut)
 
 
 def _shares(pool: Sequence[Unit], items: Mapping[int, Item], ranks: int) -> list[list[Unit]]:
