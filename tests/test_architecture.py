@@ -34,6 +34,7 @@ RANK = {
     "profile": 9,
     "verify": 9,
     "tune": 10,
+    "suite": 10,
     "cli": 11,
     "__main__": 12,
 }

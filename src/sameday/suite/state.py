@@ -1,0 +1,134 @@
+"""What became of each job, in files that survive whoever wrote them. OUT/jobs/NAME has state.json, replaced whole;
+log.txt, to which every attempt appends; and lock, held by the process that runs the job for as long as it lives."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from sameday.spec.suite import Suite
+from sameday.spec.writing import write_text
+
+State = Literal["waiting", "queued", "running", "interrupted", "stopped", "done", "failed", "blocked", "cancelled"]
+"""waiting: for other jobs or a GPU. queued: the scheduler has it. interrupted: it was running, and nobody holds it any
+more. stopped: it saved itself and will go on. blocked: a job that it needs failed or was cancelled."""
+ENDED: tuple[State, ...] = ("done", "failed", "blocked", "cancelled")
+
+
+@dataclass(frozen=True)
+class JobState:
+    """`asked` is the command's fingerprint: a job that is asked for otherwise is another one. Times are seconds since
+    1970; `spent` adds up all attempts, `why` is a sentence."""
+
+    state: State = "waiting"
+    asked: str = ""
+    attempt: int = 0
+    started: float | None = None
+    ended: float | None = None
+    spent: float = 0.0
+    code: int | None = None
+    why: str = ""
+    pid: int | None = None
+    host: str | None = None
+    gpus: list[int] = field(default_factory=list)
+    slurm: str | None = None
+    """The scheduler's number."""
+
+
+@dataclass(frozen=True)
+class SuiteFolder:
+    """OUT of a suite."""
+
+    path: Path
+
+    def job(self, name: str) -> Path:
+        return self.path / "jobs" / name
+
+    def run(self, name: str) -> Path:
+        """The run folder of a training job; what an eval or tune job writes is beside it."""
+        return self.job(name) / "run"
+
+    def log(self, name: str) -> Path:
+        return self.job(name) / "log.txt"
+
+    def read(self, name: str) -> JobState:
+        """As it was written; a file that is damaged or not there is a job that has not begun."""
+        try:
+            values = json.loads((self.job(name) / "state.json").read_text(encoding="utf-8"))
+            known = {key: value for key, value in values.items() if key in JobState.__dataclass_fields__}
+            return JobState(**known) if known.get("state") in get_args(State) else JobState()
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+            return JobState()
+
+    def write(self, name: str, state: JobState) -> JobState:
+        write_text(self.job(name) / "state.json", json.dumps(asdict(state), indent=1) + "\n")
+        return state
+
+    def change(self, name: str, **values: Any) -> JobState:
+        return self.write(name, replace(self.read(name), **values))
+
+    def held(self, name: str) -> bool:
+        """Whether some process on a machine that shares the folder runs this job."""
+        try:
+            descriptor = os.open(self.job(name) / "lock", os.O_RDWR)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return False
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+
+    def seen(self, name: str) -> JobState:
+        """As it is now: a job whose process died without a word was interrupted."""
+        state = self.read(name)
+        if state.state == "running" and state.host == socket.gethostname() and not self.held(name):
+            state = self.read(name)  # it may have ended between the two looks
+            return replace(state, state="interrupted") if state.state == "running" else state
+        return state
+
+    def states(self, suite: Suite) -> dict[str, JobState]:
+        """Of all jobs. One that needs a job which failed, was cancelled or is blocked is blocked, with that name."""
+        found: dict[str, JobState] = {}
+        for name in suite.order():
+            state = self.seen(name)
+            bad = [each for each in suite.needs(name) if found[each].state in ("failed", "blocked", "cancelled")]
+            if bad and state.state in ("waiting", "queued", "blocked"):
+                state = replace(state, state="blocked", why=f"{bad[0]} is {found[bad[0]].state}")
+            elif state.state == "blocked":
+                state = replace(state, state="waiting", why="")
+            found[name] = state
+        return {name: found[name] for name in suite.jobs}
+
+    @contextlib.contextmanager
+    def hold(self, name: str) -> Iterator[bool]:
+        """One owner per job: whether it is now this process. The lock goes with the process, and with what it starts
+        where that keeps the descriptor."""
+        self.job(name).mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.job(name) / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            yield True
+        finally:
+            os.close(descriptor)
+
+
+def begin(folder: SuiteFolder, name: str, asked: str, gpus: list[int]) -> JobState:
+    before = folder.read(name)
+    now = {"pid": os.getpid(), "host": socket.gethostname(), "gpus": gpus, "started": time.time(), "ended": None}
+    fresh = {"state": "running", "asked": asked, "attempt": before.attempt + 1, "code": None, "why": ""}
+    return folder.write(name, replace(before, **now, **fresh))  # type: ignore[arg-type]
