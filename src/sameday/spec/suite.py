@@ -19,6 +19,8 @@ from sameday.spec.recipe import Strict
 Kind = Literal["cache", "train", "eval", "tune"]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 """What a job may be called: it names folders and jobs of a scheduler."""
+_MEMORY = re.compile(r"([0-9]{1,9})([KMGT]?)B?", re.IGNORECASE)
+_OWN_OPTIONS = re.compile(r"-[Jda]|--(job-name|dependency|array|wrap|parsable|test-only)(=|$)")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -46,13 +48,40 @@ class Slurm(Strict):
     gres: str | None = Field(None, description="Default: gpu:N for a job of N GPUs. {gpus} becomes their number.")
     constraint: str | None = None
     time: Duration | None = Field(None, description="Limit of one allocation; a job that needs more is requeued.")
-    memory: str | None = Field(None, description="As --mem takes it: 60G.")
+    warning: Duration = Field(120, description="How long before the limit a job is asked to save itself.")
+    memory: str | None = Field(None, description="Per GPU, or per CPU job, as --mem takes it: 60G.")
     cpus: int | None = Field(None, ge=1, **at_most(4096, "no node has more"), description="Per GPU, or per CPU job.")
     modules: tuple[str, ...] = ()
     environment: dict[str, str] = Field({}, description="Variables of the job.")
     setup: tuple[str, ...] = Field((), description="Lines of shell before the job: activating an environment.")
     stage: tuple[str, ...] = Field((), description="Files and folders copied to the node's own disk before the job.")
     options: tuple[str, ...] = Field((), description="Further options of sbatch, as they are.")
+
+    @model_validator(mode="after")
+    def _can_be_asked_for(self) -> Slurm:
+        problems = []
+        if self.memory is not None and not _MEMORY.fullmatch(self.memory):
+            problems.append(f"memory is {self.memory!r}; must be a number and K, M, G or T, such as 60G")
+        for name in self.environment:
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+                problems.append(f"environment has {name!r}, which no shell takes for a variable")
+        for path in self.stage:
+            if not path or not path.isprintable():
+                problems.append(f"stage has {path!r}, which is no path")
+        for option in self.options:
+            if not option.startswith("-") or _OWN_OPTIONS.match(option):
+                problems.append(
+                    f"options has {option!r}; must be one option of sbatch a line (--exclusive, --nice=10), and the "
+                    "suite itself gives --job-name, --dependency, --array, --wrap, --parsable and --test-only"
+                )
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    def memory_times(self, parts: int) -> str | None:
+        """What --mem is told for so many GPUs."""
+        match = _MEMORY.fullmatch(self.memory or "")
+        return f"{int(match[1]) * parts}{match[2].upper()}" if match else None
 
 
 class SuiteJob(Strict):
