@@ -233,12 +233,33 @@ def suite_run(
     again: Annotated[
         list[str], typer.Option(metavar="JOB", help="Do this job anew, and all that wait for it; the old one is kept.")
     ] = [],  # noqa: B006 (typer reads it, nothing changes it)
+    slurm: Annotated[bool, typer.Option("--slurm", help="Submit each job to SLURM instead, and leave.")] = False,
+    one_job: Annotated[
+        bool, typer.Option("--one-job", help="Submit one job to SLURM, in which the whole suite runs.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be submitted to SLURM, and submit nothing.")
+    ] = False,
 ) -> None:
     """Run what is missing, here. Exit 0: all done; 1: some failed; 75: stopped, the same command goes on."""
     from sameday.suite.jobs import open_suite
-    from sameday.suite.local import run
 
-    sys.exit(run(open_suite(path, out), gpus, again))
+    opened = open_suite(path, out)
+    if (slurm or one_job or dry_run) and gpus is not None:
+        raise BadInput("--gpus is about this machine; the suite says how many GPUs each of its jobs gets from SLURM")
+    if dry_run:
+        from sameday.suite.slurm import dry_run as scripts
+
+        for text in scripts(opened, one_job):
+            tell(text)
+    elif slurm or one_job:
+        from sameday.suite.slurm import submit
+
+        submit(opened, again, one_job)
+    else:
+        from sameday.suite.local import run
+
+        sys.exit(run(opened, gpus, again))
 
 
 @suite.command("status")

@@ -46,8 +46,11 @@ def cancel(opened: OpenSuite, names: Sequence[str] = (), say: Any = tell) -> Non
     unknown = [name for name in names if name not in suite.jobs]
     if unknown:
         raise BadInput(f"{', '.join(unknown)}: no job of this suite; there are {', '.join(suite.jobs)}")
+    from sameday.suite.slurm import cancel_queued
+
+    theirs = cancel_queued(opened, names, say)
     # Those that wait first: none of them starts when a running one ends.
-    chosen = sorted(names or suite.jobs, key=lambda name: folder.held(name))
+    chosen = sorted((set(names) or {*suite.jobs}) - theirs, key=lambda name: (folder.held(name), name))
     for name in chosen:
         for _ in range(5):  # whoever looks at a lock has it for a moment
             with folder.hold(name) as mine:

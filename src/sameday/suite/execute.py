@@ -26,7 +26,7 @@ from sameday.record.folder import STOPPED
 from sameday.spec.errors import EXIT_BAD_INPUT, EXIT_OK, EXIT_STOPPED, BadInput
 from sameday.spec.words import tell
 from sameday.spec.writing import write_text
-from sameday.suite.jobs import OpenSuite, asked, changes, open_suite, process, request
+from sameday.suite.jobs import OpenSuite, asked, changes, node_of, open_suite, process, request
 from sameday.suite.state import begin, take
 
 PATIENCE = 15.0
@@ -82,10 +82,11 @@ def _run(opened: OpenSuite, name: str, gpus: Sequence[int] | None, kept: list[in
         log.flush()
         began = log.tell()
         code = signals.run(words, _environment(suite.jobs[name].gpus, gpus), log, kept)
-    told = _code_told(folder.run(name)) if suite.jobs[name].gpus > 1 else None
+    several = suite.jobs[name].gpus > 1 or node_of(suite, name) is not None
+    told = _code_told(folder.run(name)) if several else None
     if code and told is not None:
         code = told  # torchrun leaves with 1, whatever its processes left with
-    elif signals.asked and (code in (-signal.SIGTERM, 128 + signal.SIGTERM) or (code and suite.jobs[name].gpus > 1)):
+    elif signals.asked and (code in (-signal.SIGTERM, 128 + signal.SIGTERM) or (code and several)):
         code = EXIT_STOPPED  # before it could listen, or while it evaluated on several GPUs
     ended: dict[str, Any] = {"ended": time.time(), "code": code, "spent": state.spent + time.time() - state.started}  # type: ignore[operator]
     if code == EXIT_OK:
@@ -95,6 +96,15 @@ def _run(opened: OpenSuite, name: str, gpus: Sequence[int] | None, kept: list[in
     else:
         folder.change(name, state="failed", why=_why(code, last_lines(folder.log(name), began)), **ended)
     return code if code >= 0 else 128 - code
+
+
+def follow(opened: OpenSuite, name: str) -> int:
+    """On another of a job's nodes, the processes alone: the first node has the job's lock and state, and says how it
+    ended. When processes there fail, these do."""
+    suite, home, folder, _ = opened
+    with _Signals() as signals, folder.log(name).open("ab") as log:
+        signals.run(process(suite, home, folder, name), _environment(suite.jobs[name].gpus, None), log, [])
+    return EXIT_OK
 
 
 class _Signals:
@@ -219,7 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.name not in opened.suite.jobs:
             raise BadInput(f"{given.name!r} is no job of {given.suite}; there are {', '.join(opened.suite.jobs)}")
         gpus = None if given.gpus is None else [int(each) for each in given.gpus.split(",") if each]
-        return execute(opened, given.name, gpus)
+        return follow(opened, given.name) if node_of(opened.suite, given.name) else execute(opened, given.name, gpus)
     except BadInput as error:
         tell(f"error: {error}", sys.stderr)
         return EXIT_BAD_INPUT

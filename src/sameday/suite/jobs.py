@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -92,9 +93,24 @@ def changes(before: Any, now: Any, path: str = "") -> list[str]:
     return [] if before == now else ["{} was {}, is {}".format(path, *shown)]
 
 
+RENDEZVOUS = "SAMEDAY_RENDEZVOUS"
+"""host:port on the first of several nodes, where processes meet. Without it a job runs on one machine."""
+
+
+def node_of(suite: Suite, name: str) -> int | None:
+    """Which of its nodes this is; None where it has one."""
+    across = suite.jobs[name].nodes > 1 and RENDEZVOUS in os.environ
+    return int(os.environ.get("SLURM_NODEID", "0")) if across else None
+
+
 def process(suite: Suite, home: Path, folder: SuiteFolder, name: str) -> list[str]:
     """What is started on one machine: a Python process, or one for each of several GPUs."""
     job, words = suite.jobs[name], command(suite, home, folder, name)
+    if (node := node_of(suite, name)) is not None:
+        host, _, port = os.environ[RENDEZVOUS].rpartition(":")
+        launcher = ["-m", "torch.distributed.run", "--nnodes", str(job.nodes), "--node-rank", str(node)]
+        launcher += ["--master-addr", host, "--master-port", port, "--nproc-per-node", str(max(job.gpus, 1))]
+        return [sys.executable, *launcher, "-m", "sameday", *words]
     if job.gpus > 1:
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(job.gpus)]
         return [sys.executable, *launcher, "-m", "sameday", *words]

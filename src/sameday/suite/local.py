@@ -31,7 +31,7 @@ TRIES = 3
 
 def run(opened: OpenSuite, gpus: int | None = None, again: Collection[str] = (), say: Any = tell) -> int:
     """Until nothing more can be done: 0 where all jobs are done, 75 where it was stopped, else 1."""
-    with _only_runner(opened):
+    with only_runner(opened):
         suite = opened.suite
         there = gpus_here(suite, gpus)
         check(opened, there, again)
@@ -48,7 +48,7 @@ def run(opened: OpenSuite, gpus: int | None = None, again: Collection[str] = (),
 
 
 @contextlib.contextmanager
-def _only_runner(opened: OpenSuite) -> Iterator[None]:
+def only_runner(opened: OpenSuite) -> Iterator[None]:
     path = opened.folder.path / "runner.lock"
     lock = take(path)
     if lock is None:

@@ -14,13 +14,11 @@ from pathlib import Path
 from sameday.spec.errors import EXIT_STOPPED
 from sameday.spec.staged import STAGE
 from sameday.spec.suite import Slurm, Suite
-from sameday.suite.jobs import OpenSuite
+from sameday.suite.jobs import RENDEZVOUS, OpenSuite
 from sameday.suite.state import SuiteFolder
 
 WHOLE = "whole suite"
 """In place of a job's name, which has no space: one allocation in which all of them run."""
-RENDEZVOUS = "SAMEDAY_RENDEZVOUS"
-"""host:port on the first node, where the processes of several nodes meet."""
 MOST_REQUEUES = 200
 """A job that gets nowhere in its time limit must not go on for ever."""
 

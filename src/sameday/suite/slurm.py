@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from sameday.spec.errors import BadInput
@@ -110,7 +111,11 @@ def seen(opened: OpenSuite, name: str, entries: Sequence[Entry], in_queue: Mappi
     if state.state == "running" and state.slurm is not None:
         return replace(state, state="interrupted", why=f"SLURM has no job {state.slurm} any more")
     if state.state != "queued":
-        return opened.folder.seen(name)
+        state = opened.folder.seen(name)
+        whole = in_queue.get(WHOLE)
+        if whole is not None and whole.state in WAITING and state.state != "blocked":
+            return replace(state, state="queued", why=f"the whole suite: {_reason(whole)}", slurm=whole.number)
+        return state
     if any(opened.folder.read(each).state != "done" for each in opened.suite.needs(name)):
         return replace(state, state="waiting", why="")  # it left the queue with a job that it needs
     lines = last_lines(opened.folder.log(name))
@@ -127,15 +132,22 @@ def states(opened: OpenSuite, entries: Sequence[Entry]) -> dict[str, JobState]:
     return opened.folder.states(opened.suite, lambda name: seen(opened, name, entries, in_queue))
 
 
+def _given(opened: OpenSuite) -> bool:
+    """Whether the scheduler may have something of this suite."""
+    return any(script_path(opened, name).exists() for name in (*opened.suite.jobs, WHOLE))
+
+
+def script_path(opened: OpenSuite, name: str) -> Path:
+    return log_path(opened.folder, name).with_name("job.sh")
+
+
 _last: list[tuple[float, list[Entry]]] = []
 
 
 def current(opened: OpenSuite) -> dict[str, JobState]:
     """The states of all jobs: from files alone, unless some were given to the scheduler and it can be asked."""
     folder, suite = opened.folder, opened.suite
-    known = [folder.read(name) for name in suite.jobs]
-    theirs = any(state.state == "queued" or (state.state == "running" and state.slurm) for state in known)
-    if not theirs or shutil.which("squeue") is None:
+    if not _given(opened) or shutil.which("squeue") is None:
         return folder.states(suite)
     if not _last or time.monotonic() - _last[0][0] > FRESH:
         try:
@@ -235,29 +247,29 @@ def _sbatch_after(opened: OpenSuite, name: str, needed: Mapping[str, str]) -> st
 
 def _sbatch(opened: OpenSuite, name: str, numbers: tuple[str, ...]) -> str:
     words = ["sbatch", *options(opened.suite, opened.folder, name, numbers)]
-    path = log_path(opened.folder, name).with_name("job.sh")
+    path = script_path(opened, name)
     write_text(path, script(opened, name))
     # With several clusters it is NUMBER;CLUSTER.
     return _ask(*words, str(path)).strip().split(";")[0]
 
 
-def cancel(opened: OpenSuite, names: Sequence[str] = (), say: Any = tell) -> list[str]:
-    """What the queue has of these jobs, or of all. A job that runs saves itself, as long as SLURM's KillWait lets it.
-    Returns those that it had."""
+def cancel_queued(opened: OpenSuite, names: Collection[str] = (), say: Any = tell) -> set[str]:
+    """Those of these jobs, or of all, that the queue has. A job that runs saves itself, in the time that SLURM's
+    KillWait gives it."""
+    if not _given(opened) or shutil.which("squeue") is None:
+        return set()
     found = living(opened, queue())
-    chosen = {name: entry for name, entry in found.items() if not names or name in names}
     if names and WHOLE in found:
-        raise BadInput(
-            f"job {found[WHOLE].number} of SLURM runs the whole suite; cancel all of it, or stop single jobs where it runs"
-        )
-    if not chosen:
-        return []
-    _ask("scancel", *(entry.number for entry in chosen.values()))
+        raise BadInput(f"job {found[WHOLE].number} of SLURM runs the whole suite: cancel all of it")
+    chosen = {name: entry for name, entry in found.items() if not names or name in names}
+    if chosen:
+        _ask("scancel", *(entry.number for entry in chosen.values()))
     for name, entry in chosen.items():
-        if name != WHOLE and entry.state in WAITING:
+        waits = entry.state in WAITING
+        if waits and name != WHOLE:
             opened.folder.change(name, state="cancelled", why="")
-        say(f"{name}: {'cancelled' if entry.state in WAITING else 'asked to stop'}, job {entry.number}")
-    return list(chosen)
+        say(f"{name}: {'cancelled' if waits else 'asked to stop'}, job {entry.number} of SLURM")
+    return set(chosen)
 
 
 def dry_run(opened: OpenSuite, one_job: bool = False) -> Iterator[str]:

@@ -9,7 +9,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -103,16 +103,19 @@ class SuiteFolder:
     def seen(self, name: str) -> JobState:
         """As it is now: a job whose process died without a word was interrupted."""
         state = self.read(name)
-        if state.state == "running" and state.host == socket.gethostname() and not self.held(name):
+        # An allocation that was moved to another node is the only one that could have it.
+        here = state.host == socket.gethostname() or state.slurm == os.environ.get("SLURM_JOB_ID", "")
+        if state.state == "running" and here and not self.held(name):
             state = self.read(name)  # it may have ended between the two looks
             return replace(state, state="interrupted") if state.state == "running" else state
         return state
 
-    def states(self, suite: Suite) -> dict[str, JobState]:
-        """Of all jobs. One that needs a job which failed, was cancelled or is blocked is blocked, with that name."""
+    def states(self, suite: Suite, seen: Callable[[str], JobState] | None = None) -> dict[str, JobState]:
+        """Of all jobs, each as it is `seen`. One that needs a job which failed, was cancelled or is blocked is blocked,
+        with that name."""
         found: dict[str, JobState] = {}
         for name in suite.order():
-            state = self.seen(name)
+            state = (seen or self.seen)(name)
             bad = [each for each in suite.needs(name) if found[each].state in ("failed", "blocked", "cancelled")]
             if bad and state.state in ("waiting", "queued", "blocked"):
                 state = replace(state, state="blocked", why=f"{bad[0]} is {found[bad[0]].state}")
@@ -164,5 +167,6 @@ def held(path: Path) -> bool:
 def begin(folder: SuiteFolder, name: str, asked: str, gpus: list[int]) -> JobState:
     before = folder.read(name)
     now = {"pid": os.getpid(), "host": socket.gethostname(), "gpus": gpus, "started": time.time(), "ended": None}
+    now["slurm"] = os.environ.get("SLURM_JOB_ID")
     fresh = {"state": "running", "asked": asked, "attempt": before.attempt + 1, "code": None, "why": ""}
     return folder.write(name, replace(before, **now, **fresh))  # type: ignore[arg-type]

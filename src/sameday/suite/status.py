@@ -15,6 +15,7 @@ from typing import Any
 from sameday.spec.errors import BadInput
 from sameday.spec.words import clock, tell
 from sameday.suite.jobs import OpenSuite
+from sameday.suite.slurm import current
 from sameday.suite.state import ENDED, JobState, SuiteFolder
 
 TAIL = 2**16
@@ -82,7 +83,7 @@ COLUMNS = ("job", "state", "step", "loss", "samples/s", "left", "finish")
 
 def table(opened: OpenSuite, now: float | None = None) -> str:
     """All jobs, and the last lines of those that failed."""
-    states = opened.folder.states(opened.suite)
+    states = current(opened)
     rows = [COLUMNS, *(row(opened.folder, name, state, now or time.time()) for name, state in states.items())]
     widths = [max(len(line[column]) for line in rows) for column in range(len(COLUMNS))]
     left = (0, 1)
@@ -94,7 +95,9 @@ def table(opened: OpenSuite, now: float | None = None) -> str:
         for line in rows
     ]
     for name, state in states.items():
-        if state.state == "blocked":
+        if state.state == "queued" and state.why:
+            lines.append(f"{name}: in SLURM's queue{f', job {state.slurm}' if state.slurm else ''}: {state.why}")
+        elif state.state == "blocked":
             lines.append(f"{name}: blocked, because {state.why}")
         elif state.state == "failed":
             first, *more = state.why.splitlines() or [""]
@@ -137,7 +140,7 @@ def show(opened: OpenSuite, live: bool = False, every: float = 1.0) -> None:
 
     with contextlib.suppress(KeyboardInterrupt), Live(refresh_per_second=4) as screen:
         while True:
-            ended = all(state.state in ENDED for state in opened.folder.states(opened.suite).values())
+            ended = all(state.state in ENDED for state in current(opened).values())
             screen.update(Text(visible(table(opened)), no_wrap=True), refresh=True)
             if ended:
                 return
@@ -149,7 +152,7 @@ def logs(opened: OpenSuite, name: str, follow: bool = False, every: float = 0.3)
     if name not in opened.suite.jobs:
         raise BadInput(f"{name!r} is no job of this suite; there are {', '.join(opened.suite.jobs)}")
     if not follow and not opened.folder.log(name).exists():
-        tell(f"{name} is {opened.folder.states(opened.suite)[name].state}, and wrote nothing yet")
+        tell(f"{name} is {current(opened)[name].state}, and wrote nothing yet")
         return
     with contextlib.suppress(KeyboardInterrupt):
         for line in _lines(opened, name, follow, every):
@@ -160,7 +163,7 @@ def _lines(opened: OpenSuite, name: str, follow: bool, every: float) -> Iterator
     """Whole ones, and at the end what is left."""
     rest, position = b"", 0
     while True:
-        ended = not follow or opened.folder.states(opened.suite)[name].state in (*ENDED, "stopped", "interrupted")
+        ended = not follow or current(opened)[name].state in (*ENDED, "stopped", "interrupted")
         with contextlib.suppress(FileNotFoundError), opened.folder.log(name).open("rb") as file:
             file.seek(position)
             while piece := file.read(TAIL):
