@@ -78,7 +78,8 @@ class Cluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {"SLURM_CONF": str(self.folder / "slurm.conf")}
+        """Numbers of jobs begin at 1 in each cluster, and so do names of jobs' own folders."""
+        return {"SLURM_CONF": str(self.folder / "slurm.conf"), "SLURM_TMPDIR": str(self.folder / "tmp")}
 
     def ask(self, *words: str, code: int = 0) -> str:
         """What a command of SLURM says."""

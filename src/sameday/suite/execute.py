@@ -100,9 +100,10 @@ def _run(opened: OpenSuite, name: str, gpus: Sequence[int] | None, kept: list[in
 
 def follow(opened: OpenSuite, name: str) -> int:
     """On another of a job's nodes, the processes alone: the first node has the job's lock and state, and says how it
-    ended. When processes there fail, these do."""
+    ended. When processes there fail, these do. Two nodes that append to one file would lose lines of each other."""
     suite, home, folder, _ = opened
-    with _Signals() as signals, folder.log(name).open("ab") as log:
+    path = folder.log(name).with_name(f"log-{node_of(suite, name)}.txt")
+    with _Signals() as signals, path.open("ab") as log:
         signals.run(process(suite, home, folder, name), _environment(suite.jobs[name].gpus, None), log, [])
     return EXIT_OK
 

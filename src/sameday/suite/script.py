@@ -75,7 +75,7 @@ def options(suite: Suite, folder: SuiteFolder, name: str, after: tuple[str, ...]
     gres = asked.gres.replace("{gpus}", str(gpus)) if asked.gres else f"gpu:{gpus}"
     words = {
         "job-name": job_name(folder, name),
-        "output": str(log_path(folder, name)).replace("%", "%%"),
+        "output": _as_it_is(str(log_path(folder, name))),
         "open-mode": "append",
         "requeue": "",
         "dependency": "afterok:" + ":".join(after) if after else None,
@@ -95,6 +95,11 @@ def options(suite: Suite, folder: SuiteFolder, name: str, after: tuple[str, ...]
     }
     given = [f"--{key}={value}" if value else f"--{key}" for key, value in words.items() if value is not None]
     return ["--parsable", *given, *asked.options]
+
+
+def _as_it_is(path: str) -> str:
+    """Without what sbatch puts in place of %j and the like; a backslash switches that off, and is an escape itself."""
+    return path.replace("\\", "\\\\") if "\\" in path else path.replace("%", "%%")
 
 
 def _minutes(seconds: float) -> str:

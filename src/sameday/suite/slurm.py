@@ -172,6 +172,10 @@ def drop_hopeless(opened: OpenSuite, entries: list[Entry]) -> list[Entry]:
 def submit(opened: OpenSuite, again: Collection[str] = (), one_job: bool = False, say: Any = tell) -> None:
     """What is missing and not in the queue. Nothing stays behind here."""
     _ask("sbatch", "--version")
+    whole = living(opened, queue()).get(WHOLE)
+    if whole is not None:
+        say(f"job {whole.number} of SLURM runs the whole suite; nothing is submitted")
+        return
     with only_runner(opened):
         entries = drop_hopeless(opened, queue())
         check(opened, 0, again)
@@ -180,9 +184,6 @@ def submit(opened: OpenSuite, again: Collection[str] = (), one_job: bool = False
         there = [name for name in anew if name in in_queue]
         if there:
             raise BadInput(f"{', '.join(there)}: in the queue; cancel it before --again")
-        if WHOLE in in_queue:
-            say(f"job {in_queue[WHOLE].number} of SLURM runs the whole suite; nothing is submitted")
-            return
         if one_job and in_queue:
             raise BadInput(f"{', '.join(in_queue)}: in the queue by themselves; cancel them before --one-job")
         for name in anew:
@@ -269,6 +270,8 @@ def cancel_queued(opened: OpenSuite, names: Collection[str] = (), say: Any = tel
         if waits and name != WHOLE:
             opened.folder.change(name, state="cancelled", why="")
         say(f"{name}: {'cancelled' if waits else 'asked to stop'}, job {entry.number} of SLURM")
+    if WHOLE in chosen:  # all that runs is in it
+        return {WHOLE, *(name for name in opened.suite.jobs if opened.folder.read(name).state == "running")}
     return set(chosen)
 
 
