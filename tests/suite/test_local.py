@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import signal
 import subprocess
@@ -60,7 +62,7 @@ def kill(pids: list[int]) -> None:
 
 
 def kill_until_done(suite: Path, out: Path, kills: int, rng: random.Random, tally: Counter[str]) -> None:
-    """Runs a suite and kills the runner, an executor, a job, or all of them, at any moment; after so many it may end."""
+    """Runs a suite and kills runner, executor, job, or all of them at any moment; after so many kills it may end."""
     folder = SuiteFolder(out)
     while True:
         runner = Local().begin(suite, out)
