@@ -23,14 +23,6 @@ from sameday.suite.local import run
 from sameday.suite.state import SuiteFolder
 
 
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    made = Home(tmp_path)
-    for name in ("PYTHONPATH", "CUDA_VISIBLE_DEVICES"):
-        monkeypatch.setenv(name, made.environment[name])
-    return made
-
-
 class Local:
     def run(self, suite: Path, out: Path) -> int:
         return run(open_suite(suite, out))
