@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations, permutations
+from itertools import combinations
 
 import pytest
 from hypothesis import given, settings
@@ -25,28 +25,26 @@ def suites(draw: st.DrawFn, most: int) -> tuple[dict[str, Task], int, int]:
 
 
 def shortest(jobs: dict[str, Task], gpus: int, slots: int) -> float:
-    """All orders in which jobs can be put behind each other, on all units."""
+    """Of all orders in which jobs can be put behind each other, on all units. One that takes no time needs none."""
     least = float("inf")
-    for order in permutations(jobs):
-        if any(order.index(each) > order.index(name) for name in jobs for each in jobs[name].needs):
-            continue
-        least = min(least, _appended(jobs, list(order), [0.0] * (gpus + slots), {}, gpus, least))
-    return least
 
+    def extend(free: list[float], ends: dict[str, float]) -> None:
+        nonlocal least
+        if max(ends.values(), default=0.0) >= least:
+            return
+        if len(ends) == len(jobs):
+            least = max(ends.values())
+            return
+        for name, task in jobs.items():
+            if name in ends or any(each not in ends for each in task.needs):
+                continue
+            among = range(gpus, len(free)) if not task.gpus else task.pinned or range(gpus)
+            for units in combinations(among, max(1, task.gpus)) if task.seconds else [()]:
+                start = max([0.0, *(free[unit] for unit in units), *(ends[each] for each in task.needs)])
+                end = start + task.seconds
+                extend([end if unit in units else at for unit, at in enumerate(free)], {**ends, name: end})
 
-def _appended(
-    jobs: dict[str, Task], order: list[str], free: list[float], ends: dict[str, float], gpus: int, least: float
-) -> float:
-    if not order or max(ends.values(), default=0.0) >= least:
-        return max(ends.values(), default=0.0)
-    name, *rest = order
-    task = jobs[name]
-    among = range(gpus, len(free)) if not task.gpus else task.pinned or range(gpus)
-    for units in combinations(among, max(1, task.gpus)):
-        start = max([*(free[unit] for unit in units), *(ends[each] for each in task.needs)])
-        end = start + task.seconds
-        then = [end if unit in units else at for unit, at in enumerate(free)]
-        least = min(least, _appended(jobs, rest, then, {**ends, name: end}, gpus, least))
+    extend([0.0] * (gpus + slots), {})
     return least
 
 
@@ -69,7 +67,7 @@ def check(made: Schedule, jobs: dict[str, Task], gpus: int, slots: int) -> None:
     assert sum(jobs[name].seconds for name in chain) == pytest.approx(made.seconds)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(suites(5))
 def test_no_schedule_is_shorter(given_suite: tuple[dict[str, Task], int, int]) -> None:
     jobs, gpus, slots = given_suite
