@@ -40,8 +40,8 @@ browser:
 slurm:
 	command -v slurmctld || { apt-get update -qq && apt-get install -y -qq --no-install-recommends slurm-wlm munge; }
 
-# Long trials, run by hand: fifty kills of a training run and of a cache, equivalent plans over seeds, faults in bf16,
-# several ranks of classification. An hour.
+# Long trials, run by hand: fifty kills of a training run and of a cache, two hundred of suites, equivalent plans over
+# seeds, faults in bf16, several ranks of classification. Over an hour.
 soak: $(STAMP)
 	$(BIN)/pytest -m soak -s
 
