@@ -14,15 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import scenarios
+import yaml
 from cluster import Cluster, started, until, why_not
 from processes import assert_agrees, assert_same_run, finished, last_step, write_run
+from scenarios import BackEnd
 from typer.testing import CliRunner
 
 from sameday.cli import app
 from sameday.demo.patterns import write_patterns
 from sameday.suite import slurm
-from sameday.suite.cancel import holders
+from sameday.suite.cancel import cancel, holders
 from sameday.suite.jobs import OpenSuite, open_suite
+from sameday.suite.local import exit_code
 from sameday.suite.script import WHOLE, job_name
 from sameday.suite.state import JobState
 
@@ -67,6 +71,33 @@ if words[0] == "train" and "SLURM_RESTART_COUNT" not in os.environ:
     ClassifyTask.loss_sum = loss_sum
     StopRequest._ask = lambda self, *more: (asked.append(1), ask(self, *more))
 """
+LIGHT = """\
+    import json
+
+    plain = execute.process
+    NOTE = '''
+import json, os, sys, time
+began = time.time()
+home, given = sys.argv[1], dict(each[7:].split("=", 1) for each in sys.argv if each.startswith("recipe."))
+time.sleep(float(given["seconds"]))
+lacks = "file" in given and not os.path.exists(os.path.join(home, given["file"]))
+if lacks:
+    print("the file", given["file"], "is not there", file=sys.stderr)
+gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
+record = dict(name=given["name"], began=began, ended=time.time(), gpus=gpus, failed=lacks)
+with open(os.path.join(home, "records.jsonl"), "a") as file:
+    file.write(json.dumps(record) + "\\n")
+sys.exit(7 if lacks else 0)
+'''
+
+    def process(suite, home, folder, name):
+        words = plain(suite, home, folder, name)
+        if suite.jobs[name].recipe != "stub.yaml":
+            return words
+        return [os.environ["REAL"], "-c", NOTE, str(home), *words]  # as stub.py, and without the seconds of torch
+
+    execute.process = process
+"""
 WAITS = "trap 'touch {marker}; exit 75' TERM; [ -e {marker} ] || while :; do sleep 0.1; done"
 """Saves itself when it is asked to stop, and is done at once when it goes on."""
 
@@ -86,7 +117,7 @@ def drive(home: Path, execute: str = "", command: str = "") -> list[str]:
     (home / "bin").mkdir()
     (home / "bin/python").write_text(f'#!/bin/bash\nexec {sys.executable} {home}/driver.py "$@"\n')
     (home / "bin/python").chmod(0o755)
-    return [f"export PATH={home}/bin:$PATH DRIVEN={home}/bin/python"]
+    return [f"export PATH={home}/bin:$PATH DRIVEN={home}/bin/python REAL={sys.executable}"]
 
 
 class Stubs:
@@ -189,8 +220,38 @@ def across(limited: Stubs, tmp_path_factory: pytest.TempPathFactory, tiny_qwen3:
 
 
 def names_in_queue(stubs: Stubs) -> list[str]:
-    own = {job_name(stubs.opened.folder, name): name for name in stubs.opened.suite.jobs}
+    return in_queue(stubs.opened)
+
+
+def in_queue(opened: OpenSuite) -> list[str]:
+    own = {job_name(opened.folder, name): name for name in opened.suite.jobs}
     return sorted(own[entry.name] for entry in slurm.queue() if entry.name in own)
+
+
+class Queue:
+    """SLURM as the back end of scenarios, on one node: GPUs of two have the same numbers."""
+
+    def begin(self, suite: Path, out: Path) -> OpenSuite:
+        asked = json.loads(json.dumps(yaml.safe_load(suite.read_text())))
+        if "slurm" not in asked:
+            setup = drive(suite.parent, execute=LIGHT)
+            asked["slurm"] = {"cpus": 1, "setup": setup, "options": ["--nodelist=n1"]}
+            suite.write_text(yaml.safe_dump(asked, sort_keys=False))
+        opened = open_suite(suite, out)
+        slurm.submit(opened, say=lambda _: None)
+        return opened
+
+    def run(self, suite: Path, out: Path) -> int:
+        return self.ended(self.begin(suite, out))
+
+    def stop(self, begun: OpenSuite, suite: Path, out: Path) -> int:
+        cancel(begun, say=lambda _: None)
+        return self.ended(begun)
+
+    @staticmethod
+    def ended(opened: OpenSuite) -> int:
+        until(lambda: not in_queue(opened), 120, lambda: str(slurm.queue()))
+        return exit_code(slurm.states(opened, slurm.queue()))
 
 
 def test_a_night(cluster: Cluster, preempted: object, across: object, tmp_path: Path) -> None:
@@ -383,6 +444,21 @@ def test_what_fails_before_it_begins(cluster: Cluster, tmp_path: Path) -> None:
     with pytest.raises(slurm.NoAnswer, match=r"sbatch: .*[Ii]nvalid partition"):
         slurm.submit(refused.opened, say=lambda _: None)
     assert refused.state("a").state == "waiting"
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        scenarios.dependencies,
+        scenarios.failure_and_mending,
+        scenarios.one_gpu_one_job,
+        # test_preemption shows the same with one training less.
+        pytest.param(scenarios.stopped_and_continued, marks=pytest.mark.soak),
+    ],
+    ids=lambda each: each.__name__,
+)
+def test_scenarios(cluster: Cluster, scenario: Callable[[scenarios.Home, BackEnd], None], home: scenarios.Home) -> None:
+    scenario(home, Queue())
 
 
 def test_a_time_limit(limited: Stubs) -> None:
