@@ -72,31 +72,31 @@ if words[0] == "train" and "SLURM_RESTART_COUNT" not in os.environ:
     StopRequest._ask = lambda self, *more: (asked.append(1), ask(self, *more))
 """
 LIGHT = """\
-    import json
-
     plain = execute.process
-    NOTE = '''
-import json, os, sys, time
-began = time.time()
-home, given = sys.argv[1], dict(each[7:].split("=", 1) for each in sys.argv if each.startswith("recipe."))
-time.sleep(float(given["seconds"]))
-lacks = "file" in given and not os.path.exists(os.path.join(home, given["file"]))
-if lacks:
-    print("the file", given["file"], "is not there", file=sys.stderr)
-gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
-record = dict(name=given["name"], began=began, ended=time.time(), gpus=gpus, failed=lacks)
-with open(os.path.join(home, "records.jsonl"), "a") as file:
-    file.write(json.dumps(record) + "\\n")
-sys.exit(7 if lacks else 0)
-'''
 
     def process(suite, home, folder, name):
         words = plain(suite, home, folder, name)
         if suite.jobs[name].recipe != "stub.yaml":
             return words
-        return [os.environ["REAL"], "-c", NOTE, str(home), *words]  # as stub.py, and without the seconds of torch
+        return [os.environ["REAL"], f"{home}/note.py", *words]
 
     execute.process = process
+"""
+NOTE = """\
+\"\"\"What stub.py does, without the seconds in which it loads torch.\"\"\"
+import json, os, sys, time
+
+began, home = time.time(), os.path.dirname(__file__)
+given = dict(each[7:].split("=", 1) for each in sys.argv if each.startswith("recipe."))
+time.sleep(float(given["seconds"]))
+lacks = "file" in given and not os.path.exists(os.path.join(home, given["file"]))
+if lacks:
+    print("the file", given["file"], "is not there", file=sys.stderr)
+gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
+record = {"name": given["name"], "began": began, "ended": time.time(), "gpus": gpus, "failed": lacks}
+with open(os.path.join(home, "records.jsonl"), "a") as file:
+    file.write(json.dumps(record) + "\\n")
+sys.exit(7 if lacks else 0)
 """
 WAITS = "trap 'touch {marker}; exit 75' TERM; [ -e {marker} ] || while :; do sleep 0.1; done"
 """Saves itself when it is asked to stop, and is done at once when it goes on."""
@@ -232,9 +232,10 @@ class Queue:
     """SLURM as the back end of scenarios, on one node: GPUs of two have the same numbers."""
 
     def begin(self, suite: Path, out: Path) -> OpenSuite:
-        asked = json.loads(json.dumps(yaml.safe_load(suite.read_text())))
+        asked = yaml.safe_load(suite.read_text())
         if "slurm" not in asked:
             setup = drive(suite.parent, execute=LIGHT)
+            (suite.parent / "note.py").write_text(NOTE)
             asked["slurm"] = {"cpus": 1, "setup": setup, "options": ["--nodelist=n1"]}
             suite.write_text(yaml.safe_dump(asked, sort_keys=False))
         opened = open_suite(suite, out)
