@@ -17,10 +17,9 @@ import pytest
 import scenarios
 from scenarios import LIMIT, BackEnd, Home, assert_same_results, training
 
-from sameday.suite.cancel import holders
 from sameday.suite.jobs import open_suite
 from sameday.suite.local import run
-from sameday.suite.state import SuiteFolder
+from sameday.suite.state import SuiteFolder, holders
 
 
 class Local:
