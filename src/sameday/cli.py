@@ -258,7 +258,9 @@ def suite_run(
         submit(opened, again, one_job)
     else:
         from sameday.suite.local import run
+        from sameday.suite.slurm import refuse_queued
 
+        refuse_queued(opened)
         sys.exit(run(opened, gpus, again))
 
 

@@ -427,10 +427,17 @@ def test_cancel_and_go_on(cluster: Cluster, tmp_path: Path) -> None:
     stubs.until(lambda: not names_in_queue(stubs))
     state = stubs.state("long")
     assert (state.state, state.why) == ("interrupted", f"SLURM has no job {number} any more")
-    (home / "saved").touch()
+    assert stubs.sameday("run", "--slurm").count("submitted as job") == 2
+    stubs.until(lambda: stubs.state("long").state == "running")
+    refused = CliRunner().invoke(app, stubs.command("run"))
+    assert re.match(r"in SLURM's queue: long \(\d+\), then \(\d+\); ", str(refused.exception))
+
+    # At once after it: what is on its way out of the queue is not taken for what is in it.
+    stubs.sameday("cancel")
     assert stubs.sameday("run", "--slurm").count("submitted as job") == 2
     stubs.until(lambda: not names_in_queue(stubs))
     assert {stubs.state(name).state for name in jobs} == {"done"}
+    assert stubs.sameday("run", "--slurm") == "all jobs are done\n"
 
 
 def test_what_fails_before_it_begins(cluster: Cluster, tmp_path: Path) -> None:

@@ -180,18 +180,24 @@ def test_caches_are_the_jobs_own_and_downloads_stay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "state", "restarts", "again"),
+    ("code", "state", "restarts", "told", "again"),
     [
-        ("75", "RUNNING", "0", True),
-        ("75", "RUNNING", "200", False),  # it gets nowhere
-        ("75", "COMPLETING", "0", False),  # cancelled
-        ("0", "RUNNING", "0", False),
-        ("3", "RUNNING", "0", False),
+        ("75", "RUNNING", "0", "stopped", True),
+        ("75", "RUNNING", "200", "stopped", False),  # it gets nowhere
+        ("75", "COMPLETING", "0", "stopped", False),  # by scancel
+        ("75", "RUNNING", "0", "cancelled", False),  # by `suite cancel`, where there is no scancel
+        ("143", "RUNNING", "0", "queued", True),  # asked to stop before it could listen
+        ("0", "RUNNING", "0", "done", False),
+        ("3", "RUNNING", "0", "failed", False),
     ],
 )
-def test_only_what_was_saved_is_requeued(tmp_path: Path, code: str, state: str, restarts: str, again: bool) -> None:
-    opened = open_with(tmp_path)
-    done = run_script(script(opened, "fit"), tmp_path, CODE=code, STATE=state, SLURM_RESTART_COUNT=restarts)
+@pytest.mark.parametrize("name", ["fit", WHOLE])
+def test_only_what_was_saved_is_requeued(
+    tmp_path: Path, name: str, code: str, state: str, restarts: str, told: Any, again: bool
+) -> None:
+    opened = open_with(tmp_path, out=HOSTILE)
+    opened.folder.change("fit", state=told)
+    done = run_script(script(opened, name), tmp_path, CODE=code, STATE=state, SLURM_RESTART_COUNT=restarts)
     assert done.returncode == int(code)
     assert ("scontrol <requeue> <12>" in calls(tmp_path)) == again
 

@@ -8,6 +8,7 @@ import hashlib
 import math
 import os
 import shlex
+import signal
 import sys
 from pathlib import Path
 
@@ -36,11 +37,12 @@ STAGING = (
     'mkdir -p -- "$(dirname -- "$SAMEDAY_STAGE$1")" && cp -RL -- "$1" "$SAMEDAY_STAGE$1" '
     '&& printf "%s\\n" "$1" >>"$SAMEDAY_STAGE/list" || { rm -rf -- "$SAMEDAY_STAGE$1"; exit 1; }'
 )
-ENDING = f"""\
+ENDING = """\
 code=$?
-# Asked to stop, by preemption or the coming limit, and saved: the same job goes back into the queue, and those that
-# depend on it keep waiting. A job that was cancelled is not running any more.
-if [ "$code" = {EXIT_STOPPED} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {MOST_REQUEUES} ] &&
+# Asked to stop, by preemption or the coming limit: the same job goes back into the queue, and those that depend on it
+# keep waiting. It saved itself, or did not yet listen to the signal. One that was cancelled is not running any more.
+if {{ {{ [ "$code" = {stopped} ] && grep -qs '"state": "stopped"' {states}; }} || [ "$code" = {killed} ]; }} &&
+    [ "${{SLURM_RESTART_COUNT:-0}}" -lt {most} ] &&
     [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)" = RUNNING ]; then
     scontrol requeue "$SLURM_JOB_ID"
 fi
@@ -144,4 +146,7 @@ def script(opened: OpenSuite, name: str) -> str:
         lines.append(f"{step} sameday suite run {quoted(str(opened.path))} --out {out}")
     else:
         lines.append(f"{step} sameday.suite.execute {quoted(str(opened.path))} {out} {quoted(name)}")
-    return "\n".join(lines) + "\n" + ENDING
+    states = f"{out}/jobs/{'*' if name == WHOLE else quoted(name)}/state.json"
+    killed = 128 + signal.SIGTERM
+    ending = ENDING.format(stopped=EXIT_STOPPED, killed=killed, states=states, most=MOST_REQUEUES)
+    return "\n".join(lines) + "\n" + ending

@@ -24,6 +24,7 @@ from sameday.suite.local import after, check, only_runner, put_aside, take_up
 from sameday.suite.script import WHOLE, job_name, log_path, options, script
 from sameday.suite.state import ENDED, JobState
 
+OWN = "SLURM_JOB_ID"
 NEVER = "DependencyNeverSatisfied"
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "CONFIGURING", "SUSPENDED", "STOPPED")
 ENDING = "COMPLETING"
@@ -72,7 +73,7 @@ def _ask(*words: str) -> str:
 
 def _environment() -> dict[str, str]:
     """Inside an allocation its variables would become options of jobs that are submitted from there."""
-    if "SLURM_JOB_ID" not in os.environ:
+    if OWN not in os.environ:
         return dict(os.environ)
     return {key: value for key, value in os.environ.items() if key == "SLURM_CONF" or not key.startswith("SLURM_")}
 
@@ -92,7 +93,7 @@ def living(opened: OpenSuite, entries: Sequence[Entry]) -> dict[str, Entry]:
         if entry.state == ENDING and (name == WHOLE or opened.folder.read(name).state in ENDED):
             continue
         found[name] = entry
-    return found
+    return {name: found[name] for name in names.values() if name in found}
 
 
 def seen(opened: OpenSuite, name: str, entries: Sequence[Entry], in_queue: Mapping[str, Entry]) -> JobState:
@@ -177,7 +178,7 @@ def submit(opened: OpenSuite, again: Collection[str] = (), one_job: bool = False
         say(f"job {whole.number} of SLURM runs the whole suite; nothing is submitted")
         return
     with only_runner(opened):
-        entries = drop_hopeless(opened, queue())
+        entries = drop_hopeless(opened, _settled(opened))
         check(opened, 0, again)
         in_queue = living(opened, entries)
         anew = after(opened.suite, again)
@@ -201,11 +202,34 @@ def submit(opened: OpenSuite, again: Collection[str] = (), one_job: bool = False
             else:
                 say("all jobs are done")
             return
-        _submit_missing(opened, in_queue, say)
-    say("SLURM has it from here; `sameday suite status` shows how far it is")
+        known = _submit_missing(opened, in_queue, say)
+    say("SLURM has it from here; `sameday suite status` shows how far it is" if known else "all jobs are done")
 
 
-def _submit_missing(opened: OpenSuite, in_queue: dict[str, Entry], say: Any) -> None:
+def _settled(opened: OpenSuite) -> list[Entry]:
+    """The queue, once no job of the suite is on its way out of it, or back into it: which of the two is not told."""
+    names = {job_name(opened.folder, name) for name in opened.suite.jobs}
+    end = time.monotonic() + PATIENCE
+    while True:
+        entries = queue()
+        leaving = [each for each in entries if each.state == ENDING and each.name in names]
+        if not leaving or time.monotonic() > end:
+            return entries
+        time.sleep(0.5)
+
+
+def refuse_queued(opened: OpenSuite) -> None:
+    """Jobs that SLURM has are not run here too."""
+    if not _given(opened) or shutil.which("squeue") is None:
+        return
+    found = {name: entry for name, entry in living(opened, queue()).items() if entry.number != os.environ.get(OWN)}
+    if found:
+        listed = ", ".join(f"{name} ({entry.number})" for name, entry in found.items())
+        raise BadInput(f"in SLURM's queue: {listed}; `sameday suite run --slurm` goes on there, `suite cancel` ends it")
+
+
+def _submit_missing(opened: OpenSuite, in_queue: dict[str, Entry], say: Any) -> dict[str, str]:
+    """The numbers of all jobs that are not done."""
     suite, folder = opened.suite, opened.folder
     numbers: dict[str, str] = {}
     for name in suite.order():
@@ -231,6 +255,7 @@ def _submit_missing(opened: OpenSuite, in_queue: dict[str, Entry], say: Any) -> 
             raise
         waits = f", after {', '.join(needed)}" if needed else ""
         say(f"{name}: submitted as job {numbers[name]}{waits}")
+    return numbers
 
 
 def _sbatch_after(opened: OpenSuite, name: str, needed: Mapping[str, str]) -> str:
