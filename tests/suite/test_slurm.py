@@ -116,7 +116,7 @@ def run_script(text: str, folder: Path, **environment: str) -> subprocess.Comple
     programs.mkdir(exist_ok=True)
     said = '#!/bin/bash\nprintf "%s" "${0##*/}" >>"$SAID"; printf " <%s>" "$@" >>"$SAID"; echo >>"$SAID"\n'
     for name, more in {
-        "srun": 'env >"$SAID.env"; exit "${CODE:-0}"',
+        "srun": 'env >"$SAID.env"; [[ "$*" != *" -m "* ]] || exit "${CODE:-0}"',
         "scontrol": "",
         "squeue": 'echo "${STATE:-RUNNING}"',
     }.items():
@@ -220,6 +220,10 @@ def test_several_nodes_meet_on_the_first(tmp_path: Path, monkeypatch: pytest.Mon
     assert first.startswith("srun <--ntasks=3> <--ntasks-per-node=1> <mkdir>")
     assert "srun <--nodes=3> <--ntasks=3> <--ntasks-per-node=1>" in last
     assert cleared.startswith("srun <--ntasks=3> <--ntasks-per-node=1> <rm>")
+    opened.folder.change("two", state="stopped")
+    run_script(text, tmp_path, CODE="75")
+    assert [line.split(" <")[0] for line in calls(tmp_path)[-4:]] == ["squeue", "srun", "scontrol", "srun"]
+    assert calls(tmp_path)[-3].startswith("srun <--ntasks=3> <--ntasks-per-node=1> <rm>"), "while the nodes are its own"
     place = next(line for line in (tmp_path / "said.env").read_text().splitlines() if "SAMEDAY_RENDEZVOUS=" in line)
     monkeypatch.setenv(*place.split("=", 1))
     monkeypatch.setenv("SLURM_NODEID", "2")

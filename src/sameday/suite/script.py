@@ -44,6 +44,7 @@ code=$?
 if {{ {{ [ "$code" = {stopped} ] && grep -qs '"state": "stopped"' {states}; }} || [ "$code" = {killed} ]; }} &&
     [ "${{SLURM_RESTART_COUNT:-0}}" -lt {most} ] &&
     [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)" = RUNNING ]; then
+    clear_up  # while all of its nodes are still its own
     scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"
@@ -125,7 +126,8 @@ def script(opened: OpenSuite, name: str) -> str:
         "export SLURM_EXPORT_ENV=ALL  # steps see what is set here, also after sbatch --export",
         *(f"module load {quoted(each)} || exit 1" for each in asked.modules),
         *CACHES.splitlines(),
-        f"""trap '{each_node}rm -rf -- "$own"' EXIT""",
+        f'clear_up() {{ {each_node}rm -rf -- "$own" || rm -rf -- "$own"; }}',
+        "trap clear_up EXIT",
         f'{each_node}mkdir -p -- "$own" || exit 1',
         *(f"export {key}={quoted(value)}" for key, value in asked.environment.items()),
         *asked.setup,
