@@ -42,6 +42,15 @@ class JobState:
     slurm: str | None = None
     """The scheduler's number."""
 
+    def __post_init__(self) -> None:
+        """A file may say anything; what reads it counts on numbers being numbers."""
+        texts = [self.asked, self.why, *(each for each in (self.host, self.slurm) if each is not None)]
+        times = [self.spent, *(each for each in (self.started, self.ended) if each is not None)]
+        whole = [self.attempt, *self.gpus, *(each for each in (self.code, self.pid) if each is not None)]
+        sound = all(isinstance(each, str) for each in texts) and all(type(each) is int for each in whole)
+        if not sound or not all(type(each) in (int, float) and abs(each) < 1e12 for each in times):
+            raise TypeError("is no state of a job")
+
 
 @dataclass(frozen=True)
 class SuiteFolder:
@@ -78,11 +87,11 @@ class SuiteFolder:
     def held(self, name: str) -> bool:
         """Whether some process on a machine that shares the folder runs this job."""
         try:
-            descriptor = os.open(self.job(name) / "lock", os.O_RDWR)
+            descriptor = os.open(self.job(name) / "lock", os.O_RDONLY)  # a reader need not be allowed to write
         except FileNotFoundError:
             return False
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return False
         except BlockingIOError:
             return True
