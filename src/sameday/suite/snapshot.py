@@ -1,5 +1,5 @@
-"""All that there is to see of a suite at one moment, from its files alone. Each look reads what is new, a bounded part of
-it, so that watching costs a running suite nothing."""
+"""All that there is to see of a suite at one moment, from its files alone. Each look reads what is new, and of that no
+more than a bounded part: a running suite does not notice that it is watched."""
 
 from __future__ import annotations
 
@@ -111,8 +111,9 @@ class Growing:
             record = json.loads(line)
         except (ValueError, RecursionError):
             return
-        if not isinstance(record, dict) or not is_step(step := record.get("step")):
+        if not isinstance(record, dict) or not is_step(record.get("step")):
             return
+        step = int(record["step"])
         loss = number_of(record, "loss")
         if record.get("split") is not None:
             if record["split"] == "val" and loss is not None:
