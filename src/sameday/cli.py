@@ -218,6 +218,69 @@ def convert(
     tell(f"written: {', '.join(map(str, paths))}")
 
 
+suite = typer.Typer(help="Many jobs as one: their graph, GPUs, and a deadline.", no_args_is_help=True)
+app.add_typer(suite, name="suite")
+
+SuitePath = Annotated[Path, typer.Argument(metavar="SUITE", help="The jobs (YAML).")]
+SuiteOut = Annotated[Path | None, typer.Option("--out", help="Folder of all jobs. Default: runs/NAME.")]
+
+
+@suite.command("run")
+def suite_run(
+    path: SuitePath,
+    out: SuiteOut = None,
+    gpus: Annotated[int | None, typer.Option(min=0, help="GPUs to use. Default: the suite's, or all.")] = None,
+    again: Annotated[
+        list[str], typer.Option(metavar="JOB", help="Do this job anew, and all that wait for it; the old one is kept.")
+    ] = [],  # noqa: B006 (typer reads it, nothing changes it)
+) -> None:
+    """Run what is missing, here. Exit 0: all done; 1: some failed; 75: stopped, the same command goes on."""
+    from sameday.suite.jobs import open_suite
+    from sameday.suite.local import run
+
+    sys.exit(run(open_suite(path, out), gpus, again))
+
+
+@suite.command("status")
+def suite_status(
+    path: SuitePath,
+    out: SuiteOut = None,
+    live: Annotated[bool, typer.Option("--live", help="Again every second, until all jobs have ended.")] = False,
+) -> None:
+    """State, step, loss and finish time of each job, and why those that failed did."""
+    from sameday.suite.jobs import open_suite
+    from sameday.suite.status import show
+
+    show(open_suite(path, out), live)
+
+
+@suite.command("logs")
+def suite_logs(
+    path: SuitePath,
+    job: Annotated[str, typer.Argument(help="Which one.")],
+    out: SuiteOut = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+) -> None:
+    """What a job wrote, in all its attempts."""
+    from sameday.suite.jobs import open_suite
+    from sameday.suite.status import logs
+
+    logs(open_suite(path, out), job, follow)
+
+
+@suite.command("cancel")
+def suite_cancel(
+    path: SuitePath,
+    jobs: Annotated[list[str] | None, typer.Argument(help="Which ones. Default: all that have not ended.")] = None,
+    out: SuiteOut = None,
+) -> None:
+    """Jobs that run save themselves and stop; those that wait are not started. `suite run` takes them up again."""
+    from sameday.suite.cancel import cancel
+    from sameday.suite.jobs import open_suite
+
+    cancel(open_suite(path, out), jobs or ())
+
+
 def main() -> None:
     try:
         app()

@@ -69,10 +69,10 @@ def test_jobs_are_the_commands_that_a_user_would_type(home: Path) -> None:
 
 
 def test_a_changed_recipe_is_another_job(home: Path) -> None:
-    suite, folder = load_suite(home / "night.yaml"), SuiteFolder(home / "out")
-    before = {name: asked(suite, home, folder, name) for name in suite.jobs}
+    suite = load_suite(home / "night.yaml")
+    before = {name: asked(suite, home, name) for name in suite.jobs}
     (home / "exp.yaml").write_text("name: y\n")
-    after = {name: asked(suite, home, folder, name) for name in suite.jobs}
+    after = {name: asked(suite, home, name) for name in suite.jobs}
     assert {name for name in suite.jobs if before[name] != after[name]} == set(suite.jobs) - {"exp1-test"}
 
 

@@ -6,9 +6,28 @@ import hashlib
 import json
 import sys
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from sameday.spec.suite import Suite
+from sameday.spec.document import read_document
+from sameday.spec.suite import Suite, load_suite
+from sameday.spec.words import in_yaml
 from sameday.suite.state import SuiteFolder
+
+
+class OpenSuite(NamedTuple):
+    """A suite file, the folder in which its paths start, and OUT."""
+
+    suite: Suite
+    home: Path
+    folder: SuiteFolder
+    path: Path
+
+
+def open_suite(path: Path, out: Path | None = None) -> OpenSuite:
+    """OUT is runs/NAME unless it is given. Paths are whole ones: whoever runs a job may stand elsewhere."""
+    suite = load_suite(path)
+    folder = (out or Path("runs") / str(suite.name)).absolute()
+    return OpenSuite(suite, path.absolute().parent, SuiteFolder(folder), path.absolute())
 
 
 def plan_path(suite: Suite, home: Path, folder: SuiteFolder, name: str) -> Path | None:
@@ -39,16 +58,38 @@ def command(suite: Suite, home: Path, folder: SuiteFolder, name: str) -> list[st
     return ["eval", str(home / str(job.recipe)), *whose, *split, *planned, "--out", str(folder.run(name))]
 
 
-def asked(suite: Suite, home: Path, folder: SuiteFolder, name: str) -> str:
-    """A fingerprint of the command and of the files that it names: a job that is done is done for these alone."""
+def request(suite: Suite, home: Path, name: str) -> dict[str, Any]:
+    """What a job is asked for, as it decides the outcome: a plan, GPUs and nodes change how it is run, and paths and
+    comments change nothing."""
     job = suite.jobs[name]
-    words = command(suite, home, folder, name)
-    digest = hashlib.sha256(json.dumps([words, job.gpus, job.nodes]).encode())
-    plan = job.plan or suite.plan
-    for each in (job.recipe, None if plan in suite.jobs else plan):
-        if each is not None:
-            digest.update((home / each).read_bytes())
-    return digest.hexdigest()[:16]
+    fields = job.model_dump(include={"do", "of", "kind", "split", "base", "adapter"}, exclude_defaults=True)
+    if job.do == "tune":
+        fields["minutes"] = job.minutes
+    # Those of a plan say how it is run; a tune job takes them for what it searches.
+    sets = [each for each in (*suite.set, *job.set) if job.do == "tune" or not each.strip().startswith("plan.")]
+    if sets and job.do != "eval":
+        fields["set"] = sets
+    if job.recipe is not None:
+        fields["recipe"] = read_document(home / job.recipe).values
+    return dict(json.loads(json.dumps(fields, default=str)))
+
+
+def asked(suite: Suite, home: Path, name: str) -> str:
+    """A fingerprint of it: a job that is done is done for this alone."""
+    return hashlib.sha256(json.dumps(request(suite, home, name), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def changes(before: Any, now: Any, path: str = "") -> list[str]:
+    """What differs between two requests, field by field, in words."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        names = [*before, *(name for name in now if name not in before)]
+        return [
+            line
+            for name in names
+            for line in changes(before.get(name), now.get(name), f"{path}.{name}" if path else str(name))
+        ]
+    shown = ("not there" if value is None else in_yaml(value) for value in (before, now))
+    return [] if before == now else ["{} was {}, is {}".format(path, *shown)]
 
 
 def process(suite: Suite, home: Path, folder: SuiteFolder, name: str) -> list[str]:

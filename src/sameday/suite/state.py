@@ -84,19 +84,30 @@ class SuiteFolder:
     def change(self, name: str, **values: Any) -> JobState:
         return self.write(name, replace(self.read(name), **values))
 
+    def lock(self, name: str) -> Path:
+        return self.job(name) / "lock"
+
+    def gpu_lock(self, gpu: int) -> Path:
+        """Held by whoever computes on this GPU: two runners could give it away twice."""
+        return self.path / "gpus" / f"{gpu}.lock"
+
+    def busy_gpus(self) -> set[int]:
+        return {int(path.stem) for path in (self.path / "gpus").glob("*.lock") if path.stem.isdigit() and held(path)}
+
+    def begin(self) -> None:
+        """Note when it was run first, from which its deadline counts."""
+        if self.began() is None:
+            write_text(self.path / "begun.json", json.dumps({"time": time.time()}) + "\n")
+
+    def began(self) -> float | None:
+        try:
+            return float(json.loads((self.path / "begun.json").read_text(encoding="utf-8"))["time"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None
+
     def held(self, name: str) -> bool:
         """Whether some process on a machine that shares the folder runs this job."""
-        try:
-            descriptor = os.open(self.job(name) / "lock", os.O_RDONLY)  # a reader need not be allowed to write
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return False
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(descriptor)
+        return held(self.lock(name))
 
     def seen(self, name: str) -> JobState:
         """As it is now: a job whose process died without a word was interrupted."""
@@ -123,17 +134,40 @@ class SuiteFolder:
     def hold(self, name: str) -> Iterator[bool]:
         """One owner per job: whether it is now this process. The lock goes with the process, and with what it starts
         where that keeps the descriptor."""
-        self.job(name).mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.job(name) / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = take(self.lock(name))
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-                return
-            yield True
+            yield descriptor is not None
         finally:
-            os.close(descriptor)
+            if descriptor is not None:
+                os.close(descriptor)
+
+
+def take(path: Path) -> int | None:
+    """The lock's descriptor; None while another has it. It is held until the last process that has the descriptor is
+    gone."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def held(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDONLY)  # who looks need not be allowed to write
+    except FileNotFoundError:
+        return False
+    try:
+        # Shared: two that only look do not hide the lock from each other, nor look as if they held it.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
 
 
 def begin(folder: SuiteFolder, name: str, asked: str, gpus: list[int]) -> JobState:
