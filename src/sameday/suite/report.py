@@ -17,9 +17,9 @@ from sameday.spec.errors import BadInput
 from sameday.spec.load import load_plan, load_recipe
 from sameday.spec.recipe import Recipe
 from sameday.spec.suite import Suite
-from sameday.spec.words import count
+from sameday.spec.words import count, tell
 from sameday.spec.writing import check_output, write_text
-from sameday.suite.jobs import plan_path
+from sameday.suite.jobs import OpenSuite, plan_path
 from sameday.suite.snapshot import JobView, Snapshot, SuiteView
 from sameday.suite.state import SuiteFolder
 
@@ -31,13 +31,27 @@ def report_suite(path: Path, out: Path | None, html: Path | None) -> Path:
     snapshot = Snapshot(path, out)
     suite, folder = snapshot.suite, snapshot.folder
     html = html or folder.path / "report.html"
-    runs = suite_runs(suite, path.parent, folder)
+    runs = suite_runs(suite, snapshot.home, folder)
     if not runs:
         raise BadInput(f"{folder.path}: no job of {path} has trained or evaluated anything yet")
     check_output("-o", html, _read(suite, folder), b"<!DOCTYPE html>")
     view = snapshot.look()
     write_text(html, render(runs, heading=view.name, more=[jobs_section(view)]))
     return html
+
+
+def report_at_the_end(opened: OpenSuite) -> None:
+    """Where all is done: made once, and nothing where no job trains or evaluates. That it cannot be made does not undo
+    the rest."""
+    suite, folder = opened.suite, opened.folder
+    html = folder.path / "report.html"
+    try:
+        changed = max((folder.job(name) / "state.json").stat().st_mtime for name in suite.jobs)
+        fresh = html.exists() and html.stat().st_mtime >= changed
+        if not fresh and any(job.do in ("train", "eval") for job in suite.jobs.values()):
+            tell(f"report: {report_suite(opened.path, folder.path, html)}")
+    except (BadInput, OSError) as error:
+        tell(f"no report: {error}")
 
 
 def _read(suite: Suite, folder: SuiteFolder) -> Iterator[Path]:

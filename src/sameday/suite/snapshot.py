@@ -21,7 +21,8 @@ from sameday.report.gather import amount_of, is_step, number_of
 from sameday.spec.errors import BadInput
 from sameday.spec.suite import load_suite
 from sameday.spec.words import visible
-from sameday.suite.state import JobState, SuiteFolder
+from sameday.suite.jobs import open_suite
+from sameday.suite.state import JobState
 
 TAIL = 2**16
 """Bytes of the end of a log that are read."""
@@ -190,10 +191,9 @@ class Snapshot:
     """A suite's files, looked at again and again."""
 
     def __init__(self, path: Path, out: Path | None, now: Callable[[], float] = time.time) -> None:
-        self.path, self._now, self._problem = path, now, ""
-        self.suite = load_suite(path)
+        self._now, self._problem = now, ""
+        self.suite, self.home, self.folder, self.path = open_suite(path, out)
         self._version = self._file_version()
-        self.folder = SuiteFolder(out or Path("runs") / str(self.suite.name))
         self._records: dict[Path, Growing] = {}
         self._totals: dict[str, int] = {}
 
@@ -201,7 +201,9 @@ class Snapshot:
         self._read_again()
         states, now = self.folder.states(self.suite), self._now()
         jobs = [self._job(name, state, now) for name, state in states.items()]
-        began = min((job.state.started for job in jobs if job.state.started is not None), default=None)
+        began = self.folder.began()
+        if began is None or not 0 <= began < 1e12:  # who runs it did not say when
+            began = min((job.state.started for job in jobs if job.state.started is not None), default=None)
         deadline = None if began is None or self.suite.deadline is None else began + self.suite.deadline
         return SuiteView(
             str(self.suite.name), str(self.folder.path), now, began, deadline, _finish(jobs, now), jobs, self._problem
