@@ -72,8 +72,8 @@ def ask(server: Server, address: str, method: str = "GET", **headers: str) -> tu
     """Code, headers and body, with the address as it is given."""
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
     try:
-        connection.putrequest(method, address, skip_host="Host" in headers, skip_accept_encoding=True)
-        for name, value in headers.items():
+        connection.putrequest(method, address, skip_host=True, skip_accept_encoding=True)
+        for name, value in {"Host": "127.0.0.1", **headers}.items():
             connection.putheader(name, value)
         connection.endheaders()
         answer = connection.getresponse()

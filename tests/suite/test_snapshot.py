@@ -79,8 +79,10 @@ def test_a_resumed_run_is_read_anew(tmp_path: Path) -> None:
 
 
 strange = st.sampled_from(
-    [b"{", b"[]", b"null", b"\xff\xfe", b'{"step": -1}', b'{"step": "x", "loss": 1}', b'{"step": 3, "loss": NaN}']
-    + [b'{"step": 3, "loss": 1e999, "seconds": -1}', b'{"step": 3, "gpu": "all", "samples": null}', b"[" * 3000]
+    [
+        *(b"{", b"[]", b"null", b"\xff\xfe", b'{"step": -1}', b'{"step": "x", "loss": 1}', b'{"step": 3, "loss": NaN}'),
+        *(b'{"step": 3, "loss": 1e999, "seconds": -1}', b'{"step": 3, "gpu": "all", "samples": null}', b"[" * 3000),
+    ]
 )
 
 
@@ -251,7 +253,10 @@ def test_text_in_pictures_is_text() -> None:
 
 def test_time_against_the_deadline() -> None:
     now = time.time()
-    spans = [Span("a", "done", now - 600, now - 300, None, "done"), Span("b", "running", now - 300, now, now + 600, "x")]
+    spans = [
+        Span("a", "done", now - 600, now - 300, None, "done"),
+        Span("b", "running", now - 300, now, now + 600, "x"),
+    ]
     picture = as_lists(time_picture(spans, now - 600, now, now + 300, 1000))
 
     def bars(name: str) -> list[tuple[float, float]]:

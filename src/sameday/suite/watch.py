@@ -150,18 +150,17 @@ class Handler(BaseHTTPRequestHandler):
             # Another site's name may have been pointed at this machine, to read the page in its reader's browser.
             self._send(403, TEXT, b"this page is for localhost and 127.0.0.1 alone\n")
             return
-        found = self.server.pages.get(urlsplit(self.path).path)
+        found = self.server.pages.get(self.path.partition("?")[0])
         if found is None:
             self._send(404, TEXT, b"there is nothing here\n")
         else:
             self._send(200, *found)
 
     def _send(self, code: int, kind: str, content: bytes, more: dict[str, str] | None = None) -> None:
-        self.close_connection = self.close_connection or code != 200  # a body that nobody read may follow
+        self.close_connection = True  # no page holds a thread between two looks, and no body is taken for a request
         self.send_response(code)
-        closing = {"Connection": "close"} if self.close_connection else {}
-        sizes = {"Content-Type": kind, "Content-Length": str(len(content))}
-        for name, value in {**sizes, **HEADERS, **closing, **(more or {})}.items():
+        own = {"Content-Type": kind, "Content-Length": str(len(content)), "Connection": "close"}
+        for name, value in {**own, **HEADERS, **(more or {})}.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
@@ -169,7 +168,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """What is no request at all."""
-        self.close_connection = True
         self.request_version = getattr(self, "request_version", "") or "HTTP/1.1"
         self.command = getattr(self, "command", None) or "GET"
         self._send(code, TEXT, b"this is no request\n")
