@@ -4,6 +4,7 @@ evaluations; beside them what each job took, in GPU hours, and where it ran."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 from sameday.record.folder import run_files
@@ -21,7 +22,7 @@ from sameday.spec.words import count, tell
 from sameday.spec.writing import check_output, write_text
 from sameday.suite.jobs import OpenSuite, plan_path
 from sameday.suite.snapshot import JobView, Snapshot, SuiteView
-from sameday.suite.state import SuiteFolder
+from sameday.suite.state import JobState, SuiteFolder
 
 SCORES = "scores.json"
 
@@ -80,12 +81,23 @@ def suite_runs(suite: Suite, home: Path, folder: SuiteFolder) -> list[Run]:
             recipe = load_recipe(home / job.recipe)
             plan = load_plan(plan_path(suite, home, folder, name), recipe=recipe)
             whose = only_evaluated(made, name, recipe, plan)
+            whose.environment = _where(folder.read(name), home / job.recipe)
             runs[name] = [whose]
         else:
             continue
         _attach(whose, name, job.split or _split(whose.recipe), made)
     order = {name: i for i, name in enumerate(suite.jobs)}
     return [run for name in sorted(runs, key=order.__getitem__) for run in runs[name]]
+
+
+def _where(state: JobState, recipe: Path) -> dict[str, str]:
+    """What is known of the environment of an evaluation, which records none itself."""
+    started = (
+        {}
+        if state.started is None
+        else {"started": datetime.fromtimestamp(state.started, UTC).isoformat(timespec="seconds")}
+    )
+    return {**started, **({"hostname": state.host} if state.host else {}), "recipe_dir": str(recipe.parent)}
 
 
 def _split(recipe: Recipe) -> str:
