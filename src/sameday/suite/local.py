@@ -17,9 +17,9 @@ from typing import Any
 
 from sameday.spec.errors import EXIT_FAILED, EXIT_OK, EXIT_STOPPED, BadInput, refuse
 from sameday.spec.suite import Suite
-from sameday.spec.words import clock, first_names, tell
+from sameday.spec.words import clock, count, first_names, tell
 from sameday.suite.cancel import ask_to_stop
-from sameday.suite.execute import changed, last_lines
+from sameday.suite.execute import changed, ending, last_lines
 from sameday.suite.jobs import OpenSuite
 from sameday.suite.state import JobState, take
 
@@ -40,6 +40,7 @@ def run(opened: OpenSuite, gpus: int | None = None, again: Collection[str] = (),
         for name, state in take_up(opened).items():
             say(f"{name}: {state}, and tried again")
         opened.folder.begin()
+        say(_header(opened, there))
         with _Asked() as asked:
             return Runner(opened, there, say, asked).run()
 
@@ -145,6 +146,15 @@ def take_up(opened: OpenSuite) -> dict[str, str]:
     return found
 
 
+def _header(opened: OpenSuite, gpus: int) -> str:
+    suite, real = opened.suite, count_gpus()
+    done = sum(opened.folder.read(name).state == "done" for name in suite.jobs)
+    before = f", {done} of them done before" if done else ""
+    places = gpus or suite.at_once
+    where = count(gpus, "GPU") if gpus and real else f"no GPU here, {count(places, 'job')} at once on the CPU"
+    return f"{suite.name} in {opened.folder.path}: {count(len(suite.jobs), 'job')}{before}; {where}"
+
+
 # While it runs
 
 
@@ -197,7 +207,9 @@ class Started:
     process: subprocess.Popen[bytes]
     gpus: list[int]
     attempt: int
-    """Of the job before it."""
+    """The job's last one before this."""
+    log: int
+    """Where its own part of the log begins."""
 
 
 @dataclass
@@ -264,6 +276,7 @@ class Runner:
         numbers = ",".join(map(str, gpus))
         folder.job(name).mkdir(parents=True, exist_ok=True)
         with folder.log(name).open("ab") as log:
+            end = log.tell()
             process = subprocess.Popen(
                 [sys.executable, *words, "--gpus", numbers],
                 stdin=subprocess.DEVNULL,
@@ -271,16 +284,18 @@ class Runner:
                 stderr=log,
                 start_new_session=True,
             )
-        self.mine[name] = Started(process, gpus, attempt)
+        self.mine[name] = Started(process, gpus, attempt, end)
 
     def _ended(self, name: str, started: Started) -> None:
         """One that could not even begin says nothing itself."""
         folder = self.opened.folder
         state = folder.read(name)
         begun = state.attempt > started.attempt or state.state in ("done", "blocked", "cancelled")
-        if started.process.returncode not in (EXIT_OK, EXIT_STOPPED) and not begun and not folder.held(name):
-            lines = [f"did not begin: exit code {started.process.returncode}", *last_lines(folder.log(name))]
-            folder.change(name, state="failed", why="\n".join(lines), code=started.process.returncode)
+        code = started.process.returncode
+        if code in (EXIT_OK, EXIT_STOPPED) or begun or self.asked.stop or folder.held(name):
+            return
+        why = [f"it did not begin, {ending(code)}", *last_lines(folder.log(name), started.log)]
+        folder.change(name, state="failed", why="\n".join(why), code=code)
 
     def _stop(self, held: Collection[str]) -> None:
         running = sorted(self.mine.keys() | set(held))
@@ -298,7 +313,7 @@ class Runner:
             if self.told.get(name) == now:
                 continue
             first, self.told[name] = name not in self.told, now
-            if first and state.state == "waiting":
+            if first and state.state in ("waiting", "done"):
                 continue
             also = ", from before" if first and state.state == "running" and name not in self.mine else ""
             self.say(f"{time.strftime('%H:%M:%S')}  {name}: {told(state)}{also}")
