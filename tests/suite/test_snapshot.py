@@ -124,6 +124,22 @@ def test_of_a_long_log_only_the_end_is_read(tmp_path: Path, read: list[tuple[str
     assert tail(tmp_path / "pipe") == ""  # nobody waits for its other end
 
 
+def test_what_did_not_grow_is_not_read_again(tmp_path: Path, read: list[tuple[str, int]]) -> None:
+    path, folder = write_suite(tmp_path)
+    for name in ("exp1", "exp2"):
+        train_some(folder, name, range(1, 50))
+        folder.change(name, state="done", attempt=1)
+    snapshot = Snapshot(path, folder.path)
+    snapshot.look()
+    read.clear()
+    snapshot.look()
+    assert sum(size for _, size in read) == 0
+    train_some(folder, "exp2", range(50, 51))
+    job = snapshot.look().jobs[2]
+    assert job.step == 50 and job.last.startswith("step 50/20")
+    assert [name for name, size in read if size] == ["log.txt", "metrics.jsonl"]
+
+
 def test_a_suite_at_one_moment(tmp_path: Path) -> None:
     path, folder = write_suite(tmp_path)
     snapshot = Snapshot(path, folder.path, now=lambda: 10_000.0)

@@ -196,6 +196,7 @@ class Snapshot:
         self._version = self._file_version()
         self._records: dict[Path, Growing] = {}
         self._totals: dict[str, int] = {}
+        self._tails: dict[str, tuple[Any, str]] = {}
 
     def look(self) -> SuiteView:
         self._read_again()
@@ -212,7 +213,7 @@ class Snapshot:
     def log(self, name: str) -> str:
         """The end of a job's log."""
         assert name in self.suite.jobs  # it becomes a path
-        return tail(self.folder.log(name))
+        return self._tail(name)
 
     def _file_version(self) -> tuple[int, int] | None:
         with contextlib.suppress(OSError):
@@ -240,7 +241,7 @@ class Snapshot:
         view.gpu_hours = view.spent * view.asked_gpus / 3600
         if state.state == "waiting" and not state.attempt:
             return view
-        log = tail(self.folder.log(name))
+        log = self._tail(name)
         view.last = log.rpartition("\n")[2][:300]
         if job.do == "train":
             self._trained(view)
@@ -258,6 +259,18 @@ class Snapshot:
         if view.total is not None and view.step is not None and running:
             self._time_left(view)
         return view
+
+    def _tail(self, name: str) -> str:
+        """A log that did not grow is not read again."""
+        path = self.folder.log(name)
+        try:
+            status = path.stat()
+        except OSError:
+            return ""
+        version = (status.st_ino, status.st_size, status.st_mtime_ns)
+        if self._tails.get(name, (None, ""))[0] != version:
+            self._tails[name] = version, tail(path)
+        return self._tails[name][1]
 
     def _trained(self, view: JobView) -> None:
         """The stages of a run one after another."""

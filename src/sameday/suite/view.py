@@ -91,9 +91,10 @@ def _row(job: JobView, now: float) -> dict[str, Any]:
     elif job.left is not None:
         ended = {"time": now + job.left, "note": "as predicted"}
     attempts = f"attempt {state.attempt}" if state.attempt > 1 else ""
+    batch = f"SLURM {state.slurm}" if state.slurm and state.state in ("queued", "running") else ""
     short = state.state in ("blocked", "waiting", "queued")
     cells: list[Cell] = [
-        {"state": state.state, "note": state.why if short else attempts},
+        {"state": state.state, "note": ", ".join(filter(None, [state.why if short else attempts, batch]))},
         {"text": _progress(job), "share": _share(job), "note": f"{job.unit}s" if job.step is not None else ""},
         {"text": "–" if job.loss is None else f"{job.loss:.4f}" if abs(job.loss) < 1e4 else number(job.loss)},
         {"text": "–" if job.rate is None else number(job.rate)},
