@@ -26,8 +26,10 @@ from sameday.suite.state import SuiteFolder
 from sameday.tasks.registry import setup_of
 
 OF_NO_COST = frozenset(
-    "name seed num_epochs max_steps learning_rate weight_decay betas eps max_grad_norm schedule warmup_ratio "
-    "warmup_steps best evaluate stages start_adapter stage_before".split()
+    {
+        *("name", "seed", "num_epochs", "max_steps", "learning_rate", "weight_decay", "betas", "eps", "max_grad_norm"),
+        *("schedule", "warmup_ratio", "warmup_steps", "best", "evaluate", "stages", "start_adapter", "stage_before"),
+    }
 )
 """Recipe fields that change how many steps there are, or their numbers, and not what a step takes."""
 LOOKING = frozenset(("log_steps", "eval_steps", "save_steps", "save_total_limit"))
@@ -103,11 +105,9 @@ def work_of(suite: Suite, home: Path, folder: SuiteFolder, name: str) -> Work:
     specs = _specs(home / str(job.recipe), planned if there else None, (*suite.set, *job.set))
     run = folder.run(name)
     stages = [(each.recipe, run / f"stages/{n}-{each.name}") for n, each in enumerate(specs.recipe.stage_recipes(), 1)]
+    how = (specs.automatic, specs.fixed, there, max(1, job.gpus * job.nodes))
     trainings = [
-        Training(
-            recipe, specs.home, specs.plan, place, specs.automatic, specs.fixed, there, max(1, job.gpus * job.nodes)
-        )
-        for recipe, place in stages or [(specs.recipe, run)]
+        Training(recipe, specs.home, specs.plan, place, *how) for recipe, place in stages or [(specs.recipe, run)]
     ]
     return Work(trainings, getattr(specs.recipe, "evaluate", None), specs.recipe, specs.home)
 

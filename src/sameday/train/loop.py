@@ -41,14 +41,13 @@ def train(
         if (before := ranks.from_first(lambda: begin_unless_finished(run, state, total, watch.say))) is not None:
             watch.say(f"finished already: all {total} steps are done, and the weights are in {run.result}")
             return checked_finite(before, f"{run.path}: validation")
-        keep = partial(
-            _kept, watch, state, lambda: ranks.from_first(lambda: save(recipe, plan, run, task, steps, state))
-        )
+        keep_state = partial(ranks.from_first, lambda: save(recipe, plan, run, task, steps, state))
+        keep = partial(_kept, watch, state, keep_state)
         validate = partial(_validated, recipe, task, ranks, state, watch, cadence, keep)
         task.training(True)
         task.stop_asked = lambda: stop.asked
         scores, asked = validate() if cadence.due(state.step).validate and state.validated < state.step else {}, False
-        watch.starts(state.step)
+        watch.starts(state.step, ranks.size)
         steps.open(range(state.step, total), state.budget)
         while state.step < total:
             at = state.step + steps.pending

@@ -103,10 +103,10 @@ class Watch:
         self._open_board(step + 1)
         self._chart(split, scores, step)
 
-    def starts(self, step: int) -> None:
+    def starts(self, step: int, ranks: int) -> None:
         """The first step of this process is next."""
         if self.run is not None:
-            note(self.run.path, "start", process_age() - Watch._before, step=step, total=self.total)
+            note(self.run.path, "start", process_age() - Watch._before, step=step, total=self.total, ranks=ranks)
 
     @contextmanager
     def timed(self, what: What, step: int, done: Callable[[], bool] = lambda: True) -> Iterator[None]:
