@@ -54,9 +54,9 @@ def pace_of(steps: Sequence[float], times: Iterable[dict[str, Any]] = (), recent
         usual = usual[-max(20, len(usual) // 2) :]
         mean = statistics.fmean(usual)
     error = 2 * statistics.stdev(usual) / len(usual) ** 0.5 / mean if len(usual) > 1 and mean else 1.0
-    return Pace(
-        mean, error, len(steps), more, *(_mean(times, what) for what in ("start", "validate", "save", "finish"))
-    )
+    times = list(times)
+    start, validate, save, finish = (_mean(times, what) for what in ("start", "validate", "save", "finish"))
+    return Pace(mean, error, len(steps), more, start, validate, save, finish)
 
 
 def _mean(times: Iterable[dict[str, Any]], what: str) -> float | None:
