@@ -118,7 +118,8 @@ def time_picture(spans: Sequence[Span], began: float, now: float, deadline: floa
         if span.expected is not None and span.expected > span.end:
             ahead = max(1.0, place(span.expected) - end)
             bars += tag("rect", x=end, y=y, width=ahead, height=12, rx=3, class_="bar ahead")
-        bars += tag("rect", x=start, y=y, width=max(2.0, end - start), height=12, rx=3, class_="bar")
+        if span.end > span.start:
+            bars += tag("rect", x=start, y=y, width=max(2.0, end - start), height=12, rx=3, class_="bar")
         at = {"x": start, "class_": "tick start"} if start < 0.6 * width else {"x": end, "class_": "tick end"}
         bars += text(f"{span.name}: {span.said}"[:60], y=y - 4, **at)
         parts.append(tag("g", bars, class_=f"s-{span.state}", data_job=span.name))

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import stat
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from sameday.report.gather import amount_of, is_step, number_of
 from sameday.spec.errors import BadInput
 from sameday.spec.suite import load_suite
 from sameday.spec.words import visible
+from sameday.suite.forecast import Forecast, forecast
 from sameday.suite.jobs import open_suite
 from sameday.suite.state import JobState
 
@@ -33,6 +35,8 @@ KEPT = 480
 """Points of a curve: ends, lows and highs stay."""
 RECENT = 50
 """Steps of which a speed is the mean."""
+ANEW, SOON, SELDOM = 10.0, 2.0, 10.0
+"""Seconds after which predictions are made anew, after which at the earliest, and how many times what they took."""
 PROGRESS = re.compile(r"^(?:step|answers) (\d{1,12})/(\d{1,12}) .*$", re.MULTILINE)
 ANSWERED = re.compile(r"(\d{1,12}(?:\.\d+)?) questions/s")
 
@@ -161,8 +165,10 @@ class JobView:
     rate: float | None = None
     gpu: float | None = None
     left: float | None = None
-    low: float | None = None
-    high: float | None = None
+    begins: float | None = None
+    """As predicted, where it has not begun."""
+    finish: float | None = None
+    """As predicted, where it is not done."""
     spent: float = 0.0
     gpu_hours: float = 0.0
     losses: list[Point] = field(default_factory=list)
@@ -182,6 +188,10 @@ class SuiteView:
     began: float | None
     deadline: float | None
     finish: float | None
+    earliest: float | None
+    latest: float | None
+    unknown: str
+    """Why the finish is not known."""
     jobs: list[JobView]
     problem: str = ""
     """What is wrong with the suite's file now, where it was changed since it was read."""
@@ -197,6 +207,8 @@ class Snapshot:
         self._records: dict[Path, Growing] = {}
         self._totals: dict[str, int] = {}
         self._tails: dict[str, tuple[Any, str]] = {}
+        self._foreseen, self._foreseen_at = Forecast(), -math.inf
+        self._foreseen_of: tuple[Any, float] = ((), 0.0)
 
     def look(self) -> SuiteView:
         self._read_again()
@@ -206,9 +218,40 @@ class Snapshot:
         if began is None or not 0 <= began < 1e12:  # who runs it did not say when
             began = min((job.state.started for job in jobs if job.state.started is not None), default=None)
         deadline = None if began is None or self.suite.deadline is None else began + self.suite.deadline
+        expected = self._forecast(states, now)
+        for job in jobs:
+            _foresee(job, expected, now)
+        finish = expected.finish
+        if all(job.state.state == "done" for job in jobs):
+            finish = max((job.state.ended for job in jobs if job.state.ended is not None), default=None)
         return SuiteView(
-            str(self.suite.name), str(self.folder.path), now, began, deadline, _finish(jobs, now), jobs, self._problem
+            name=str(self.suite.name),
+            out=str(self.folder.path),
+            now=now,
+            began=began,
+            deadline=deadline,
+            finish=finish,
+            earliest=expected.low,
+            latest=expected.high,
+            unknown=expected.why,
+            jobs=jobs,
+            problem=self._problem,
         )
+
+    def _forecast(self, states: Mapping[str, JobState], now: float) -> Forecast:
+        """Made anew now and then, and when a job changed its state: it reads more than the rest."""
+        seen = tuple((name, state.state, state.attempt) for name, state in states.items())
+        began = time.monotonic()
+        age, (before, took) = began - self._foreseen_at, self._foreseen_of
+        if age < (ANEW if seen == before else SOON) + SELDOM * took:
+            return self._foreseen
+        try:
+            self._foreseen = forecast(self.suite, self.home, self.folder, states, now)
+        except Exception as error:  # whatever stands in the files of a stranger: a guess must not end the page
+            self._foreseen = Forecast(why=f"no prediction: {error}")
+        self._foreseen_at = time.monotonic()
+        self._foreseen_of = seen, self._foreseen_at - began
+        return self._foreseen
 
     def log(self, name: str) -> str:
         """The end of a job's log."""
@@ -302,14 +345,17 @@ class Snapshot:
         view.left = None if pace is None else todo * pace
 
 
-def _finish(jobs: list[JobView], now: float) -> float | None:
-    """When all is done: known once it is, or while only jobs are left that know it themselves."""
-    if all(job.state.state == "done" for job in jobs):
-        return max((job.state.ended for job in jobs if job.state.ended is not None), default=None)
-    left = [job.left for job in jobs if job.state.state != "done"]
-    if any(each is None for each in left):
-        return None
-    return now + max(each for each in left if each is not None)
+def _foresee(job: JobView, expected: Forecast, now: float) -> None:
+    """What is known from the records of all, before what the job's own last steps say."""
+    state = job.state.state
+    if job.name in expected.spans and state != "done":
+        begins, job.finish = expected.spans[job.name]
+        if state == "running":
+            job.left = max(0.0, job.finish - now)
+        else:
+            job.begins = begins
+    elif job.left is not None:
+        job.finish = now + job.left
 
 
 def plain_view(view: SuiteView) -> dict[str, Any]:

@@ -47,9 +47,11 @@ def _tiles(view: SuiteView) -> list[Cell]:
     done, running = _count(view.jobs, "done"), _count(view.jobs, "running")
     ended = done == len(view.jobs)
     tiles: list[Cell] = [{"name": "Jobs done", "text": f"{done} of {len(view.jobs)}", "note": f"{running} running"}]
-    when: Cell = {"text": "not known yet"} if view.finish is None else {"time": view.finish}
+    when: Cell = {"text": "not known", "note": view.unknown} if view.finish is None else {"time": view.finish}
     if view.finish is not None and not ended:
-        when["note"] = f"in {seconds(max(0.0, view.finish - view.now))}"
+        about = max((view.latest or 0.0) - view.finish, view.finish - (view.earliest or view.finish))
+        more = f" ± {seconds(about)}" if about >= 1 else ""
+        when["note"] = f"in {seconds(max(0.0, view.finish - view.now))}{more}"
     tiles.append({"name": "Finished" if ended else "Finish, as predicted", **when})
     if view.deadline is not None:
         tiles.append({"name": "Deadline", "time": view.deadline, **_against(view)})
@@ -88,8 +90,8 @@ def _row(job: JobView, now: float) -> dict[str, Any]:
     ended: Cell = {"text": "–"}
     if state.state == "done" and state.ended is not None:
         ended = {"time": state.ended}
-    elif job.left is not None:
-        ended = {"time": now + job.left, "note": "as predicted"}
+    elif job.finish is not None:
+        ended = {"time": max(now, job.finish), "note": "as predicted"}
     attempts = f"attempt {state.attempt}" if state.attempt > 1 else ""
     batch = f"SLURM {state.slurm}" if state.slurm and state.state in ("queued", "running") else ""
     short = state.state in ("blocked", "waiting", "queued")
@@ -135,13 +137,14 @@ def _time(view: SuiteView) -> list[Any] | None:
         return None
     spans = []
     for job in view.jobs:
-        if job.state.started is None:
-            continue
-        running = job.state.state == "running"
-        end = view.now if running else job.state.ended or job.state.started
-        expected = view.now + job.left if running and job.left is not None else None
-        said = f"{job.state.state}, {seconds(max(0.0, end - job.state.started))}"
-        spans.append(Span(job.name, job.state.state, job.state.started, end, expected, said))
+        state, begin = job.state, job.state.started
+        if job.begins is not None and job.finish is not None:
+            said = f"{state.state}, will take {seconds(job.finish - job.begins)}"
+            spans.append(Span(job.name, state.state, job.begins, job.begins, job.finish, said))
+        elif begin is not None:
+            end = view.now if state.state == "running" else state.ended or begin
+            said = f"{state.state}, {seconds(max(0.0, end - begin))}"
+            spans.append(Span(job.name, state.state, begin, end, job.finish, said))
     spans.sort(key=lambda span: span.start)
     return as_lists(time_picture(spans, view.began, view.now, view.deadline, WIDE))
 
