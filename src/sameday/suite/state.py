@@ -175,11 +175,18 @@ def _open_elsewhere(path: Path) -> bool:
 def holders(lock: Path) -> list[int]:
     """The processes of this machine and user that have the lock's file open."""
     target, found = os.path.realpath(lock), []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if any(os.path.realpath(each) == target for each in (folder / "fd").iterdir()):
-                found.append(int(folder.name))
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # it is gone, or another user's
+            if any(_link(f"/proc/{pid}/fd/{each}") == target for each in os.listdir(f"/proc/{pid}/fd")):
+                found.append(int(pid))
     return found
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:  # closed since
+        return ""
 
 
 def begin(folder: SuiteFolder, name: str, asked: str, gpus: list[int]) -> JobState:
