@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from scenarios import Home
 
-from sameday.suite.cancel import holders
+from sameday.suite.state import holders
 
 
 @pytest.fixture

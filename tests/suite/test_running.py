@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -19,11 +22,11 @@ from sameday.record.folder import RunFolder
 from sameday.spec.errors import EXIT_BAD_INPUT, EXIT_STOPPED, BadInput
 from sameday.spec.suite import Suite
 from sameday.suite import local
-from sameday.suite.cancel import ask_to_stop, holders
+from sameday.suite.cancel import ask_to_stop
 from sameday.suite.execute import execute, last_lines, main
 from sameday.suite.jobs import changes, open_suite
-from sameday.suite.local import gpus_here, place, run
-from sameday.suite.state import SuiteFolder
+from sameday.suite.local import gpus_here, place, run, starting_order
+from sameday.suite.state import SuiteFolder, held, holders, take
 from sameday.suite.status import progress, table, when
 
 LONG = training() | {"set": [*training()["set"], "recipe.num_epochs=400"]}
@@ -85,6 +88,16 @@ def test_how_many_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (gpus_here(free), gpus_here(suite, 1), gpus_here(suite, 0)) == (2, 1, 0)
     with pytest.raises(BadInput, match="gpus is 4, and this machine has 2; allowed: 0 to 2"):
         gpus_here(suite)
+
+
+def test_the_longest_path_starts_first() -> None:
+    job = {"do": "train", "recipe": "x"}
+    jobs = {"a": job, "b": job, "c": job | {"expected": "3h"}, "d": job | {"after": ["b"], "expected": "4h"}}
+    suite = Suite.model_validate({"jobs": jobs})
+    assert starting_order(suite, 2, {"a": 60.0, "b": 60.0, "c": 1.0}) == ["b", "c", "d", "a"]
+    assert sorted(starting_order(suite, 0)) == ["a", "b", "c", "d"]
+    pinned = Suite.model_validate({"jobs": {"a": job | {"gpu": 1}, "b": job | {"gpus": 2}, "c": job | {"gpus": 0}}})
+    assert sorted(starting_order(pinned, 2)) == ["a", "b", "c"]
 
 
 # What is refused
@@ -255,6 +268,31 @@ def test_status_logs_and_cancel(home: Home) -> None:
     assert main([str(suite), str(out), "last"]) == EXIT_STOPPED, "cancelled, until someone runs the suite again"
     assert local.take_up(open_suite(suite, out)) == {"bad": "failed", "next": "cancelled", "last": "cancelled"}
     assert kinds(suite, out) == {"one": "stopped", "bad": "waiting", "next": "waiting", "last": "waiting"}
+
+
+def test_a_live_table_ends_with_the_jobs_and_shows_text_as_text(home: Home) -> None:
+    suite, out = home.suite({"a": stub("a"), "b": stub("b", "a")}), home.path / "out"
+    SuiteFolder(out).change("a", state="failed", attempt=1, spent=61.0, why="exit code 3\n\x1b[2J[red]not a colour")
+    code, said = typed("status", str(suite), "--out", str(out), "--live")
+    assert code == 0 and "a    failed   1:01" in said and "b    blocked" in said
+    assert "\\x1b[2J[red]not a colour" in said and "\x1b[2J" not in said
+
+
+def test_file_systems_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has the file open on this machine counts."""
+
+    def no_locks(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    path = tmp_path / "lock"
+    mine = take(path)
+    assert mine is not None and not held(path)
+    with subprocess.Popen(["sleep", "60"], pass_fds=[mine]) as other:
+        os.close(mine)
+        assert held(path) and take(path) is None
+        other.kill()
+    assert not held(path)
 
 
 def test_progress_out_of_damaged_files(tmp_path: Path) -> None:

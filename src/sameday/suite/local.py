@@ -21,12 +21,17 @@ from sameday.spec.words import clock, count, first_names, tell
 from sameday.suite.cancel import ask_to_stop
 from sameday.suite.execute import changed, ending, last_lines
 from sameday.suite.jobs import OpenSuite
+from sameday.suite.schedule import Task, priority
 from sameday.suite.state import JobState, take
 
 PAUSE = 0.2
 """Seconds between two looks at the files."""
 TRIES = 3
 """How often one runner starts a job whose process vanished without a word."""
+
+
+TOLD = 8
+"""Last lines of a failed job that are told at once; the status has more of them."""
 
 
 def run(opened: OpenSuite, gpus: int | None = None, again: Collection[str] = (), say: Any = tell) -> int:
@@ -42,7 +47,7 @@ def run(opened: OpenSuite, gpus: int | None = None, again: Collection[str] = (),
         opened.folder.begin()
         say(_header(opened, there))
         with _Asked() as asked:
-            return Runner(opened, there, say, asked).run()
+            return Runner(opened, there, starting_order(suite, there), say, asked).run()
 
 
 # Before anything begins
@@ -158,6 +163,23 @@ def _header(opened: OpenSuite, gpus: int) -> str:
 # While it runs
 
 
+def starting_order(suite: Suite, gpus: int, seconds: Mapping[str, float | None] | None = None) -> list[str]:
+    """As the schedule starts jobs that take so long; the suite's own `expected` goes first, and one of which nothing is
+    known is like the longest."""
+    told = {name: job.expected or (seconds or {}).get(name) for name, job in suite.jobs.items()}
+    most = max((each for each in told.values() if each is not None), default=1.0) or 1.0
+    tasks = {
+        name: Task(
+            most if told[name] is None else float(told[name] or 0.0),
+            tuple(suite.needs(name)),
+            job.gpus if gpus else 0,
+            (job.gpu,) if gpus and job.gpu is not None else None,
+        )
+        for name, job in suite.jobs.items()
+    }
+    return priority(tasks, gpus, suite.at_once)
+
+
 def place(
     ready: Sequence[str], suite: Suite, gpus: int, busy: Collection[int], slots: int, wanted: Collection[int] = ()
 ) -> dict[str, list[int]]:
@@ -218,6 +240,7 @@ class Runner:
 
     opened: OpenSuite
     gpus: int
+    order: list[str]
     say: Any
     asked: _Asked
     mine: dict[str, Started] = field(default_factory=dict)
@@ -246,7 +269,7 @@ class Runner:
 
     def _start(self, states: Mapping[str, JobState], held: Collection[str]) -> bool:
         suite, folder = self.opened.suite, self.opened.folder
-        ready = [name for name in suite.order() if self._ready(name, states, held)]
+        ready = [name for name in self.order if self._ready(name, states, held)]
         if not ready:
             return False
         others = [states[name].gpus for name in held - self.mine.keys() if states[name].state == "running"]
@@ -333,7 +356,7 @@ def told(state: JobState) -> str:
         return f"done in {clock(state.spent)}"
     if state.state == "failed":
         first, *lines = state.why.splitlines() or [""]
-        return "\n".join([f"failed, {first}", *(f"    {line}" for line in lines)])
+        return "\n".join([f"failed, {first}", *(f"    {line}" for line in lines[-TOLD:])])
     if state.state == "interrupted":
         return "interrupted: its process is gone, and did not say why"
     return f"{state.state}: {state.why}" if state.why else state.state
