@@ -225,6 +225,22 @@ SuitePath = Annotated[Path, typer.Argument(metavar="SUITE", help="The jobs (YAML
 SuiteOut = Annotated[Path | None, typer.Option("--out", help="Folder of all jobs. Default: runs/NAME.")]
 
 
+@suite.command("plan")
+def suite_plan(
+    path: SuitePath,
+    out: SuiteOut = None,
+    gpus: Annotated[int | None, typer.Option(min=0, help="Plan for so many, there or not. Default: as run.")] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Time some steps of trainings that no record tells the pace of.")
+    ] = False,
+) -> None:
+    """How long jobs take, where and when each runs, when all are done, and whether the deadline holds."""
+    from sameday.suite.forecast import plan
+    from sameday.suite.jobs import open_suite
+
+    plan(open_suite(path, out), gpus, measure)
+
+
 @suite.command("run")
 def suite_run(
     path: SuitePath,

@@ -30,7 +30,7 @@ class Measured:
     save: float | None = None
 
     def fits(self, training: Training) -> bool:
-        return self.cost == training.cost and (self.plan == planned(training) or not training.planned)
+        return self.cost == training.cost and training.ranks == 1 and self.plan == planned(training)
 
     @property
     def evaluates(self) -> bool:

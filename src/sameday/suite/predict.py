@@ -199,6 +199,11 @@ class Predictor:
         fitting = [each for each in self.measured if each.fits(training)]
         return fitting[-1].pace(sizes, MEASURED_ON) if fitting else run
 
+    def knows(self, training: Training) -> bool:
+        """Whether the pace of such steps is known under this plan, so that nothing need be measured."""
+        lent = self._lent(training)
+        return self._own(training) is not None or (lent is not None and lent.alike)
+
     # Evaluation
 
     def _eval(self, name: str, work: Work) -> Estimate:
