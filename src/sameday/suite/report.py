@@ -32,7 +32,7 @@ def report_suite(path: Path, out: Path | None, html: Path | None) -> Path:
     snapshot = Snapshot(path, out)
     suite, folder = snapshot.suite, snapshot.folder
     html = html or folder.path / "report.html"
-    runs = suite_runs(suite, snapshot.home, folder)
+    runs = suite_runs(suite, snapshot.opened.home, folder)
     if not runs:
         raise BadInput(f"{folder.path}: no job of {path} has trained or evaluated anything yet")
     check_output("-o", html, _read(suite, folder), b"<!DOCTYPE html>")

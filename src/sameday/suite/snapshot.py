@@ -20,11 +20,11 @@ from sameday.record.folder import stage_folders
 from sameday.report.charts import Point, thin
 from sameday.report.gather import amount_of, is_step, number_of
 from sameday.spec.errors import BadInput
-from sameday.spec.suite import load_suite
+from sameday.spec.suite import Suite, load_suite
 from sameday.spec.words import visible
-from sameday.suite.forecast import Forecast, forecast
+from sameday.suite.expected import Expected, expected
 from sameday.suite.jobs import open_suite
-from sameday.suite.state import JobState
+from sameday.suite.state import JobState, SuiteFolder
 
 TAIL = 2**16
 """Bytes of the end of a log that are read."""
@@ -202,13 +202,21 @@ class Snapshot:
 
     def __init__(self, path: Path, out: Path | None, now: Callable[[], float] = time.time) -> None:
         self._now, self._problem = now, ""
-        self.suite, self.home, self.folder, self.path = open_suite(path, out)
+        self.opened = open_suite(path, out)
         self._version = self._file_version()
         self._records: dict[Path, Growing] = {}
         self._totals: dict[str, int] = {}
         self._tails: dict[str, tuple[Any, str]] = {}
-        self._foreseen, self._foreseen_at = Forecast(), -math.inf
+        self._foreseen, self._foreseen_at = Expected(), -math.inf
         self._foreseen_of: tuple[Any, float] = ((), 0.0)
+
+    @property
+    def suite(self) -> Suite:
+        return self.opened.suite
+
+    @property
+    def folder(self) -> SuiteFolder:
+        return self.opened.folder
 
     def look(self) -> SuiteView:
         self._read_again()
@@ -218,10 +226,10 @@ class Snapshot:
         if began is None or not 0 <= began < 1e12:  # who runs it did not say when
             began = min((job.state.started for job in jobs if job.state.started is not None), default=None)
         deadline = None if began is None or self.suite.deadline is None else began + self.suite.deadline
-        expected = self._forecast(states, now)
+        ahead = self._expected(states, now)
         for job in jobs:
-            _foresee(job, expected, now)
-        finish = expected.finish
+            _foresee(job, ahead, now)
+        finish = ahead.finish
         if all(job.state.state == "done" for job in jobs):
             finish = max((job.state.ended for job in jobs if job.state.ended is not None), default=None)
         return SuiteView(
@@ -231,14 +239,14 @@ class Snapshot:
             began=began,
             deadline=deadline,
             finish=finish,
-            earliest=expected.low,
-            latest=expected.high,
-            unknown=expected.why,
+            earliest=ahead.low,
+            latest=ahead.high,
+            unknown=ahead.why,
             jobs=jobs,
             problem=self._problem,
         )
 
-    def _forecast(self, states: Mapping[str, JobState], now: float) -> Forecast:
+    def _expected(self, states: Mapping[str, JobState], now: float) -> Expected:
         """Made anew now and then, and when a job changed its state: it reads more than the rest."""
         seen = tuple((name, state.state, state.attempt) for name, state in states.items())
         began = time.monotonic()
@@ -246,9 +254,9 @@ class Snapshot:
         if age < (ANEW if seen == before else SOON) + SELDOM * took:
             return self._foreseen
         try:
-            self._foreseen = forecast(self.suite, self.home, self.folder, states, now)
+            self._foreseen = expected(self.opened, states, now)
         except Exception as error:  # whatever stands in the files of a stranger: a guess must not end the page
-            self._foreseen = Forecast(why=f"no prediction: {error}")
+            self._foreseen = Expected(why=f"no prediction: {error}")
         self._foreseen_at = time.monotonic()
         self._foreseen_of = seen, self._foreseen_at - began
         return self._foreseen
@@ -260,7 +268,7 @@ class Snapshot:
 
     def _file_version(self) -> tuple[int, int] | None:
         with contextlib.suppress(OSError):
-            status = self.path.stat()
+            status = self.opened.path.stat()
             return status.st_mtime_ns, status.st_size
         return None
 
@@ -270,11 +278,11 @@ class Snapshot:
             return
         self._version = version
         try:
-            suite = load_suite(self.path)
+            suite = load_suite(self.opened.path)
         except (BadInput, OSError) as error:
             self._problem = f"the suite's file was changed, and cannot be read any more: {error}"
             return
-        self.suite, self._problem = suite, ""
+        self.opened, self._problem = self.opened._replace(suite=suite), ""
 
     def _job(self, name: str, state: JobState, now: float) -> JobView:
         job = self.suite.jobs[name]
@@ -345,11 +353,11 @@ class Snapshot:
         view.left = None if pace is None else todo * pace
 
 
-def _foresee(job: JobView, expected: Forecast, now: float) -> None:
+def _foresee(job: JobView, ahead: Expected, now: float) -> None:
     """What is known from the records of all, before what the job's own last steps say."""
     state = job.state.state
-    if job.name in expected.spans and state != "done":
-        begins, job.finish = expected.spans[job.name]
+    if job.name in ahead.spans and state != "done":
+        begins, job.finish = ahead.spans[job.name]
         if state == "running":
             job.left = max(0.0, job.finish - now)
         else:
