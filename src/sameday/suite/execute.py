@@ -171,8 +171,9 @@ def _wait_for(path: Path, signals: _Signals, patience: float = float("inf")) -> 
 
 
 def _environment(wanted: int, gpus: Sequence[int] | None) -> dict[str, str]:
-    """A job of no GPU sees none. Numbers count among those that this process sees."""
-    environment = dict(os.environ)
+    """A job of no GPU sees none. Numbers count among those that this process sees. Output comes when it is written, so
+    that errors stand behind what was said before them."""
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     if gpus is None and wanted:
         return environment
     seen = [each for each in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if each.strip()]

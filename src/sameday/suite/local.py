@@ -30,6 +30,10 @@ TRIES = 3
 """How often one runner starts a job whose process vanished without a word."""
 
 
+TOLD = 8
+"""Last lines of a failed job that are told at once; the status has more of them."""
+
+
 def run(opened: OpenSuite, gpus: int | None = None, again: Collection[str] = (), say: Any = tell) -> int:
     """Until nothing more can be done: 0 where all jobs are done, 75 where it was stopped, else 1."""
     with only_runner(opened):
@@ -352,7 +356,7 @@ def told(state: JobState) -> str:
         return f"done in {clock(state.spent)}"
     if state.state == "failed":
         first, *lines = state.why.splitlines() or [""]
-        return "\n".join([f"failed, {first}", *(f"    {line}" for line in lines)])
+        return "\n".join([f"failed, {first}", *(f"    {line}" for line in lines[-TOLD:])])
     if state.state == "interrupted":
         return "interrupted: its process is gone, and did not say why"
     return f"{state.state}: {state.why}" if state.why else state.state

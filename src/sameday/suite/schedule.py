@@ -21,12 +21,13 @@ SAME = 1e-9
 @dataclass(frozen=True)
 class Task:
     """A job as the schedule sees it. `pinned` are the very GPUs that it runs on, where that is fixed; one without a GPU
-    takes a CPU slot."""
+    takes a CPU slot. One that is `running` is not moved: it starts at once, and needs nothing any more."""
 
     seconds: float
     needs: tuple[str, ...] = ()
     gpus: int = 1
     pinned: tuple[int, ...] | None = None
+    running: bool = False
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,11 @@ def _without_empty(jobs: Mapping[str, Task]) -> dict[str, Task]:
     for name in _topological(jobs):
         each = ((other,) if jobs[other].seconds > 0 else needs[other] for other in jobs[name].needs)
         needs[name] = tuple(dict.fromkeys(other for part in each for other in part))
-    return {name: replace(task, needs=needs[name]) for name, task in jobs.items() if task.seconds > 0}
+    return {
+        name: replace(task, needs=() if task.running else needs[name])
+        for name, task in jobs.items()
+        if task.seconds > 0
+    }
 
 
 class _Machine:
@@ -149,6 +154,14 @@ class _Machine:
         self.path = paths(jobs)
         self.order = sorted(_topological(jobs), key=lambda name: -self.path[name])
         self.units = range(gpus + slots)
+        self.begun: dict[str, Placed] = {}
+        self.free = [0.0] * len(self.units)
+        for name in (name for name, task in jobs.items() if task.running):
+            count, among = self.allowed(name)
+            units = tuple([unit for unit in among if not self.free[unit]][:count])
+            self.begun[name] = self.placed(0.0, name, units)
+            for unit in units:
+                self.free[unit] = self.begun[name].end
 
     def allowed(self, name: str) -> tuple[int, range | tuple[int, ...]]:
         """How many units, and of which."""
@@ -183,9 +196,7 @@ def _bound(machine: _Machine) -> float:
 
 def _listed(machine: _Machine) -> dict[str, Placed]:
     """Whenever something is free, the ready job with the longest path behind it that fits."""
-    placed: dict[str, Placed] = {}
-    free = [0.0] * len(machine.units)
-    now = 0.0
+    placed, free, now = dict(machine.begun), list(machine.free), 0.0
     while len(placed) < len(machine.jobs):
         left = [name for name in machine.order if name not in placed]
         for name in left:
@@ -235,8 +246,10 @@ class _Search:
         self.grouped: dict[int, list[list[int]]] = {}
 
     def run(self) -> dict[str, Placed]:
-        count = len(self.names)
-        self._extend(0, [0.0] * count, [0.0] * len(self.machine.units), 0.0, 0.0, [])
+        begun = self.machine.begun
+        done = sum(1 << n for n, name in enumerate(self.names) if name in begun)
+        ends = [begun[name].end if name in begun else 0.0 for name in self.names]
+        self._extend(done, ends, list(self.machine.free), 0.0, max(ends, default=0.0), [])
         return self.best
 
     def _extend(
@@ -247,7 +260,8 @@ class _Search:
         if done == self.all:
             if end < self.least:
                 self.least = end
-                self.best = {self.names[n]: self.machine.placed(at, self.names[n], units) for at, n, units in way}
+                found = {self.names[n]: self.machine.placed(at, self.names[n], units) for at, n, units in way}
+                self.best = self.machine.begun | found
             return
         groups = [sorted(group, key=free.__getitem__) for group in self._groups(done)]
         if self._at_least(done, ends, free, end) >= self.least * (1 - SAME) or self._dominated(

@@ -145,14 +145,15 @@ def script_path(opened: OpenSuite, name: str) -> Path:
 _last: list[tuple[float, list[Entry]]] = []
 
 
-def current(opened: OpenSuite) -> dict[str, JobState]:
-    """The states of all jobs: from files alone, unless some were given to the scheduler and it can be asked."""
+def current(opened: OpenSuite, mend: bool = False) -> dict[str, JobState]:
+    """The states of all jobs: from files alone, unless some were given to the scheduler and it can be asked. With
+    `mend`, jobs that wait for what can never be leave the queue."""
     folder, suite = opened.folder, opened.suite
     if not _given(opened) or shutil.which("squeue") is None:
         return folder.states(suite)
     if not _last or time.monotonic() - _last[0][0] > FRESH:
         try:
-            _last[:] = [(time.monotonic(), drop_hopeless(opened, queue()))]
+            _last[:] = [(time.monotonic(), drop_hopeless(opened, queue()) if mend else queue())]
         except NoAnswer:
             return folder.states(suite)
     return states(opened, _last[0][1])

@@ -83,7 +83,7 @@ COLUMNS = ("job", "state", "time", "step", "loss", "samples/s", "left", "finish"
 
 def table(opened: OpenSuite, now: float | None = None) -> str:
     """All jobs, and the last lines of those that failed."""
-    states = current(opened)
+    states = current(opened, mend=True)
     rows = [COLUMNS, *(row(opened.folder, name, state, now or time.time()) for name, state in states.items())]
     widths = [max(len(line[column]) for line in rows) for column in range(len(COLUMNS))]
     left = (0, 1)
@@ -142,7 +142,7 @@ def show(opened: OpenSuite, live: bool = False, every: float = 1.0) -> None:
 
     with contextlib.suppress(KeyboardInterrupt), Live(refresh_per_second=4) as screen:
         while True:
-            ended = all(state.state in ENDED for state in current(opened).values())
+            ended = all(state.state in ENDED for state in current(opened, mend=True).values())
             screen.update(Text(visible(table(opened)), no_wrap=True), refresh=True)
             if ended:
                 return
