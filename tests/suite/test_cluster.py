@@ -18,7 +18,7 @@ import scenarios
 import yaml
 from cluster import Cluster, started, until, why_not
 from processes import assert_agrees, assert_same_run, finished, last_step, write_run
-from scenarios import BackEnd
+from scenarios import LIMIT, BackEnd
 from typer.testing import CliRunner
 
 from sameday.cli import app
@@ -156,7 +156,7 @@ class Stubs:
     def state(self, name: str) -> JobState:
         return slurm.states(self.opened, slurm.queue())[name]
 
-    def until(self, condition: Callable[[], bool], seconds: float = 60) -> None:
+    def until(self, condition: Callable[[], bool], seconds: float = LIMIT) -> None:
         until(condition, seconds, lambda: self.told())
 
     def log(self, name: str) -> str:
@@ -251,7 +251,7 @@ class Queue:
 
     @staticmethod
     def ended(opened: OpenSuite) -> int:
-        until(lambda: not in_queue(opened), 120, lambda: str(slurm.queue()))
+        until(lambda: not in_queue(opened), LIMIT, lambda: str(slurm.queue()))
         return exit_code(slurm.states(opened, slurm.queue()))
 
 
@@ -331,14 +331,14 @@ def test_preemption(cluster: Cluster, preempted: tuple[Path, OpenSuite]) -> None
     def told() -> str:
         return f"{slurm.queue()}\n{opened.folder.log('fit').read_text()}"
 
-    until(lambda: last_step(run) >= 2, 60, told)
+    until(lambda: last_step(run) >= 2, LIMIT, told)
     number = opened.folder.read("fit").slurm
     asked = ("--partition=high", "--nodelist=n2", "--gres=gpu:4", "--output=/dev/null", "--wrap=sleep 1")
     cluster.ask("sbatch", *asked)
-    until(lambda: (run / "stopped.json").exists(), 60, told)
+    until(lambda: (run / "stopped.json").exists(), LIMIT, told)
     stopped_at = last_step(run)
     finished(home, "plan.device=cpu", "plan.save_steps=1000", "plan.log_steps=1", out="undisturbed")
-    until(lambda: opened.folder.read("test").state == "done", 90, told)
+    until(lambda: opened.folder.read("test").state == "done", LIMIT, told)
     state = opened.folder.read("fit")
     assert (state.state, state.attempt, state.slurm) == ("done", 2, number), "in place, under its own number"
     log = opened.folder.log("fit").read_text()
@@ -351,7 +351,7 @@ def test_two_nodes_train_what_one_trains(across: tuple[Path, OpenSuite]) -> None
     home, opened = across
     finished(home, "plan.save_steps=2", "plan.log_steps=1", "plan.device=cpu", out="alone")
     log = opened.folder.log("two")
-    until(lambda: opened.folder.read("two").state in ("done", "failed"), 90, lambda: log.read_text())
+    until(lambda: opened.folder.read("two").state in ("done", "failed"), LIMIT, lambda: log.read_text())
     assert opened.folder.read("two").state == "done", log.read_text()
     assert "--nnodes 2 --node-rank 0" in log.read_text()
     assert_agrees(opened.folder.run("two"), home / "alone")
@@ -471,7 +471,7 @@ def test_scenarios(cluster: Cluster, scenario: Callable[[scenarios.Home, BackEnd
 
 def test_a_time_limit(limited: Stubs) -> None:
     """Asked to save itself before the limit, requeued under its number; what depends on it waited all the while."""
-    limited.until(lambda: not names_in_queue(limited), 100)
+    limited.until(lambda: not names_in_queue(limited))
     state = limited.state("long")
     assert (state.state, state.attempt, state.slurm) == ("done", 2, limited.number)
     then = limited.state("then")

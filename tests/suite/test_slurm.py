@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import worlds
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from sameday.cli import app
+from sameday.models.vlm import load_base
 from sameday.spec.staged import staged
 from sameday.spec.suite import Slurm, Suite
 from sameday.suite import slurm
@@ -248,6 +252,18 @@ def test_a_copy_is_read_where_there_is_a_whole_one(tmp_path: Path, monkeypatch: 
     assert staged(tmp_path / "models") == f"{tmp_path}/models"
     assert staged(f"{model}-2") == f"{model}-2"
     assert staged("Qwen/Qwen3-VL-8B") == "Qwen/Qwen3-VL-8B"
+
+
+def test_a_staged_model_keeps_its_name(tmp_path: Path, tiny_qwen3: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights come from the copy; an adapter would name the original as its base."""
+    model, stage = tmp_path / "model", tmp_path / "stage"
+    shutil.copytree(tiny_qwen3, model)
+    shutil.copytree(model, f"{stage}{model}")
+    (model / "model.safetensors").unlink()
+    (stage / "list").write_text(f"{model}\n")
+    monkeypatch.setenv("SAMEDAY_STAGE", str(stage))
+    base = load_base(str(model), worlds.tiny_recipe(model), torch.device("cpu"))
+    assert base.name_or_path == base.config._name_or_path == str(model)
 
 
 @pytest.mark.parametrize(
