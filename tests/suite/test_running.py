@@ -21,13 +21,14 @@ from sameday.cli import app
 from sameday.record.folder import RunFolder
 from sameday.spec.errors import EXIT_BAD_INPUT, EXIT_STOPPED, BadInput
 from sameday.spec.suite import Suite
+from sameday.spec.words import when
 from sameday.suite import local
 from sameday.suite.cancel import ask_to_stop
 from sameday.suite.execute import execute, last_lines, main
 from sameday.suite.jobs import changes, open_suite
 from sameday.suite.local import gpus_here, place, run, starting_order
 from sameday.suite.state import SuiteFolder, held, holders, take
-from sameday.suite.status import progress, table, when
+from sameday.suite.status import progress, table
 
 LONG = training() | {"set": [*training()["set"], "recipe.num_epochs=400"]}
 """1600 steps, which no test waits for."""
@@ -92,9 +93,9 @@ def test_how_many_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_longest_path_starts_first() -> None:
     job = {"do": "train", "recipe": "x"}
-    jobs = {"a": job, "b": job, "c": job | {"expected": "3h"}, "d": job | {"after": ["b"], "expected": "4h"}}
+    jobs = {"a": job, "b": job, "c": job, "d": job | {"after": ["b"]}}
     suite = Suite.model_validate({"jobs": jobs})
-    assert starting_order(suite, 2, {"a": 60.0, "b": 60.0, "c": 1.0}) == ["b", "c", "d", "a"]
+    assert starting_order(suite, 2, {"a": 60.0, "b": 60.0, "c": 10800.0, "d": 14400.0}) == ["b", "c", "d", "a"]
     assert sorted(starting_order(suite, 0)) == ["a", "b", "c", "d"]
     pinned = Suite.model_validate({"jobs": {"a": job | {"gpu": 1}, "b": job | {"gpus": 2}, "c": job | {"gpus": 0}}})
     assert sorted(starting_order(pinned, 2)) == ["a", "b", "c"]
