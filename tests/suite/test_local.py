@@ -113,6 +113,5 @@ def test_kills(home: Home) -> None:
 @pytest.mark.soak
 def test_two_hundred_kills(home: Home) -> None:
     seed = random.randrange(2**32)
-    print(
-        f"\nseed {seed}: {dict(kills(home, 200, seed, pause=2.0))}; every suite ended with the weights of one left alone"
-    )
+    tally = dict(kills(home, 200, seed, pause=2.0))
+    print(f"\nseed {seed}: {tally}; every suite ended with the weights of one left alone")

@@ -255,6 +255,7 @@ def test_status_logs_and_cancel(home: Home) -> None:
     assert [line.split()[:2] for line in lines[2:5]] == [["bad", "failed"], ["next", "blocked"], ["last", "waiting"]]
     assert "bad: failed, exit code 7" in lines and "    the file lacking is not there" in lines
     assert "next: blocked, because bad is failed" in lines
+    assert "finish: not known, because bad is failed" in lines
     # In another terminal.
     code, said = typed("cancel", *words)
     assert code == 0 and "last: cancelled\n" in said and "one: asked to stop\n" in said
@@ -269,6 +270,21 @@ def test_status_logs_and_cancel(home: Home) -> None:
     assert main([str(suite), str(out), "last"]) == EXIT_STOPPED, "cancelled, until someone runs the suite again"
     assert local.take_up(open_suite(suite, out)) == {"bad": "failed", "next": "cancelled", "last": "cancelled"}
     assert kinds(suite, out) == {"one": "stopped", "bad": "waiting", "next": "waiting", "last": "waiting"}
+
+
+def test_finish_and_deadline(home: Home) -> None:
+    jobs = {"a": stub("a", expected="1h"), "b": stub("b", "a", expected="30m"), "c": stub("c", expected="10m")}
+    suite, out = home.suite(jobs, deadline="80m", gpus=1), home.path / "out"
+    folder = SuiteFolder(out)
+    folder.begin()
+    now = folder.began()
+    assert now is not None
+    lines = table(open_suite(suite, out), now).splitlines()
+    assert [line.split()[:2] for line in lines[1:4]] == [["a", "waiting"], ["b", "waiting"], ["c", "waiting"]]
+    finish, deadline = when(now + 6000, now), when(now + 4800, now)
+    assert lines[4] == f"finish: {finish}; deadline {deadline}, which does not hold"
+    home.suite(jobs, deadline="2h", gpus=1)
+    assert "which does not hold" not in table(open_suite(suite, out), now)
 
 
 def test_a_live_table_ends_with_the_jobs_and_shows_text_as_text(home: Home) -> None:

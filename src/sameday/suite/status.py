@@ -124,7 +124,8 @@ def _finish(opened: OpenSuite, states: Mapping[str, JobState], ends: Expected, n
         yield f"finish: not known, because {ends.why}{until}"
         return
     late = deadline is not None and began is not None and ends.finish > began + deadline
-    between = "" if ends.low is None or ends.high is None else f" ({when(ends.low, now)} to {when(ends.high, now)})"
+    low, high = (when(ends.finish if each is None else each, now) for each in (ends.low, ends.high))
+    between = "" if low == high else f" ({low} to {high})"
     yield f"finish: {when(ends.finish, now)}{between}{until}{', which does not hold' if late else ''}"
 
 
