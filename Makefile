@@ -1,10 +1,10 @@
-# Everything runs in a virtual environment that this file makes; nothing but `make browser` installs outside it.
+# Everything runs in a virtual environment that this file makes; nothing but `make browser` and `make slurm` installs outside it.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test quick lint types browser soak clean
+.PHONY: demo test quick lint types browser slurm soak clean
 .DEFAULT_GOAL := test
 
 $(STAMP): pyproject.toml constraints.txt
@@ -35,8 +35,13 @@ types: $(STAMP)
 browser:
 	command -v chromium || { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; }
 
-# Long trials, run by hand: fifty kills of a training run and of a cache, equivalent plans over seeds, faults in bf16,
-# several ranks of classification. An hour.
+# Tests of suites on a cluster start a SLURM of their own, with two nodes on this machine; without one they are skipped,
+# and say so. Needs apt and root.
+slurm:
+	command -v slurmctld || { apt-get update -qq && apt-get install -y -qq --no-install-recommends slurm-wlm munge; }
+
+# Long trials, run by hand: fifty kills of a training run and of a cache, two hundred of suites, equivalent plans over
+# seeds, faults in bf16, several ranks of classification. Over an hour.
 soak: $(STAMP)
 	$(BIN)/pytest -m soak -s
 

@@ -35,6 +35,8 @@ LOADED = (
     "sameday.commands.launch",
     "sameday.profile.command",
     "sameday.report.page",
+    "sameday.suite.execute",
+    "sameday.suite.local",
     "sameday.tasks.classify.task",
     "sameday.tasks.vqa.task",
     "sameday.train.loop",
@@ -42,11 +44,19 @@ LOADED = (
     "sameday.verify.arm",
     "sameday.verify.command",
 )
-MODULES = ("sameday", "sameday.demo.patterns", "sameday.verify.arm", "torch.distributed.run")
+MODULES = ("sameday", "sameday.demo.patterns", "sameday.suite.execute", "sameday.verify.arm", "torch.distributed.run")
 """What `python -m` may name."""
 AT_RUN_TIME = (
     *("GROUP_", "LOCAL_", "MASTER_", "PYTEST_", "RANK", "ROLE_", "SAMEDAY_", "TORCHELASTIC_", "WORLD_SIZE"),
-    *("COLUMNS", "CUBLAS_", "KMP_", "TORCHINDUCTOR_CACHE_DIR", "TORCH_NCCL_"),
+    *(
+        "COLUMNS",
+        "CUBLAS_",
+        "CUDA_VISIBLE_DEVICES",
+        "KMP_",
+        "PYTHONUNBUFFERED",
+        "TORCHINDUCTOR_CACHE_DIR",
+        "TORCH_NCCL_",
+    ),
 )
 """How variables begin that no library reads while it is loaded, and those that libraries set themselves."""
 
@@ -76,7 +86,7 @@ class Forked(subprocess.Popen):
         self._connection.connect(_server["address"])
         own = (given["p2cread"], given["c2pwrite"], given["errwrite"])
         streams = [inherited if stream == -1 else stream for inherited, stream in enumerate(own)]
-        socket.send_fds(self._connection, [json.dumps(request).encode()], streams)
+        socket.send_fds(self._connection, [json.dumps(request).encode()], [*streams, *given["pass_fds"]])
         self.pid, self._child_created = int(self._connection.recv(64)), True
         pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
         self._close_pipe_fds(*(given[pipe] for pipe in pipes))
@@ -105,7 +115,7 @@ class Forked(subprocess.Popen):
 def _request(given: dict[str, Any]) -> dict[str, Any] | None:
     """What the process that is forked is told; None where one must be started from nothing."""
     args = given["args"]
-    if isinstance(args, str | bytes | os.PathLike) or given["preexec_fn"] or given["pass_fds"]:
+    if isinstance(args, str | bytes | os.PathLike) or given["preexec_fn"]:
         return None
     program, *words = map(os.fspath, args)
     words = words[words[:1] == ["-u"] :]
@@ -168,7 +178,7 @@ def serve() -> None:
             continue
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         listener.close()
-        told, streams, *_ = socket.recv_fds(connection, 1 << 20, 3)
+        told, streams, *_ = socket.recv_fds(connection, 1 << 20, 32)
         pid = os.fork()
         if pid:
             for stream in streams:
@@ -192,9 +202,9 @@ def _wait_for(pid: int, connection: socket.socket) -> None:
 
 
 def _become(request: dict[str, Any], streams: list[int]) -> None:
-    """What the interpreter would be with these words."""
+    """What the interpreter would be with these words. Descriptors that are passed on stay open, by other numbers."""
     os.setsid()
-    for number, stream in enumerate(streams):
+    for number, stream in enumerate(streams[:3]):
         os.dup2(stream, number)
         os.close(stream)
     os.chdir(request["home"])

@@ -74,7 +74,7 @@ def test_its_id_is_its_own_until_its_end_is_known(script: Path) -> None:
         (("-m", "sameday", "train"), {"env": {"OMP_NUM_THREADS": "2"}}, False),
         (("-m", "sameday", "train"), {"env": {"TMPDIR": "/elsewhere"}}, False),
         (("-m", "sameday", "train"), {"preexec_fn": print}, False),
-        (("-m", "sameday", "train"), {"pass_fds": (7,)}, False),
+        (("-m", "sameday", "train"), {"pass_fds": (7,)}, True),
         (("-m", "pytest"), {}, False),
         (("-c", "print(1)"), {}, False),
         ((), {}, False),

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from sameday.spec.errors import EXIT_BAD_INPUT, EXIT_DISK_FULL, BadInput, RunStopped
+from sameday.spec.errors import EXIT_BAD_INPUT, EXIT_DISK_FULL, EXIT_OK, BadInput, RunStopped
 from sameday.spec.words import tell
 
 app = typer.Typer(
@@ -216,6 +216,142 @@ def convert(
     paths = write(conversion, out)
     tell(render(conversion.notes))
     tell(f"written: {', '.join(map(str, paths))}")
+
+
+suite = typer.Typer(help="Many jobs as one: their graph, GPUs, and a deadline.", no_args_is_help=True)
+app.add_typer(suite, name="suite")
+
+SuitePath = Annotated[Path, typer.Argument(metavar="SUITE", help="The jobs (YAML).")]
+SuiteOut = Annotated[Path | None, typer.Option("--out", help="Folder of all jobs. Default: runs/NAME.")]
+
+
+@suite.command("plan")
+def suite_plan(
+    path: SuitePath,
+    out: SuiteOut = None,
+    gpus: Annotated[int | None, typer.Option(min=0, help="Plan for so many, there or not. Default: as run.")] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Time some steps of trainings that no record tells the pace of.")
+    ] = False,
+) -> None:
+    """How long jobs take, where and when each runs, when all are done, and whether the deadline holds."""
+    from sameday.suite.forecast import plan
+    from sameday.suite.jobs import open_suite
+
+    plan(open_suite(path, out), gpus, measure)
+
+
+@suite.command("run")
+def suite_run(
+    path: SuitePath,
+    out: SuiteOut = None,
+    gpus: Annotated[int | None, typer.Option(min=0, help="GPUs to use. Default: the suite's, or all.")] = None,
+    again: Annotated[
+        list[str], typer.Option(metavar="JOB", help="Do this job anew, and all that wait for it; the old one is kept.")
+    ] = [],  # noqa: B006 (typer reads it, nothing changes it)
+    slurm: Annotated[bool, typer.Option("--slurm", help="Submit each job to SLURM instead, and leave.")] = False,
+    one_job: Annotated[
+        bool, typer.Option("--one-job", help="Submit one job to SLURM, in which the whole suite runs.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be submitted to SLURM, and submit nothing.")
+    ] = False,
+) -> None:
+    """Run what is missing, here. Exit 0: all done; 1: some failed; 75: stopped, the same command goes on."""
+    from sameday.suite.jobs import open_suite
+
+    opened = open_suite(path, out)
+    if (slurm or one_job or dry_run) and gpus is not None:
+        raise BadInput("--gpus is about this machine; the suite says how many GPUs each of its jobs gets from SLURM")
+    if dry_run:
+        from sameday.suite.slurm import dry_run as scripts
+
+        for text in scripts(opened, one_job):
+            tell(text)
+    elif slurm or one_job:
+        from sameday.suite.slurm import submit
+
+        submit(opened, again, one_job)
+    else:
+        from sameday.suite.local import run
+        from sameday.suite.slurm import refuse_queued
+
+        refuse_queued(opened)
+        code = run(opened, gpus, again)
+        if code == EXIT_OK:
+            from sameday.suite.report import report_at_the_end
+
+            report_at_the_end(opened)
+        sys.exit(code)
+
+
+@suite.command("status")
+def suite_status(
+    path: SuitePath,
+    out: SuiteOut = None,
+    live: Annotated[bool, typer.Option("--live", help="Again every two seconds, until all jobs have ended.")] = False,
+) -> None:
+    """State, step, loss and finish time of each job, and why those that failed did."""
+    from sameday.suite.jobs import open_suite
+    from sameday.suite.status import show
+
+    show(open_suite(path, out), live)
+
+
+@suite.command("logs")
+def suite_logs(
+    path: SuitePath,
+    job: Annotated[str, typer.Argument(help="Which one.")],
+    out: SuiteOut = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+) -> None:
+    """What a job wrote, in all its attempts."""
+    from sameday.suite.jobs import open_suite
+    from sameday.suite.status import logs
+
+    logs(open_suite(path, out), job, follow)
+
+
+@suite.command("cancel")
+def suite_cancel(
+    path: SuitePath,
+    jobs: Annotated[list[str] | None, typer.Argument(help="Which ones. Default: all that have not ended.")] = None,
+    out: SuiteOut = None,
+) -> None:
+    """Jobs that run save themselves and stop; those that wait are not started. `suite run` takes them up again."""
+    from sameday.suite.cancel import cancel
+    from sameday.suite.jobs import open_suite
+
+    cancel(open_suite(path, out), jobs or ())
+
+
+@suite.command("watch")
+def suite_watch(
+    path: SuitePath,
+    out: SuiteOut = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen at. Others than 127.0.0.1 can be reached by others.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8765,
+) -> None:
+    """One live page about a suite, for a browser: graph, curves, GPUs, deadline, logs. It only looks."""
+    from sameday.suite.watch import watch
+
+    watch(path, out, host, port)
+
+
+@suite.command("report")
+def suite_report(
+    path: SuitePath,
+    out: SuiteOut = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", "-o", help="The HTML file. Default: report.html in --out.")
+    ] = None,
+) -> None:
+    """One HTML file about all experiments of a suite: curves, metrics with intervals, GPU hours, environments."""
+    from sameday.suite.report import report_suite
+
+    tell(f"written: {report_suite(path, out, html)}")
 
 
 def main() -> None:

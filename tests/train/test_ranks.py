@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import finished, last_step, records, started, training_steps, weights, write_run
-from safetensors.torch import load
+from processes import assert_agrees, finished, last_step, started, training_steps, write_run
 from test_diverged import LINE, poison
 
 from sameday.hardware.ranks import Ranks
@@ -37,20 +36,6 @@ def home(tmp_path_factory: pytest.TempPathFactory, tiny_qwen3: Path) -> Path:
     folder = write_run(tmp_path_factory.mktemp("ranks"), tiny_qwen3, num_epochs=2, lora=lora, eps=1e-4)
     finished(folder, *SETS, out="alone")
     return folder
-
-
-def assert_agrees(run: Path, reference: Path) -> None:
-    """Losses and scores of each step to 1e-5, and each tensor of the weights to thrice that: AdamW divides rounded
-    gradients by their own size, and 1.6e-5 was seen."""
-    found, expected = records(run), records(reference)
-    assert [(r["step"], r.get("split")) for r in found] == [(r["step"], r.get("split")) for r in expected]
-    for one, other in zip(found, expected, strict=True):
-        assert one["loss"] == pytest.approx(other["loss"], rel=1e-5), one
-    (content,), (wanted,) = weights(run).values(), weights(reference).values()
-    tensors = load(content)
-    for name, value in load(wanted).items():
-        # B starts at zero, so that its norm is the norm of its whole update.
-        assert (tensors[name] - value).norm() <= 3e-5 * value.norm(), name
 
 
 def exit_code(stderr: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sameday.commands.session import Session, Specs, note_stop, prepare_environment
 from sameday.commands.stages import evaluate_stages, own_models
 from sameday.record.folder import RunFolder, default_path
+from sameday.record.times import note
 from sameday.spec.errors import EXIT_STOPPED, BadInput, EvaluationGivenUp, RunStopped, refuse
 from sameday.spec.evaluation import Evaluation
 from sameday.spec.load import load_plan
@@ -136,9 +138,12 @@ def _evaluate_each(
 
 def evaluate_result(session: Session, task: Task, run: RunFolder, evaluation: Evaluation) -> None:
     """The end of a training run whose recipe asks for it: of its finished weights, which may not be the last ones."""
+    began = time.perf_counter()
     task.restore(run.result)
     scores = run.path / f"eval-{evaluation.split}.json"
     _evaluated(session, task, evaluation, Target(str(run.result), scores, _answers(run.path, run.result, evaluation)))
+    if session.ranks.first:
+        note(run.path, "evaluate", time.perf_counter() - began, split=evaluation.split)
 
 
 def _evaluated(

@@ -7,6 +7,7 @@ import gc
 import json
 import shutil
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, fields, replace
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 from sameday.commands.session import Session, Specs, note_stop, prepare_environment, silent
 from sameday.record.folder import STAGES, RunFolder, begun, default_path, refuse_other_recipe
 from sameday.record.manifest import MANIFEST, fault, weights_digest
+from sameday.record.times import note
 from sameday.spec.errors import EXIT_STOPPED, BadInput, NothingToLearn, RunStopped
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe, StageRecipe
@@ -72,7 +74,10 @@ def train_stages(specs: Specs, out: Path | None, stop_after: int | None) -> dict
         if getattr(specs.recipe, "evaluate", None) is not None:
             from sameday.commands.evaluate import Request, evaluate
 
+            began = time.perf_counter()
             evaluate(Request(path), ranks)
+            if ranks.first:
+                note(path, "evaluate", time.perf_counter() - began)
         return scores
     finally:
         ranks.leave()

@@ -32,6 +32,7 @@ from sameday.models.families.base import Family, Grids
 from sameday.models.start import WEIGHTS, check_base, load_start, other_format, write_origin
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
+from sameday.spec.staged import staged
 from sameday.spec.vlm import VlmRecipe
 from sameday.spec.words import first_names, tell
 
@@ -332,7 +333,7 @@ def load_base(model: str, recipe: VlmRecipe, device: torch.device) -> Any:
     # What is missing would be drawn at random, without a seed.
     base, loaded = _read(
         lambda: AutoModelForImageTextToText.from_pretrained(
-            model,
+            staged(model),
             revision=recipe.revision,
             dtype=torch.bfloat16 if half else torch.float32,
             attn_implementation="sdpa",
@@ -347,4 +348,5 @@ def load_base(model: str, recipe: VlmRecipe, device: torch.device) -> Any:
     bad = [name for name, parameter in base.named_parameters() if not parameter.isfinite().all()]
     if bad:
         raise BadInput(f"{model}: holds weights that are not finite: {first_names(bad)}")
+    base.name_or_path = base.config._name_or_path = model  # adapters name their base, and a copy is soon gone
     return base.eval()

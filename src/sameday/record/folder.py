@@ -22,6 +22,7 @@ from typing import IO, Any
 
 from sameday.record.manifest import fault
 from sameday.record.room import room_for
+from sameday.record.times import TIMES
 from sameday.spec.document import dump_yaml
 from sameday.spec.errors import BadInput
 from sameday.spec.identity import as_before
@@ -111,7 +112,7 @@ def run_files(folder: Path) -> list[Path]:
     if not os.path.isdir(folder):
         return []
     asked, told = ("recipe.yaml", "plan.yaml"), ("environment.json", "choices.json", "skipped.json", STOPPED, STAGES)
-    measured = ("metrics.jsonl", "metrics-damaged.jsonl", "eval.json")
+    measured = ("metrics.jsonl", "metrics-damaged.jsonl", TIMES, "eval.json")
     scores = (*folder.glob("eval-*.json"), *folder.glob("scores-*.json"))
     return [*(folder / name for name in (*asked, *told, *measured)), *scores]
 

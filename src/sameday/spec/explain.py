@@ -108,7 +108,12 @@ def _locate(kind: type[BaseModel], loc: KeyPath) -> tuple[KeyPath, type[BaseMode
         if not models:
             # What follows is an index, a mapping's key, or the name of a union's branch, which is no key.
             if loc and typing.get_origin(annotation) is dict:
-                return (*path, loc[0]), owner, typing.get_args(annotation)[1]
+                value = typing.get_args(annotation)[1]
+                path, loc = (*path, loc[0]), loc[1:]
+                if not (loc and isinstance(value, type) and issubclass(value, BaseModel)):
+                    return path, owner, value
+                owner = value
+                continue
             if loc and isinstance(loc[0], int):
                 return (*path, loc[0]), owner, typing.get_args(annotation)[0]
             return path, owner, annotation
@@ -156,6 +161,8 @@ def _allowed(annotation: Any) -> str:
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal:
         return ("one of " if len(args) > 1 else "") + ", ".join(repr(arg) for arg in args)
+    if origin is typing.Annotated:
+        return _allowed(args[0])
     if origin in _UNIONS:
         return " or ".join(_allowed(arg) for arg in args)
     if origin is tuple:

@@ -163,6 +163,12 @@ class TaskSetup(ABC):
         its content does."""
         return {}
 
+    def epoch_steps(self, audited: Audited) -> list[int]:
+        """How many steps each epoch has, for data that was audited: nothing is loaded for it. Samples that turn out too
+        long are counted too."""
+        recipe: Recipe = self.recipe
+        return [-(-audited.sizes["train"] // recipe.effective_batch)] * recipe.num_epochs
+
     def epoch_flop(self, plan: Plan, splits: Any) -> float:
         """About how many FLOP the matmuls of an epoch of training take at least, for data that is ready to be loaded; 0
         where nobody can say."""

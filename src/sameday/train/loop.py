@@ -41,11 +41,13 @@ def train(
         if (before := ranks.from_first(lambda: begin_unless_finished(run, state, total, watch.say))) is not None:
             watch.say(f"finished already: all {total} steps are done, and the weights are in {run.result}")
             return checked_finite(before, f"{run.path}: validation")
-        keep = partial(ranks.from_first, lambda: save(recipe, plan, run, task, steps, state))
+        keep_state = partial(ranks.from_first, lambda: save(recipe, plan, run, task, steps, state))
+        keep = partial(_kept, watch, state, keep_state)
         validate = partial(_validated, recipe, task, ranks, state, watch, cadence, keep)
         task.training(True)
         task.stop_asked = lambda: stop.asked
         scores, asked = validate() if cadence.due(state.step).validate and state.validated < state.step else {}, False
+        watch.starts(state.step, ranks.size)
         steps.open(range(state.step, total), state.budget)
         while state.step < total:
             at = state.step + steps.pending
@@ -81,12 +83,19 @@ def train(
             steps.restart_timing()
         if not scores:  # a run killed between its last checkpoint and its end
             scores = task.evaluate("val", ranks, state.budget)
-        scores = ranks.from_first(lambda: finish_run(plan, run, task, scores, state, watch.say))
+        with watch.timed("finish", state.step):
+            scores = ranks.from_first(lambda: finish_run(plan, run, task, scores, state, watch.say))
         return checked_finite(scores, f"{run.path}: validation")
 
 
 def _names(task: Task, step: int) -> list[str]:
     return task.names(task.step_ids(step))
+
+
+def _kept(watch: Watch, state: LoopState, save_state: Callable[[], None]) -> None:
+    before = state.saved
+    with watch.timed("save", state.step, lambda: state.saved != before):
+        save_state()
 
 
 def _stopped(step: int, total: int) -> RunStopped:
@@ -107,7 +116,8 @@ def _validated(
     """Scores of the validation data, empty where there is none; said, and compared with the best. An evaluation that
     fails or is given up loses no training: the steps done are saved, and it comes first when the run goes on."""
     try:
-        scores = task.evaluate("val", ranks, state.budget)
+        with watch.timed("validate", state.step):
+            scores = task.evaluate("val", ranks, state.budget)
     except EvaluationGivenUp:
         keep()
         raise _stopped(state.step, cadence.total) from None

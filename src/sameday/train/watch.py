@@ -4,8 +4,9 @@ the same numbers in metrics.jsonl and TensorBoard."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from sameday.hardware.nvml import gpu_use
 from sameday.hardware.phases import silence
 from sameday.record.folder import RunFolder
 from sameday.record.room import room_for
+from sameday.record.times import What, note, process_age
 from sameday.spec.words import clock, first_names, tell, visible
 from sameday.train.spikes import WINDOW, usual_before_spike
 from sameday.train.steps import Good
@@ -24,6 +26,9 @@ WORTH_SAYING = 0.02
 
 class Watch:
     """Only the first rank has a run folder to write to and a line to show."""
+
+    _before = 0.0
+    """How old the process was when a run in it ended: one process trains several stages."""
 
     def __init__(
         self,
@@ -53,10 +58,12 @@ class Watch:
         self._recent = [*self._recent, (good.seconds, good.samples, good.input.get("wait", 0.0))][-50:]
         spent, seen, waited = (sum(column) for column in zip(*self._recent, strict=True))
         pace = spent / len(self._recent)
+        use = self.gpu()
+        gpu = "" if use is None else f"  gpu {use}%"
         wait = f"  wait {waited / spent:.0%}" if waited >= WORTH_SAYING * spent else ""
         line = (
             f"step {step}/{self.total}  loss {good.loss:.4f}  lr {good.rate:.2e}  {pace:.3f} s/step  "
-            f"{seen / spent:.1f} samples/s{self.gpu()}{wait}  left {clock(pace * (self.total - step))}"
+            f"{seen / spent:.1f} samples/s{gpu}{wait}  left {clock(pace * (self.total - step))}"
         )
         if self.live is not None:
             self.live.update(line)
@@ -64,7 +71,9 @@ class Watch:
         if self.live is None and due:
             tell(line)
         numbers = {**good.parts, "lr": good.rate, "grad_norm": good.norm, **good.input}
-        timed = {} if good.phases is None else {"phases": good.phases}
+        timed: dict[str, Any] = {} if good.phases is None else {"phases": good.phases}
+        if use is not None:
+            timed["gpu"] = use
         record = {"step": step, "loss": good.loss, "seconds": good.seconds, "samples": good.samples, **numbers}
         self.run.append({**record, **timed, **self._spike(good)})
         self._open_board(step)
@@ -98,6 +107,19 @@ class Watch:
         self._open_board(step + 1)
         self._chart(split, scores, step)
 
+    def starts(self, step: int, ranks: int) -> None:
+        """The first step of this process is next."""
+        if self.run is not None:
+            note(self.run.path, "start", process_age() - Watch._before, step=step, total=self.total, ranks=ranks)
+
+    @contextmanager
+    def timed(self, what: What, step: int, done: Callable[[], bool] = lambda: True) -> Iterator[None]:
+        """Notes what took so long, where it was `done`."""
+        began = time.perf_counter()
+        yield
+        if self.run is not None and done():
+            note(self.run.path, what, time.perf_counter() - began, step=step)
+
     def _open_board(self, step: int) -> None:
         """A resumed run goes through some steps again: what was charted of them, from `step` on, is taken back."""
         if self.board is None and self.run is not None:
@@ -123,6 +145,7 @@ class Watch:
         return self
 
     def __exit__(self, *_exception: object) -> None:
+        Watch._before = process_age()
         silence()  # a step that failed is timed no further
         if self.live is not None:
             self.live.stop()

@@ -12,6 +12,7 @@ from sameday.spec.classify import ClassifyRecipe
 from sameday.spec.errors import BadInput, refuse
 from sameday.spec.load import resolve_path
 from sameday.spec.plan import Plan
+from sameday.spec.staged import staged
 from sameday.tasks.base import TRAINING, Audited, Choice, Resolved, Say, TaskSetup
 from sameday.tasks.classify.words import recipe_words
 
@@ -36,7 +37,7 @@ class ClassifySetup(TaskSetup):
 
     @cached_property
     def path(self) -> Path:
-        return resolve_path(self.home, self.recipe.data.path)
+        return Path(staged(resolve_path(self.home, self.recipe.data.path)))
 
     def lacks(self, split: str) -> str | None:
         if split == "val" and not self.recipe.data.val and not (self.path / "val").is_dir():

@@ -67,6 +67,15 @@ class CotSetup(VqaSetup):
             )
         super().check_evaluation(asked, splits)
 
+    def epoch_steps(self, audited: Audited) -> list[int]:
+        """Steps have whole images, so that epochs may have different numbers of them."""
+        from sameday.data.order import Place, whole_image_steps
+
+        recipe = self.recipe
+        places = [Place(each.id, each.image_key, each.stage) for each in audited.splits["train"]]
+        fixed = (places, recipe.order, recipe.effective_batch, recipe.seed)
+        return [len(whole_image_steps(*fixed, epoch)) for epoch in range(recipe.num_epochs)]
+
     def load(self, plan: Plan, device: torch.device, splits: Any) -> CotTask:
         from sameday.tasks.cot.task import CotTask
 

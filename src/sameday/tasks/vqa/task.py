@@ -40,6 +40,7 @@ from sameday.models.vlm_flops import count as count_flops
 from sameday.spec.errors import BadInput
 from sameday.spec.load import resolve_model, resolve_path
 from sameday.spec.plan import Plan
+from sameday.spec.staged import staged
 from sameday.spec.vlm import VlmRecipe
 from sameday.tasks.base import ASKED_TO_STOP, NO_MEMORY, Answer, LeftOut, StepCost, Task
 from sameday.tasks.vqa.answers import answers, generation_gaps
@@ -112,7 +113,8 @@ class VqaTask(Task):
         model = VisionLanguageModel(base, family, recipe, plan, device, processor.byte_table, start)
         start_digest = None if start is None else tensors_digest(model.trained())
         contents = {image.digest for image in images_of(splits)}
-        cache = open_cache(recipe, plan, resolve_path(recipe_dir, plan.cache_dir), processor, model, contents)
+        folder = Path(staged(resolve_path(recipe_dir, plan.cache_dir)))
+        cache = open_cache(recipe, plan, folder, processor, model, contents)
         return cls(recipe, plan, model, encoder, processor, splits, splits.left_out, cache, start_digest)
 
     # Order: recipe

@@ -1,0 +1,48 @@
+"""times.jsonl: what a run took besides its steps, whose seconds are in metrics.jsonl. Who plans a run like it needs
+both. A process that goes through steps again notes what it took again: all of it was spent."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+TIMES = "times.jsonl"
+What = Literal["start", "validate", "save", "finish", "evaluate"]
+"""start: from the process's begin, or from the end of the run before in it, to the first step."""
+MOST = 2**24
+"""Bytes that are read."""
+_LOADED = time.time()
+
+
+def process_age() -> float:
+    """Seconds since this process began; where the system does not say, since this module was loaded."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+        return max(0.0, uptime - int(fields[19]) / os.sysconf("SC_CLK_TCK"))
+    return time.time() - _LOADED
+
+
+def note(folder: Path, what: What, seconds: float, **more: Any) -> None:
+    """One line more. A disk that is full is told by whoever needs it."""
+    record = {"what": what, "seconds": round(seconds, 4), "time": round(time.time(), 2), **more}
+    with contextlib.suppress(OSError), (folder / TIMES).open("ab", buffering=0) as file:
+        file.write(json.dumps(record).encode() + b"\n")
+
+
+def read_times(folder: Path) -> list[dict[str, Any]]:
+    """Every whole record; others are passed over, since nothing depends on them but a guess."""
+    records = []
+    with contextlib.suppress(OSError):
+        with (folder / TIMES).open("rb") as file:
+            lines = file.read(MOST).split(b"\n")
+        for line in lines:
+            with contextlib.suppress(ValueError, RecursionError):
+                record = json.loads(line)
+                if isinstance(record, dict) and isinstance(record.get("seconds"), int | float):
+                    records.append(record)
+    return records

@@ -1,0 +1,59 @@
+"""`sameday suite cancel`: jobs that run are asked to stop, those that wait are not started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from sameday.spec.errors import BadInput
+from sameday.spec.words import tell
+from sameday.suite.jobs import OpenSuite
+from sameday.suite.state import SuiteFolder, holders
+
+
+def ask_to_stop(folder: SuiteFolder, name: str) -> bool:
+    """Whether some process was there to be asked. The one that runs the job passes it on; where it was killed, the job
+    itself is asked, which leads a session, and not the workers that it has."""
+    here = [pid for pid in holders(folder.lock(name)) if pid != os.getpid()]
+    first = folder.read(name).pid
+    asked = False
+    for pid in [first] if first in here else here:
+        with contextlib.suppress(ProcessLookupError):
+            if pid == first or os.getsid(pid) == pid:
+                os.kill(pid, signal.SIGTERM)
+                asked = True
+    return asked
+
+
+def cancel(opened: OpenSuite, names: Sequence[str] = (), say: Any = tell) -> None:
+    """These jobs, or all that have not ended. `suite run` takes them up again."""
+    suite, folder = opened.suite, opened.folder
+    unknown = [name for name in names if name not in suite.jobs]
+    if unknown:
+        raise BadInput(f"{', '.join(unknown)}: no job of this suite; there are {', '.join(suite.jobs)}")
+    from sameday.suite.slurm import cancel_queued
+
+    theirs = cancel_queued(opened, names, say)
+    # Those that wait first: none of them starts when a running one ends.
+    chosen = sorted((set(names) or {*suite.jobs}) - theirs, key=lambda name: (folder.held(name), name))
+    for name in chosen:
+        for _ in range(5):  # whoever looks at a lock has it for a moment
+            with folder.hold(name) as mine:
+                if mine:
+                    state = folder.seen(name).state
+                    if state in ("waiting", "queued", "blocked", "stopped", "interrupted"):
+                        folder.change(name, state="cancelled", why="")
+                        say(f"{name}: cancelled")
+                    elif names:
+                        say(f"{name}: is {state} already")
+                    break
+            if ask_to_stop(folder, name):
+                say(f"{name}: asked to stop")
+                break
+            time.sleep(0.1)
+        else:
+            say(f"{name}: runs on {folder.read(name).host}, and can be stopped there")

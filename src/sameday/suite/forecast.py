@@ -1,0 +1,264 @@
+"""`sameday suite plan`: the graph in order, each job's time and GPU, the end, what it waits for, and the deadline."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sameday.spec.errors import BadInput
+from sameday.spec.suite import Suite
+from sameday.spec.words import clock, count, tell, when
+from sameday.suite.jobs import OpenSuite
+from sameday.suite.local import gpus_here
+from sameday.suite.measure import measure
+from sameday.suite.measured import keep_measured, planned
+from sameday.suite.predict import Estimate, Predictor
+from sameday.suite.remedies import Changeable, Remedy, by_image, cached, remedies
+from sameday.suite.schedule import Schedule, Task, schedule
+from sameday.suite.state import JobState
+from sameday.suite.work import Work
+
+WIDTH = 100
+"""Columns of a line."""
+Say = Callable[[str], Any]
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """From `now` on. `low` and `high` are when it ends if all jobs take the least, and the most; jobs in `unknown` are
+    counted as if they took no time."""
+
+    suite: Suite
+    gpus: int
+    now: float
+    states: Mapping[str, JobState]
+    estimates: Mapping[str, Estimate]
+    schedule: Schedule
+    low: float
+    high: float
+    left: float | None
+    """Until the deadline; None where there is none."""
+    remedies: tuple[Remedy, ...] = ()
+
+    @property
+    def unknown(self) -> list[str]:
+        return [name for name, each in self.estimates.items() if each.seconds is None]
+
+    @property
+    def seconds(self) -> float:
+        return self.schedule.seconds
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the deadline does; None where that is not known."""
+        if self.left is None or (self.unknown and self.seconds <= self.left):
+            return None
+        return self.seconds <= self.left
+
+
+def tasks(
+    suite: Suite, estimates: Mapping[str, Estimate], states: Mapping[str, JobState], gpus: int, which: str = "seconds"
+) -> dict[str, Task]:
+    """Jobs for the schedule, with what is left of them. Without GPUs all of them take slots."""
+    made = {}
+    for name, job in suite.jobs.items():
+        on = job.gpus if gpus else 0
+        pinned: tuple[int, ...] | None = (job.gpu,) if job.gpu is not None and on else None
+        running, held = states[name].state == "running", tuple(states[name].gpus)
+        if running and on and len(held) == on and max(held) < gpus:
+            pinned = held
+        running = running and (pinned is not None or not on)
+        made[name] = Task(getattr(estimates[name], which) or 0.0, tuple(suite.needs(name)), on, pinned, running)
+    return made
+
+
+def forecast(opened: OpenSuite, gpus: int, predictor: Predictor, advise: bool = True) -> Forecast:
+    suite = opened.suite
+    estimates, states, now = predictor.left(), predictor.states, predictor.moment
+    made = _scheduled(tasks(suite, estimates, states, gpus), gpus, suite.at_once)
+    ends = [
+        _scheduled(tasks(suite, estimates, states, gpus, which), gpus, suite.at_once).seconds
+        for which in ("low", "high")
+    ]
+    began = opened.folder.began()
+    left = None if suite.deadline is None else suite.deadline - (0.0 if began is None else now - began)
+    low, high = min(ends[0], made.seconds), max(ends[1], made.seconds)
+    found = Forecast(suite, gpus, now, states, estimates, made, low, high, left)
+    if not advise or left is None or found.holds is not False:
+        return found
+
+    def end(other: Suite, number: int) -> float | None:
+        changed = replace(predictor, suite=other, now=now, _works={})
+        each = changed.left()
+        if any(one.seconds is None and estimates[name].seconds is not None for name, one in each.items()):
+            return None
+        return _scheduled(tasks(other, each, states, number), number, other.at_once).seconds
+
+    return replace(found, remedies=tuple(remedies(suite, gpus, left, changeable(suite, predictor), end)))
+
+
+def _scheduled(jobs: Mapping[str, Task], gpus: int, slots: int) -> Schedule:
+    try:
+        return schedule(jobs, gpus, slots)
+    except ValueError as error:
+        raise BadInput(f"{error}; --gpus plans for another number") from None
+
+
+def changeable(suite: Suite, predictor: Predictor) -> dict[str, Changeable]:
+    found = {}
+    for name, job in suite.jobs.items():
+        work, state = predictor.work(name), predictor.states[name]
+        if job.do == "train" and isinstance(work, Work) and work.recipe is not None and not state.attempt:
+            first = work.trainings[0]
+            found[name] = Changeable(work.recipe, first.plan, first.automatic, job.expected is not None)
+    return found
+
+
+# As people read it
+
+
+def lines(found: Forecast) -> Iterator[str]:
+    suite = found.suite
+    machine = count(found.gpus, "GPU") if found.gpus else f"no GPU, {count(suite.at_once, 'job')} at once"
+    yield f"{suite.name}: {count(len(suite.jobs), 'job')} on {machine}"
+    yield from _table(found)
+    yield from _sources(found)
+    least = "at least " if found.unknown or any(each.lacks for each in found.estimates.values()) else ""
+    at = when(found.now + found.seconds, found.now)
+    between = f" ({clock(found.low)} to {clock(found.high)})" if found.high > found.low else ""
+    yield f"finish        {least}{clock(found.seconds)} from now{between}, at {at}"
+    kind = "no other is shorter" if found.schedule.best else "longest path first"
+    yield f"schedule      {kind}; no schedule here can end before {clock(found.schedule.bound)}"
+    yield from _wrapped("critical path ", " ".join(_chain(found)))
+    if found.left is not None:
+        yield from _wrapped("deadline      ", _deadline(found))
+    if found.remedies:
+        yield "what would make it hold:"
+        for remedy in found.remedies:
+            yield from _wrapped("  - ", _remedy(remedy))
+
+
+def _table(found: Forecast) -> Iterator[str]:
+    rows = [("job", "do", "waits for", "GPU", "start", "takes", "low to high", "end")]
+    for name in found.schedule.order:
+        here, each, state = found.schedule.placed[name], found.estimates[name], found.states[name]
+        job = found.suite.jobs[name]
+        gpus = ",".join(map(str, here.gpus)) or "-"
+        known = each.seconds is not None
+        takes = clock(each.seconds or 0.0) + ("+" if each.lacks else "") if known else "?"
+        between = f"{clock(each.low or 0.0)} to {clock(each.high or 0.0)}" if known and each.low != each.high else ""
+        if state.state == "done":
+            rows.append((name, job.do, "", "", "", "done", f"in {clock(state.spent)}", ""))
+            continue
+        start = "running" if state.state == "running" else clock(here.start)
+        needs = _short([each for each in found.suite.needs(name) if found.states[each].state != "done"])
+        rows.append((name, job.do, needs, gpus, start, takes, between, clock(here.end) if known else "?"))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    right = (4, 5, 7)
+    for row in rows:
+        cells = (c.rjust(w) if n in right else c.ljust(w) for n, (c, w) in enumerate(zip(row, widths, strict=True)))
+        yield "  ".join(cells).rstrip()
+
+
+def _short(names: list[str]) -> str:
+    return ", ".join(names) if len(", ".join(names)) <= 24 else f"{names[0]} and {len(names) - 1} more"
+
+
+def _sources(found: Forecast) -> Iterator[str]:
+    by_source: dict[str, list[str]] = {}
+    for name, each in found.estimates.items():
+        if found.states[name].state != "done":
+            by_source.setdefault(each.source, []).append(name)
+    yield "times are from"
+    for source, names in by_source.items():
+        yield from _wrapped("  - ", f"{', '.join(names)}: {source}")
+    lacking = {name: each.lacks for name, each in found.estimates.items() if each.lacks}
+    for name, what in lacking.items():
+        yield from _wrapped("  - ", f"{name}: not known, and not counted: {', '.join(what)}")
+
+
+def _chain(found: Forecast) -> Iterator[str]:
+    for name, why in found.schedule.critical():
+        if found.states[name].state != "done":
+            gpus = ",".join(map(str, found.schedule.placed[name].gpus))
+            waits = {"needs": "->", "gpu": f"-> (GPU {gpus} is free)", "slot": "-> (a place is free)"}
+            yield f"{waits.get(why, '')} {name}".strip()
+
+
+def _deadline(found: Forecast) -> str:
+    assert found.left is not None
+    late = found.seconds - found.left
+    if found.holds is None:
+        return f"in {clock(found.left)}: not known, since it is not known how long {', '.join(found.unknown)} takes"
+    asked = f"in {clock(found.left)}" if found.left > 0 else f"over since {clock(-found.left)}"
+    if found.holds:
+        unsure = found.high > found.left
+        may = f"; if jobs take the most, it ends {clock(found.high - found.left)} too late" if unsure else ""
+        return f"{asked}: holds, with {clock(-late)} to spare{may}"
+    may = f"; if jobs take the least, it holds with {clock(found.left - found.low)}" if found.low <= found.left else ""
+    return f"{asked}: does not hold, {clock(late)} too late{may}"
+
+
+def _remedy(remedy: Remedy) -> str:
+    if remedy.seconds is None:
+        outcome = "not known how long that takes; --measure times some steps of it"
+    else:
+        outcome = f"ends in {clock(remedy.seconds)}" + ("" if remedy.holds else ", which is too late")
+    return f"{remedy.what}: {outcome}. Price: {remedy.price}"
+
+
+def _wrapped(first: str, text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=" " * len(first), break_on_hyphens=False)
+
+
+# The command
+
+
+def plan(opened: OpenSuite, gpus: int | None = None, measured: bool = False, say: Say = tell) -> Forecast:
+    """`sameday suite plan`. Where nobody says how many GPUs, those of this machine, or of the suite. For planning a
+    machine need not have them."""
+    number = gpus if gpus is not None else gpus_here(opened.suite)
+    predictor = Predictor(opened.suite, opened.home, opened.folder, audit=True)
+    if measured:
+        _measure(opened, predictor, say)
+        found = forecast(opened, number, predictor := _again(predictor))
+        if found.holds is False:
+            trainings = changeable(opened.suite, predictor)
+            others = [
+                by_image(opened.suite, trainings),
+                *(each[0] for each in [cached(opened.suite, trainings)] if each),
+            ]
+            for other in (each for each in others if each is not None):
+                _measure(opened, replace(predictor, suite=other, _works={}), say)
+            predictor = _again(predictor)
+    found = forecast(opened, number, predictor)
+    for line in lines(found):
+        say(line)
+    return found
+
+
+def _again(predictor: Predictor) -> Predictor:
+    return Predictor(predictor.suite, predictor.home, predictor.folder, audit=True, now=time.time())
+
+
+def _measure(opened: OpenSuite, predictor: Predictor, say: Say) -> None:
+    """Every training whose steps nobody went through under its plan, and that is still to be done."""
+    tried: set[tuple[str, str]] = set()
+    for name in predictor.suite.jobs:
+        work = predictor.work(name)
+        if not isinstance(work, Work) or predictor.states[name].state == "done":
+            continue
+        for training in work.trainings:
+            key = (training.cost, planned(training))
+            if key in tried or training.ranks > 1 or not training.planned or predictor.knows(training):
+                continue
+            tried.add(key)
+            say(f"measuring some steps of {name}, {training.recipe.name}")
+            result = measure(training, work.evaluation)
+            if isinstance(result, str):
+                say(f"{name}: could not be measured: {result}")
+            else:
+                keep_measured(opened.folder, result)

@@ -1,0 +1,106 @@
+"""`sameday suite plan --measure`: some steps of a training, a little of its validation and answers, and one save, timed
+in a process of their own: what it leaves on the device, or breaks, ends with it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from sameday.record.times import process_age
+from sameday.spec.errors import BadInput, RunStopped
+from sameday.spec.evaluation import Evaluation
+from sameday.spec.load import recipe_from
+from sameday.spec.plan import Plan
+from sameday.suite.measured import Measured, planned
+from sameday.suite.work import Training
+
+STEPS = 24
+"""That are timed at most; at least `pace.LEAST` and some more, for the first ones say little."""
+LEAST, ENOUGH = 6, 60.0
+"""Steps, and seconds after which no more of them are begun."""
+FEW = {"val": 64, "test": 64}
+"""Samples that stand for all when scores and answers are timed."""
+
+
+def measure(training: Training, evaluation: Evaluation | None) -> Measured | str:
+    """In a process of its own; or why it could not be measured."""
+    asked = {
+        "recipe": training.recipe.model_dump(mode="json"),
+        "home": str(training.home),
+        "plan": training.plan.model_dump(mode="json"),
+        "automatic": training.automatic,
+        "fixed": training.fixed,
+        "evaluation": None if evaluation is None else evaluation.model_dump(mode="json"),
+    }
+    with tempfile.TemporaryDirectory(prefix="sameday-suite-") as folder:
+        job, out = Path(folder) / "job.json", Path(folder) / "result.json"
+        job.write_text(json.dumps(asked))
+        words = [sys.executable, "-m", "sameday.suite.measure", str(job), str(out)]
+        ended = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+        if ended.returncode or not out.exists():
+            said = ended.stderr.strip().splitlines() or ["without a word"]
+            return f"exit code {ended.returncode}: {said[-1]}"
+        return Measured(cost=training.cost, plan=planned(training), **json.loads(out.read_text()))
+
+
+def run(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What `Measured` has besides what it is of."""
+    from sameday.commands.session import Session, Specs, silent
+    from sameday.tasks.base import TRAINING, total_steps
+
+    recipe, plan = recipe_from(asked["recipe"]), Plan.model_validate(asked["plan"])
+    evaluation = None if asked["evaluation"] is None else Evaluation.model_validate(asked["evaluation"])
+    specs = Specs(recipe, Path(asked["home"]), plan, asked["automatic"], tuple(asked["fixed"]))
+    with closing(Session.start(specs, silent, splits=TRAINING)) as session:
+        setup, splits = session.setup, session.audited.splits
+        split = None if evaluation is None or setup.lacks(evaluation.split) is not None else evaluation.split
+        few = [each for each in {"val", split} - {None, "train"} if setup.lacks(str(each)) is None]
+        if few and isinstance(splits, dict):
+            splits = splits | setup.audit(silent, [str(each) for each in few], FEW).splits
+        task = session.load(splits=splits)
+        start = process_age()
+        steps: list[float] = []
+        numbers = range(min(total_steps(recipe, task), STEPS + 1))
+        with closing(session.steps(task)) as stepped, closing(stepped.run(numbers)) as done:
+            began = first = time.perf_counter()
+            for _ in done:
+                now = time.perf_counter()
+                steps.append(now - began)
+                began = now
+                if len(steps) >= LEAST and now - first > ENOUGH:
+                    break
+        result: dict[str, Any] = {"machine": session.machine.name, "steps": steps, "start": start}
+        result["score_each"] = _each(lambda: task.evaluate("val", session.ranks).get("samples", 0))
+        if split is not None and evaluation is not None and setup.generates:
+            questions = task.questions(split)[: FEW["test"]]
+            longest = evaluation.max_new_tokens
+            result["answer_each"] = _each(lambda: sum(map(len, task.answers(questions, longest, session.ranks))))
+        with tempfile.TemporaryDirectory(prefix="sameday-suite-") as folder:
+            result["save"] = _each(lambda: task.save(Path(folder)) or 1)
+        return result
+
+
+def _each(do: Any) -> float | None:
+    """Seconds for each of what was done; None where nothing was."""
+    began = time.perf_counter()
+    number = do()
+    return (time.perf_counter() - began) / number if number else None
+
+
+def main() -> None:
+    job, out = map(Path, sys.argv[1:])
+    try:
+        out.write_text(json.dumps(run(json.loads(job.read_text()))))
+    except (BadInput, RunStopped) as error:
+        sys.exit(str(error).partition("\n")[0])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""What was measured for a plan of a suite: a few steps, and a little of all that is besides steps. Kept in OUT."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from sameday.spec.writing import write_text
+from sameday.suite.pace import Pace, pace_of
+from sameday.suite.state import SuiteFolder
+from sameday.suite.work import Training, plan_cost
+
+MEASURED = "measured.json"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds of steps in order, the first ones included; until a model was there; for a sample's scores, for its
+    answer, and to save once. None: not measured."""
+
+    cost: str
+    plan: str
+    machine: str
+    steps: list[float]
+    start: float
+    score_each: float | None = None
+    answer_each: float | None = None
+    save: float | None = None
+
+    def fits(self, training: Training) -> bool:
+        return self.cost == training.cost and training.ranks == 1 and self.plan == planned(training)
+
+    @property
+    def evaluates(self) -> bool:
+        return self.score_each is not None or self.answer_each is not None
+
+    def evaluation(self, samples: int) -> float:
+        return samples * ((self.score_each or 0.0) + (self.answer_each or 0.0))
+
+    def pace(self, sizes: Mapping[str, int], word: str) -> Pace | None:
+        pace = pace_of(self.steps)
+        if pace is None:
+            return None
+        validate = None if self.score_each is None else self.score_each * sizes.get("val", 0)
+        return replace(
+            pace, start=self.start, validate=validate, save=self.save, finish=self.save, where=f"{word} {self.machine}"
+        )
+
+
+def planned(training: Training) -> str:
+    """Of an automatic plan what was fixed of it: the rest is chosen alike by whoever runs it here."""
+    return ("automatic " if training.automatic else "") + plan_cost(training.plan)
+
+
+def read_measured(folder: SuiteFolder) -> list[Measured]:
+    """In the order in which they were made; what cannot be read is not there."""
+    try:
+        kept: list[dict[str, Any]] = json.loads((folder.path / MEASURED).read_text(encoding="utf-8"))["measured"]
+        fields: list[dict[str, Any]] = [{name: each[name] for name in Measured.__dataclass_fields__} for each in kept]
+        return [Measured(**each) for each in fields]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return []
+
+
+def keep_measured(folder: SuiteFolder, one: Measured) -> None:
+    """One of the same steps is replaced."""
+    others = [each for each in read_measured(folder) if (each.cost, each.plan) != (one.cost, one.plan)]
+    values = {"measured": [asdict(each) for each in (*others, one)]}
+    write_text(folder.path / MEASURED, json.dumps(values, indent=1) + "\n")

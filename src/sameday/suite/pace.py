@@ -1,0 +1,184 @@
+"""How fast a run went, by its own records: a step, and all that is besides steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from sameday.record.folder import RunFolder, read_metrics
+from sameday.record.times import TIMES, read_times
+from sameday.spec.errors import BadInput
+from sameday.suite.state import SuiteFolder
+from sameday.suite.work import Training, Work, plan_cost, step_cost
+
+WARM = 5
+"""First steps, which may compile and fill caches."""
+LEAST = 3
+"""Steps without which there is no pace."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds of a step, with the share by which their mean may be off; of what is besides steps, None where it was not
+    recorded. `warm` is what the first steps took more than others."""
+
+    step: float
+    error: float
+    steps: int
+    warm: float = 0.0
+    start: float | None = None
+    validate: float | None = None
+    save: float | None = None
+    finish: float | None = None
+    where: str = ""
+    alike: bool = True
+    """Whether its plan is the one that is asked about."""
+
+
+def pace_of(steps: Sequence[float], times: Iterable[dict[str, Any]] = (), recent: bool = False) -> Pace | None:
+    """Of the seconds of steps in order. With `recent` their later half counts, since a machine's pace may change."""
+    if len(steps) < LEAST:
+        return None
+    warm = WARM if len(steps) >= 3 * WARM else 1
+    usual = steps[warm:]
+    mean = statistics.fmean(usual)
+    more = max(0.0, sum(steps[:warm]) - warm * mean)
+    if recent:
+        usual = usual[-max(20, len(usual) // 2) :]
+        mean = statistics.fmean(usual)
+    error = 2 * statistics.stdev(usual) / len(usual) ** 0.5 / mean if len(usual) > 1 and mean else 1.0
+    times = list(times)
+    start, validate, save, finish = (_mean(times, what) for what in ("start", "validate", "save", "finish"))
+    return Pace(mean, error, len(steps), more, start, validate, save, finish)
+
+
+def _mean(times: Iterable[dict[str, Any]], what: str) -> float | None:
+    each = [float(record["seconds"]) for record in times if record.get("what") == what]
+    return statistics.fmean(each) if each else None
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A run folder, read: seconds of its steps, of the rest, and the last step that is done."""
+
+    seconds: list[float]
+    times: list[dict[str, Any]]
+    done: int = 0
+
+    @property
+    def total(self) -> int | None:
+        """Steps of the whole run, as its process said."""
+        each = [record["total"] for record in self.times if isinstance(record.get("total"), int)]
+        return each[-1] if each else None
+
+    @property
+    def ranks(self) -> int:
+        """Processes that it ran on; an earlier release did not say."""
+        each = [record["ranks"] for record in self.times if isinstance(record.get("ranks"), int)]
+        return each[-1] if each else 1
+
+    @property
+    def evaluation(self) -> float | None:
+        """One that was asked for again takes no time: the longest counts."""
+        each = [float(record["seconds"]) for record in self.times if record.get("what") == "evaluate"]
+        return max(each, default=None)
+
+
+def recorded(folder: Path) -> Recorded:
+    """Of a run that may go on; nothing where nothing can be read."""
+    return _recorded(folder, *(_stamp(folder / name) for name in ("metrics.jsonl", TIMES)))
+
+
+@lru_cache(maxsize=256)
+def _recorded(folder: Path, *_stamps: tuple[int, int]) -> Recorded:
+    try:
+        metrics = read_metrics(folder / "metrics.jsonl")
+    except (BadInput, OSError):
+        metrics = []
+    steps = [each for each in metrics if "split" not in each and isinstance(each.get("seconds"), int | float)]
+    done = max((each["step"] for each in steps if isinstance(each.get("step"), int)), default=0)
+    return Recorded([float(each["seconds"]) for each in steps], read_times(folder), done)
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        about = os.stat(path)
+        return about.st_size, about.st_mtime_ns
+    except OSError:
+        return 0, 0
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """A run that was recorded: what its step costs depends on."""
+
+    folder: Path
+    cost: str
+    plan: str
+    plan_fields: dict[str, Any]
+    automatic: bool
+    host: str
+    answered: str | None
+    """What its evaluation asks, where it ends with one."""
+
+
+def earlier_runs(folder: SuiteFolder) -> list[Earlier]:
+    """Of the suite's own jobs, those that were put aside, and all below `runs`."""
+    roots = {folder.path, Path("runs").absolute(), *([folder.path.parent] if folder.path.parent.name == "runs" else [])}
+    inside = ("jobs/*/run", "jobs/*/run/stages/*", "earlier/*/run", "earlier/*/run/stages/*")
+    patterns = ["*", "*/stages/*", *inside, *(f"*/{each}" for each in inside)]
+    found = {path.parent for root in roots for pattern in patterns for path in root.glob(f"{pattern}/metrics.jsonl")}
+    runs = (_earlier(path, _stamp(path / "environment.json")) for path in sorted(found))
+    return [run for run in runs if run is not None]
+
+
+@lru_cache(maxsize=1024)
+def _earlier(path: Path, _stamp: tuple[int, int]) -> Earlier | None:
+    try:
+        run = RunFolder.read(path)
+        about = json.loads((path / "environment.json").read_text(encoding="utf-8"))
+        words = shlex.split(str(about.get("command", "")))
+    except (BadInput, OSError, ValueError, RecursionError):
+        return None
+    fields = run.plan.model_dump(mode="json")
+    host = str(about.get("hostname", "an unknown machine"))
+    evaluation = getattr(run.recipe, "evaluate", None)
+    asked = None if evaluation is None else Work([], evaluation, run.recipe).answered
+    return Earlier(path, step_cost(run.recipe), plan_cost(run.plan), fields, "--plan" not in words, host, asked)
+
+
+def borrowed(training: Training, runs: Iterable[Earlier]) -> Pace | None:
+    """The pace of another run whose steps cost the same, best under the same plan, then of the most steps. None where
+    there is none."""
+    paces = sorted(_candidates(training, runs), key=lambda pace: (pace.alike, pace.steps))
+    return paces[-1] if paces else None
+
+
+def _candidates(training: Training, runs: Iterable[Earlier]) -> Iterator[Pace]:
+    cost, plan = training.cost, plan_cost(training.plan)
+    asked = {name: training.plan.model_dump(mode="json")[name] for name in training.fixed}
+    for run in runs:
+        if run.cost != cost or run.folder == training.folder:
+            continue
+        fixed = all(run.plan_fields[name] == value for name, value in asked.items())
+        alike = training.planned and (run.automatic and fixed if training.automatic else run.plan == plan)
+        read = recorded(run.folder)
+        alike = alike and read.ranks == training.ranks
+        pace = pace_of(read.seconds, read.times)
+        if pace is not None:
+            yield replace(pace, where=f"{shown(run.folder)} on {run.host}", alike=alike)
+
+
+def shown(folder: Path) -> str:
+    """As short as it can be told from where the user stands."""
+    try:
+        return str(folder.relative_to(Path.cwd()))
+    except ValueError:
+        return str(folder)

@@ -1,0 +1,324 @@
+"""How long jobs take: steps times the time of a step, and what is besides steps. From what the user expects, from the
+job's own records while it runs, from runs whose steps cost the same, or from a measurement; else it is not known."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from sameday.record.times import read_times
+from sameday.spec.errors import BadInput
+from sameday.spec.plan import Plan
+from sameday.spec.suite import Suite
+from sameday.spec.words import count
+from sameday.suite.measured import Measured, read_measured
+from sameday.suite.pace import Earlier, Pace, borrowed, earlier_runs, pace_of, recorded, shown
+from sameday.suite.state import JobState, SuiteFolder
+from sameday.suite.work import Counts, Training, Work, step_cost, work_of
+from sameday.tasks.registry import setup_of
+
+OWN, LENT, MEASURED, OTHER_PLAN = 0.03, 0.06, 0.1, 0.4
+"""The least share by which steps may be off, by where their pace is from: this very run, a run like it, a few steps
+that were timed, a run under another plan."""
+BESIDES = 0.25
+"""The share by which all that is besides steps may be off."""
+TO_VERIFY = 0.15
+"""What `sameday tune` may take beyond its minutes, as a share of them."""
+PREDICTIONS = "predictions.jsonl"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds, between `low` and `high`; None where nothing is known. `lacks` is what is not counted in them."""
+
+    seconds: float | None
+    low: float | None
+    high: float | None
+    source: str
+    lacks: tuple[str, ...] = ()
+
+    @classmethod
+    def exact(cls, seconds: float, source: str) -> Estimate:
+        return cls(seconds, seconds, seconds, source)
+
+    @classmethod
+    def unknown(cls, why: str) -> Estimate:
+        return cls(None, None, None, f"not known: {why}")
+
+    def plus(self, more: float, error: float = 0.0) -> Estimate:
+        if self.seconds is None or self.low is None or self.high is None:
+            return self
+        return replace(self, seconds=self.seconds + more, low=self.low + more - error, high=self.high + more + error)
+
+
+def predict(
+    suite: Suite, home: Path, folder: SuiteFolder, *, audit: bool = False, now: float | None = None
+) -> dict[str, Estimate]:
+    """Of each job, from its begin to its end. With `audit`, data that was not counted yet is read for it."""
+    return Predictor(suite, home, folder, audit, now).whole()
+
+
+def remaining(
+    suite: Suite, home: Path, folder: SuiteFolder, *, audit: bool = False, now: float | None = None
+) -> dict[str, Estimate]:
+    """What is left of each job from now on, once it has what it waits for."""
+    return Predictor(suite, home, folder, audit, now).left()
+
+
+@dataclass
+class Predictor:
+    suite: Suite
+    home: Path
+    folder: SuiteFolder
+    audit: bool = False
+    now: float | None = None
+    _works: dict[str, Work | str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.moment = time.time() if self.now is None else self.now
+        self.states = self.folder.states(self.suite)
+        self.counts = Counts(self.folder, self.audit)
+
+    @cached_property
+    def runs(self) -> list[Earlier]:
+        return earlier_runs(self.folder)
+
+    @cached_property
+    def measured(self) -> list[Measured]:
+        return read_measured(self.folder)
+
+    def whole(self) -> dict[str, Estimate]:
+        return {name: each.plus(self.elapsed(name)) for name, each in self.left().items()}
+
+    def left(self) -> dict[str, Estimate]:
+        return {name: self._left(name) for name in self.suite.jobs}
+
+    def elapsed(self, name: str) -> float:
+        """In all attempts."""
+        state = self.states[name]
+        return state.spent + (self._running(state) or 0.0)
+
+    def _running(self, state: JobState) -> float | None:
+        """Seconds since its process began; None where there is none."""
+        if state.state != "running" or state.started is None:
+            return None
+        return max(0.0, self.moment - state.started)
+
+    def work(self, name: str) -> Work | str:
+        """Or what is wrong with its recipe."""
+        if name not in self._works:
+            try:
+                self._works[name] = work_of(self.suite, self.home, self.folder, name)
+            except BadInput as error:
+                self._works[name] = str(error).partition("\n")[0]
+        return self._works[name]
+
+    def _left(self, name: str) -> Estimate:
+        job, state, work = self.suite.jobs[name], self.states[name], self.work(name)
+        if state.state == "done":
+            return Estimate.exact(0.0, "done")
+        own = isinstance(work, Work) and any(self._own(each) for each in work.trainings)
+        if job.expected is not None and not own:
+            return Estimate.exact(max(0.0, job.expected - self.elapsed(name)), "expected, as the suite says")
+        if isinstance(work, str):
+            return Estimate.unknown(work)
+        if job.do == "train":
+            return self._train(name, work)
+        if job.do == "eval":
+            return self._eval(name, work)
+        if job.do == "tune":
+            seconds = 60 * job.minutes
+            left = max(0.0, seconds - self.elapsed(name))
+            return Estimate(left + seconds * TO_VERIFY / 2, left, left + seconds * TO_VERIFY, "its minutes, and verify")
+        return Estimate.unknown(f"what a {job.do} job takes; `expected` in the suite can say it")
+
+    # Training
+
+    def _train(self, name: str, work: Work) -> Estimate:
+        each = [self._training(training, self.states[name]) for training in work.trainings]
+        sum_ = _sum(each)
+        if sum_.seconds is None or work.evaluation is None:
+            return sum_
+        state, folder = self.states[name], self.folder.run(name)
+        after = self._answering(name, work, folder / "answers", _last(folder, "finish") or state.started)
+        if after.seconds is None:
+            return replace(sum_, lacks=(*sum_.lacks, "its evaluation"))
+        return _sum([sum_, replace(after, source="")])
+
+    def _own(self, training: Training) -> Pace | None:
+        read = recorded(training.folder)
+        return pace_of(read.seconds, read.times, recent=True)
+
+    def _training(self, training: Training, state: JobState) -> Estimate:
+        read = recorded(training.folder)
+        counted = self.counts.of(training.recipe, training.home)
+        total = read.total or counted.total(training.recipe)
+        if total is None:
+            return Estimate.unknown(counted.why)
+        if read.done >= total and any(record.get("what") == "finish" for record in read.times):
+            return Estimate.exact(0.0, "done")
+        lent, own = self._lent(training), self._own(training)
+        if own is not None:
+            rest = lent or own
+            parts: dict[str, Any] = {part: _either(getattr(own, part), getattr(rest, part)) for part in PARTS}
+            pace, floor, where = replace(own, **parts), OWN, f"its own records, {count(own.steps, 'step')}"
+        elif lent is not None:
+            pace, floor = lent, LENT if lent.alike else OTHER_PLAN
+            floor = MEASURED if lent.where.startswith(MEASURED_ON) else floor
+            where = lent.where + ("" if lent.alike else ", under another plan")
+        else:
+            return Estimate.unknown("no run with such steps is recorded; `sameday suite plan --measure` times some")
+        per_epoch = counted.per_epoch or total / training.recipe.num_epochs
+        looks = {
+            "validate": _due(training, total, per_epoch, read.done, "validate"),
+            "save": _due(training, total, per_epoch, read.done, "save"),
+        }
+        begun = self._running(state) is not None and read.times and read.times[-1]["time"] >= (state.started or 0.0)
+        besides = sum((getattr(pace, what) or 0.0) * number for what, number in looks.items()) + (pace.finish or 0.0)
+        if not begun:
+            # What it has been starting for already is no longer before it.
+            besides += max(0.0, (pace.start or 0.0) - (self._running(state) or 0.0 if not read.done else 0.0))
+        if read.done == 0:
+            besides += pace.warm
+        steps = (total - read.done) * pace.step
+        error = max(floor, pace.error) * steps + BESIDES * besides
+        lacks = tuple(WORDS[part] for part in PARTS if getattr(pace, part) is None and looks.get(part, 1))
+        lacks = lacks if counted.sizes.get("val", 1) else tuple(each for each in lacks if each != WORDS["validate"])
+        return Estimate(steps + besides, max(0.0, steps + besides - error), steps + besides + error, where, lacks)
+
+    def _lent(self, training: Training) -> Pace | None:
+        """Of a run that went through such steps; before one under another plan, what was measured under this one."""
+        run = borrowed(training, self.runs)
+        if run is not None and run.alike:
+            return run
+        sizes = self.counts.of(training.recipe, training.home).sizes
+        fitting = [each for each in self.measured if each.fits(training)]
+        return fitting[-1].pace(sizes, MEASURED_ON) if fitting else run
+
+    def knows(self, training: Training) -> bool:
+        """Whether the pace of such steps is known under this plan, so that nothing need be measured."""
+        lent = self._lent(training)
+        return self._own(training) is not None or (lent is not None and lent.alike)
+
+    # Evaluation
+
+    def _eval(self, name: str, work: Work) -> Estimate:
+        state = self.states[name]
+        found = self._answering(name, work, self.folder.run(name), state.started)
+        loading = self._loading(work)
+        if found.seconds is None or loading is None or "whole" in found.source or self._running(state) is not None:
+            return found
+        return found.plus(loading, BESIDES * loading)
+
+    def _answering(self, name: str, work: Work, answers: Path, since: float | None) -> Estimate:
+        """An evaluation, or what is left of it: `answers` are below this folder, written `since` then."""
+        state = self.states[name]
+        total = self._questions(work)
+        there = _lines(answers) if state.attempt else 0
+        running = self._running(state)
+        if there and total and running is not None and since is not None and self.moment > since:
+            rate = there / (self.moment - since)
+            left = max(0, total - there) / rate
+            return Estimate(left, 0.8 * left, 1.25 * left, f"its own answers, {there} of {total}")
+        whole, source = self._whole_evaluation(name, work, total)
+        if whole is None:
+            return Estimate.unknown("no such evaluation is recorded; `sameday suite plan --measure` times one")
+        rest = whole * (1 - there / total if total else 1)
+        if running is not None and since is not None and self.suite.jobs[name].do == "eval":
+            rest = max(0.0, rest - (self.moment - since))
+        return Estimate(rest, 0.8 * rest, 1.25 * rest, source)
+
+    def _questions(self, work: Work) -> int | None:
+        assert work.recipe is not None and work.evaluation is not None
+        return self.counts.of(work.recipe, work.home).sizes.get(work.evaluation.split)
+
+    def _loading(self, work: Work) -> float | None:
+        """What an eval job takes until its model is there: about what a training of it does."""
+        assert work.recipe is not None
+        training = Training(work.recipe, work.home, Plan(), Path(), planned=False)
+        pace = self._lent(training)
+        return None if pace is None else pace.start
+
+    def _whole_evaluation(self, name: str, work: Work, total: int | None) -> tuple[float | None, str]:
+        for other, state in self.states.items():
+            theirs = self.work(other)
+            if other == name or isinstance(theirs, str) or theirs.evaluation is None:
+                continue
+            if theirs.answered != work.answered:
+                continue
+            if self.suite.jobs[other].do == "eval" and state.state == "done":
+                return state.spent, f"the whole of {other}"
+            if (seconds := recorded(self.folder.run(other)).evaluation) is not None:
+                return seconds, f"the evaluation of {other}"
+        for run in self.runs:
+            if run.answered == work.answered and (seconds := recorded(run.folder).evaluation) is not None:
+                return seconds, f"the evaluation of {shown(run.folder)}"
+        assert work.recipe is not None and work.evaluation is not None
+        for each in reversed(self.measured):
+            if each.cost == step_cost(work.recipe) and total and each.evaluates:
+                return each.evaluation(total), f"{MEASURED_ON} {each.machine}"
+        if not setup_of(work.recipe, work.home).generates and total:
+            return self._as_validation(work, total)
+        return None, ""
+
+    def _as_validation(self, work: Work, total: int) -> tuple[float | None, str]:
+        """Scores alone take what a validation does, for as many samples."""
+        assert work.recipe is not None
+        sizes = self.counts.of(work.recipe, work.home).sizes
+        pace = self._lent(Training(work.recipe, work.home, Plan(), Path(), planned=False))
+        if pace is None or pace.validate is None or not sizes.get("val"):
+            return None, ""
+        return pace.validate * total / sizes["val"], f"a validation of {pace.where}"
+
+
+MEASURED_ON = "measured on"
+PARTS = ("start", "validate", "save", "finish")
+WORDS = {"start": "its start", "validate": "validation", "save": "saving", "finish": "its end"}
+
+
+def _either(one: float | None, other: float | None) -> float | None:
+    return other if one is None else one
+
+
+def _sum(each: Sequence[Estimate]) -> Estimate:
+    """One after another; what is not known of one is not known of all."""
+    unknown = [one for one in each if one.seconds is None]
+    if unknown:
+        return unknown[0]
+    sources = [one.source for one in each if one.source and one.source != "done"]
+    lacks = tuple(dict.fromkeys(what for one in each for what in one.lacks))
+    seconds, low, high = (sum(getattr(one, name) for one in each) for name in ("seconds", "low", "high"))
+    return Estimate(seconds, low, high, "; ".join(dict.fromkeys(sources)) or "done", lacks)
+
+
+def _due(training: Training, total: int, per_epoch: float, done: int, what: str) -> int:
+    """How often a run validates or saves after so many steps that are done, its last step included."""
+    plan, best = training.plan, training.recipe.best
+    asked = [plan.save_steps] if what == "save" else [plan.eval_steps, *([best.every] if best else [])]
+    at = {total}
+    for every in asked:
+        if every == "epoch":
+            at |= {round(per_epoch * (number + 1)) for number in range(int(total / per_epoch))}
+        elif isinstance(every, int):
+            at |= set(range(every, total + 1, every))
+    return sum(step > done for step in at)
+
+
+def _last(folder: Path, what: str) -> float | None:
+    """When a run noted this last."""
+    moments = [record.get("time") for record in read_times(folder) if record.get("what") == what]
+    return max((float(moment) for moment in moments if isinstance(moment, int | float)), default=None)
+
+
+def _lines(folder: Path) -> int:
+    """Answers in the newest file of them below a folder."""
+    files: Iterable[Path] = [*folder.glob(PREDICTIONS), *folder.glob(f"*/{PREDICTIONS}")]
+    try:
+        newest = max(files, key=lambda path: path.stat().st_mtime, default=None)
+        return 0 if newest is None else newest.read_bytes().count(b"\n")
+    except OSError:
+        return 0

@@ -1,0 +1,184 @@
+"""What a job computes: its trainings and its evaluation, how many steps and samples these have, and whose steps take as
+long. Nothing is loaded for it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from sameday.commands.session import Specs, silent
+from sameday.spec.errors import BadInput
+from sameday.spec.evaluation import Evaluation
+from sameday.spec.identity import as_text, identity_of
+from sameday.spec.load import resolve_path
+from sameday.spec.plan import Plan
+from sameday.spec.recipe import Recipe
+from sameday.spec.suite import Suite
+from sameday.spec.writing import write_text
+from sameday.suite.jobs import plan_path
+from sameday.suite.state import SuiteFolder
+from sameday.tasks.registry import setup_of
+
+OF_NO_COST = frozenset(
+    {
+        *("name", "seed", "num_epochs", "max_steps", "learning_rate", "weight_decay", "betas", "eps", "max_grad_norm"),
+        *("schedule", "warmup_ratio", "warmup_steps", "best", "evaluate", "stages", "start_adapter", "stage_before"),
+    }
+)
+"""Recipe fields that change how many steps there are, or their numbers, and not what a step takes."""
+LOOKING = frozenset(("log_steps", "eval_steps", "save_steps", "save_total_limit"))
+"""Plan fields that say how often to look, which is counted by itself."""
+COUNTS = "counts.json"
+
+
+def step_cost(recipe: Recipe) -> str:
+    """Equal where a step of two recipes takes the same, under one plan on one machine."""
+    return _digest(identity_of(recipe, recipe.ignored() | OF_NO_COST))
+
+
+def plan_cost(plan: Plan) -> str:
+    return _digest({name: value for name, value in plan.model_dump(mode="json").items() if name not in LOOKING})
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(as_text(value).encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training of a job, a stage or the whole of it. Of an `automatic` plan only the `fixed` fields are known
+    before it runs; `planned` is false where the plan is still to be found by a tune job."""
+
+    recipe: Recipe
+    home: Path
+    plan: Plan
+    folder: Path
+    automatic: bool = False
+    fixed: tuple[str, ...] = ()
+    planned: bool = True
+    ranks: int = 1
+
+    @property
+    def cost(self) -> str:
+        return step_cost(self.recipe)
+
+
+@dataclass(frozen=True)
+class Work:
+    """`evaluation` is at the end of a training, or all of an eval job."""
+
+    trainings: list[Training] = field(default_factory=list)
+    evaluation: Evaluation | None = None
+    recipe: Recipe | None = None
+    home: Path = Path()
+
+    @property
+    def answered(self) -> str:
+        """Equal where two evaluations ask the same of models of one cost."""
+        assert self.recipe is not None and self.evaluation is not None
+        return _digest([step_cost(self.recipe), self.evaluation.model_dump(mode="json")])
+
+
+def work_of(suite: Suite, home: Path, folder: SuiteFolder, name: str) -> Work:
+    """Empty for jobs that neither train nor evaluate. BadInput where the recipe is wrong."""
+    job = suite.jobs[name]
+    if job.do == "eval":
+        if job.of is not None:
+            whose = work_of(suite, home, folder, job.of)
+            recipe, where = whose.recipe, whose.home
+        else:
+            specs = _specs(home / str(job.recipe), None, ())
+            recipe, where = specs.recipe, specs.home
+        given = getattr(recipe, "evaluate", None) or Evaluation()
+        asked = given if job.split is None else given.model_copy(update={"split": job.split})
+        return Work([], asked, recipe, where)
+    if job.do != "train":
+        return Work()
+    planned = plan_path(suite, home, folder, name)
+    there = planned is None or planned.exists()
+    specs = _specs(home / str(job.recipe), planned if there else None, (*suite.set, *job.set))
+    run = folder.run(name)
+    stages = [(each.recipe, run / f"stages/{n}-{each.name}") for n, each in enumerate(specs.recipe.stage_recipes(), 1)]
+    how = (specs.automatic, specs.fixed, there, max(1, job.gpus * job.nodes))
+    trainings = [
+        Training(recipe, specs.home, specs.plan, place, *how) for recipe, place in stages or [(specs.recipe, run)]
+    ]
+    return Work(trainings, getattr(specs.recipe, "evaluate", None), specs.recipe, specs.home)
+
+
+def _specs(recipe: Path, plan: Path | None, sets: tuple[str, ...]) -> Specs:
+    return _read(recipe, plan, sets, tuple(_stamp(path) for path in (recipe, plan) if path is not None))
+
+
+@lru_cache(maxsize=256)
+def _read(recipe: Path, plan: Path | None, sets: tuple[str, ...], _stamps: tuple[Any, ...]) -> Specs:
+    return Specs.from_files(recipe, plan, sets)
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        about = os.stat(path)
+        return about.st_size, about.st_mtime_ns
+    except OSError:
+        return 0, 0
+
+
+@dataclass(frozen=True)
+class Count:
+    """Steps of an epoch, and samples of each split; or why they are not known."""
+
+    per_epoch: float | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    why: str = ""
+
+    def total(self, recipe: Recipe) -> int | None:
+        if recipe.max_steps is not None:
+            return recipe.max_steps
+        return None if self.per_epoch is None else round(self.per_epoch * recipe.num_epochs)
+
+
+@dataclass
+class Counts:
+    """Kept in OUT, so that data is read once, by whoever may take the time for it: `audit` says whether that is now."""
+
+    folder: SuiteFolder
+    audit: bool = False
+
+    def __post_init__(self) -> None:
+        try:
+            kept = json.loads((self.folder.path / COUNTS).read_text(encoding="utf-8"))
+            self._known = {key: Count(each["per_epoch"], each["sizes"]) for key, each in kept.items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            self._known = {}
+
+    def of(self, recipe: Recipe, home: Path) -> Count:
+        stamps = [[path, *_stamp(resolve_path(home, path))] for path in sorted(recipe.paths())]
+        key = _digest([step_cost(recipe), str(home), stamps])
+        if key not in self._known and self.audit:
+            self._known[key] = _counted(recipe, home)
+            if not self._known[key].why:
+                self._keep()
+        return self._known.get(key, Count(why="its data was not counted yet: `sameday suite plan` does"))
+
+    def _keep(self) -> None:
+        good = {key: each for key, each in self._known.items() if not each.why}
+        text = json.dumps({key: {"per_epoch": each.per_epoch, "sizes": dict(each.sizes)} for key, each in good.items()})
+        write_text(self.folder.path / COUNTS, text + "\n")
+
+
+def _counted(recipe: Recipe, home: Path) -> Count:
+    """Through the task's own setup, which checks the data and loads no weights."""
+    setup = setup_of(recipe, home)
+    splits = [split for split in ("train", "val", "test") if setup.lacks(split) is None]
+    try:
+        audited = setup.audit(silent, splits)
+    except BadInput as error:
+        return Count(why=str(error).partition("\n")[0])
+    each = setup.epoch_steps(audited)
+    return Count(sum(each) / len(each), audited.sizes)
