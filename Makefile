@@ -35,8 +35,8 @@ types: $(STAMP)
 browser:
 	command -v chromium || { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; }
 
-# Long trials, run by hand: fifty kills of a training run and of a cache, equivalent plans over seeds, faults in bf16,
-# several ranks of classification. An hour.
+# Long trials, run by hand: fifty kills of a training run and of a cache, two hundred of suites, equivalent plans over
+# seeds, faults in bf16, several ranks of classification. Over an hour.
 soak: $(STAMP)
 	$(BIN)/pytest -m soak -s
 

@@ -108,18 +108,19 @@ class Browser:
         line, _, self._unread = self._unread.partition(b"\0")
         return dict(json.loads(line))
 
-    def open(self, page: Path, width: int, height: int = 900, dark: bool = False, density: float = 1) -> None:
-        """Show a file, as wide as asked, with the network off."""
+    def open(self, page: Path | str, width: int, height: int = 900, dark: bool = False, density: float = 1) -> None:
+        """Show a file, as wide as asked, with the network off; or an address, with it on."""
         phone = width < 600
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=density, mobile=phone
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
-        none = {"latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
-        self.call("Network.emulateNetworkConditions", offline=True, **none)
+        rate = 0 if isinstance(page, Path) else -1
+        rates = {"latency": 0, "downloadThroughput": rate, "uploadThroughput": rate}
+        self.call("Network.emulateNetworkConditions", offline=isinstance(page, Path), **rates)
         self.events.clear()
-        self.call("Page.navigate", url=page.resolve().as_uri())
+        self.call("Page.navigate", url=page.resolve().as_uri() if isinstance(page, Path) else page)
         deadline = time.monotonic() + self._patience
         while self.evaluate("document.readyState") != "complete" or self.evaluate("location.href") == "about:blank":
             if time.monotonic() > deadline:

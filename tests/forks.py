@@ -56,7 +56,15 @@ MODULES = (
 """What `python -m` may name."""
 AT_RUN_TIME = (
     *("GROUP_", "LOCAL_", "MASTER_", "PYTEST_", "RANK", "ROLE_", "SAMEDAY_", "TORCHELASTIC_", "WORLD_SIZE"),
-    *("COLUMNS", "CUBLAS_", "CUDA_VISIBLE_DEVICES", "KMP_", "TORCHINDUCTOR_CACHE_DIR", "TORCH_NCCL_"),
+    *(
+        "COLUMNS",
+        "CUBLAS_",
+        "CUDA_VISIBLE_DEVICES",
+        "KMP_",
+        "PYTHONUNBUFFERED",
+        "TORCHINDUCTOR_CACHE_DIR",
+        "TORCH_NCCL_",
+    ),
 )
 """How variables begin that no library reads while it is loaded, and those that libraries set themselves."""
 

@@ -254,7 +254,7 @@ def test_specs_records_reports_audit_and_help_do_without_torch() -> None:
 import importlib, sys
 def heavy():
     return sorted({{"torch", "transformers", "peft", "huggingface_hub"}} & set(sys.modules))
-for name in {light} + ["data.questions.audit", "tasks.registry", "cli"]:
+for name in {light} + ["data.questions.audit", "tasks.registry", "suite.watch", "suite.report", "cli"]:
     importlib.import_module("sameday." + name)
     assert not heavy(), (name, heavy())
 sys.argv = ["sameday", "--help"]
@@ -266,7 +266,7 @@ assert not heavy(), heavy()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for command in ("demo", "train", "eval", "cache", "verify", "profile", "tune", "report", "convert"):
+    for command in ("demo", "train", "eval", "cache", "verify", "profile", "tune", "report", "convert", "suite"):
         assert re.search(rf"^\W*{command}\s", done.stdout, re.MULTILINE), done.stdout
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from sameday.spec.errors import EXIT_BAD_INPUT, EXIT_DISK_FULL, BadInput, RunStopped
+from sameday.spec.errors import EXIT_BAD_INPUT, EXIT_DISK_FULL, EXIT_OK, BadInput, RunStopped
 from sameday.spec.words import tell
 
 app = typer.Typer(
@@ -254,7 +254,12 @@ def suite_run(
     from sameday.suite.jobs import open_suite
     from sameday.suite.local import run
 
-    sys.exit(run(open_suite(path, out), gpus, again))
+    code = run(opened := open_suite(path, out), gpus, again)
+    if code == EXIT_OK:
+        from sameday.suite.report import report_at_the_end
+
+        report_at_the_end(opened)
+    sys.exit(code)
 
 
 @suite.command("status")
@@ -295,6 +300,35 @@ def suite_cancel(
     from sameday.suite.jobs import open_suite
 
     cancel(open_suite(path, out), jobs or ())
+
+
+@suite.command("watch")
+def suite_watch(
+    path: SuitePath,
+    out: SuiteOut = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen at. Others than 127.0.0.1 can be reached by others.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8765,
+) -> None:
+    """One live page about a suite, for a browser: graph, curves, GPUs, deadline, logs. It only looks."""
+    from sameday.suite.watch import watch
+
+    watch(path, out, host, port)
+
+
+@suite.command("report")
+def suite_report(
+    path: SuitePath,
+    out: SuiteOut = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", "-o", help="The HTML file. Default: report.html in --out.")
+    ] = None,
+) -> None:
+    """One HTML file about all experiments of a suite: curves, metrics with intervals, GPU hours, environments."""
+    from sameday.suite.report import report_suite
+
+    tell(f"written: {report_suite(path, out, html)}")
 
 
 def main() -> None:

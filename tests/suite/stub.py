@@ -38,7 +38,7 @@ class StubSetup(TaskSetup):
         time.sleep(self.recipe.seconds)
         lacks = self.recipe.file is not None and not (self.home / self.recipe.file).exists()
         if lacks:
-            print("a line of the output before it")
+            print("a line of the output before it", flush=True)
             print(f"the file {self.recipe.file} is not there", file=sys.stderr)
         gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
         record = {"name": self.recipe.name, "began": began, "ended": time.time(), "gpus": gpus, "failed": lacks}

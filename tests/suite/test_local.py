@@ -17,18 +17,9 @@ import pytest
 import scenarios
 from scenarios import LIMIT, BackEnd, Home, assert_same_results, training
 
-from sameday.suite.cancel import holders
 from sameday.suite.jobs import open_suite
 from sameday.suite.local import run
-from sameday.suite.state import SuiteFolder
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    made = Home(tmp_path)
-    for name in ("PYTHONPATH", "CUDA_VISIBLE_DEVICES"):
-        monkeypatch.setenv(name, made.environment[name])
-    return made
+from sameday.suite.state import SuiteFolder, holders
 
 
 class Local:
@@ -61,6 +52,20 @@ def kill(pids: list[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+KINDS = ("job", "runner", "executor", "all")
+
+
+def victims(kind: str, runner: int, folder: SuiteFolder, rng: random.Random) -> list[int]:
+    """Of one job that runs now, or of all; none where there is no such process at the moment."""
+    held = {name: pids for name in JOBS if (pids := holders(folder.lock(name)))}
+    if kind in ("runner", "all"):
+        return [runner, *(pid for pids in held.values() for pid in pids if kind == "all")]
+    if not held:
+        return []
+    name = rng.choice(list(held))
+    return [pid for pid in held[name] if (pid == folder.read(name).pid) == (kind == "executor")]
+
+
 def kill_until_done(suite: Path, out: Path, kills: int, rng: random.Random, tally: Counter[str]) -> None:
     """Runs a suite and kills runner, executor, job, or all of them at any moment; after so many kills it may end."""
     folder = SuiteFolder(out)
@@ -68,21 +73,17 @@ def kill_until_done(suite: Path, out: Path, kills: int, rng: random.Random, tall
         runner = Local().begin(suite, out)
         try:
             while runner.poll() is None:
-                if sum(tally.values()) >= kills:
+                number = sum(tally.values())
+                if number >= kills:
                     runner.wait(LIMIT)
                     break
-                time.sleep(rng.uniform(0.0, 1.2))
-                name = rng.choice(list(JOBS))
-                running, executor = holders(folder.lock(name)), folder.read(name).pid
-                victims = {
-                    "runner": [runner.pid],
-                    "executor": [pid for pid in running if pid == executor],
-                    "job": [pid for pid in running if pid != executor],
-                    "all": [runner.pid, *(pid for each in JOBS for pid in holders(folder.lock(each)))],
-                }
-                what = rng.choice([each for each in victims if victims[each]])
-                kill(victims[what])
-                tally[what] += 1
+                time.sleep(rng.uniform(0.0, 0.6))
+                kind = KINDS[number % len(KINDS)]
+                while runner.poll() is None and not (found := victims(kind, runner.pid, folder, rng)):
+                    time.sleep(0.05)
+                if runner.poll() is None:
+                    kill(found)
+                    tally[kind] += 1
         finally:
             runner.kill()
             code = runner.wait(LIMIT)
@@ -106,7 +107,7 @@ def kills(home: Home, number: int, seed: int) -> Counter[str]:
 
 def test_kills(home: Home) -> None:
     tally = kills(home, 20, seed=1)
-    assert sum(tally.values()) == 20 and len(tally) == 4, tally
+    assert tally == dict.fromkeys(KINDS, 5)
 
 
 @pytest.mark.soak

@@ -77,6 +77,15 @@ def test_waiting_for_input_is_told_where_it_matters(run: RunFolder, capsys: pyte
     assert losses(run, "train/wait") == {1: pytest.approx(0.01), 2: pytest.approx(0.03), 3: pytest.approx(0.74)}
 
 
+def test_the_gpus_use_is_told_and_recorded(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    with Watch(run, 10, 1, CPU) as watch:
+        watch.step(good(1, 1.0))
+        watch.gpu = lambda: 93
+        watch.step(good(2, 1.0))
+    assert ["  gpu 93%  left " in line for line in capsys.readouterr().out.splitlines()] == [False, True]
+    assert [record.get("gpu") for record in run.metrics] == [None, 93]
+
+
 def test_every_step_is_recorded_and_every_interval_charted(run: RunFolder) -> None:
     walk(run, range(1, 8), total=7, log_steps=3)
     assert [record["step"] for record in run.metrics] == list(range(1, 8))

@@ -24,21 +24,21 @@ def open_gpu(device: torch.device) -> tuple[Any, Any]:
     return pynvml, handle
 
 
-def gpu_use(device: torch.device) -> Callable[[], str]:
-    """The GPU's use in percent, at most once a second; nothing where there is none."""
+def gpu_use(device: torch.device) -> Callable[[], int | None]:
+    """The GPU's use in percent, looked at once a second at most; None where there is none."""
     if device.type != "cuda":
-        return lambda: ""
+        return lambda: None
     try:
         nvml, handle = open_gpu(device)
     except Exception as error:  # a missing driver library must not end a training run
         tell(f"GPU use is not shown: {error}")
-        return lambda: ""
-    last = {"at": 0.0, "text": ""}
+        return lambda: None
+    last = {"at": 0.0, "use": 0.0}
 
-    def use() -> str:
-        if time.monotonic() - last["at"] > 1:  # type: ignore[operator]
-            last.update(at=time.monotonic(), text=f"  gpu {nvml.nvmlDeviceGetUtilizationRates(handle).gpu}%")
-        return str(last["text"])
+    def use() -> int:
+        if time.monotonic() - last["at"] > 1:
+            last.update(at=time.monotonic(), use=nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+        return int(last["use"])
 
     return use
 

@@ -87,6 +87,8 @@ class Run:
     verdict: Verdict | None = None
     answers: list[Answers] = field(default_factory=list)
     missing: list[Missing] = field(default_factory=list)
+    trained: bool = True
+    """Otherwise its weights came from elsewhere, and were evaluated."""
     named_before: frozenset[str] = frozenset()
     """Fingerprints that earlier releases gave this recipe."""
 
@@ -104,6 +106,8 @@ class Run:
 
     @property
     def state(self) -> str:
+        if not self.trained:
+            return "evaluated, not trained"
         of = f" of {self.recipe.max_steps:,}" if self.recipe.max_steps else ""
         if self.finished and not self.steps and (stages := self.recipe.stage_recipes()):
             return f"finished, {count(len(stages), 'stage')}"
@@ -189,6 +193,12 @@ def gather(
         named = [given[i] if i < len(given) else None for given in (profiles, tunes, verdicts)]
         runs.append(_read_run(path, labels[i], *named))
     return runs
+
+
+def only_evaluated(path: Path, label: str, recipe: Recipe, plan: Plan) -> Run:
+    """What stands in for a run where weights that nobody trained here were evaluated."""
+    texts = dump_yaml(recipe), dump_yaml(plan)
+    return Run(label, path, recipe, plan, *texts, {}, [], [], {}, None, {}, None, finished=True, trained=False)
 
 
 def with_stages(paths: Sequence[Path]) -> list[Path]:

@@ -44,8 +44,12 @@ def report_from_files(
     return out
 
 
-def render(runs: Sequence[Run], now: datetime | None = None) -> str:
-    page = _template().render(_context(runs, now or datetime.now(UTC)))
+def render(
+    runs: Sequence[Run], now: datetime | None = None, heading: str = "", more: Sequence[tables.Section] = ()
+) -> str:
+    """`more` goes behind the first section. Without a heading the page is called by its recipes."""
+    context = _context(runs, now or datetime.now(UTC)) | {"more": more}
+    page = _template().render(context | ({"heading": heading} if heading else {}))
     # Names of files and JSON may hold half characters, which no UTF-8 file can.
     return page.encode("utf-8", "replace").decode("utf-8")
 

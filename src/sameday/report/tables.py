@@ -37,6 +37,17 @@ class Row:
 NONE = Cell("–")
 
 
+@dataclass(frozen=True)
+class Section:
+    """A part of the page that the runs themselves do not tell: sentences and a table."""
+
+    name: str
+    title: str
+    said: list[str]
+    heads: list[str]
+    rows: list[Row]
+
+
 # At a glance
 
 

@@ -7,23 +7,12 @@ import os
 import signal
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from sameday.spec.errors import BadInput
 from sameday.spec.words import tell
 from sameday.suite.jobs import OpenSuite
-from sameday.suite.state import SuiteFolder
-
-
-def holders(lock: Path) -> list[int]:
-    """The processes of this machine and user that have the lock's file open."""
-    target, found = os.path.realpath(lock), []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if any(os.path.realpath(each) == target for each in (folder / "fd").iterdir()):
-                found.append(int(folder.name))
-    return found
+from sameday.suite.state import SuiteFolder, holders
 
 
 def ask_to_stop(folder: SuiteFolder, name: str) -> bool:

@@ -75,6 +75,10 @@ def _run(opened: OpenSuite, name: str, gpus: Sequence[int] | None, kept: list[in
     words = process(suite, home, folder, name)
     write_text(folder.job(name) / REQUEST, json.dumps(request(suite, home, name), indent=1) + "\n")
     (folder.run(name) / STOPPED).unlink(missing_ok=True)  # of the attempt before; this one may write none
+    before = folder.read(name)
+    if before.state == "running" and before.started is not None and folder.log(name).exists():
+        # Whoever ran it was killed: what it spent is known by its last words.
+        folder.change(name, spent=before.spent + max(0.0, folder.log(name).stat().st_mtime - before.started))
     state = begin(folder, name, asked(suite, home, name), list(gpus or ()))
     with folder.log(name).open("ab") as log:
         now = time.strftime("%Y-%m-%d %H:%M:%S")
@@ -156,8 +160,9 @@ def _wait_for(path: Path, signals: _Signals, patience: float = float("inf")) -> 
 
 
 def _environment(wanted: int, gpus: Sequence[int] | None) -> dict[str, str]:
-    """A job of no GPU sees none. Numbers count among those that this process sees."""
-    environment = dict(os.environ)
+    """A job of no GPU sees none. Numbers count among those that this process sees. Output comes when it is written, so
+    that errors stand behind what was said before them."""
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     if gpus is None and wanted:
         return environment
     seen = [each for each in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if each.strip()]
@@ -191,8 +196,12 @@ def changed(opened: OpenSuite, name: str) -> str | None:
 
 
 def _why(code: int, lines: list[str]) -> str:
-    how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    return "\n".join([how, *lines])
+    return "\n".join([ending(code), *lines])
+
+
+def ending(code: int) -> str:
+    """An exit code, or the signal in its place."""
+    return f"exit code {code}" if code >= 0 else f"ended by {signal.Signals(-code).name}"
 
 
 def last_lines(log: Path, begin: int = 0, most: int = LAST_LINES) -> list[str]:

@@ -17,16 +17,21 @@ from typing import Any
 
 from sameday.spec.errors import EXIT_FAILED, EXIT_OK, EXIT_STOPPED, BadInput, refuse
 from sameday.spec.suite import Suite
-from sameday.spec.words import clock, first_names, tell
+from sameday.spec.words import clock, count, first_names, tell
 from sameday.suite.cancel import ask_to_stop
-from sameday.suite.execute import changed, last_lines
+from sameday.suite.execute import changed, ending, last_lines
 from sameday.suite.jobs import OpenSuite
+from sameday.suite.schedule import Task, priority
 from sameday.suite.state import JobState, take
 
 PAUSE = 0.2
 """Seconds between two looks at the files."""
 TRIES = 3
 """How often one runner starts a job whose process vanished without a word."""
+
+
+TOLD = 8
+"""Last lines of a failed job that are told at once; the status has more of them."""
 
 
 def run(opened: OpenSuite, gpus: int | None = None, again: Collection[str] = (), say: Any = tell) -> int:
@@ -40,8 +45,9 @@ def run(opened: OpenSuite, gpus: int | None = None, again: Collection[str] = (),
         for name, state in take_up(opened).items():
             say(f"{name}: {state}, and tried again")
         opened.folder.begin()
+        say(_header(opened, there))
         with _Asked() as asked:
-            return Runner(opened, there, say, asked).run()
+            return Runner(opened, there, starting_order(suite, there), say, asked).run()
 
 
 # Before anything begins
@@ -145,7 +151,33 @@ def take_up(opened: OpenSuite) -> dict[str, str]:
     return found
 
 
+def _header(opened: OpenSuite, gpus: int) -> str:
+    suite, real = opened.suite, count_gpus()
+    done = sum(opened.folder.read(name).state == "done" for name in suite.jobs)
+    before = f", {done} of them done before" if done else ""
+    places = gpus or suite.at_once
+    where = count(gpus, "GPU") if gpus and real else f"no GPU here, {count(places, 'job')} at once on the CPU"
+    return f"{suite.name} in {opened.folder.path}: {count(len(suite.jobs), 'job')}{before}; {where}"
+
+
 # While it runs
+
+
+def starting_order(suite: Suite, gpus: int, seconds: Mapping[str, float | None] | None = None) -> list[str]:
+    """As the schedule starts jobs that take so long; the suite's own `expected` goes first, and one of which nothing is
+    known is like the longest."""
+    told = {name: job.expected or (seconds or {}).get(name) for name, job in suite.jobs.items()}
+    most = max((each for each in told.values() if each is not None), default=1.0) or 1.0
+    tasks = {
+        name: Task(
+            most if told[name] is None else float(told[name] or 0.0),
+            tuple(suite.needs(name)),
+            job.gpus if gpus else 0,
+            (job.gpu,) if gpus and job.gpu is not None else None,
+        )
+        for name, job in suite.jobs.items()
+    }
+    return priority(tasks, gpus, suite.at_once)
 
 
 def place(
@@ -197,7 +229,9 @@ class Started:
     process: subprocess.Popen[bytes]
     gpus: list[int]
     attempt: int
-    """Of the job before it."""
+    """The job's last one before this."""
+    log: int
+    """Where its own part of the log begins."""
 
 
 @dataclass
@@ -206,6 +240,7 @@ class Runner:
 
     opened: OpenSuite
     gpus: int
+    order: list[str]
     say: Any
     asked: _Asked
     mine: dict[str, Started] = field(default_factory=dict)
@@ -234,7 +269,7 @@ class Runner:
 
     def _start(self, states: Mapping[str, JobState], held: Collection[str]) -> bool:
         suite, folder = self.opened.suite, self.opened.folder
-        ready = [name for name in suite.order() if self._ready(name, states, held)]
+        ready = [name for name in self.order if self._ready(name, states, held)]
         if not ready:
             return False
         others = [states[name].gpus for name in held - self.mine.keys() if states[name].state == "running"]
@@ -264,6 +299,7 @@ class Runner:
         numbers = ",".join(map(str, gpus))
         folder.job(name).mkdir(parents=True, exist_ok=True)
         with folder.log(name).open("ab") as log:
+            end = log.tell()
             process = subprocess.Popen(
                 [sys.executable, *words, "--gpus", numbers],
                 stdin=subprocess.DEVNULL,
@@ -271,16 +307,18 @@ class Runner:
                 stderr=log,
                 start_new_session=True,
             )
-        self.mine[name] = Started(process, gpus, attempt)
+        self.mine[name] = Started(process, gpus, attempt, end)
 
     def _ended(self, name: str, started: Started) -> None:
         """One that could not even begin says nothing itself."""
         folder = self.opened.folder
         state = folder.read(name)
         begun = state.attempt > started.attempt or state.state in ("done", "blocked", "cancelled")
-        if started.process.returncode not in (EXIT_OK, EXIT_STOPPED) and not begun and not folder.held(name):
-            lines = [f"did not begin: exit code {started.process.returncode}", *last_lines(folder.log(name))]
-            folder.change(name, state="failed", why="\n".join(lines), code=started.process.returncode)
+        code = started.process.returncode
+        if code in (EXIT_OK, EXIT_STOPPED) or begun or self.asked.stop or folder.held(name):
+            return
+        why = [f"it did not begin, {ending(code)}", *last_lines(folder.log(name), started.log)]
+        folder.change(name, state="failed", why="\n".join(why), code=code)
 
     def _stop(self, held: Collection[str]) -> None:
         running = sorted(self.mine.keys() | set(held))
@@ -298,7 +336,7 @@ class Runner:
             if self.told.get(name) == now:
                 continue
             first, self.told[name] = name not in self.told, now
-            if first and state.state == "waiting":
+            if first and state.state in ("waiting", "done"):
                 continue
             also = ", from before" if first and state.state == "running" and name not in self.mine else ""
             self.say(f"{time.strftime('%H:%M:%S')}  {name}: {told(state)}{also}")
@@ -318,7 +356,7 @@ def told(state: JobState) -> str:
         return f"done in {clock(state.spent)}"
     if state.state == "failed":
         first, *lines = state.why.splitlines() or [""]
-        return "\n".join([f"failed, {first}", *(f"    {line}" for line in lines)])
+        return "\n".join([f"failed, {first}", *(f"    {line}" for line in lines[-TOLD:])])
     if state.state == "interrupted":
         return "interrupted: its process is gone, and did not say why"
     return f"{state.state}: {state.why}" if state.why else state.state

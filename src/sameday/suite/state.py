@@ -42,6 +42,15 @@ class JobState:
     slurm: str | None = None
     """The scheduler's number."""
 
+    def __post_init__(self) -> None:
+        """A file may say anything; what reads it counts on numbers being numbers."""
+        texts = [self.asked, self.why, *(each for each in (self.host, self.slurm) if each is not None)]
+        times = [self.spent, *(each for each in (self.started, self.ended) if each is not None)]
+        whole = [self.attempt, *self.gpus, *(each for each in (self.code, self.pid) if each is not None)]
+        sound = all(isinstance(each, str) for each in texts) and all(type(each) is int for each in whole)
+        if not sound or not all(type(each) in (int, float) and abs(each) < 1e12 for each in times):
+            raise TypeError("is no state of a job")
+
 
 @dataclass(frozen=True)
 class SuiteFolder:
@@ -143,12 +152,16 @@ def take(path: Path) -> int | None:
     except BlockingIOError:
         os.close(descriptor)
         return None
+    except OSError:
+        if _open_elsewhere(path):
+            os.close(descriptor)
+            return None
     return descriptor
 
 
 def held(path: Path) -> bool:
     try:
-        descriptor = os.open(path, os.O_RDWR)
+        descriptor = os.open(path, os.O_RDONLY)  # who looks need not be allowed to write
     except FileNotFoundError:
         return False
     try:
@@ -157,8 +170,32 @@ def held(path: Path) -> bool:
         return False
     except BlockingIOError:
         return True
+    except OSError:
+        return _open_elsewhere(path)
     finally:
         os.close(descriptor)
+
+
+def _open_elsewhere(path: Path) -> bool:
+    """In place of a lock, where a network file system has none: as good as one on this machine alone."""
+    return any(pid != os.getpid() for pid in holders(path))
+
+
+def holders(lock: Path) -> list[int]:
+    """The processes of this machine and user that have the lock's file open."""
+    target, found = os.path.realpath(lock), []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # it is gone, or another user's
+            if any(_link(f"/proc/{pid}/fd/{each}") == target for each in os.listdir(f"/proc/{pid}/fd")):
+                found.append(int(pid))
+    return found
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:  # closed since
+        return ""
 
 
 def begin(folder: SuiteFolder, name: str, asked: str, gpus: list[int]) -> JobState:

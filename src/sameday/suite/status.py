@@ -77,7 +77,7 @@ def _tail(path: Path | None) -> list[str]:
     return []
 
 
-COLUMNS = ("job", "state", "step", "loss", "samples/s", "left", "finish")
+COLUMNS = ("job", "state", "time", "step", "loss", "samples/s", "left", "finish")
 
 
 def table(opened: OpenSuite, now: float | None = None) -> str:
@@ -106,11 +106,13 @@ def row(folder: SuiteFolder, name: str, state: JobState, now: float) -> tuple[st
     far = progress(folder, name) if state.attempt else Progress()
     running = state.state == "running"
     where = f" on GPU {','.join(map(str, state.gpus))}" if running and state.gpus else ""
+    spent = state.spent + (max(0.0, now - state.started) if running and state.started else 0.0)
     finish = now + far.left if running and far.left is not None else state.ended if state.state == "done" else None
     step = "" if far.step is None else f"{far.step}/{far.total}" if far.total else str(far.step)
     return (
         name,
         state.state + where,
+        clock(spent) if spent else "",
         step,
         "" if far.loss is None else f"{far.loss:.4f}",
         "" if far.samples_per_second is None else f"{far.samples_per_second:.1f}",

@@ -58,10 +58,12 @@ class Watch:
         self._recent = [*self._recent, (good.seconds, good.samples, good.input.get("wait", 0.0))][-50:]
         spent, seen, waited = (sum(column) for column in zip(*self._recent, strict=True))
         pace = spent / len(self._recent)
+        use = self.gpu()
+        gpu = "" if use is None else f"  gpu {use}%"
         wait = f"  wait {waited / spent:.0%}" if waited >= WORTH_SAYING * spent else ""
         line = (
             f"step {step}/{self.total}  loss {good.loss:.4f}  lr {good.rate:.2e}  {pace:.3f} s/step  "
-            f"{seen / spent:.1f} samples/s{self.gpu()}{wait}  left {clock(pace * (self.total - step))}"
+            f"{seen / spent:.1f} samples/s{gpu}{wait}  left {clock(pace * (self.total - step))}"
         )
         if self.live is not None:
             self.live.update(line)
@@ -69,7 +71,9 @@ class Watch:
         if self.live is None and due:
             tell(line)
         numbers = {**good.parts, "lr": good.rate, "grad_norm": good.norm, **good.input}
-        timed = {} if good.phases is None else {"phases": good.phases}
+        timed: dict[str, Any] = {} if good.phases is None else {"phases": good.phases}
+        if use is not None:
+            timed["gpu"] = use
         record = {"step": step, "loss": good.loss, "seconds": good.seconds, "samples": good.samples, **numbers}
         self.run.append({**record, **timed, **self._spike(good)})
         self._open_board(step)
