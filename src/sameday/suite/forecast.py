@@ -228,7 +228,7 @@ def plan(opened: OpenSuite, gpus: int | None = None, measured: bool = False, say
     """`sameday suite plan`. Where nobody says how many GPUs, those of this machine, or of the suite. For planning a
     machine need not have them."""
     number = gpus if gpus is not None else gpus_here(opened.suite)
-    predictor = Predictor(opened.suite, opened.home, opened.folder, audit=True)
+    predictor = Predictor(opened.suite, opened.home, opened.folder, audit=True, say=say)
     if measured:
         _measure(opened, predictor, say)
         found = forecast(opened, number, predictor := _again(predictor))
@@ -248,7 +248,7 @@ def plan(opened: OpenSuite, gpus: int | None = None, measured: bool = False, say
 
 
 def _again(predictor: Predictor) -> Predictor:
-    return Predictor(predictor.suite, predictor.home, predictor.folder, audit=True, now=time.time())
+    return replace(predictor, now=time.time(), _works={})
 
 
 def _measure(opened: OpenSuite, predictor: Predictor, say: Say) -> None:

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from sameday.commands.session import silent
 from sameday.record.times import read_times
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
@@ -19,6 +20,7 @@ from sameday.suite.measured import Measured, read_measured
 from sameday.suite.pace import Earlier, Pace, borrowed, earlier_runs, pace_of, recorded, shown
 from sameday.suite.state import JobState, SuiteFolder
 from sameday.suite.work import Counts, Training, Work, step_cost, work_of
+from sameday.tasks.base import Say
 from sameday.tasks.registry import setup_of
 
 OWN, LENT, MEASURED, OTHER_PLAN = 0.03, 0.06, 0.1, 0.4
@@ -76,12 +78,13 @@ class Predictor:
     folder: SuiteFolder
     audit: bool = False
     now: float | None = None
+    say: Say = silent
     _works: dict[str, Work | str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.moment = time.time() if self.now is None else self.now
         self.states = self.folder.states(self.suite)
-        self.counts = Counts(self.folder, self.audit)
+        self.counts = Counts(self.folder, self.audit, self.say)
 
     @cached_property
     def runs(self) -> list[Earlier]:
@@ -159,6 +162,8 @@ class Predictor:
         total = read.total or counted.total(training.recipe)
         if total is None:
             return Estimate.unknown(counted.why)
+        if total == 0:
+            return Estimate.exact(0.0, "nothing to train on")
         if read.done >= total and any(record.get("what") == "finish" for record in read.times):
             return Estimate.exact(0.0, "done")
         lent, own = self._lent(training), self._own(training)
@@ -310,8 +315,9 @@ def _due(training: Training, total: int, per_epoch: float, done: int, what: str)
 
 
 def _last(folder: Path, what: str) -> float | None:
-    """When a run noted this last."""
-    moments = [record.get("time") for record in read_times(folder) if record.get("what") == what]
+    """When a run, or one of its stages, noted this last."""
+    each = [record for path in (folder, *folder.glob("stages/*")) for record in read_times(path)]
+    moments = [record.get("time") for record in each if record.get("what") == what]
     return max((float(moment) for moment in moments if isinstance(moment, int | float)), default=None)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sameday.commands.session import Specs, silent
-from sameday.spec.errors import BadInput
+from sameday.spec.errors import BadInput, NothingToLearn
 from sameday.spec.evaluation import Evaluation
 from sameday.spec.identity import as_text, identity_of
 from sameday.spec.load import resolve_path
@@ -23,6 +23,7 @@ from sameday.spec.suite import Suite
 from sameday.spec.writing import write_text
 from sameday.suite.jobs import plan_path
 from sameday.suite.state import SuiteFolder
+from sameday.tasks.base import Say
 from sameday.tasks.registry import setup_of
 
 OF_NO_COST = frozenset(
@@ -138,7 +139,7 @@ class Count:
     why: str = ""
 
     def total(self, recipe: Recipe) -> int | None:
-        if recipe.max_steps is not None:
+        if recipe.max_steps is not None and self.per_epoch != 0:
             return recipe.max_steps
         return None if self.per_epoch is None else round(self.per_epoch * recipe.num_epochs)
 
@@ -149,6 +150,7 @@ class Counts:
 
     folder: SuiteFolder
     audit: bool = False
+    say: Say = silent
 
     def __post_init__(self) -> None:
         try:
@@ -161,6 +163,7 @@ class Counts:
         stamps = [[path, *_stamp(resolve_path(home, path))] for path in sorted(recipe.paths())]
         key = _digest([step_cost(recipe), str(home), stamps])
         if key not in self._known and self.audit:
+            self.say(f"reading the data of {recipe.name}, to count its steps")
             self._known[key] = _counted(recipe, home)
             if not self._known[key].why:
                 self._keep()
@@ -178,6 +181,8 @@ def _counted(recipe: Recipe, home: Path) -> Count:
     splits = [split for split in ("train", "val", "test") if setup.lacks(split) is None]
     try:
         audited = setup.audit(silent, splits)
+    except NothingToLearn:  # a stage that has no questions is passed over
+        return Count(0.0)
     except BadInput as error:
         return Count(why=str(error).partition("\n")[0])
     each = setup.epoch_steps(audited)
