@@ -48,7 +48,7 @@ def test_a_suite_has_all_experiments(path: Path) -> None:
     for name in opened.suite.jobs:
         work = work_of(opened.suite, opened.home, opened.folder, name)
         assert work.evaluation is not None, "what is trained is evaluated"
-        limit = 40 * len(work.trainings)
+        limit = 30 * len(work.trainings)
         short = sum(each.recipe.max_steps or limit + 1 for each in work.trainings) <= limit
         assert short or path.stem != "scenes", "the small one is short"
 

@@ -20,7 +20,7 @@ from sameday.suite.forecast import forecast
 from sameday.suite.jobs import OpenSuite, open_suite
 from sameday.suite.measured import Measured, keep_measured, planned
 from sameday.suite.predict import Predictor, predict, remaining
-from sameday.suite.work import Counts, Work, step_cost, work_of
+from sameday.suite.work import Counts, Training, Work, step_cost, work_of
 
 EPOCH = 4
 """Steps, of 30 images in batches of 8."""
@@ -207,6 +207,18 @@ def test_records_under_another_plan_count_for_less(world: World) -> None:
     assert measured.seconds == pytest.approx(12 + 7 + 80 * 2 + 20 * 10 * 0.1)
 
 
+def test_other_samples_are_a_guess(world: World) -> None:
+    earlier(world, "before", training(5, 1.0, seed=9), num_epochs=5, data={"path": "set", "val": 12})
+    found = world.predictor(world.moment).left()["one"]
+    assert found.source.endswith(", on other images") and found.seconds is not None and found.high is not None
+    assert 1.2 * found.seconds < found.high < 1.3 * found.seconds
+    assert not world.predictor(world.moment).knows(_training(world, "one")), "--measure would"
+
+
+def _training(world: World, name: str) -> Training:
+    return work_of(world.opened.suite, world.opened.home, world.opened.folder, name).trainings[0]
+
+
 def test_evaluations_are_like_those_before_them(world: World) -> None:
     text = yaml.safe_load((world.path / "night.yaml").read_text())
     text["jobs"] |= {f"{name}-test": {"do": "eval", "of": name, "split": "test"} for name in ("one", "two")}
@@ -218,6 +230,10 @@ def test_evaluations_are_like_those_before_them(world: World) -> None:
     opened.folder.change("one-test", state="done", attempt=1, spent=50.0)
     found = remaining(opened.suite, opened.home, opened.folder, audit=True)["two-test"]
     assert (found.seconds, found.source) == (50.0, "the whole of one-test")
+    text["jobs"]["two-val"] = {"do": "eval", "of": "two", "split": "val"}
+    (world.path / "night.yaml").write_text(yaml.safe_dump(text, sort_keys=False))
+    other = remaining(open_suite(world.path / "night.yaml").suite, opened.home, opened.folder, audit=True)["two-val"]
+    assert other.seconds == pytest.approx(50.0 * 10 / 16), "by the number of images"
 
 
 def test_the_user_may_know_better_until_a_job_knows_itself(world: World) -> None:

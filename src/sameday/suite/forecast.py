@@ -88,7 +88,7 @@ def forecast(opened: OpenSuite, gpus: int, predictor: Predictor, advise: bool = 
     left = None if suite.deadline is None else suite.deadline - (0.0 if began is None else now - began)
     low, high = min(ends[0], made.seconds), max(ends[1], made.seconds)
     found = Forecast(suite, gpus, now, states, estimates, made, low, high, left)
-    if not advise or left is None or found.holds is not False or not made.seconds:
+    if not advise or left is None or left <= 0 or found.holds is not False or not made.seconds:
         return found
 
     def end(other: Suite, number: int) -> float | None:
@@ -98,7 +98,8 @@ def forecast(opened: OpenSuite, gpus: int, predictor: Predictor, advise: bool = 
             return None
         return _scheduled(tasks(other, each, states, number), number, other.at_once).seconds
 
-    return replace(found, remedies=tuple(remedies(suite, gpus, left, changeable(suite, predictor), end)))
+    known = {name: each for name, each in changeable(suite, predictor).items() if name not in found.unknown}
+    return replace(found, remedies=tuple(remedies(suite, gpus, left, known, end)))
 
 
 def _scheduled(jobs: Mapping[str, Task], gpus: int, slots: int) -> Schedule:

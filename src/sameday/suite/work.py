@@ -33,6 +33,8 @@ OF_NO_COST = frozenset(
     }
 )
 """Recipe fields that change how many steps there are, or their numbers, and not what a step takes."""
+OF_TRAINING = frozenset({"order", "effective_batch", "loss_weight"})
+"""Those that change no evaluation either."""
 LOOKING = frozenset(("log_steps", "eval_steps", "save_steps", "save_total_limit"))
 """Plan fields that say how often to look, which is counted by itself."""
 COUNTS = "counts.json"
@@ -41,6 +43,11 @@ COUNTS = "counts.json"
 def step_cost(recipe: Recipe) -> str:
     """Equal where a step of two recipes takes the same, under one plan on one machine."""
     return _digest(identity_of(recipe, recipe.ignored() | OF_NO_COST))
+
+
+def step_kind(recipe: Recipe) -> str:
+    """Equal where steps of two recipes are of one kind, of other samples: they take about the same."""
+    return _digest(identity_of(recipe, recipe.ignored() | OF_NO_COST | {"data"}))
 
 
 def plan_cost(plan: Plan) -> str:
@@ -81,9 +88,10 @@ class Work:
 
     @property
     def answered(self) -> str:
-        """Equal where two evaluations ask the same of models of one cost."""
+        """Equal where a sample takes about the same in two evaluations, whatever its model was trained in."""
         assert self.recipe is not None and self.evaluation is not None
-        return _digest([step_cost(self.recipe), self.evaluation.model_dump(mode="json")])
+        apart = self.recipe.ignored() | OF_NO_COST | OF_TRAINING
+        return _digest([identity_of(self.recipe, apart), self.evaluation.max_new_tokens])
 
 
 def work_of(suite: Suite, home: Path, folder: SuiteFolder, name: str) -> Work:
