@@ -8,12 +8,15 @@ import pytest
 
 from sameday.demo.experiments import prepare
 from sameday.spec.load import load_plan, load_recipe
+from sameday.suite.jobs import open_suite
+from sameday.suite.work import work_of
 from sameday.tasks.registry import setup_of
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 PLANS = sorted(EXAMPLES.glob("*_plan.yaml"))
 OLD = EXAMPLES / "trainer_config.yaml"
-RECIPES = sorted({*EXAMPLES.rglob("*.yaml")} - {*PLANS, OLD, *(EXAMPLES / "data").rglob("*")})
+SUITES = sorted((EXAMPLES / "suites").glob("*.yaml"))
+RECIPES = sorted({*EXAMPLES.rglob("*.yaml")} - {*PLANS, OLD, *SUITES, *(EXAMPLES / "data").rglob("*")})
 SCENES = [path for path in RECIPES if path.parent.name == "scenes"]
 
 
@@ -34,6 +37,20 @@ def test_an_experiment_on_real_images_has_a_small_one() -> None:
         assert (large.task, large.order, large.evaluate.cascade) == (here.task, here.order, here.evaluate.cascade)
         starts = [[(stage.where, stage.start) for stage in recipe.stages[1:]] for recipe in (large, here)]
         assert starts[0] == starts[1]
+
+
+@pytest.mark.parametrize("path", SUITES, ids=lambda path: path.stem)
+def test_a_suite_has_all_experiments(path: Path) -> None:
+    opened = open_suite(path, Path("nowhere"))
+    trained = {Path(str(job.recipe)) for job in opened.suite.jobs.values() if job.do == "train"}
+    assert {recipe.stem for recipe in trained} >= {"exp1", "exp2", "exp3", "exp4", "exp5", "cot"}
+    assert {recipe.parent.name for recipe in trained} == {path.stem} and opened.suite.deadline is not None
+    for name in opened.suite.jobs:
+        work = work_of(opened.suite, opened.home, opened.folder, name)
+        assert work.evaluation is not None, "what is trained is evaluated"
+        limit = 30 * len(work.trainings)
+        short = sum(each.recipe.max_steps or limit + 1 for each in work.trainings) <= limit
+        assert short or path.stem != "scenes", "the small one is short"
 
 
 @pytest.mark.slow

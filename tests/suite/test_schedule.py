@@ -120,3 +120,11 @@ def test_paths() -> None:
 def test_nothing_to_do() -> None:
     made = schedule({}, 0, 1)
     assert (made.seconds, made.bound, made.best, made.critical()) == (0, 0, True, [])
+
+
+def test_what_runs_is_not_moved() -> None:
+    """The best schedule of jobs that wait would put the short one behind others."""
+    jobs = {"short": Task(2, pinned=(1,), running=True), "a": Task(5), "b": Task(4, ("short",)), "c": Task(3)}
+    made = schedule(jobs, 2, 1)
+    check(made, jobs, 2, 1)
+    assert made.placed["short"].start == 0 and made.placed["short"].gpus == (1,) and made.seconds == 8

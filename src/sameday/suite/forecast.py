@@ -87,7 +87,7 @@ def forecast(opened: OpenSuite, gpus: int, predictor: Predictor, advise: bool = 
     left = None if suite.deadline is None else suite.deadline - (0.0 if began is None else now - began)
     low, high = min(ends[0], made.seconds), max(ends[1], made.seconds)
     found = Forecast(suite, gpus, now, states, estimates, made, low, high, left)
-    if not advise or left is None or found.holds is not False:
+    if not advise or left is None or left <= 0 or found.holds is not False or not made.seconds:
         return found
 
     def end(other: Suite, number: int) -> float | None:
@@ -97,7 +97,8 @@ def forecast(opened: OpenSuite, gpus: int, predictor: Predictor, advise: bool = 
             return None
         return _scheduled(tasks(other, each, states, number), number, other.at_once).seconds
 
-    return replace(found, remedies=tuple(remedies(suite, gpus, left, changeable(suite, predictor), end)))
+    known = {name: each for name, each in changeable(suite, predictor).items() if name not in found.unknown}
+    return replace(found, remedies=tuple(remedies(suite, gpus, left, known, end)))
 
 
 def _scheduled(jobs: Mapping[str, Task], gpus: int, slots: int) -> Schedule:
@@ -125,7 +126,13 @@ def lines(found: Forecast) -> Iterator[str]:
     machine = count(found.gpus, "GPU") if found.gpus else f"no GPU, {count(suite.at_once, 'job')} at once"
     yield f"{suite.name}: {count(len(suite.jobs), 'job')} on {machine}"
     yield from _table(found)
+    if all(state.state == "done" for state in found.states.values()):
+        yield "all jobs are done"
+        return
     yield from _sources(found)
+    if found.unknown and not found.seconds:
+        yield "finish        not known"
+        return
     least = "at least " if found.unknown or any(each.lacks for each in found.estimates.values()) else ""
     at = when(found.now + found.seconds, found.now)
     between = f" ({clock(found.low)} to {clock(found.high)})" if found.high > found.low else ""
@@ -207,7 +214,7 @@ def _remedy(remedy: Remedy) -> str:
         outcome = "not known how long that takes; --measure times some steps of it"
     else:
         outcome = f"ends in {clock(remedy.seconds)}" + ("" if remedy.holds else ", which is too late")
-    return f"{remedy.what}: {outcome}. Price: {remedy.price}"
+    return f"{remedy.what}: {outcome}" + (f". Price: {remedy.price}" if remedy.price else "")
 
 
 def _wrapped(first: str, text: str) -> list[str]:
@@ -221,7 +228,7 @@ def plan(opened: OpenSuite, gpus: int | None = None, measured: bool = False, say
     """`sameday suite plan`. Where nobody says how many GPUs, those of this machine, or of the suite. For planning a
     machine need not have them."""
     number = gpus if gpus is not None else gpus_here(opened.suite)
-    predictor = Predictor(opened.suite, opened.home, opened.folder, audit=True)
+    predictor = Predictor(opened.suite, opened.home, opened.folder, audit=True, say=say)
     if measured:
         _measure(opened, predictor, say)
         found = forecast(opened, number, predictor := _again(predictor))
@@ -241,7 +248,7 @@ def plan(opened: OpenSuite, gpus: int | None = None, measured: bool = False, say
 
 
 def _again(predictor: Predictor) -> Predictor:
-    return Predictor(predictor.suite, predictor.home, predictor.folder, audit=True, now=time.time())
+    return replace(predictor, now=time.time(), _works={})
 
 
 def _measure(opened: OpenSuite, predictor: Predictor, say: Say) -> None:

@@ -16,7 +16,7 @@ from sameday.record.folder import RunFolder, read_metrics
 from sameday.record.times import TIMES, read_times
 from sameday.spec.errors import BadInput
 from sameday.suite.state import SuiteFolder
-from sameday.suite.work import Training, Work, plan_cost, step_cost
+from sameday.suite.work import Training, Work, plan_cost, step_cost, step_kind
 
 WARM = 5
 """First steps, which may compile and fill caches."""
@@ -40,6 +40,8 @@ class Pace:
     where: str = ""
     alike: bool = True
     """Whether its plan is the one that is asked about."""
+    same: bool = True
+    """Whether its samples are."""
 
 
 def pace_of(steps: Sequence[float], times: Iterable[dict[str, Any]] = (), recent: bool = False) -> Pace | None:
@@ -121,12 +123,13 @@ class Earlier:
 
     folder: Path
     cost: str
+    kind: str
     plan: str
     plan_fields: dict[str, Any]
     automatic: bool
     host: str
-    answered: str | None
-    """What its evaluation asks, where it ends with one."""
+    answered: tuple[str, str] | None
+    """What its evaluation asks, and of which split, where it ends with one."""
 
 
 def earlier_runs(folder: SuiteFolder) -> list[Earlier]:
@@ -150,22 +153,23 @@ def _earlier(path: Path, _stamp: tuple[int, int]) -> Earlier | None:
     fields = run.plan.model_dump(mode="json")
     host = str(about.get("hostname", "an unknown machine"))
     evaluation = getattr(run.recipe, "evaluate", None)
-    asked = None if evaluation is None else Work([], evaluation, run.recipe).answered
-    return Earlier(path, step_cost(run.recipe), plan_cost(run.plan), fields, "--plan" not in words, host, asked)
+    asked = None if evaluation is None else (Work([], evaluation, run.recipe).answered, str(evaluation.split))
+    costs = (step_cost(run.recipe), step_kind(run.recipe), plan_cost(run.plan))
+    return Earlier(path, *costs, fields, "--plan" not in words, host, asked)
 
 
 def borrowed(training: Training, runs: Iterable[Earlier]) -> Pace | None:
-    """The pace of another run whose steps cost the same, best under the same plan, then of the most steps. None where
-    there is none."""
-    paces = sorted(_candidates(training, runs), key=lambda pace: (pace.alike, pace.steps))
+    """The pace of another run whose steps are of the kind: best under the same plan, then of the same samples, then of
+    the most steps. None where there is none."""
+    paces = sorted(_candidates(training, runs), key=lambda pace: (pace.alike, pace.same, pace.steps))
     return paces[-1] if paces else None
 
 
 def _candidates(training: Training, runs: Iterable[Earlier]) -> Iterator[Pace]:
-    cost, plan = training.cost, plan_cost(training.plan)
+    cost, kind, plan = training.cost, step_kind(training.recipe), plan_cost(training.plan)
     asked = {name: training.plan.model_dump(mode="json")[name] for name in training.fixed}
     for run in runs:
-        if run.cost != cost or run.folder == training.folder:
+        if run.kind != kind or run.folder == training.folder:
             continue
         fixed = all(run.plan_fields[name] == value for name, value in asked.items())
         alike = training.planned and (run.automatic and fixed if training.automatic else run.plan == plan)
@@ -173,7 +177,7 @@ def _candidates(training: Training, runs: Iterable[Earlier]) -> Iterator[Pace]:
         alike = alike and read.ranks == training.ranks
         pace = pace_of(read.seconds, read.times)
         if pace is not None:
-            yield replace(pace, where=f"{shown(run.folder)} on {run.host}", alike=alike)
+            yield replace(pace, where=f"{shown(run.folder)} on {run.host}", alike=alike, same=run.cost == cost)
 
 
 def shown(folder: Path) -> str:

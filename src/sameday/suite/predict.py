@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from sameday.commands.session import silent
 from sameday.record.times import read_times
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
@@ -19,11 +20,12 @@ from sameday.suite.measured import Measured, read_measured
 from sameday.suite.pace import Earlier, Pace, borrowed, earlier_runs, pace_of, recorded, shown
 from sameday.suite.state import JobState, SuiteFolder
 from sameday.suite.work import Counts, Training, Work, step_cost, work_of
+from sameday.tasks.base import Say
 from sameday.tasks.registry import setup_of
 
-OWN, LENT, MEASURED, OTHER_PLAN = 0.03, 0.06, 0.1, 0.4
+OWN, LENT, MEASURED, OTHER_DATA, OTHER_PLAN = 0.03, 0.06, 0.1, 0.25, 0.4
 """The least share by which steps may be off, by where their pace is from: this very run, a run like it, a few steps
-that were timed, a run under another plan."""
+that were timed, a run on other samples, a run under another plan."""
 BESIDES = 0.25
 """The share by which all that is besides steps may be off."""
 TO_VERIFY = 0.15
@@ -76,12 +78,13 @@ class Predictor:
     folder: SuiteFolder
     audit: bool = False
     now: float | None = None
+    say: Say = silent
     _works: dict[str, Work | str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.moment = time.time() if self.now is None else self.now
         self.states = self.folder.states(self.suite)
-        self.counts = Counts(self.folder, self.audit)
+        self.counts = Counts(self.folder, self.audit, self.say)
 
     @cached_property
     def runs(self) -> list[Earlier]:
@@ -159,6 +162,8 @@ class Predictor:
         total = read.total or counted.total(training.recipe)
         if total is None:
             return Estimate.unknown(counted.why)
+        if total == 0:
+            return Estimate.exact(0.0, "nothing to train on")
         if read.done >= total and any(record.get("what") == "finish" for record in read.times):
             return Estimate.exact(0.0, "done")
         lent, own = self._lent(training), self._own(training)
@@ -167,11 +172,13 @@ class Predictor:
             parts: dict[str, Any] = {part: _either(getattr(own, part), getattr(rest, part)) for part in PARTS}
             pace, floor, where = replace(own, **parts), OWN, f"its own records, {count(own.steps, 'step')}"
         elif lent is not None:
-            pace, floor = lent, LENT if lent.alike else OTHER_PLAN
+            pace, floor = lent, OTHER_PLAN if not lent.alike else LENT if lent.same else OTHER_DATA
             floor = MEASURED if lent.where.startswith(MEASURED_ON) else floor
-            where = lent.where + ("" if lent.alike else ", under another plan")
+            other = f", on other {training.recipe.sample}s" if not lent.same else ""
+            where = lent.where + other + ("" if lent.alike else ", under another plan")
         else:
             return Estimate.unknown("no run with such steps is recorded; `sameday suite plan --measure` times some")
+        pace = replace(pace, finish=_either(pace.finish, pace.save))  # the finished weights are saved once more
         per_epoch = counted.per_epoch or total / training.recipe.num_epochs
         looks = {
             "validate": _due(training, total, per_epoch, read.done, "validate"),
@@ -191,9 +198,10 @@ class Predictor:
         return Estimate(steps + besides, max(0.0, steps + besides - error), steps + besides + error, where, lacks)
 
     def _lent(self, training: Training) -> Pace | None:
-        """Of a run that went through such steps; before one under another plan, what was measured under this one."""
+        """Of a run that went through such steps; before one under another plan or on other samples, what was measured
+        of this very one."""
         run = borrowed(training, self.runs)
-        if run is not None and run.alike:
+        if run is not None and run.alike and run.same:
             return run
         sizes = self.counts.of(training.recipe, training.home).sizes
         fitting = [each for each in self.measured if each.fits(training)]
@@ -202,7 +210,7 @@ class Predictor:
     def knows(self, training: Training) -> bool:
         """Whether the pace of such steps is known under this plan, so that nothing need be measured."""
         lent = self._lent(training)
-        return self._own(training) is not None or (lent is not None and lent.alike)
+        return self._own(training) is not None or (lent is not None and lent.alike and lent.same)
 
     # Evaluation
 
@@ -239,25 +247,30 @@ class Predictor:
     def _loading(self, work: Work) -> float | None:
         """What an eval job takes until its model is there: about what a training of it does."""
         assert work.recipe is not None
-        training = Training(work.recipe, work.home, Plan(), Path(), planned=False)
-        pace = self._lent(training)
-        return None if pace is None else pace.start
+        pace = borrowed(Training(work.recipe, work.home, Plan(), Path(), planned=False), self.runs)
+        timed = [each.start for each in self.measured if each.cost == step_cost(work.recipe)]
+        return timed[-1] if timed and (pace is None or pace.start is None) else None if pace is None else pace.start
 
     def _whole_evaluation(self, name: str, work: Work, total: int | None) -> tuple[float | None, str]:
+        assert work.recipe is not None and work.evaluation is not None
         for other, state in self.states.items():
             theirs = self.work(other)
             if other == name or isinstance(theirs, str) or theirs.evaluation is None:
                 continue
             if theirs.answered != work.answered:
                 continue
+            there = self._questions(theirs)
+            share = total / there if total and there else 1.0
             if self.suite.jobs[other].do == "eval" and state.state == "done":
-                return state.spent, f"the whole of {other}"
+                return share * state.spent, f"the whole of {other}"
             if (seconds := recorded(self.folder.run(other)).evaluation) is not None:
-                return seconds, f"the evaluation of {other}"
+                return share * seconds, f"the evaluation of {other}"
         for run in self.runs:
-            if run.answered == work.answered and (seconds := recorded(run.folder).evaluation) is not None:
+            if (
+                run.answered == (work.answered, work.evaluation.split)
+                and (seconds := recorded(run.folder).evaluation) is not None
+            ):
                 return seconds, f"the evaluation of {shown(run.folder)}"
-        assert work.recipe is not None and work.evaluation is not None
         for each in reversed(self.measured):
             if each.cost == step_cost(work.recipe) and total and each.evaluates:
                 return each.evaluation(total), f"{MEASURED_ON} {each.machine}"
@@ -309,8 +322,9 @@ def _due(training: Training, total: int, per_epoch: float, done: int, what: str)
 
 
 def _last(folder: Path, what: str) -> float | None:
-    """When a run noted this last."""
-    moments = [record.get("time") for record in read_times(folder) if record.get("what") == what]
+    """When a run, or one of its stages, noted this last."""
+    each = [record for path in (folder, *folder.glob("stages/*")) for record in read_times(path)]
+    moments = [record.get("time") for record in each if record.get("what") == what]
     return max((float(moment) for moment in moments if isinstance(moment, int | float)), default=None)
 
 

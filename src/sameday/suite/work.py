@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sameday.commands.session import Specs, silent
-from sameday.spec.errors import BadInput
+from sameday.spec.errors import BadInput, NothingToLearn
 from sameday.spec.evaluation import Evaluation
 from sameday.spec.identity import as_text, identity_of
 from sameday.spec.load import resolve_path
@@ -23,6 +23,7 @@ from sameday.spec.suite import Suite
 from sameday.spec.writing import write_text
 from sameday.suite.jobs import plan_path
 from sameday.suite.state import SuiteFolder
+from sameday.tasks.base import Say
 from sameday.tasks.registry import setup_of
 
 OF_NO_COST = frozenset(
@@ -32,6 +33,8 @@ OF_NO_COST = frozenset(
     }
 )
 """Recipe fields that change how many steps there are, or their numbers, and not what a step takes."""
+OF_TRAINING = frozenset({"order", "effective_batch", "loss_weight"})
+"""Those that change no evaluation either."""
 LOOKING = frozenset(("log_steps", "eval_steps", "save_steps", "save_total_limit"))
 """Plan fields that say how often to look, which is counted by itself."""
 COUNTS = "counts.json"
@@ -40,6 +43,11 @@ COUNTS = "counts.json"
 def step_cost(recipe: Recipe) -> str:
     """Equal where a step of two recipes takes the same, under one plan on one machine."""
     return _digest(identity_of(recipe, recipe.ignored() | OF_NO_COST))
+
+
+def step_kind(recipe: Recipe) -> str:
+    """Equal where steps of two recipes are of one kind, of other samples: they take about the same."""
+    return _digest(identity_of(recipe, recipe.ignored() | OF_NO_COST | {"data"}))
 
 
 def plan_cost(plan: Plan) -> str:
@@ -80,9 +88,10 @@ class Work:
 
     @property
     def answered(self) -> str:
-        """Equal where two evaluations ask the same of models of one cost."""
+        """Equal where a sample takes about the same in two evaluations, whatever its model was trained in."""
         assert self.recipe is not None and self.evaluation is not None
-        return _digest([step_cost(self.recipe), self.evaluation.model_dump(mode="json")])
+        apart = self.recipe.ignored() | OF_NO_COST | OF_TRAINING
+        return _digest([identity_of(self.recipe, apart), self.evaluation.max_new_tokens])
 
 
 def work_of(suite: Suite, home: Path, folder: SuiteFolder, name: str) -> Work:
@@ -138,7 +147,7 @@ class Count:
     why: str = ""
 
     def total(self, recipe: Recipe) -> int | None:
-        if recipe.max_steps is not None:
+        if recipe.max_steps is not None and self.per_epoch != 0:
             return recipe.max_steps
         return None if self.per_epoch is None else round(self.per_epoch * recipe.num_epochs)
 
@@ -149,6 +158,7 @@ class Counts:
 
     folder: SuiteFolder
     audit: bool = False
+    say: Say = silent
 
     def __post_init__(self) -> None:
         try:
@@ -161,6 +171,7 @@ class Counts:
         stamps = [[path, *_stamp(resolve_path(home, path))] for path in sorted(recipe.paths())]
         key = _digest([step_cost(recipe), str(home), stamps])
         if key not in self._known and self.audit:
+            self.say(f"reading the data of {recipe.name}, to count its steps")
             self._known[key] = _counted(recipe, home)
             if not self._known[key].why:
                 self._keep()
@@ -178,6 +189,8 @@ def _counted(recipe: Recipe, home: Path) -> Count:
     splits = [split for split in ("train", "val", "test") if setup.lacks(split) is None]
     try:
         audited = setup.audit(silent, splits)
+    except NothingToLearn:  # a stage that has no questions is passed over
+        return Count(0.0)
     except BadInput as error:
         return Count(why=str(error).partition("\n")[0])
     each = setup.epoch_steps(audited)
