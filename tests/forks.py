@@ -37,6 +37,7 @@ LOADED = (
     "sameday.report.page",
     "sameday.suite.execute",
     "sameday.suite.local",
+    "sameday.suite.measure",
     "sameday.tasks.classify.task",
     "sameday.tasks.vqa.task",
     "sameday.train.loop",
@@ -44,7 +45,14 @@ LOADED = (
     "sameday.verify.arm",
     "sameday.verify.command",
 )
-MODULES = ("sameday", "sameday.demo.patterns", "sameday.suite.execute", "sameday.verify.arm", "torch.distributed.run")
+MODULES = (
+    "sameday",
+    "sameday.demo.patterns",
+    "sameday.suite.execute",
+    "sameday.suite.measure",
+    "sameday.verify.arm",
+    "torch.distributed.run",
+)
 """What `python -m` may name."""
 AT_RUN_TIME = (
     *("GROUP_", "LOCAL_", "MASTER_", "PYTEST_", "RANK", "ROLE_", "SAMEDAY_", "TORCHELASTIC_", "WORLD_SIZE"),

@@ -88,7 +88,7 @@ def forecast(opened: OpenSuite, gpus: int, predictor: Predictor, advise: bool = 
     left = None if suite.deadline is None else suite.deadline - (0.0 if began is None else now - began)
     low, high = min(ends[0], made.seconds), max(ends[1], made.seconds)
     found = Forecast(suite, gpus, now, states, estimates, made, low, high, left)
-    if not advise or left is None or found.holds is not False:
+    if not advise or left is None or found.holds is not False or not made.seconds:
         return found
 
     def end(other: Suite, number: int) -> float | None:
@@ -126,7 +126,13 @@ def lines(found: Forecast) -> Iterator[str]:
     machine = count(found.gpus, "GPU") if found.gpus else f"no GPU, {count(suite.at_once, 'job')} at once"
     yield f"{suite.name}: {count(len(suite.jobs), 'job')} on {machine}"
     yield from _table(found)
+    if all(state.state == "done" for state in found.states.values()):
+        yield "all jobs are done"
+        return
     yield from _sources(found)
+    if found.unknown and not found.seconds:
+        yield "finish        not known"
+        return
     least = "at least " if found.unknown or any(each.lacks for each in found.estimates.values()) else ""
     at = when(found.now + found.seconds, found.now)
     between = f" ({clock(found.low)} to {clock(found.high)})" if found.high > found.low else ""
@@ -208,7 +214,7 @@ def _remedy(remedy: Remedy) -> str:
         outcome = "not known how long that takes; --measure times some steps of it"
     else:
         outcome = f"ends in {clock(remedy.seconds)}" + ("" if remedy.holds else ", which is too late")
-    return f"{remedy.what}: {outcome}. Price: {remedy.price}"
+    return f"{remedy.what}: {outcome}" + (f". Price: {remedy.price}" if remedy.price else "")
 
 
 def _wrapped(first: str, text: str) -> list[str]:

@@ -172,6 +172,7 @@ class Predictor:
             where = lent.where + ("" if lent.alike else ", under another plan")
         else:
             return Estimate.unknown("no run with such steps is recorded; `sameday suite plan --measure` times some")
+        pace = replace(pace, finish=_either(pace.finish, pace.save))  # the finished weights are saved once more
         per_epoch = counted.per_epoch or total / training.recipe.num_epochs
         looks = {
             "validate": _due(training, total, per_epoch, read.done, "validate"),
@@ -239,9 +240,9 @@ class Predictor:
     def _loading(self, work: Work) -> float | None:
         """What an eval job takes until its model is there: about what a training of it does."""
         assert work.recipe is not None
-        training = Training(work.recipe, work.home, Plan(), Path(), planned=False)
-        pace = self._lent(training)
-        return None if pace is None else pace.start
+        pace = borrowed(Training(work.recipe, work.home, Plan(), Path(), planned=False), self.runs)
+        timed = [each.start for each in self.measured if each.cost == step_cost(work.recipe)]
+        return timed[-1] if timed and (pace is None or pace.start is None) else None if pace is None else pace.start
 
     def _whole_evaluation(self, name: str, work: Work, total: int | None) -> tuple[float | None, str]:
         for other, state in self.states.items():

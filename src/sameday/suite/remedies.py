@@ -96,8 +96,7 @@ def _gpus(suite: Suite, gpus: int, left: float, end: End) -> Iterator[Remedy]:
         price = f"{count(more, 'GPU')} for {clock(seconds or 0.0)}"
         yield Remedy(f"{count(more, 'more GPU')}", price, seconds, True)
     elif (most := ends[-1][1]) is not None:
-        what = f"more GPUs: {MORE_GPUS} more are not enough, since jobs wait for each other"
-        yield Remedy(what, f"{MORE_GPUS} GPUs", most, False)
+        yield Remedy(f"more GPUs: {MORE_GPUS} more are not enough, since jobs wait for each other", "", most, False)
 
 
 def _epochs(suite: Suite, gpus: int, left: float, trainings: Mapping[str, Changeable], end: End) -> Iterator[Remedy]:

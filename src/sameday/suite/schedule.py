@@ -260,8 +260,7 @@ class _Search:
         if done == self.all:
             if end < self.least:
                 self.least = end
-                found = {self.names[n]: self.machine.placed(at, self.names[n], units) for at, n, units in way}
-                self.best = self.machine.begun | found
+                self.best = self._moved_up(way)
             return
         groups = [sorted(group, key=free.__getitem__) for group in self._groups(done)]
         if self._at_least(done, ends, free, end) >= self.least * (1 - SAME) or self._dominated(
@@ -285,6 +284,18 @@ class _Search:
                 for unit in units:
                     then[unit] = ended[n]
                 self._extend(done | 1 << n, ended, then, start, max(end, ended[n]), [*way, (start, n, units)])
+
+    def _moved_up(self, way: list[tuple[Any, ...]]) -> dict[str, Placed]:
+        """Each job as early as those before it allow: what does not make the end later may have been put off."""
+        placed, free = dict(self.machine.begun), list(self.machine.free)
+        for _, n, units in way:
+            ends = (placed[self.names[each]].end for each in self.needs[n])
+            placed[self.names[n]] = here = self.machine.placed(
+                max([*ends, *(free[unit] for unit in units)]), self.names[n], units
+            )
+            for unit in units:
+                free[unit] = here.end
+        return placed
 
     def _groups(self, done: int) -> list[list[int]]:
         """Units for which the same jobs wait: slots, GPUs that any job may take, and those that some job must have."""

@@ -1,0 +1,244 @@
+"""Predicted times, on a clock that the test turns: jobs go as their recorded steps say, and the end is known."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sets
+import yaml
+
+from sameday.record.folder import RunFolder
+from sameday.spec.document import dump_yaml
+from sameday.spec.plan import Plan
+from sameday.suite.forecast import forecast
+from sameday.suite.jobs import OpenSuite, open_suite
+from sameday.suite.measured import Measured, keep_measured, planned
+from sameday.suite.predict import Predictor, predict, remaining
+from sameday.suite.work import Counts, Work, step_cost, work_of
+
+EPOCH = 4
+"""Steps, of 30 images in batches of 8."""
+
+
+@dataclass
+class Job:
+    """What happens in a training: (kind, seconds, step) one after another."""
+
+    events: list[tuple[str, float, int]]
+    started: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return sum(seconds for _, seconds, _ in self.events)
+
+
+def training(epochs: int, step: float, seed: int, start: float = 30.0, drift: float = 1.0) -> Job:
+    """Steps that vary as they do, slow first ones, and from the middle on `drift` times as long."""
+    chance = random.Random(seed)
+    events: list[tuple[str, float, int]] = [("start", start, 0)]
+    total = epochs * EPOCH
+    for number in range(1, total + 1):
+        later = drift if number > total // 2 else 1.0
+        slow = 4.0 if number <= 2 else 1.0
+        events.append(("step", later * slow * step * chance.uniform(0.8, 1.25), number))
+        if number % EPOCH == 0:
+            events += [("validate", 3.0 * step, number), ("save", 1.5, number)]
+    return Job([*events, ("finish", 2.0, total)])
+
+
+@dataclass
+class World:
+    """A suite whose jobs were simulated: files as they would be at a moment."""
+
+    path: Path
+    opened: OpenSuite
+    jobs: dict[str, Job] = field(default_factory=dict)
+    moment: float = 1_000_000.0
+
+    def write(self, name: str, now: float) -> None:
+        """Records and state of one job."""
+        job, folder = self.jobs[name], self.opened.folder
+        run, clock, ended = folder.run(name), job.started, now >= job.started + job.seconds
+        if now < job.started:
+            return
+        run.mkdir(parents=True, exist_ok=True)
+        lines: dict[str, list[dict[str, Any]]] = {"metrics.jsonl": [], "times.jsonl": []}
+        total = max(step for _, _, step in job.events)
+        for kind, seconds, step in job.events:
+            clock += seconds
+            if clock > now:
+                break
+            record: dict[str, Any] = {"step": step, "seconds": seconds}
+            if kind == "step":
+                lines["metrics.jsonl"].append(record | {"loss": 1.0, "samples": 8})
+            else:
+                lines["times.jsonl"].append(record | {"what": kind, "time": clock, "total": total, "ranks": 1})
+        for file, records in lines.items():
+            (run / file).write_text("".join(json.dumps(record) + "\n" for record in records))
+        state: dict[str, Any] = {"state": "done" if ended else "running", "attempt": 1, "started": job.started}
+        folder.change(name, **state, host="elsewhere", spent=job.seconds if ended else 0.0)
+
+    def predictor(self, now: float) -> Predictor:
+        for name in self.jobs:
+            self.write(name, now)
+        return Predictor(self.opened.suite, self.opened.home, self.opened.folder, audit=True, now=now)
+
+
+def earlier(world: World, name: str, job: Job, **recipe: Any) -> None:
+    """A finished run of another command, in runs/."""
+    folder = world.path / "runs" / name
+    run = RunFolder.open(folder, sets.tiny_recipe(**recipe), Plan(device="cpu"), world.path)
+    for kind, seconds, step in job.events:
+        with (folder / ("metrics.jsonl" if kind == "step" else "times.jsonl")).open("a") as file:
+            file.write(json.dumps({"step": step, "seconds": seconds, "what": kind, "time": 1.0}) + "\n")
+    run.close()
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.chdir(tmp_path)
+    sets.write_set(tmp_path)
+    (tmp_path / "recipe.yaml").write_text(dump_yaml(sets.tiny_recipe(num_epochs=20)))
+    jobs = {
+        "one": {"do": "train", "recipe": "recipe.yaml"},
+        "two": {"do": "train", "recipe": "recipe.yaml", "set": ["recipe.seed=1", "recipe.num_epochs=30"]},
+        "three": {"do": "train", "recipe": "recipe.yaml", "set": ["recipe.learning_rate=1e-4"], "after": ["one"]},
+    }
+    text = {"gpus": 2, "deadline": "1h", "set": ["plan.device=cpu"], "jobs": jobs}
+    (tmp_path / "night.yaml").write_text(yaml.safe_dump(text, sort_keys=False))
+    yield World(tmp_path, open_suite(tmp_path / "night.yaml"))
+
+
+@pytest.mark.parametrize("step", [0.5, 6.0])
+def test_the_end_is_predicted_within_15_percent_from_an_earlier_run(world: World, step: float) -> None:
+    earlier(world, "before", training(5, step, seed=9, start=25.0), num_epochs=5)
+    begin = world.moment
+    one, two = training(20, step, 1), training(30, step, 2)
+    one.started = two.started = begin
+    three = training(20, step, 3)
+    three.started = begin + one.seconds
+    end = max(two.seconds, one.seconds + three.seconds)
+    found = forecast(world.opened, 2, world.predictor(begin))
+    assert found.seconds == pytest.approx(end, rel=0.15) and found.low < end < found.high
+    assert "runs/before on " in found.estimates["one"].source
+    assert [name for name, _ in found.schedule.critical()] == ["one", "three"]
+    world.jobs = {"one": one, "two": two, "three": three}
+    for share in (0.1, 0.4, 0.7, 0.95):
+        now = begin + share * end
+        found = forecast(world.opened, 2, world.predictor(now))
+        assert now - begin + found.seconds == pytest.approx(end, rel=0.15), share
+    whole = predict(world.opened.suite, world.opened.home, world.opened.folder, audit=True, now=now)
+    assert whole["one"].seconds == pytest.approx(one.seconds), "what is done took what it took"
+
+
+def test_the_prediction_is_corrected_while_it_runs(world: World) -> None:
+    """The machine is 1.8 times as slow as the one on which the earlier run was, and a job slows down on its way."""
+    earlier(world, "before", training(5, 1.0, seed=9), num_epochs=5)
+    begin = world.moment
+    one, two = training(20, 1.8, 1), training(30, 1.8, 2, drift=1.3)
+    three = training(20, 1.8, 3)
+    one.started = two.started = begin
+    three.started = begin + one.seconds
+    world.jobs = {"one": one, "two": two, "three": three}
+    end = max(two.seconds, one.seconds + three.seconds)
+    first = forecast(world.opened, 2, world.predictor(begin - 1)).seconds
+    assert first < 0.7 * end, "nobody could know"
+    errors = []
+    for share in (0.25, 0.5, 0.6, 0.75, 0.9):
+        now = begin + share * end
+        left = remaining(world.opened.suite, world.opened.home, world.opened.folder, audit=True, now=now)
+        assert left.keys() == world.jobs.keys()
+        errors.append(abs(now - begin + forecast(world.opened, 2, world.predictor(now)).seconds - end) / end)
+    assert errors[0] < first / end and max(errors[2:]) < 0.15 and errors[-1] < 0.05
+    now = begin + 0.8 * two.seconds
+    left = world.predictor(now).left()["two"]
+    assert left.source.startswith("its own records, ")
+    assert now - begin + (left.seconds or 0) == pytest.approx(two.seconds, rel=0.05)
+
+
+def test_what_nobody_knows_is_not_made_up(world: World) -> None:
+    left = remaining(world.opened.suite, world.opened.home, world.opened.folder, audit=True)
+    assert {each.seconds for each in left.values()} == {None}
+    assert left["one"].source == (
+        "not known: no run with such steps is recorded; `sameday suite plan --measure` times some"
+    )
+    uncounted = remaining(world.opened.suite, world.opened.home, type(world.opened.folder)(world.path / "other"))
+    assert uncounted["one"].source == "not known: its data was not counted yet: `sameday suite plan` does"
+
+
+def test_steps_are_counted_without_a_model(world: World) -> None:
+    work = work_of(world.opened.suite, world.opened.home, world.opened.folder, "two")
+    counted = Counts(world.opened.folder, audit=True).of(work.trainings[0].recipe, world.path)
+    assert (counted.per_epoch, counted.sizes) == (4, {"train": 30, "val": 10, "test": 16})
+    assert counted.total(work.trainings[0].recipe) == 120
+    kept = Counts(world.opened.folder).of(work.trainings[0].recipe, world.path)
+    assert kept == counted, "known without reading the data again"
+
+
+def test_what_changes_no_step_is_the_same_work() -> None:
+    base = sets.tiny_recipe()
+    same = sets.tiny_recipe(seed=8, num_epochs=9, learning_rate=1.0, schedule="constant", best="loss", name="other")
+    assert step_cost(base) == step_cost(same) and base.fingerprint != same.fingerprint
+    assert step_cost(base) != step_cost(sets.tiny_recipe(effective_batch=16))
+    assert step_cost(base) != step_cost(sets.tiny_recipe(precision="tf32"))
+
+
+def test_records_under_another_plan_count_for_less(world: World) -> None:
+    earlier(world, "before", training(5, 1.0, seed=9), num_epochs=5)
+    (world.path / "plan.yaml").write_text("device: cpu\nmicro_batch: 2\n")
+    text = yaml.safe_load((world.path / "night.yaml").read_text())
+    text["plan"] = "plan.yaml"
+    (world.path / "night.yaml").write_text(yaml.safe_dump(text, sort_keys=False))
+    opened = open_suite(world.path / "night.yaml")
+    found = remaining(opened.suite, opened.home, opened.folder, audit=True)["one"]
+    assert found.source.endswith(", under another plan")
+    assert found.high is not None and found.seconds is not None and found.high > 1.3 * found.seconds
+    work = work_of(opened.suite, opened.home, opened.folder, "one")
+    own = Measured(step_cost(sets.tiny_recipe()), planned(work.trainings[0]), "a desk", [9.0, *[2.0] * 20], 12.0, 0.1)
+    keep_measured(opened.folder, own)
+    measured = remaining(opened.suite, opened.home, opened.folder, audit=True)["one"]
+    assert measured.source == "measured on a desk" and measured.lacks == ("saving", "its end")
+    assert measured.seconds == pytest.approx(12 + 7 + 80 * 2 + 20 * 10 * 0.1)
+
+
+def test_evaluations_are_like_those_before_them(world: World) -> None:
+    text = yaml.safe_load((world.path / "night.yaml").read_text())
+    text["jobs"] |= {f"{name}-test": {"do": "eval", "of": name, "split": "test"} for name in ("one", "two")}
+    (world.path / "night.yaml").write_text(yaml.safe_dump(text, sort_keys=False))
+    earlier(world, "before", training(5, 1.0, seed=9), num_epochs=5)
+    opened = open_suite(world.path / "night.yaml")
+    left = remaining(opened.suite, opened.home, opened.folder, audit=True)["one-test"]
+    assert left.seconds == pytest.approx(30 + 3.0 * 16 / 10) and left.source.startswith("a validation of runs/before")
+    opened.folder.change("one-test", state="done", attempt=1, spent=50.0)
+    found = remaining(opened.suite, opened.home, opened.folder, audit=True)["two-test"]
+    assert (found.seconds, found.source) == (50.0, "the whole of one-test")
+
+
+def test_the_user_may_know_better_until_a_job_knows_itself(world: World) -> None:
+    text = yaml.safe_load((world.path / "night.yaml").read_text())
+    text["jobs"]["one"]["expected"] = "5m"
+    text["jobs"] |= {"search": {"do": "tune", "recipe": "recipe.yaml", "minutes": 2}}
+    (world.path / "night.yaml").write_text(yaml.safe_dump(text, sort_keys=False))
+    world.opened = open_suite(world.path / "night.yaml")
+    first = world.predictor(world.moment).left()
+    assert (first["one"].seconds, first["one"].source) == (300.0, "expected, as the suite says")
+    assert first["search"].low == 120 and first["search"].source == "its minutes, and verify"
+    world.jobs = {"one": training(20, 2.0, 1)}
+    world.jobs["one"].started = world.moment
+    later = world.predictor(world.moment + 100).left()["one"]
+    assert later.source.startswith("its own records") and 100 + (later.seconds or 0) == pytest.approx(
+        world.jobs["one"].seconds, rel=0.15
+    )
+
+
+def test_a_recipe_that_is_wrong_is_told(world: World) -> None:
+    (world.path / "recipe.yaml").write_text("task: classify\n")
+    left = remaining(world.opened.suite, world.opened.home, world.opened.folder)
+    assert (left["one"].seconds, isinstance(world.predictor(0.0).work("one"), Work)) == (None, False)
+    assert left["one"].source.startswith("not known: ") and "recipe.yaml" in left["one"].source
