@@ -220,6 +220,7 @@ def test_who_may_read_it_is_said_aloud(suite: tuple[Path, SuiteFolder], monkeypa
     assert said[0].startswith("watch it at http://127.0.0.1:") and said[1].startswith("from another machine: ssh -L ")
     said.clear()
     watch(path, folder.path, "0.0.0.0", 0, said.append)
+    assert said[0].startswith(f"watch it at http://{socket.gethostname()}:")
     assert said[1].startswith("warning: anyone who can reach 0.0.0.0 at port ") and said[1].endswith(
         "this suite's logs"
     )

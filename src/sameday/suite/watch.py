@@ -101,16 +101,22 @@ class Server(ThreadingHTTPServer):
             super().__init__((str(address[0]), port), Handler)
         except (OSError, OverflowError, UnicodeError) as error:
             raise BadInput(_unable(host, port, error)) from None
-        self.loopback = ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback
+        self.ip = str(address[0]).partition("%")[0]
+        self.loopback = ipaddress.ip_address(self.ip).is_loopback
 
     def server_bind(self) -> None:
         TCPServer.server_bind(self)  # without asking a name server what this machine is called
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     @property
+    def place(self) -> str:
+        """Host and port, as addresses have them."""
+        name = socket.gethostname() if ipaddress.ip_address(self.ip).is_unspecified else self.server_name
+        return f"[{name}]:{self.server_port}" if ":" in name else f"{name}:{self.server_port}"
+
+    @property
     def address(self) -> str:
-        name = f"[{self.server_name}]" if ":" in self.server_name else self.server_name
-        return f"http://{name}:{self.server_port}/"
+        return f"http://{self.place}/"
 
     def handle_error(self, *_: object) -> None:
         """A page that was closed halfway is nothing to tell of."""
@@ -190,7 +196,7 @@ def watch(path: Path, out: Path | None, host: str, port: int, say: Callable[[str
     with server, contextlib.suppress(KeyboardInterrupt):
         say(f"watch it at {server.address} (read-only; Ctrl-C ends the page, and no job)")
         if server.loopback:
-            tunnel = f"ssh -L {server.server_port}:{server.server_name}:{server.server_port} {socket.gethostname()}"
+            tunnel = f"ssh -L {server.server_port}:{server.place} {socket.gethostname()}"
             say(f"from another machine: {tunnel}, and open the same address there")
         else:
             say(f"warning: anyone who can reach {host} at port {server.server_port} can read this suite's logs")
