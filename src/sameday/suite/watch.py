@@ -4,6 +4,7 @@ no part of an address becomes a path. However many pages are open, files are rea
 from __future__ import annotations
 
 import contextlib
+import gzip
 import ipaddress
 import json
 import socket
@@ -37,6 +38,8 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 TEXT = "text/plain; charset=utf-8"
+DATA = "/data.json"
+"""Compressed once for all who ask: curves are long, and tunnels may be slow."""
 
 
 class Kept:
@@ -71,10 +74,10 @@ class Pages:
         }
 
     def get(self, address: str) -> tuple[str, bytes] | None:
-        """Kind and content; None where nothing has this address."""
+        """Kind and content, of DATA compressed; None where nothing has this address."""
         if address in self._fixed:
             return self._fixed[address]
-        if address == "/data.json":
+        if address == DATA:
             return "application/json; charset=utf-8", self._data.get()
         name = address.removeprefix("/log/")
         if name != address and name in self._snapshot.suite.jobs:
@@ -83,7 +86,7 @@ class Pages:
 
     def _look(self) -> bytes:
         view = self._snapshot.look()
-        return json.dumps(page_data(self._snapshot.suite, view), allow_nan=False).encode()
+        return gzip.compress(json.dumps(page_data(self._snapshot.suite, view), allow_nan=False).encode(), 6)
 
     def _log(self, name: str) -> bytes:
         return self._snapshot.log(name).encode()
@@ -156,11 +159,16 @@ class Handler(BaseHTTPRequestHandler):
             # Another site's name may have been pointed at this machine, to read the page in its reader's browser.
             self._send(403, TEXT, b"this page is for localhost and 127.0.0.1 alone\n")
             return
-        found = self.server.pages.get(self.path.partition("?")[0])
+        address = self.path.partition("?")[0]
+        found = self.server.pages.get(address)
         if found is None:
             self._send(404, TEXT, b"there is nothing here\n")
-        else:
+        elif address != DATA:
             self._send(200, *found)
+        elif "gzip" in self.headers.get("Accept-Encoding", ""):
+            self._send(200, *found, {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"})
+        else:
+            self._send(200, found[0], gzip.decompress(found[1]), {"Vary": "Accept-Encoding"})
 
     def _send(self, code: int, kind: str, content: bytes, more: dict[str, str] | None = None) -> None:
         self.close_connection = True  # no page holds a thread between two looks, and no body is taken for a request
