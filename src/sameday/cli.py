@@ -266,7 +266,7 @@ def suite_run(
 def suite_status(
     path: SuitePath,
     out: SuiteOut = None,
-    live: Annotated[bool, typer.Option("--live", help="Again every second, until all jobs have ended.")] = False,
+    live: Annotated[bool, typer.Option("--live", help="Again every two seconds, until all jobs have ended.")] = False,
 ) -> None:
     """State, step, loss and finish time of each job, and why those that failed did."""
     from sameday.suite.jobs import open_suite

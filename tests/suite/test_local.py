@@ -66,7 +66,7 @@ def victims(kind: str, runner: int, folder: SuiteFolder, rng: random.Random) -> 
     return [pid for pid in held[name] if (pid == folder.read(name).pid) == (kind == "executor")]
 
 
-def kill_until_done(suite: Path, out: Path, kills: int, rng: random.Random, tally: Counter[str]) -> None:
+def kill_until_done(suite: Path, out: Path, kills: int, rng: random.Random, tally: Counter[str], pause: float) -> None:
     """Runs a suite and kills runner, executor, job, or all of them at any moment; after so many kills it may end."""
     folder = SuiteFolder(out)
     while True:
@@ -77,7 +77,7 @@ def kill_until_done(suite: Path, out: Path, kills: int, rng: random.Random, tall
                 if number >= kills:
                     runner.wait(LIMIT)
                     break
-                time.sleep(rng.uniform(0.0, 0.6))
+                time.sleep(rng.uniform(0.0, pause))
                 kind = KINDS[number % len(KINDS)]
                 while runner.poll() is None and not (found := victims(kind, runner.pid, folder, rng)):
                     time.sleep(0.05)
@@ -92,25 +92,26 @@ def kill_until_done(suite: Path, out: Path, kills: int, rng: random.Random, tall
         assert code in (1, -signal.SIGKILL), (out.parent / f"{out.name}.runner").read_text()
 
 
-def kills(home: Home, number: int, seed: int) -> Counter[str]:
+def kills(home: Home, number: int, seed: int, pause: float) -> Counter[str]:
     suite, whole = home.suite(JOBS), home.path / "whole"
     assert Local().run(suite, whole) == 0
     tally: Counter[str] = Counter()
     suites = 0
     while sum(tally.values()) < number:
         out = home.path / f"out-{suites}"
-        kill_until_done(suite, out, number, random.Random(seed + suites), tally)
+        kill_until_done(suite, out, number, random.Random(seed + suites), tally, pause)
         assert_same_results(out, whole, *JOBS)
         suites += 1
     return tally
 
 
 def test_kills(home: Home) -> None:
-    tally = kills(home, 20, seed=1)
+    tally = kills(home, 20, seed=1, pause=0.6)
     assert tally == dict.fromkeys(KINDS, 5)
 
 
 @pytest.mark.soak
 def test_two_hundred_kills(home: Home) -> None:
     seed = random.randrange(2**32)
-    print(f"\nseed {seed}: {dict(kills(home, 200, seed))}; every suite ended with the weights of one left alone")
+    tally = dict(kills(home, 200, seed, pause=2.0))
+    print(f"\nseed {seed}: {tally}; every suite ended with the weights of one left alone")

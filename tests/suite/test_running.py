@@ -21,13 +21,14 @@ from sameday.cli import app
 from sameday.record.folder import RunFolder
 from sameday.spec.errors import EXIT_BAD_INPUT, EXIT_STOPPED, BadInput
 from sameday.spec.suite import Suite
+from sameday.spec.words import when
 from sameday.suite import local
 from sameday.suite.cancel import ask_to_stop
 from sameday.suite.execute import execute, last_lines, main
 from sameday.suite.jobs import changes, open_suite
 from sameday.suite.local import gpus_here, place, run, starting_order
 from sameday.suite.state import SuiteFolder, held, holders, take
-from sameday.suite.status import progress, table, when
+from sameday.suite.status import progress, table
 
 LONG = training() | {"set": [*training()["set"], "recipe.num_epochs=400"]}
 """1600 steps, which no test waits for."""
@@ -92,9 +93,9 @@ def test_how_many_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_longest_path_starts_first() -> None:
     job = {"do": "train", "recipe": "x"}
-    jobs = {"a": job, "b": job, "c": job | {"expected": "3h"}, "d": job | {"after": ["b"], "expected": "4h"}}
+    jobs = {"a": job, "b": job, "c": job, "d": job | {"after": ["b"]}}
     suite = Suite.model_validate({"jobs": jobs})
-    assert starting_order(suite, 2, {"a": 60.0, "b": 60.0, "c": 1.0}) == ["b", "c", "d", "a"]
+    assert starting_order(suite, 2, {"a": 60.0, "b": 60.0, "c": 10800.0, "d": 14400.0}) == ["b", "c", "d", "a"]
     assert sorted(starting_order(suite, 0)) == ["a", "b", "c", "d"]
     pinned = Suite.model_validate({"jobs": {"a": job | {"gpu": 1}, "b": job | {"gpus": 2}, "c": job | {"gpus": 0}}})
     assert sorted(starting_order(pinned, 2)) == ["a", "b", "c"]
@@ -254,6 +255,7 @@ def test_status_logs_and_cancel(home: Home) -> None:
     assert [line.split()[:2] for line in lines[2:5]] == [["bad", "failed"], ["next", "blocked"], ["last", "waiting"]]
     assert "bad: failed, exit code 7" in lines and "    the file lacking is not there" in lines
     assert "next: blocked, because bad is failed" in lines
+    assert "finish: not known, because bad is failed" in lines
     # In another terminal.
     code, said = typed("cancel", *words)
     assert code == 0 and "last: cancelled\n" in said and "one: asked to stop\n" in said
@@ -268,6 +270,21 @@ def test_status_logs_and_cancel(home: Home) -> None:
     assert main([str(suite), str(out), "last"]) == EXIT_STOPPED, "cancelled, until someone runs the suite again"
     assert local.take_up(open_suite(suite, out)) == {"bad": "failed", "next": "cancelled", "last": "cancelled"}
     assert kinds(suite, out) == {"one": "stopped", "bad": "waiting", "next": "waiting", "last": "waiting"}
+
+
+def test_finish_and_deadline(home: Home) -> None:
+    jobs = {"a": stub("a", expected="1h"), "b": stub("b", "a", expected="30m"), "c": stub("c", expected="10m")}
+    suite, out = home.suite(jobs, deadline="80m", gpus=1), home.path / "out"
+    folder = SuiteFolder(out)
+    folder.begin()
+    now = folder.began()
+    assert now is not None
+    lines = table(open_suite(suite, out), now).splitlines()
+    assert [line.split()[:2] for line in lines[1:4]] == [["a", "waiting"], ["b", "waiting"], ["c", "waiting"]]
+    finish, deadline = when(now + 6000, now), when(now + 4800, now)
+    assert lines[4] == f"finish: {finish}; deadline {deadline}, which does not hold"
+    home.suite(jobs, deadline="2h", gpus=1)
+    assert "which does not hold" not in table(open_suite(suite, out), now)
 
 
 def test_a_live_table_ends_with_the_jobs_and_shows_text_as_text(home: Home) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import time
 from collections.abc import Sequence
 from typing import IO, Any
 
@@ -44,6 +45,12 @@ def clock(seconds: float) -> str:
     minutes, s = divmod(round(seconds), 60)
     hours, m = divmod(minutes, 60)
     return f"{hours}:{m:02d}:{s:02d}" if hours else f"{m}:{s:02d}"
+
+
+def when(moment: float, now: float) -> str:
+    """A time of today as 13:05, of another day with its date."""
+    day, today = time.localtime(moment), time.localtime(now)
+    return time.strftime("%H:%M" if day[:3] == today[:3] else "%Y-%m-%d %H:%M", day)
 
 
 def first_names(names: Sequence[str], most: int = 32) -> str:

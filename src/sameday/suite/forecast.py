@@ -10,7 +10,7 @@ from typing import Any
 
 from sameday.spec.errors import BadInput
 from sameday.spec.suite import Suite
-from sameday.spec.words import clock, count, tell
+from sameday.spec.words import clock, count, tell, when
 from sameday.suite.jobs import OpenSuite
 from sameday.suite.local import gpus_here
 from sameday.suite.measure import measure
@@ -19,7 +19,6 @@ from sameday.suite.predict import Estimate, Predictor
 from sameday.suite.remedies import Changeable, Remedy, by_image, cached, remedies
 from sameday.suite.schedule import Schedule, Task, schedule
 from sameday.suite.state import JobState
-from sameday.suite.status import when
 from sameday.suite.work import Work
 
 WIDTH = 100

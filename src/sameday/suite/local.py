@@ -21,6 +21,7 @@ from sameday.spec.words import clock, count, first_names, tell
 from sameday.suite.cancel import ask_to_stop
 from sameday.suite.execute import changed, ending, last_lines
 from sameday.suite.jobs import OpenSuite
+from sameday.suite.predict import remaining
 from sameday.suite.schedule import Task, priority
 from sameday.suite.state import JobState, take
 
@@ -46,8 +47,10 @@ def run(opened: OpenSuite, gpus: int | None = None, again: Collection[str] = (),
             say(f"{name}: {state}, and tried again")
         opened.folder.begin()
         say(_header(opened, there))
+        left = {name: each.seconds for name, each in remaining(suite, opened.home, opened.folder).items()}
+        order = starting_order(suite, there, left)
         with _Asked() as asked:
-            return Runner(opened, there, starting_order(suite, there), say, asked).run()
+            return Runner(opened, there, order, say, asked).run()
 
 
 # Before anything begins
@@ -164,9 +167,9 @@ def _header(opened: OpenSuite, gpus: int) -> str:
 
 
 def starting_order(suite: Suite, gpus: int, seconds: Mapping[str, float | None] | None = None) -> list[str]:
-    """As the schedule starts jobs that take so long; the suite's own `expected` goes first, and one of which nothing is
-    known is like the longest."""
-    told = {name: job.expected or (seconds or {}).get(name) for name, job in suite.jobs.items()}
+    """As the schedule starts jobs that take so long; one of which nothing is known is taken for as long as the longest
+    of the others."""
+    told = {name: (seconds or {}).get(name) for name in suite.jobs}
     most = max((each for each in told.values() if each is not None), default=1.0) or 1.0
     tasks = {
         name: Task(

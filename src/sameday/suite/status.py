@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from sameday.spec.errors import BadInput
-from sameday.spec.words import clock, tell
+from sameday.spec.words import clock, tell, visible, when
+from sameday.suite.expected import Expected, expected
 from sameday.suite.jobs import OpenSuite
 from sameday.suite.state import ENDED, JobState, SuiteFolder
 
@@ -82,8 +83,11 @@ COLUMNS = ("job", "state", "time", "step", "loss", "samples/s", "left", "finish"
 
 def table(opened: OpenSuite, now: float | None = None) -> str:
     """All jobs, and the last lines of those that failed."""
+    now = time.time() if now is None else now
     states = opened.folder.states(opened.suite)
-    rows = [COLUMNS, *(row(opened.folder, name, state, now or time.time()) for name, state in states.items())]
+    ends = _expected(opened, states, now)
+    spans = {name: end for name, (_, end) in ends.spans.items()}
+    rows = [COLUMNS, *(row(opened.folder, name, state, now, spans.get(name)) for name, state in states.items())]
     widths = [max(len(line[column]) for line in rows) for column in range(len(COLUMNS))]
     left = (0, 1)
     lines = [
@@ -93,6 +97,7 @@ def table(opened: OpenSuite, now: float | None = None) -> str:
         ).rstrip()
         for line in rows
     ]
+    lines += _finish(opened, states, ends, now)
     for name, state in states.items():
         if state.state == "blocked":
             lines.append(f"{name}: blocked, because {state.why}")
@@ -102,12 +107,37 @@ def table(opened: OpenSuite, now: float | None = None) -> str:
     return "\n".join(lines)
 
 
-def row(folder: SuiteFolder, name: str, state: JobState, now: float) -> tuple[str, ...]:
+def _expected(opened: OpenSuite, states: Mapping[str, JobState], now: float) -> Expected:
+    try:
+        return expected(opened, states, now)
+    except BadInput as error:  # a job that no machine like this one could run
+        return Expected(why=str(error).partition("\n")[0])
+
+
+def _finish(opened: OpenSuite, states: Mapping[str, JobState], ends: Expected, now: float) -> Iterator[str]:
+    """When all of it ends, and when it must."""
+    began, deadline = opened.folder.began(), opened.suite.deadline
+    until = "" if deadline is None or began is None else f"; deadline {when(began + deadline, now)}"
+    if all(state.state == "done" for state in states.values()):
+        return
+    if ends.finish is None:
+        yield f"finish: not known, because {ends.why}{until}"
+        return
+    late = deadline is not None and began is not None and ends.finish > began + deadline
+    low, high = (when(ends.finish if each is None else each, now) for each in (ends.low, ends.high))
+    between = "" if low == high else f" ({low} to {high})"
+    yield f"finish: {when(ends.finish, now)}{between}{until}{', which does not hold' if late else ''}"
+
+
+def row(folder: SuiteFolder, name: str, state: JobState, now: float, end: float | None = None) -> tuple[str, ...]:
+    """`end` is when the job is expected to end; without it a running one has the end of its steps."""
     far = progress(folder, name) if state.attempt else Progress()
     running = state.state == "running"
     where = f" on GPU {','.join(map(str, state.gpus))}" if running and state.gpus else ""
     spent = state.spent + (max(0.0, now - state.started) if running and state.started else 0.0)
-    finish = now + far.left if running and far.left is not None else state.ended if state.state == "done" else None
+    if end is None and running and far.left is not None:
+        end = now + far.left
+    finish = state.ended if state.state == "done" else end
     step = "" if far.step is None else f"{far.step}/{far.total}" if far.total else str(far.step)
     return (
         name,
@@ -116,26 +146,18 @@ def row(folder: SuiteFolder, name: str, state: JobState, now: float) -> tuple[st
         step,
         "" if far.loss is None else f"{far.loss:.4f}",
         "" if far.samples_per_second is None else f"{far.samples_per_second:.1f}",
-        clock(far.left) if running and far.left is not None else "",
+        clock(max(0.0, end - now)) if running and end is not None else "",
         "" if finish is None else when(finish, now),
     )
 
 
-def when(moment: float, now: float) -> str:
-    """A time of today as 13:05, of another day with its date."""
-    day, today = time.localtime(moment), time.localtime(now)
-    return time.strftime("%H:%M" if day[:3] == today[:3] else "%Y-%m-%d %H:%M", day)
-
-
-def show(opened: OpenSuite, live: bool = False, every: float = 1.0) -> None:
+def show(opened: OpenSuite, live: bool = False, every: float = 2.0) -> None:
     """Once, or again and again until all jobs have ended."""
     if not live:
         tell(table(opened))
         return
     from rich.live import Live
     from rich.text import Text
-
-    from sameday.spec.words import visible
 
     with contextlib.suppress(KeyboardInterrupt), Live(refresh_per_second=4) as screen:
         while True:
