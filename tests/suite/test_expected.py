@@ -51,6 +51,19 @@ def test_the_finish_of_a_suite(opened: tuple[Path, SuiteFolder]) -> None:
     assert (seen.finish, seen.why) == (None, "b is failed")
 
 
+def test_watching_never_searches_for_a_schedule(
+    opened: tuple[Path, SuiteFolder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best one of ten jobs may take seconds to find."""
+    path, folder = opened
+    times = (71, 67, 61, 59, 53, 47, 43, 41, 37, 31)
+    jobs = "".join(f"  j{n}: {{do: train, recipe: exp.yaml, expected: {n}m}}\n" for n in times)
+    path.write_text(f"gpus: 3\njobs:\n{jobs}")
+    monkeypatch.setattr("sameday.suite.schedule._Search.run", lambda _: pytest.fail("searched"))
+    view = Snapshot(path, folder.path).look()
+    assert view.finish is not None and 60 * sum(times) / 3 <= view.finish - view.now <= 60 * (sum(times) / 3 + 71)
+
+
 def test_what_nobody_knows_is_said(opened: tuple[Path, SuiteFolder]) -> None:
     path, folder = opened
     path.write_text(

@@ -168,6 +168,16 @@ def test_a_suite_at_one_moment(tmp_path: Path) -> None:
     assert {job.name: job.state.state for job in snapshot.look().jobs}["exp1"] == "interrupted"
 
 
+def test_the_number_of_steps_is_known_before_the_first_line(tmp_path: Path) -> None:
+    path, folder = write_suite(tmp_path)
+    train_some(folder, "exp1", range(1, 4))
+    folder.log("exp1").write_text("")
+    (folder.run("exp1") / "times.jsonl").write_bytes(lines({"what": "start", "seconds": 3.0, "total": 60, "time": 1.0}))
+    with running(folder, "exp1", [0]):
+        job = Snapshot(path, folder.path).look().jobs[1]
+    assert (job.step, job.total, job.left) == (3, 60, pytest.approx(114))
+
+
 def test_evaluations_tell_their_questions(tmp_path: Path) -> None:
     path, folder = write_suite(tmp_path)
     with running(folder, "exp1-test", [1]):

@@ -16,8 +16,8 @@ from sets import TINY, write_set
 from typed import FIELDS, refused, sameday
 
 from sameday.spec.suite import load_suite
-from sameday.suite.jobs import asked, command
-from sameday.suite.report import suite_runs
+from sameday.suite.jobs import asked, command, open_suite
+from sameday.suite.report import report_at_the_end, suite_runs
 from sameday.suite.state import SuiteFolder
 
 SUITE = """
@@ -125,11 +125,13 @@ def test_what_is_there_of_a_suite_that_goes_on(home: Path, tmp_path: Path) -> No
     try:
         folder.change("two", state="failed", why="exit code 4\nmuch more")
         folder.change("one-test", state="waiting", spent=0.0, attempt=0)
+        report_at_the_end(open_suite(home / "s.yaml", home / "out"))
         said = sameday(home, "suite", "report", "s.yaml", "--out", "out", "-o", str(tmp_path / "now.html"))
     finally:
         for name, state in kept.items():
             folder.write(name, state)
     assert said.code == 0, said.err
+    assert not (home / "out" / "report.html").exists()
     text = page_text(tmp_path / "now.html")
     assert "2 of 4 jobs are done." in text and "two train failed exit code 4 2 10 min" in text
     assert "deadline" not in text and "much more" not in text

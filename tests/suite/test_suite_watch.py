@@ -3,6 +3,7 @@ second."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import signal
 import socket
@@ -47,6 +48,9 @@ def test_what_is_served(server: Server, suite: tuple[Path, SuiteFolder]) -> None
     assert (row["job"], row["cells"][0]["state"], row["cells"][1]["text"]) == ("exp1", "running", "3 of 20")
     assert shown["gpus"] == [{"host": socket.gethostname(), "gpu": 1, "job": "exp1", "use": 90}]
     assert [chart["name"] for chart in shown["charts"]] == ["Training loss", "GPU use"]
+    code, headers, packed = ask(server, "/data.json", **{"Accept-Encoding": "gzip"})
+    assert (code, headers["Content-Encoding"]) == (200, "gzip")
+    assert json.loads(gzip.decompress(packed))["name"] == "night"
     code, headers, log = ask(server, "/log/exp1")
     assert (code, headers["Content-Type"]) == (200, "text/plain; charset=utf-8")
     assert log.decode().splitlines()[-1].startswith("step 3/20  loss 0.3333")
@@ -127,6 +131,14 @@ def test_damaged_files_do_not_end_the_page(server: Server, suite: tuple[Path, Su
         folder.log(name).write_bytes(b"\xff\xfe\x00step 99999999999999999999/3  \n")
     (folder.path / "begun.json").write_text('{"time": NaN}')
     assert {row["cells"][0]["state"] for row in data(server)["rows"]} == {"waiting"}
+
+
+def test_long_curves_are_small_on_the_way(server: Server, suite: tuple[Path, SuiteFolder]) -> None:
+    _, folder = suite
+    for name in ("exp1", "exp2"):
+        train_some(folder, name, range(1, 3000), total=3000)
+        folder.change(name, state="done", attempt=1)
+    assert len(ask(server, "/data.json", **{"Accept-Encoding": "gzip"})[2]) < 40_000
 
 
 # Fifty pages
@@ -220,6 +232,7 @@ def test_who_may_read_it_is_said_aloud(suite: tuple[Path, SuiteFolder], monkeypa
     assert said[0].startswith("watch it at http://127.0.0.1:") and said[1].startswith("from another machine: ssh -L ")
     said.clear()
     watch(path, folder.path, "0.0.0.0", 0, said.append)
+    assert said[0].startswith(f"watch it at http://{socket.gethostname()}:")
     assert said[1].startswith("warning: anyone who can reach 0.0.0.0 at port ") and said[1].endswith(
         "this suite's logs"
     )

@@ -76,11 +76,12 @@ def tasks(
 
 
 def forecast(opened: OpenSuite, gpus: int, predictor: Predictor, advise: bool = True) -> Forecast:
+    """Without advice it takes milliseconds: the schedule is not searched for either."""
     suite = opened.suite
     estimates, states, now = predictor.left(), predictor.states, predictor.moment
-    made = _scheduled(tasks(suite, estimates, states, gpus), gpus, suite.at_once)
+    made = _scheduled(tasks(suite, estimates, states, gpus), gpus, suite.at_once, advise)
     ends = [
-        _scheduled(tasks(suite, estimates, states, gpus, which), gpus, suite.at_once).seconds
+        _scheduled(tasks(suite, estimates, states, gpus, which), gpus, suite.at_once, advise).seconds
         for which in ("low", "high")
     ]
     began = opened.folder.began()
@@ -101,9 +102,9 @@ def forecast(opened: OpenSuite, gpus: int, predictor: Predictor, advise: bool = 
     return replace(found, remedies=tuple(remedies(suite, gpus, left, known, end)))
 
 
-def _scheduled(jobs: Mapping[str, Task], gpus: int, slots: int) -> Schedule:
+def _scheduled(jobs: Mapping[str, Task], gpus: int, slots: int, search: bool = True) -> Schedule:
     try:
-        return schedule(jobs, gpus, slots)
+        return schedule(jobs, gpus, slots, search)
     except ValueError as error:
         raise BadInput(f"{error}; --gpus plans for another number") from None
 

@@ -46,6 +46,8 @@ def report_at_the_end(opened: OpenSuite) -> None:
     the rest."""
     suite, folder = opened.suite, opened.folder
     html = folder.path / "report.html"
+    if any(folder.read(name).state != "done" for name in suite.jobs):
+        return  # a scheduler has it
     try:
         changed = max((folder.job(name) / "state.json").stat().st_mtime for name in suite.jobs)
         fresh = html.exists() and html.stat().st_mtime >= changed

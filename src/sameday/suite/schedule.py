@@ -78,14 +78,14 @@ class Schedule:
         return chain[::-1]
 
 
-def schedule(jobs: Mapping[str, Task], gpus: int, slots: int) -> Schedule:
-    """The best possible up to `EXACT` jobs that take time, longest path first beyond. ValueError where a job asks for
-    GPUs that are not there."""
+def schedule(jobs: Mapping[str, Task], gpus: int, slots: int, search: bool = True) -> Schedule:
+    """The best possible up to `EXACT` jobs that take time, longest path first beyond, and without a `search`, which may
+    take seconds. ValueError where a job asks for GPUs that are not there."""
     _check(jobs, gpus, slots)
     machine = _Machine(_without_empty(jobs), gpus, slots)
     placed, bound = _listed(machine), _bound(machine)
     best = _end(placed) <= bound * (1 + SAME)
-    if not best and len(machine.jobs) <= EXACT:
+    if search and not best and len(machine.jobs) <= EXACT:
         placed, best = _Search(machine, placed).run(), True
     for name in _topological(jobs):
         if name not in placed:

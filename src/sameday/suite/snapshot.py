@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sameday.record.folder import stage_folders
+from sameday.record.times import read_times
 from sameday.report.charts import Point, thin
 from sameday.report.gather import amount_of, is_step, number_of
 from sameday.spec.errors import BadInput
@@ -305,12 +306,23 @@ class Snapshot:
                 rates = ANSWERED.findall(last[0])
                 view.rate = float(rates[-1]) if rates else None
             self._totals[name] = int(last[2])
-        view.total = self._totals.get(name)
+        view.total = self._totals.get(name) or self._noted_total(view)
         if state.state == "done" and view.total is not None and job.do == "eval":
             view.step = view.total
         if view.total is not None and view.step is not None and running:
             self._time_left(view)
         return view
+
+    def _noted_total(self, view: JobView) -> int | None:
+        """As the run itself notes at its start, before its first line."""
+        if view.step is None or view.do != "train":
+            return None
+        run = self.folder.run(view.name)
+        noted = [each.get("total") for each in read_times((stage_folders(run) or [run])[-1])]
+        totals = [each for each in noted if isinstance(each, int) and is_step(each)]
+        if totals:
+            self._totals[view.name] = totals[-1]
+        return self._totals.get(view.name)
 
     def _tail(self, name: str) -> str:
         """A log that did not grow is not read again."""

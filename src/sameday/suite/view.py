@@ -161,12 +161,14 @@ def _charts(jobs: Sequence[JobView]) -> list[dict[str, Any]]:
         ("Validation loss", "loss", lambda job: job.validation, {}),
         ("GPU use", "percent", lambda job: job.use, {"zero": True}),
     ]
-    charts = []
+    charts: list[dict[str, Any]] = []
     for name, label, points, how in kinds:
         curves = [_curve(job.name, i, points(job), name) for i, job in enumerate(curved)]
         if any(curve.points for curve in curves):
-            narrow, wide = (line_chart(curves, "step", label, about=name, width=w, **how) for w in (WIDTH, WIDE))
-            charts.append({"name": name, "narrow": as_lists(narrow), "wide": as_lists(wide)})
+            # The first one has the page's whole width, where that is wide.
+            widths = (WIDTH,) if charts else (WIDTH, WIDE)
+            drawn = [as_lists(line_chart(curves, "step", label, about=name, width=w, **how)) for w in widths]
+            charts.append({"name": name, "drawn": drawn})
     return charts
 
 

@@ -4,6 +4,7 @@ no part of an address becomes a path. However many pages are open, files are rea
 from __future__ import annotations
 
 import contextlib
+import gzip
 import ipaddress
 import json
 import socket
@@ -37,6 +38,8 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 TEXT = "text/plain; charset=utf-8"
+DATA = "/data.json"
+"""Compressed once for all who ask: curves are long, and tunnels may be slow."""
 
 
 class Kept:
@@ -71,10 +74,10 @@ class Pages:
         }
 
     def get(self, address: str) -> tuple[str, bytes] | None:
-        """Kind and content; None where nothing has this address."""
+        """Kind and content, of DATA compressed; None where nothing has this address."""
         if address in self._fixed:
             return self._fixed[address]
-        if address == "/data.json":
+        if address == DATA:
             return "application/json; charset=utf-8", self._data.get()
         name = address.removeprefix("/log/")
         if name != address and name in self._snapshot.suite.jobs:
@@ -83,7 +86,7 @@ class Pages:
 
     def _look(self) -> bytes:
         view = self._snapshot.look()
-        return json.dumps(page_data(self._snapshot.suite, view), allow_nan=False).encode()
+        return gzip.compress(json.dumps(page_data(self._snapshot.suite, view), allow_nan=False).encode(), 6)
 
     def _log(self, name: str) -> bytes:
         return self._snapshot.log(name).encode()
@@ -101,16 +104,22 @@ class Server(ThreadingHTTPServer):
             super().__init__((str(address[0]), port), Handler)
         except (OSError, OverflowError, UnicodeError) as error:
             raise BadInput(_unable(host, port, error)) from None
-        self.loopback = ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback
+        self.ip = str(address[0]).partition("%")[0]
+        self.loopback = ipaddress.ip_address(self.ip).is_loopback
 
     def server_bind(self) -> None:
         TCPServer.server_bind(self)  # without asking a name server what this machine is called
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     @property
+    def place(self) -> str:
+        """Host and port, as addresses have them."""
+        name = socket.gethostname() if ipaddress.ip_address(self.ip).is_unspecified else self.server_name
+        return f"[{name}]:{self.server_port}" if ":" in name else f"{name}:{self.server_port}"
+
+    @property
     def address(self) -> str:
-        name = f"[{self.server_name}]" if ":" in self.server_name else self.server_name
-        return f"http://{name}:{self.server_port}/"
+        return f"http://{self.place}/"
 
     def handle_error(self, *_: object) -> None:
         """A page that was closed halfway is nothing to tell of."""
@@ -150,11 +159,16 @@ class Handler(BaseHTTPRequestHandler):
             # Another site's name may have been pointed at this machine, to read the page in its reader's browser.
             self._send(403, TEXT, b"this page is for localhost and 127.0.0.1 alone\n")
             return
-        found = self.server.pages.get(self.path.partition("?")[0])
+        address = self.path.partition("?")[0]
+        found = self.server.pages.get(address)
         if found is None:
             self._send(404, TEXT, b"there is nothing here\n")
-        else:
+        elif address != DATA:
             self._send(200, *found)
+        elif "gzip" in self.headers.get("Accept-Encoding", ""):
+            self._send(200, *found, {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"})
+        else:
+            self._send(200, found[0], gzip.decompress(found[1]), {"Vary": "Accept-Encoding"})
 
     def _send(self, code: int, kind: str, content: bytes, more: dict[str, str] | None = None) -> None:
         self.close_connection = True  # no page holds a thread between two looks, and no body is taken for a request
@@ -190,7 +204,7 @@ def watch(path: Path, out: Path | None, host: str, port: int, say: Callable[[str
     with server, contextlib.suppress(KeyboardInterrupt):
         say(f"watch it at {server.address} (read-only; Ctrl-C ends the page, and no job)")
         if server.loopback:
-            tunnel = f"ssh -L {server.server_port}:{server.server_name}:{server.server_port} {socket.gethostname()}"
+            tunnel = f"ssh -L {server.server_port}:{server.place} {socket.gethostname()}"
             say(f"from another machine: {tunnel}, and open the same address there")
         else:
             say(f"warning: anyone who can reach {host} at port {server.server_port} can read this suite's logs")

@@ -73,7 +73,7 @@ function tile(given) {
 }
 
 function chart(given) {
-  return make("figure", { className: "card" }, make("h3", {}, given.name), draw(given.narrow), draw(given.wide));
+  return make("figure", { className: "card" }, make("h3", {}, given.name), ...given.drawn.map(draw));
 }
 
 function failure(given) {
