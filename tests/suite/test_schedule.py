@@ -123,8 +123,11 @@ def test_nothing_to_do() -> None:
 
 
 def test_what_runs_is_not_moved() -> None:
-    """The best schedule of jobs that wait would put the short one behind others."""
-    jobs = {"short": Task(2, pinned=(1,), running=True), "a": Task(5), "b": Task(4, ("short",)), "c": Task(3)}
-    made = schedule(jobs, 2, 1)
-    check(made, jobs, 2, 1)
-    assert made.placed["short"].start == 0 and made.placed["short"].gpus == (1,) and made.seconds == 8
+    """Though all would end sooner if it had not begun."""
+    ends = {}
+    for running in (False, True):
+        jobs = {"begun": Task(5, pinned=(0,), running=running), "a": Task(1, pinned=(0,)), "b": Task(9, ("a",))}
+        made = schedule(jobs, 2, 1)
+        check(made, jobs, 2, 1)
+        ends[running] = made.seconds
+    assert ends == {False: 10, True: 15} and made.placed["begun"].start == 0
