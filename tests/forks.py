@@ -35,9 +35,9 @@ LOADED = (
     "sameday.commands.launch",
     "sameday.profile.command",
     "sameday.report.page",
-    "sameday.suite.execute",
-    "sameday.suite.local",
-    "sameday.suite.measure",
+    "sameday.suite.running.execute",
+    "sameday.suite.running.local",
+    "sameday.suite.times.measure",
     "sameday.tasks.classify.task",
     "sameday.tasks.vqa.task",
     "sameday.train.loop",
@@ -48,8 +48,8 @@ LOADED = (
 MODULES = (
     "sameday",
     "sameday.demo.patterns",
-    "sameday.suite.execute",
-    "sameday.suite.measure",
+    "sameday.suite.running.execute",
+    "sameday.suite.times.measure",
     "sameday.verify.arm",
     "torch.distributed.run",
 )

@@ -264,7 +264,7 @@ def test_specs_records_reports_audit_and_help_do_without_torch() -> None:
 import importlib, sys
 def heavy():
     return sorted({{"torch", "transformers", "peft", "huggingface_hub"}} & set(sys.modules))
-for name in {light} + ["data.questions.audit", "tasks.registry", "suite.watch", "suite.report", "cli"]:
+for name in {light} + ["data.questions.audit", "tasks.registry", "suite.page.watch", "suite.page.report", "cli"]:
     importlib.import_module("sameday." + name)
     assert not heavy(), (name, heavy())
 sys.argv = ["sameday", "--help"]

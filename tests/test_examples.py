@@ -9,7 +9,7 @@ import pytest
 from sameday.demo.experiments import prepare
 from sameday.spec.load import load_plan, load_recipe
 from sameday.suite.jobs import open_suite
-from sameday.suite.work import work_of
+from sameday.suite.times.work import work_of
 from sameday.tasks.registry import setup_of
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sameday.suite.snapshot import Snapshot
+from sameday.suite.page.snapshot import Snapshot
+from sameday.suite.page.watch import Pages, Server
 from sameday.suite.state import SuiteFolder, begin
-from sameday.suite.watch import Pages, Server
 
 TEXT = """
 name: {name}

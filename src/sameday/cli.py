@@ -235,8 +235,8 @@ def suite_plan(
     ] = False,
 ) -> None:
     """How long jobs take, where and when each runs, when all are done, and whether the deadline holds."""
-    from sameday.suite.forecast import plan
     from sameday.suite.jobs import open_suite
+    from sameday.suite.times.forecast import plan
 
     plan(open_suite(path, out), gpus, measure)
 
@@ -264,22 +264,22 @@ def suite_run(
     if (slurm or one_job or dry_run) and gpus is not None:
         raise BadInput("--gpus is about this machine; the suite says how many GPUs each of its jobs gets from SLURM")
     if dry_run:
-        from sameday.suite.slurm import dry_run as scripts
+        from sameday.suite.running.slurm import dry_run as scripts
 
         for text in scripts(opened, one_job):
             tell(text)
     elif slurm or one_job:
-        from sameday.suite.slurm import submit
+        from sameday.suite.running.slurm import submit
 
         submit(opened, again, one_job)
     else:
-        from sameday.suite.local import run
-        from sameday.suite.slurm import refuse_queued
+        from sameday.suite.running.local import run
+        from sameday.suite.running.slurm import refuse_queued
 
         refuse_queued(opened)
         code = run(opened, gpus, again)
         if code == EXIT_OK:
-            from sameday.suite.report import report_at_the_end
+            from sameday.suite.page.report import report_at_the_end
 
             report_at_the_end(opened)
         sys.exit(code)
@@ -293,7 +293,7 @@ def suite_status(
 ) -> None:
     """State, step, loss and finish time of each job, and why those that failed did."""
     from sameday.suite.jobs import open_suite
-    from sameday.suite.status import show
+    from sameday.suite.running.status import show
 
     show(open_suite(path, out), live)
 
@@ -307,7 +307,7 @@ def suite_logs(
 ) -> None:
     """What a job wrote, in all its attempts."""
     from sameday.suite.jobs import open_suite
-    from sameday.suite.status import logs
+    from sameday.suite.running.status import logs
 
     logs(open_suite(path, out), job, follow)
 
@@ -319,8 +319,8 @@ def suite_cancel(
     out: SuiteOut = None,
 ) -> None:
     """Jobs that run save themselves and stop; those that wait are not started. `suite run` takes them up again."""
-    from sameday.suite.cancel import cancel
     from sameday.suite.jobs import open_suite
+    from sameday.suite.running.cancel import cancel
 
     cancel(open_suite(path, out), jobs or ())
 
@@ -335,7 +335,7 @@ def suite_watch(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8765,
 ) -> None:
     """One live page about a suite, for a browser: graph, curves, GPUs, deadline, logs. It only looks."""
-    from sameday.suite.watch import watch
+    from sameday.suite.page.watch import watch
 
     watch(path, out, host, port)
 
@@ -349,7 +349,7 @@ def suite_report(
     ] = None,
 ) -> None:
     """One HTML file about all experiments of a suite: curves, metrics with intervals, GPU hours, environments."""
-    from sameday.suite.report import report_suite
+    from sameday.suite.page.report import report_suite
 
     tell(f"written: {report_suite(path, out, html)}")
 

@@ -23,11 +23,11 @@ from typer.testing import CliRunner
 
 from sameday.cli import app
 from sameday.demo.patterns import write_patterns
-from sameday.suite import slurm
-from sameday.suite.cancel import cancel, holders
 from sameday.suite.jobs import OpenSuite, open_suite
-from sameday.suite.local import exit_code
-from sameday.suite.script import WHOLE, job_name
+from sameday.suite.running import slurm
+from sameday.suite.running.cancel import cancel, holders
+from sameday.suite.running.local import exit_code
+from sameday.suite.running.script import WHOLE, job_name
 from sameday.suite.state import JobState
 
 if (reason := why_not()) is not None and os.environ.get("SAMEDAY_TEST_SLURM") != "must":
@@ -41,8 +41,8 @@ import os, sys, time
 
 sys.executable = os.environ["DRIVEN"]
 _, _, module, *words = sys.argv
-if module == "sameday.suite.execute":
-    from sameday.suite import execute
+if module == "sameday.suite.running.execute":
+    from sameday.suite.running import execute
 
 {execute}
     sys.exit(execute.main(words))

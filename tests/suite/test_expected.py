@@ -10,9 +10,9 @@ import pytest
 from watched import data as shown_by
 from watched import running, served, write_suite
 
-from sameday.suite.expected import expected
-from sameday.suite.snapshot import Snapshot
+from sameday.suite.page.snapshot import Snapshot
 from sameday.suite.state import SuiteFolder
+from sameday.suite.times.expected import expected
 
 EXPECTED = """
 gpus: 1
@@ -59,7 +59,7 @@ def test_watching_never_searches_for_a_schedule(
     times = (71, 67, 61, 59, 53, 47, 43, 41, 37, 31)
     jobs = "".join(f"  j{n}: {{do: train, recipe: exp.yaml, expected: {n}m}}\n" for n in times)
     path.write_text(f"gpus: 3\njobs:\n{jobs}")
-    monkeypatch.setattr("sameday.suite.schedule._Search.run", lambda _: pytest.fail("searched"))
+    monkeypatch.setattr("sameday.suite.times.schedule._Search.run", lambda _: pytest.fail("searched"))
     view = Snapshot(path, folder.path).look()
     assert view.finish is not None and 60 * sum(times) / 3 <= view.finish - view.now <= 60 * (sum(times) / 3 + 71)
 
@@ -94,7 +94,7 @@ def test_the_page_tells_the_finish_against_the_deadline(opened: tuple[Path, Suit
 
 
 def test_predictions_are_made_now_and_then(opened: tuple[Path, SuiteFolder], monkeypatch: pytest.MonkeyPatch) -> None:
-    from sameday.suite import snapshot as module
+    from sameday.suite.page import snapshot as module
 
     path, folder = opened
     made: list[float] = []

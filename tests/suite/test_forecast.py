@@ -18,9 +18,9 @@ from sameday.spec.document import dump_yaml
 from sameday.spec.load import recipe_from
 from sameday.spec.plan import Plan
 from sameday.spec.suite import Suite
-from sameday.suite.measured import read_measured
-from sameday.suite.remedies import Changeable, remedies
 from sameday.suite.state import SuiteFolder
+from sameday.suite.times.measured import read_measured
+from sameday.suite.times.remedies import Changeable, remedies
 
 
 @pytest.fixture

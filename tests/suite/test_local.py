@@ -18,7 +18,7 @@ import scenarios
 from scenarios import LIMIT, BackEnd, Home, assert_same_results, training
 
 from sameday.suite.jobs import open_suite
-from sameday.suite.local import run
+from sameday.suite.running.local import run
 from sameday.suite.state import SuiteFolder, holders
 
 

@@ -16,11 +16,11 @@ import yaml
 from sameday.record.folder import RunFolder
 from sameday.spec.document import dump_yaml
 from sameday.spec.plan import Plan
-from sameday.suite.forecast import forecast
 from sameday.suite.jobs import OpenSuite, open_suite
-from sameday.suite.measured import Measured, keep_measured, planned
-from sameday.suite.predict import Predictor, predict, remaining
-from sameday.suite.work import Counts, Training, Work, step_cost, work_of
+from sameday.suite.times.forecast import forecast
+from sameday.suite.times.measured import Measured, keep_measured, planned
+from sameday.suite.times.predict import Predictor, predict, remaining
+from sameday.suite.times.work import Counts, Training, Work, step_cost, work_of
 
 EPOCH = 4
 """Steps, of 30 images in batches of 8."""

@@ -22,13 +22,13 @@ from sameday.record.folder import RunFolder
 from sameday.spec.errors import EXIT_BAD_INPUT, EXIT_STOPPED, BadInput
 from sameday.spec.suite import Suite
 from sameday.spec.words import when
-from sameday.suite import local
-from sameday.suite.cancel import ask_to_stop
-from sameday.suite.execute import execute, last_lines, main
 from sameday.suite.jobs import changes, open_suite
-from sameday.suite.local import gpus_here, place, run, starting_order
+from sameday.suite.running import local
+from sameday.suite.running.cancel import ask_to_stop
+from sameday.suite.running.execute import execute, last_lines, main
+from sameday.suite.running.local import gpus_here, place, run, starting_order
+from sameday.suite.running.status import progress, table
 from sameday.suite.state import SuiteFolder, held, holders, take
-from sameday.suite.status import progress, table
 
 LONG = training() | {"set": [*training()["set"], "recipe.num_epochs=400"]}
 """1600 steps, which no test waits for."""
@@ -212,7 +212,7 @@ def test_a_job_whose_executor_was_killed_is_held_and_can_be_stopped(
     runner.wait()
     until(lambda: executor not in holders(folder.lock("one")))
     assert kinds(suite, out)["one"] == "running" and folder.busy_gpus() == {0}
-    monkeypatch.setattr("sameday.suite.execute.PATIENCE", 0.2)
+    monkeypatch.setattr("sameday.suite.running.execute.PATIENCE", 0.2)
     assert main([str(suite), str(out), "one"]) == EXIT_BAD_INPUT
     assert f"one is run already, by process {executor} on " in capfd.readouterr().err
     assert ask_to_stop(folder, "one")

@@ -22,10 +22,10 @@ from sameday.cli import app
 from sameday.models.vlm import load_base
 from sameday.spec.staged import staged
 from sameday.spec.suite import Slurm, Suite
-from sameday.suite import slurm
 from sameday.suite.jobs import OpenSuite, open_suite, process
-from sameday.suite.script import WHOLE, job_name, options, script
-from sameday.suite.slurm import Entry, parse, states
+from sameday.suite.running import slurm
+from sameday.suite.running.script import WHOLE, job_name, options, script
+from sameday.suite.running.slurm import Entry, parse, states
 from sameday.suite.state import SuiteFolder
 
 HOSTILE = "o'u\"t $(touch pwned) `touch pwned` ;&|<>*\\ #é %j"
@@ -156,7 +156,9 @@ def test_the_script_survives_hostile_names(tmp_path: Path) -> None:
     done = run_script(script(opened, "fit"), tmp_path)
     assert done.returncode == 0, done.stderr
     step = "<--nodes=1> <--ntasks=1> <--ntasks-per-node=1> <--wait=60> <python> <-m>"
-    assert calls(tmp_path) == [f"srun {step} <sameday.suite.execute> <{home}/night.yaml> <{home}/{HOSTILE}> <fit>"]
+    assert calls(tmp_path) == [
+        f"srun {step} <sameday.suite.running.execute> <{home}/night.yaml> <{home}/{HOSTILE}> <fit>"
+    ]
     assert f"{home}/absent is not on the disk of every node, and is read from where it is" in done.stderr
     assert not list(tmp_path.rglob("pwned"))
     environment = (tmp_path / "said.env").read_text().splitlines()

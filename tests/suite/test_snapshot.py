@@ -15,8 +15,8 @@ from watched import record, running, train_some, write_suite
 
 from sameday.spec.writing import write_text
 from sameday.suite import snapshot as module
-from sameday.suite.drawing import ACROSS, BOX, Node, Span, as_lists, graph_picture, layers, time_picture
-from sameday.suite.snapshot import KEPT, TAIL, Growing, Part, Snapshot, plain_view, tail
+from sameday.suite.page.drawing import ACROSS, BOX, Node, Span, as_lists, graph_picture, layers, time_picture
+from sameday.suite.page.snapshot import KEPT, TAIL, Growing, Part, Snapshot, plain_view, tail
 from sameday.suite.state import JobState, SuiteFolder
 
 

@@ -13,9 +13,9 @@ from browser import Browser, find_chromium
 from reported import EVIL, NASTY
 from watched import running, served, train_some, write_suite
 
-from sameday.suite import watch
+from sameday.suite.page import watch
+from sameday.suite.page.watch import Server
 from sameday.suite.state import SuiteFolder
-from sameday.suite.watch import Server
 
 if find_chromium() is None and os.environ.get("SAMEDAY_TEST_BROWSER") != "must":
     pytest.skip(

@@ -17,7 +17,7 @@ from typed import FIELDS, refused, sameday
 
 from sameday.spec.suite import load_suite
 from sameday.suite.jobs import asked, command, open_suite
-from sameday.suite.report import report_at_the_end, suite_runs
+from sameday.suite.page.report import report_at_the_end, suite_runs
 from sameday.suite.state import SuiteFolder
 
 SUITE = """

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from typed import refused
 from watched import ask, data, running, served, train_some, write_suite
 
-from sameday.suite.snapshot import Snapshot
+from sameday.suite.page.snapshot import Snapshot
+from sameday.suite.page.watch import Kept, Server, watch
 from sameday.suite.state import SuiteFolder
-from sameday.suite.watch import Kept, Server, watch
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """One job from its start to its end, whoever asks for it: the local runner, or a batch script.
 
-python -m sameday.suite.execute SUITE.yaml OUT NAME [--gpus 0,1]
+python -m sameday.suite.running.execute SUITE.yaml OUT NAME [--gpus 0,1]
 
 It leaves with 0 (done), 75 (asked to stop: the same command goes on), 2 (refused, or what it needs is not done), or
 with the code of the job, which failed. The job's process keeps the lock: where this one is killed, the job goes on
@@ -228,7 +228,7 @@ def last_lines(log: Path, begin: int = 0, most: int = LAST_LINES) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m sameday.suite.execute", description="One job of a suite.")
+    parser = argparse.ArgumentParser(prog="python -m sameday.suite.running.execute", description="One job of a suite.")
     parser.add_argument("suite", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("name")

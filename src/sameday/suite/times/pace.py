@@ -16,7 +16,7 @@ from sameday.record.folder import RunFolder, read_metrics
 from sameday.record.times import TIMES, read_times
 from sameday.spec.errors import BadInput
 from sameday.suite.state import SuiteFolder
-from sameday.suite.work import Training, Work, plan_cost, step_cost, step_kind
+from sameday.suite.times.work import Training, Work, plan_cost, step_cost, step_kind
 
 WARM = 5
 """First steps, which may compile and fill caches."""

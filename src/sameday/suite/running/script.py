@@ -147,7 +147,7 @@ def script(opened: OpenSuite, name: str) -> str:
     if name == WHOLE:
         lines.append(f"{step} sameday suite run {quoted(str(opened.path))} --out {out}")
     else:
-        lines.append(f"{step} sameday.suite.execute {quoted(str(opened.path))} {out} {quoted(name)}")
+        lines.append(f"{step} sameday.suite.running.execute {quoted(str(opened.path))} {out} {quoted(name)}")
     states = f"{out}/jobs/{'*' if name == WHOLE else quoted(name)}/state.json"
     killed = 128 + signal.SIGTERM
     ending = ENDING.format(stopped=EXIT_STOPPED, killed=killed, states=states, most=MOST_REQUEUES)

@@ -14,10 +14,10 @@ from typing import Any
 
 from sameday.spec.errors import BadInput
 from sameday.spec.words import clock, tell, visible, when
-from sameday.suite.expected import Expected, expected
 from sameday.suite.jobs import OpenSuite
-from sameday.suite.slurm import current
+from sameday.suite.running.slurm import current
 from sameday.suite.state import ENDED, JobState, SuiteFolder
+from sameday.suite.times.expected import Expected, expected
 
 TAIL = 2**16
 """Bytes from the end of a file in which the latest records stand."""

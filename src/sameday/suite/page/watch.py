@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 
 from sameday.spec.errors import BadInput
 from sameday.spec.words import tell
-from sameday.suite.snapshot import Snapshot
-from sameday.suite.view import page_data
+from sameday.suite.page.snapshot import Snapshot
+from sameday.suite.page.view import page_data
 
 FRESH = 1.0
 """Seconds for which what was read is shown to all who ask."""
@@ -65,7 +65,7 @@ class Pages:
         self._snapshot = snapshot
         self._data = Kept(self._look)
         self._logs: dict[str, Kept] = {}
-        own, shared = resources.files("sameday.suite") / "template", resources.files("sameday.report") / "template"
+        own, shared = resources.files("sameday.suite.page") / "template", resources.files("sameday.report") / "template"
         style = (shared / "page.css").read_bytes() + (own / "watch.css").read_bytes()
         self._fixed = {
             "/": ("text/html; charset=utf-8", (own / "watch.html").read_bytes()),

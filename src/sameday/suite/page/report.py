@@ -21,7 +21,7 @@ from sameday.spec.suite import Suite
 from sameday.spec.words import count, tell
 from sameday.spec.writing import check_output, write_text
 from sameday.suite.jobs import OpenSuite, plan_path
-from sameday.suite.snapshot import JobView, Snapshot, SuiteView
+from sameday.suite.page.snapshot import JobView, Snapshot, SuiteView
 from sameday.suite.state import JobState, SuiteFolder
 
 SCORES = "scores.json"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sameday.suite.schedule import EXACT, Schedule, Task, paths, priority, schedule
+from sameday.suite.times.schedule import EXACT, Schedule, Task, paths, priority, schedule
 
 
 @st.composite

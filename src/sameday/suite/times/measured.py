@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sameday.spec.writing import write_text
-from sameday.suite.pace import Pace, pace_of
 from sameday.suite.state import SuiteFolder
-from sameday.suite.work import Training, plan_cost
+from sameday.suite.times.pace import Pace, pace_of
+from sameday.suite.times.work import Training, plan_cost
 
 MEASURED = "measured.json"
 

@@ -18,8 +18,8 @@ from sameday.spec.errors import BadInput, RunStopped
 from sameday.spec.evaluation import Evaluation
 from sameday.spec.load import recipe_from
 from sameday.spec.plan import Plan
-from sameday.suite.measured import Measured, planned
-from sameday.suite.work import Training
+from sameday.suite.times.measured import Measured, planned
+from sameday.suite.times.work import Training
 
 STEPS = 24
 """That are timed at most; at least `pace.LEAST` and some more, for the first ones say little."""
@@ -42,7 +42,7 @@ def measure(training: Training, evaluation: Evaluation | None) -> Measured | str
     with tempfile.TemporaryDirectory(prefix="sameday-suite-") as folder:
         job, out = Path(folder) / "job.json", Path(folder) / "result.json"
         job.write_text(json.dumps(asked))
-        words = [sys.executable, "-m", "sameday.suite.measure", str(job), str(out)]
+        words = [sys.executable, "-m", "sameday.suite.times.measure", str(job), str(out)]
         ended = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
         if ended.returncode or not out.exists():
             said = ended.stderr.strip().splitlines() or ["without a word"]

@@ -35,7 +35,7 @@ def cancel(opened: OpenSuite, names: Sequence[str] = (), say: Any = tell) -> Non
     unknown = [name for name in names if name not in suite.jobs]
     if unknown:
         raise BadInput(f"{', '.join(unknown)}: no job of this suite; there are {', '.join(suite.jobs)}")
-    from sameday.suite.slurm import cancel_queued
+    from sameday.suite.running.slurm import cancel_queued
 
     theirs = cancel_queued(opened, names, say)
     # Those that wait first: none of them starts when a running one ends.

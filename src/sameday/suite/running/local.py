@@ -18,12 +18,12 @@ from typing import Any
 from sameday.spec.errors import EXIT_FAILED, EXIT_OK, EXIT_STOPPED, BadInput, refuse
 from sameday.spec.suite import Suite
 from sameday.spec.words import clock, count, first_names, tell
-from sameday.suite.cancel import ask_to_stop
-from sameday.suite.execute import changed, ending, last_lines
 from sameday.suite.jobs import OpenSuite
-from sameday.suite.predict import remaining
-from sameday.suite.schedule import Task, priority
+from sameday.suite.running.cancel import ask_to_stop
+from sameday.suite.running.execute import changed, ending, last_lines
 from sameday.suite.state import JobState, take
+from sameday.suite.times.predict import remaining
+from sameday.suite.times.schedule import Task, priority
 
 PAUSE = 0.2
 """Seconds between two looks at the files."""
@@ -298,7 +298,7 @@ class Runner:
     def _begin(self, name: str, gpus: list[int], attempt: int) -> None:
         folder = self.opened.folder
         self.tries[name] = self.tries.get(name, 0) + 1
-        words = ["-m", "sameday.suite.execute", str(self.opened.path), str(folder.path), name]
+        words = ["-m", "sameday.suite.running.execute", str(self.opened.path), str(folder.path), name]
         numbers = ",".join(map(str, gpus))
         folder.job(name).mkdir(parents=True, exist_ok=True)
         with folder.log(name).open("ab") as log:

@@ -12,14 +12,14 @@ from sameday.spec.errors import BadInput
 from sameday.spec.suite import Suite
 from sameday.spec.words import clock, count, tell, when
 from sameday.suite.jobs import OpenSuite
-from sameday.suite.local import gpus_here
-from sameday.suite.measure import measure
-from sameday.suite.measured import keep_measured, planned
-from sameday.suite.predict import Estimate, Predictor
-from sameday.suite.remedies import Changeable, Remedy, by_image, cached, remedies
-from sameday.suite.schedule import Schedule, Task, schedule
+from sameday.suite.running.local import gpus_here
 from sameday.suite.state import JobState
-from sameday.suite.work import Work
+from sameday.suite.times.measure import measure
+from sameday.suite.times.measured import keep_measured, planned
+from sameday.suite.times.predict import Estimate, Predictor
+from sameday.suite.times.remedies import Changeable, Remedy, by_image, cached, remedies
+from sameday.suite.times.schedule import Schedule, Task, schedule
+from sameday.suite.times.work import Work
 
 WIDTH = 100
 """Columns of a line."""

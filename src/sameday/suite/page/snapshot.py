@@ -23,10 +23,10 @@ from sameday.report.gather import amount_of, is_step, number_of
 from sameday.spec.errors import BadInput
 from sameday.spec.suite import Suite, load_suite
 from sameday.spec.words import visible
-from sameday.suite.expected import Expected, expected
 from sameday.suite.jobs import open_suite
-from sameday.suite.slurm import current
+from sameday.suite.running.slurm import current
 from sameday.suite.state import JobState, SuiteFolder
+from sameday.suite.times.expected import Expected, expected
 
 TAIL = 2**16
 """Bytes of the end of a log that are read."""

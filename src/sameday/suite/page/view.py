@@ -10,8 +10,8 @@ from sameday.report.curves import SMOOTHED, window
 from sameday.report.words import percent, seconds
 from sameday.spec.suite import Suite
 from sameday.spec.words import number
-from sameday.suite.drawing import Node, Span, as_lists, graph_picture, time_picture
-from sameday.suite.snapshot import JobView, SuiteView, plain_view
+from sameday.suite.page.drawing import Node, Span, as_lists, graph_picture, time_picture
+from sameday.suite.page.snapshot import JobView, SuiteView, plain_view
 from sameday.suite.state import State
 
 TOLD: tuple[State, ...] = (

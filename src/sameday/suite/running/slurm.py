@@ -18,10 +18,10 @@ from typing import Any
 from sameday.spec.errors import BadInput
 from sameday.spec.words import tell
 from sameday.spec.writing import write_text
-from sameday.suite.execute import last_lines
 from sameday.suite.jobs import OpenSuite
-from sameday.suite.local import after, check, only_runner, put_aside, take_up
-from sameday.suite.script import WHOLE, job_name, log_path, options, script
+from sameday.suite.running.execute import last_lines
+from sameday.suite.running.local import after, check, only_runner, put_aside, take_up
+from sameday.suite.running.script import WHOLE, job_name, log_path, options, script
 from sameday.suite.state import ENDED, JobState
 
 OWN = "SLURM_JOB_ID"

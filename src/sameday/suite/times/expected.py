@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sameday.spec.suite import Suite
-from sameday.suite.forecast import forecast
 from sameday.suite.jobs import OpenSuite
-from sameday.suite.local import count_gpus
-from sameday.suite.predict import Predictor
+from sameday.suite.running.local import count_gpus
 from sameday.suite.state import JobState
+from sameday.suite.times.forecast import forecast
+from sameday.suite.times.predict import Predictor
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
 from sameday.spec.suite import Suite
 from sameday.spec.words import count
-from sameday.suite.measured import Measured, read_measured
-from sameday.suite.pace import Earlier, Pace, borrowed, earlier_runs, pace_of, recorded, shown
 from sameday.suite.state import JobState, SuiteFolder
-from sameday.suite.work import Counts, Training, Work, step_cost, work_of
+from sameday.suite.times.measured import Measured, read_measured
+from sameday.suite.times.pace import Earlier, Pace, borrowed, earlier_runs, pace_of, recorded, shown
+from sameday.suite.times.work import Counts, Training, Work, step_cost, work_of
 from sameday.tasks.base import Say
 from sameday.tasks.registry import setup_of
 

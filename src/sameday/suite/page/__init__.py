@@ -1,0 +1,1 @@
+"""What people see of a suite: the live page and the report."""

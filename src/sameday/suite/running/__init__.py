@@ -1,0 +1,1 @@
+"""Who runs the jobs, here or through a scheduler, and what becomes of them."""

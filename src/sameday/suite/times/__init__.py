@@ -1,0 +1,1 @@
+"""How long jobs take, on which GPUs, and when all of them are done."""
