@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from watched import record, running, train_some, write_suite
 
 from sameday.spec.writing import write_text
-from sameday.suite import snapshot as module
+from sameday.suite.page import snapshot as module
 from sameday.suite.page.drawing import ACROSS, BOX, Node, Span, as_lists, graph_picture, layers, time_picture
 from sameday.suite.page.snapshot import KEPT, TAIL, Growing, Part, Snapshot, plain_view, tail
 from sameday.suite.state import JobState, SuiteFolder
