@@ -9,16 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
 from peft import PeftModel
+from PIL import Image
 from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText
 from worlds import FAMILIES, draw_image, lines_of, make_task, tiny_recipe, write_world
 
 from sameday.commands.launch import train_from_files
 from sameday.data.questions.images import open_rgb
+from sameday.models.handover import READ_ALIKE
 from sameday.record import checkpoint
 from sameday.spec.plan import Plan
 from sameday.spec.vqa import VqaRecipe
@@ -174,6 +177,25 @@ def test_the_readme_beside_weights_loads_and_asks_them(
     answer = held["answer"][0, asked:]
     assert answer[0] == mine[-1].argmax()
     assert capsys.readouterr().out.strip("\n") == held["tokenizer"].decode(answer, skip_special_tokens=True).strip("\n")
+
+
+def test_the_readme_reads_images_as_the_training_did(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    colours = rng.integers(0, 256, (6, 5, 4), dtype=np.uint8)
+    kinds = {
+        "plain.png": Image.fromarray(colours[..., :3]),
+        "alpha.png": Image.fromarray(colours),
+        "grey and alpha.png": Image.fromarray(colours[..., :2]),
+        "palette.gif": Image.fromarray(colours[..., :3]).quantize(8),
+        "16 bit.png": Image.fromarray(rng.integers(0, 65536, (6, 5), dtype=np.uint16)),
+        "grey.png": Image.fromarray(colours[..., 0]),
+        "print.jpg": Image.fromarray(colours, "CMYK"),
+    }
+    for name, image in kinds.items():
+        image.save(tmp_path / name)
+        held: dict[str, Any] = {"Image": Image, "np": np, "image": Image.open(tmp_path / name)}
+        exec(READ_ALIKE, held)
+        assert held["image"].tobytes() == open_rgb(tmp_path / name).tobytes(), name
 
 
 def test_auto_processor_finds_the_settings_beside_an_adapter(handed: Finished) -> None:

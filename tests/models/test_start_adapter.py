@@ -82,6 +82,10 @@ def with_nan(tensors: Tensors) -> Tensors:
     return tensors
 
 
+def in_bytes(tensors: Tensors) -> Tensors:
+    return tensors | {A_NAME: tensors[A_NAME].to(torch.int8)}
+
+
 NEEDED = f"of the {COUNT} tensors that the recipe needs: base_model.model.model.language_model.layers."
 FOREIGN = "tensors of no layer that the recipe adapts"
 
@@ -95,6 +99,7 @@ FOREIGN = "tensors of no layer that the recipe adapts"
         (more, f"{WEIGHTS} has {FOREIGN} (1): base_model.model.lm_head.weight"),
         (wider, f"{WEIGHTS} has tensors of another shape (1): {A_NAME} ([2, 65] instead of [2, 64])"),
         (with_nan, f"{WEIGHTS} has tensors that are not finite (1): {A_NAME}"),
+        (in_bytes, f"{WEIGHTS} has tensors that are no floating-point numbers (1): {A_NAME} (torch.int8)"),
     ],
 )
 def test_every_tensor_is_there_of_its_shape_and_finite(
@@ -131,6 +136,12 @@ def test_files_that_cannot_be_read(world: World) -> None:
 def configured(start: Path, **values: Any) -> None:
     config = json.loads((start / CONFIG).read_text())
     (start / CONFIG).write_text(json.dumps(config | values))
+
+
+@pytest.mark.parametrize(("name", "value"), [("lora_alpha", "x"), ("r", "4"), ("r", True), ("lora_alpha", 0)])
+def test_numbers_that_are_none(world: World, name: str, value: Any) -> None:
+    configured(world.copy(MANIFEST), **{name: value})
+    assert world.refusal().endswith(f"{CONFIG} has {name} {value!r}; must be a number above 0")
 
 
 def test_another_form_and_all_problems_at_once(world: World) -> None:

@@ -140,6 +140,31 @@ def test_gradient_is_not_finite(tmp_path: Path, tiny_qwen3: Path) -> None:
     assert moved and all(value.isfinite().all() for value in task.trained().values())
 
 
+def test_a_step_that_spoils_the_weights_is_not_saved(
+    tmp_path: Path, tiny_qwen3: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own loss was finite: validation finds it, before the next step would."""
+    folder = write_run(tmp_path, tiny_qwen3, max_steps=4)
+    stepped = torch.optim.AdamW.step
+
+    def spoil(self: torch.optim.AdamW, *arguments: Any) -> Any:
+        done = stepped(self, *arguments)
+        spoil.calls += 1  # type: ignore[attr-defined]
+        if spoil.calls == 2:  # type: ignore[attr-defined]
+            self.param_groups[0]["params"][0].data.fill_(float("nan"))
+        return done
+
+    spoil.calls = 0  # type: ignore[attr-defined]
+    monkeypatch.setattr(torch.optim.AdamW, "step", spoil)
+    sets = ("plan.eval_steps=1", "plan.save_steps=1", "plan.device=cpu")
+    words = [part for each in sets for part in ("--set", each)]
+    said = sameday(folder, "train", "recipe.yaml", "--out", "run", *words)
+    assert said.code == EXIT_DIVERGED, said.err
+    assert re.search(r"step 2: \S+lora\S+ not finite after it, though its loss was\. It is not saved\. ", said.err)
+    assert "step-000001 is whole and finite" in said.err
+    assert [step for step, _ in checkpoint.steps(folder / "run/checkpoints")] == [1]
+
+
 def test_validation_is_not_finite(tmp_path: Path, tiny_qwen3: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Training goes on, what it gave is kept, and no step of it is the best; but the command does not succeed."""
     shutil.copytree(tiny_qwen3, tmp_path / "model")

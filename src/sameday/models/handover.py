@@ -13,6 +13,15 @@ from sameday.spec.vlm import VlmRecipe
 
 IMAGE_SETTINGS, VIDEO_SETTINGS = "preprocessor_config.json", "video_preprocessor_config.json"
 
+READ_ALIKE = """\
+if image.mode.startswith("I"):  # 16 bits of grey
+    image = Image.fromarray(((np.asarray(image).astype(np.int64) + 128) // 257).astype(np.uint8))
+if image.has_transparency_data:
+    image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
+image = image.convert("RGB")
+"""
+"""What training made of images that are no plain RGB, where Pillow alone would make something else."""
+
 
 def save_settings(folder: Path, family: Family, encoder: Encoder) -> None:
     """Tokenizer, chat template and image processor, as AutoProcessor finds them too: it asks the image settings for
@@ -86,10 +95,12 @@ def _lines(family: Family, encoder: Encoder, recipe: VlmRecipe, base: str, askin
     peft = "PeftModel" + (", prepare_model_for_kbit_training" if four_bits and recipe.precision != "bf16" else "")
     imports, lines = ("", _generating(family, recipe)) if asking is None else asking
     return (
-        "import torch\n" + (f"from peft import {peft}\n" if adapter else "") + "from PIL import Image, ImageOps\n"
+        "import numpy as np\nimport torch\n"
+        + (f"from peft import {peft}\n" if adapter else "")
+        + "from PIL import Image, ImageOps\n"
         f"from transformers import AutoModelForImageTextToText, AutoTokenizer{', BitsAndBytesConfig' * four_bits}\n"
         f"from {kind.__module__} import {kind.__name__}\n{imports}\n"
-        'image, question = ImageOps.exif_transpose(Image.open("image.png")).convert("RGB"), "What is there?"\n'
+        f'image, question = ImageOps.exif_transpose(Image.open("image.png")), "What is there?"\n{READ_ALIKE}'
         'device = "cuda" if torch.cuda.is_available() else "cpu"\n'
         + _loading(source, recipe)
         + ('model = PeftModel.from_pretrained(model, ".")\n' if adapter else "")

@@ -117,6 +117,9 @@ def _config(folder: Path, whose: str) -> Any:
         raise BadInput(f"{whose} {folder}: {CONFIG} cannot be read: {reason}") from None
     if config.peft_type != "LORA":
         raise BadInput(f"{whose}: {folder} is an adapter of type {config.peft_type}; allowed: LORA")
+    for name, kind in (("r", int), ("lora_alpha", int | float)):
+        if not isinstance(value := getattr(config, name), kind) or isinstance(value, bool) or not 0 < value < 2**20:
+            raise BadInput(f"{whose} {folder}: {CONFIG} has {name} {value!r}; must be a number above 0")
     return config
 
 
@@ -179,6 +182,7 @@ def _wrong_tensors(model: nn.Module, targets: list[str] | str, rank: int, folder
             there = set(file.keys())
             both = sorted(there & needed.keys())
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in both}
+            kinds = {name: file.get_tensor(name).dtype for name in both}
             infinite = [name for name in both if not file.get_tensor(name).isfinite().all()]
     except (OSError, SafetensorError) as error:
         yield f"{WEIGHTS} cannot be read: {error}"
@@ -186,6 +190,7 @@ def _wrong_tensors(model: nn.Module, targets: list[str] | str, rank: int, folder
     other = [
         f"{name} ({[*shapes[name]]} instead of {[*needed[name]]})" for name in both if shapes[name] != needed[name]
     ]
+    whole = [f"{name} ({kind})" for name, kind in kinds.items() if not kind.is_floating_point]
     lacking = sorted(needed.keys() - there)
     if lacking:
         which = f"{len(lacking)} of the {len(needed)} tensors that the recipe needs"
@@ -194,6 +199,7 @@ def _wrong_tensors(model: nn.Module, targets: list[str] | str, rank: int, folder
         (sorted(there - needed.keys()), "tensors of no layer that the recipe adapts"),
         (other, "tensors of another shape"),
         (infinite, "tensors that are not finite"),
+        (whole, "tensors that are no floating-point numbers"),
     ):
         if names:
             yield f"{WEIGHTS} has {what} ({len(names)}): {first_names(names)}"

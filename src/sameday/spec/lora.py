@@ -17,7 +17,12 @@ class Lora(Strict):
         **at_most(8192, "a higher rank than a layer is wide adds nothing"),
         description="Rank of the adapters.",
     )
-    alpha: float = Field(8, gt=0, description="Scale: an adapter's output is multiplied by alpha / r.")
+    alpha: float = Field(
+        8,
+        gt=0,
+        **at_most(2**20, "far above every rank, adapters would drown the model"),
+        description="Scale: an adapter's output is multiplied by alpha / r.",
+    )
     dropout: float = Field(0.0, ge=0, lt=1, description="Dropout on the input of each adapter.")
     target_modules: tuple[str, ...] = Field(
         ("q_proj", "k_proj", "v_proj", "o_proj"),

@@ -79,10 +79,20 @@ class Recipe(Strict):
     )
 
     optimizer: Literal["adamw"] = Field("adamw", description="The optimizer's mathematics.")
-    learning_rate: float = Field(5e-5, gt=0, description="Peak learning rate.")
-    weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay on matrices; vectors have none.")
+    learning_rate: float = Field(
+        5e-5,
+        gt=0,
+        **at_most(1000, "AdamW moves a weight by about so much in a step"),
+        description="Peak learning rate.",
+    )
+    weight_decay: float = Field(
+        0.0,
+        ge=0,
+        **at_most(1000, "a step takes away that share of a weight, times the rate"),
+        description="Decoupled weight decay on matrices; vectors have none.",
+    )
     betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's decay rates.")
-    eps: float = Field(1e-8, gt=0, description="AdamW's epsilon.")
+    eps: float = Field(1e-8, ge=1e-30, le=1, description="AdamW's epsilon; a smaller one is none in float32.")
     max_grad_norm: float | None = Field(1.0, gt=0, description="Clip the whole step's gradient to this norm.")
     schedule: Literal["linear", "cosine", "constant"] = Field(
         "linear",

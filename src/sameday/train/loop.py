@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
@@ -26,9 +27,8 @@ from sameday.train.watch import Watch
 def train(
     recipe: Recipe, plan: Plan, task: Task, run: RunFolder, ranks: Ranks, stop_after: int | None = None
 ) -> dict[str, float]:
-    """Train to the end, or raise RunStopped with the code that says why. Returns the last validation scores.
-    `stop_after` ends this process at that step, saved, as a signal would; a signal may end it in the middle of a step,
-    which is done again when the run goes on."""
+    """Train to the end, or raise RunStopped with the code that says why. Returns the last scores. `stop_after`
+    ends this process at that step, saved, as a signal would; one that a signal ends in the middle is done again."""
     total = total_steps(recipe, task)
     best_every = None if recipe.best is None else recipe.best.every
     cadence = Cadence(total, task.epoch_ends(total), plan.save_steps, plan.eval_steps, stop_after, best_every)
@@ -41,9 +41,8 @@ def train(
         if (before := ranks.from_first(lambda: begin_unless_finished(run, state, total, watch.say))) is not None:
             watch.say(f"finished already: all {total} steps are done, and the weights are in {run.result}")
             return checked_finite(before, f"{run.path}: validation")
-        keep_state = partial(ranks.from_first, lambda: save(recipe, plan, run, task, steps, state))
-        keep = partial(_kept, watch, state, keep_state)
-        validate = partial(_validated, recipe, task, ranks, state, watch, cadence, keep)
+        keep = partial(_kept, watch, ranks, state, lambda: save(recipe, plan, run, task, steps, state))
+        validate = partial(_validated, recipe, run, task, ranks, state, watch, cadence, keep)
         task.training(True)
         task.stop_asked = lambda: stop.asked
         scores, asked = validate() if cadence.due(state.step).validate and state.validated < state.step else {}, False
@@ -83,8 +82,7 @@ def train(
             steps.restart_timing()
         if not scores:  # a run killed between its last checkpoint and its end
             scores = task.evaluate("val", ranks, state.budget)
-        with watch.timed("finish", state.step):
-            scores = ranks.from_first(lambda: finish_run(plan, run, task, scores, state, watch.say))
+        scores = _finished(watch, ranks, state, lambda: finish_run(plan, run, task, scores, state, watch.say))
         return checked_finite(scores, f"{run.path}: validation")
 
 
@@ -92,10 +90,15 @@ def _names(task: Task, step: int) -> list[str]:
     return task.names(task.step_ids(step))
 
 
-def _kept(watch: Watch, state: LoopState, save_state: Callable[[], None]) -> None:
+def _kept(watch: Watch, ranks: Ranks, state: LoopState, save_state: Callable[[], None]) -> None:
     before = state.saved
     with watch.timed("save", state.step, lambda: state.saved != before):
-        save_state()
+        ranks.from_first(save_state)
+
+
+def _finished(watch: Watch, ranks: Ranks, state: LoopState, finish: Callable[[], dict[str, float]]) -> dict[str, float]:
+    with watch.timed("finish", state.step):
+        return ranks.from_first(finish)
 
 
 def _stopped(step: int, total: int) -> RunStopped:
@@ -104,8 +107,16 @@ def _stopped(step: int, total: int) -> RunStopped:
     return RunStopped(f"asked to stop: {saved if step else nothing}", EXIT_STOPPED)
 
 
+def _not_finite(task: Task, scores: dict[str, float]) -> list[str]:
+    """Weights that a step has spoiled; looked for where a validation score is not finite."""
+    if all(map(math.isfinite, scores.values())):
+        return []
+    return [name for name, parameter in task.trained().items() if not parameter.isfinite().all()]
+
+
 def _validated(
     recipe: Recipe,
+    run: RunFolder,
     task: Task,
     ranks: Ranks,
     state: LoopState,
@@ -123,6 +134,12 @@ def _validated(
         raise _stopped(state.step, cadence.total) from None
     except Exception as error:
         raise _saved_before(in_words(error), ranks, keep) from None
+    if bad := _not_finite(task, scores):
+        raise RunStopped(
+            f"step {state.step}: {first_names(bad, 3)} not finite after it, though its loss was. It is not saved. "
+            f"{_ways_out(task, run)}",
+            EXIT_DIVERGED,
+        )
     watch.evaluation(state.step, "val", scores)
     state.compare(scores if cadence.due(state.step).compare else {}, recipe.best or Best())
     state.validated = state.step
