@@ -3,6 +3,7 @@ on each other."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -21,11 +22,12 @@ import worlds
 import yaml
 from typed import Said, refused, sameday, write_recipe
 
+from sameday.evaluate import predictions
 from sameday.evaluate.answer import answer_split
 from sameday.evaluate.predictions import PredictionFile, read_predictions
 from sameday.evaluate.scores import question_scores
 from sameday.hardware.ranks import Ranks
-from sameday.spec.errors import EXIT_STOPPED
+from sameday.spec.errors import EXIT_DISK_FULL, EXIT_STOPPED
 from sameday.spec.evaluation import Evaluation
 from sameday.spec.load import load_recipe
 from sameday.spec.plan import Plan
@@ -348,6 +350,27 @@ def test_asked_to_stop_it_leaves_with_what_is_done(
     )
     assert f"{there} of 10 answers are there already" in done(world, "run").out
     assert (world / "run/answers/adapter-test/predictions.jsonl").read_bytes() == whole
+
+
+@pytest.mark.parametrize("name", ["metrics.json", "eval-test.json"])
+def test_a_full_disk_says_what_was_to_be_written(world: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers are kept, and the same command ends with the same files."""
+    answers = world / "run/answers/adapter-test"
+    whole = (answers / "metrics.json").read_bytes()
+    written = predictions.write_text
+
+    def full(path: Path, text: str) -> None:
+        if path.name == name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written(path, text)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(predictions, "write_text", full)
+        said = sameday(world, "eval", "run")
+    assert said.code == EXIT_DISK_FULL and said.err.startswith(f"no room for {name} in ")
+    assert said.err.endswith("Make room and run again: the answers so far are kept.\n")
+    assert "10 of 10 answers are there already" in done(world, "run").out
+    assert (answers / "metrics.json").read_bytes() == whole
 
 
 # Stages that build on each other

@@ -22,7 +22,10 @@ Score = Callable[[Prediction], Mapping[str, float]]
 
 
 def write_json(path: Path, value: Any) -> None:
-    write_text(path, json.dumps(plain(value), indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+    text = json.dumps(plain(value), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with room_for(path.name, path.parent, len(text.encode()), AGAIN):
+        write_text(path, text)
 
 
 def read_predictions(path: Path) -> list[Prediction]:
