@@ -11,6 +11,8 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
+from sameday.spec.evaluation import FINDINGS, QUESTION, Evaluation
+
 GROUNDS = {
     "white": (245, 245, 245),
     "black": (12, 12, 12),
@@ -98,31 +100,43 @@ def _paint(ground: str, scene: Scene, size: int, rng: random.Random) -> Image.Im
 
 
 def _questions(ground: str, scene: Scene, rng: random.Random) -> list[Row]:
+    """In three stages, each with questions of several types, as those of real stages are."""
     rows = [
-        _row("What colour is the background?", ground, 1),
+        _row("What colour is the background?", ground, 3),
         _row("How many shapes are there?", str(len(scene)), 2),
     ]
-    for cell in CELLS:
+    for cell, stage in zip(CELLS, (1, 2, 3, 3), strict=True):
         colour = scene[cell][1] if cell in scene else "none"
-        rows.append(_row(f"What colour is the shape in the {cell} corner?", colour, 3))
+        rows.append(_row(f"What colour is the shape in the {cell} corner?", colour, stage))
     kinds = {kind for kind, _ in scene.values()}
     colours = {colour for _, colour in scene.values()}
-    rows += _is_there(KINDS, kinds, "Is there a {}?", rng.randint(1, 2), rng)
-    rows += _is_there(tuple(COLOURS), colours, "Is there a {} shape?", rng.randint(1, 2), rng)
+    there = _is_there(KINDS, kinds, "Is there a {}?", rng.randint(1, 2), rng)
+    there += _is_there(tuple(COLOURS), colours, "Is there a {} shape?", rng.randint(1, 2), rng)
+    rows += [{**row, "stage": rng.randint(1, 3)} for row in there]
     rng.shuffle(rows)
     return rows
 
 
 def notes(ground: str, scene: Scene, rng: random.Random) -> list[Row]:
     """The same scenes in other words, for a model to learn from before it meets the questions: in headings, each corner
-    with its colour and its shape."""
+    with its colour and its shape. Some follow what is known already of the scene, as a pretrained model has read."""
     rows = [_row("background", ground, 1), _row("count", str(len(scene)), 2)]
     for cell in CELLS:
         kind, colour = scene.get(cell, ("nothing", "none"))
         rows += [_row(f"{cell}, colour", colour, 3), _row(f"{cell}, shape", kind, 3)]
     there = {word for thing in scene.values() for word in thing}
     words = rng.sample([*KINDS, *COLOURS], 3)
-    return rows + [_row(f"any {word}", "yes" if word in there else "no", 1) for word in words]
+    rows += [_row(f"any {word}", "yes" if word in there else "no", 1) for word in words]
+    return [_behind(rng.sample(rows, rng.randint(1, 5)), row) if rng.random() < 0.4 else row for row in rows]
+
+
+def _behind(known: Sequence[Row], row: Row) -> Row:
+    """A note behind others, in the words in which an evaluation puts a question behind earlier findings."""
+    others = [f"- {each['question']} {each['answer']}" for each in known if each is not row]
+    if not others:
+        return row
+    text = Evaluation().context.replace(FINDINGS, "\n".join(others)).replace(QUESTION, row["question"])
+    return {**row, "question": text}
 
 
 def _is_there(words: Sequence[str], present: set[str], form: str, count: int, rng: random.Random) -> list[Row]:
