@@ -137,6 +137,7 @@ def test_a_resample_is_measured_as_if_it_were_the_set(predictions: list[Predicti
     assert resampled == pytest.approx(plain, abs=1e-9)
 
 
+@pytest.mark.slow
 @few
 @given(answered(), st.randoms())
 def test_intervals_hold_their_values_and_do_not_depend_on_the_order(

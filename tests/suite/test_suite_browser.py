@@ -110,6 +110,7 @@ def test_a_job_starts_fails_and_is_run_again(browser: Browser, tmp_path: Path, i
         quiet(browser, server)
 
 
+@pytest.mark.slow
 def test_the_page_looks_again_by_itself_every_two_seconds(browser: Browser, tmp_path: Path) -> None:
     path, folder = write_suite(tmp_path)
     with served(path, folder) as server:

@@ -176,6 +176,7 @@ def test_a_slow_disk_is_asked_less_often() -> None:
     assert len(reads) <= 60 / 10 + 1  # a fifth of the time
 
 
+@pytest.mark.slow
 def test_fifty_open_pages_read_the_files_once_a_second(
     suite: tuple[Path, SuiteFolder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
