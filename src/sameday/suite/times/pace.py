@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +15,7 @@ from sameday.record.folder import RunFolder, read_metrics
 from sameday.record.times import TIMES, read_times
 from sameday.spec.errors import BadInput
 from sameday.suite.state import SuiteFolder
-from sameday.suite.times.work import Training, Work, plan_cost, step_cost, step_kind
+from sameday.suite.times.work import Training, Work, plan_cost, stamp, step_cost, step_kind
 
 WARM = 5
 """First steps, which may compile and fill caches."""
@@ -95,7 +94,7 @@ class Recorded:
 
 def recorded(folder: Path) -> Recorded:
     """Of a run that may go on; nothing where nothing can be read."""
-    return _recorded(folder, *(_stamp(folder / name) for name in ("metrics.jsonl", TIMES)))
+    return _recorded(folder, *(stamp(folder / name) for name in ("metrics.jsonl", TIMES)))
 
 
 @lru_cache(maxsize=256)
@@ -107,14 +106,6 @@ def _recorded(folder: Path, *_stamps: tuple[int, int]) -> Recorded:
     steps = [each for each in metrics if "split" not in each and isinstance(each.get("seconds"), int | float)]
     done = max((each["step"] for each in steps if isinstance(each.get("step"), int)), default=0)
     return Recorded([float(each["seconds"]) for each in steps], read_times(folder), done)
-
-
-def _stamp(path: Path) -> tuple[int, int]:
-    try:
-        about = os.stat(path)
-        return about.st_size, about.st_mtime_ns
-    except OSError:
-        return 0, 0
 
 
 @dataclass(frozen=True)
@@ -138,7 +129,7 @@ def earlier_runs(folder: SuiteFolder) -> list[Earlier]:
     inside = ("jobs/*/run", "jobs/*/run/stages/*", "earlier/*/run", "earlier/*/run/stages/*")
     patterns = ["*", "*/stages/*", *inside, *(f"*/{each}" for each in inside)]
     found = {path.parent for root in roots for pattern in patterns for path in root.glob(f"{pattern}/metrics.jsonl")}
-    runs = (_earlier(path, _stamp(path / "environment.json")) for path in sorted(found))
+    runs = (_earlier(path, stamp(path / "environment.json")) for path in sorted(found))
     return [run for run in runs if run is not None]
 
 

@@ -122,7 +122,7 @@ def work_of(suite: Suite, home: Path, folder: SuiteFolder, name: str) -> Work:
 
 
 def _specs(recipe: Path, plan: Path | None, sets: tuple[str, ...]) -> Specs:
-    return _read(recipe, plan, sets, tuple(_stamp(path) for path in (recipe, plan) if path is not None))
+    return _read(recipe, plan, sets, tuple(stamp(path) for path in (recipe, plan) if path is not None))
 
 
 @lru_cache(maxsize=256)
@@ -130,7 +130,8 @@ def _read(recipe: Path, plan: Path | None, sets: tuple[str, ...], _stamps: tuple
     return Specs.from_files(recipe, plan, sets)
 
 
-def _stamp(path: Path) -> tuple[int, int]:
+def stamp(path: Path) -> tuple[int, int]:
+    """Another one means that a file may have been changed."""
     try:
         about = os.stat(path)
         return about.st_size, about.st_mtime_ns
@@ -168,7 +169,7 @@ class Counts:
             self._known = {}
 
     def of(self, recipe: Recipe, home: Path) -> Count:
-        stamps = [[path, *_stamp(resolve_path(home, path))] for path in sorted(recipe.paths())]
+        stamps = [[path, *stamp(resolve_path(home, path))] for path in sorted(recipe.paths())]
         key = _digest([step_cost(recipe), str(home), stamps])
         if key not in self._known and self.audit:
             self.say(f"reading the data of {recipe.name}, to count its steps")
