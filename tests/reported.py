@@ -9,6 +9,17 @@ from typing import Any
 EVIL = "<script>alert(1)</script>"
 NASTY = "<img src=x onerror=alert(1)>"
 """Data text that would run if it were not text; the second can be a folder's name."""
+OVERFLOWING = """
+[...document.querySelectorAll('body *')].filter(e => {
+  if (e.closest('svg') && e.tagName !== 'svg') return false;
+  const box = e.getBoundingClientRect();
+  if (!box.width || box.right <= innerWidth + 0.5 && box.left >= -0.5) return false;
+  for (let up = e.parentElement; up; up = up.parentElement)
+    if (['auto', 'scroll'].includes(getComputedStyle(up).overflowX)) return false;
+  return true;
+}).map(e => `${e.tagName}.${e.className}: ${e.textContent.slice(0, 60)}`)
+"""
+"""JavaScript: what of a page stands outside of the window and cannot be scrolled to."""
 
 PHASES = {"wait": 0.01, "copy": 0.02, "tower": 0.05, "forward": 0.2, "loss": 0.01, "backward": 0.4, "other": 0.06}
 

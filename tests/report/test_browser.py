@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from answered import drawn, write_answers
 from browser import Browser, find_chromium
-from reported import EVIL, NASTY, Runs, profile, tune, verdict
+from reported import EVIL, NASTY, OVERFLOWING, Runs, profile, tune, verdict
 
 from sameday.report.gather import gather
 from sameday.report.page import render, report_from_files
@@ -68,16 +68,6 @@ def pages(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pat
     return pages | {"endless words": folder / "wide.html"}
 
 
-OVERFLOWING = """
-[...document.querySelectorAll('body *')].filter(e => {
-  if (e.closest('svg') && e.tagName !== 'svg') return false;
-  const box = e.getBoundingClientRect();
-  if (!box.width || box.right <= innerWidth + 0.5 && box.left >= -0.5) return false;
-  for (let up = e.parentElement; up; up = up.parentElement)
-    if (['auto', 'scroll'].includes(getComputedStyle(up).overflowX)) return false;
-  return true;
-}).map(e => `${e.tagName}.${e.className}: ${e.textContent.slice(0, 60)}`)
-"""
 CROWDED = """
 [...document.querySelectorAll('svg.chart')].filter(s => s.getBoundingClientRect().width).flatMap(s => {
   const all = [...s.querySelectorAll('text')], frame = s.getBoundingClientRect();

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from browser import Browser, find_chromium
-from reported import EVIL, NASTY
+from reported import EVIL, NASTY, OVERFLOWING
 from watched import running, served, train_some, write_suite
 
 from sameday.suite.page import watch
@@ -155,18 +155,6 @@ def test_names_and_log_text_stay_text(browser: Browser, tmp_path: Path, impatien
         )
         assert browser.evaluate("typeof hit") == "undefined"
         assert not [event for event in browser.events if event.get("method") == "Page.javascriptDialogOpening"]
-
-
-OVERFLOWING = """
-[...document.querySelectorAll('body *')].filter(e => {
-  if (e.closest('svg') && e.tagName !== 'svg') return false;
-  const box = e.getBoundingClientRect();
-  if (!box.width || box.right <= innerWidth + 0.5 && box.left >= -0.5) return false;
-  for (let up = e.parentElement; up; up = up.parentElement)
-    if (['auto', 'scroll'].includes(getComputedStyle(up).overflowX)) return false;
-  return true;
-}).map(e => `${e.tagName}.${e.className}: ${e.textContent.slice(0, 60)}`)
-"""
 
 
 @pytest.mark.parametrize("width", [390, 1440])
