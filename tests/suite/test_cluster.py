@@ -25,10 +25,10 @@ from sameday.cli import app
 from sameday.demo.patterns import write_patterns
 from sameday.suite.jobs import OpenSuite, open_suite
 from sameday.suite.running import slurm
-from sameday.suite.running.cancel import cancel, holders
+from sameday.suite.running.cancel import cancel
 from sameday.suite.running.local import exit_code
 from sameday.suite.running.script import WHOLE, job_name
-from sameday.suite.state import JobState
+from sameday.suite.state import JobState, holders
 
 if (reason := why_not()) is not None and os.environ.get("SAMEDAY_TEST_SLURM") != "must":
     pytest.skip(reason, allow_module_level=True)

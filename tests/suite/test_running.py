@@ -24,11 +24,10 @@ from sameday.spec.suite import Suite
 from sameday.spec.words import when
 from sameday.suite.jobs import changes, open_suite
 from sameday.suite.running import local
-from sameday.suite.running.cancel import ask_to_stop
 from sameday.suite.running.execute import execute, last_lines, main
 from sameday.suite.running.local import gpus_here, place, run, starting_order
 from sameday.suite.running.status import progress, table
-from sameday.suite.state import SuiteFolder, held, holders, take
+from sameday.suite.state import SuiteFolder, ask_to_stop, held, holders, take
 
 LONG = training() | {"set": [*training()["set"], "recipe.num_epochs=400"]}
 """1600 steps, which no test waits for."""

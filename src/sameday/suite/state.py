@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import json
 import os
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -199,6 +200,20 @@ def _link(path: str) -> str:
         return os.readlink(path)
     except OSError:  # closed since
         return ""
+
+
+def ask_to_stop(folder: SuiteFolder, name: str) -> bool:
+    """Whether some process was there to be asked. The one that runs the job passes it on; where it was killed, the job
+    itself is asked, which leads a session, and not the workers that it has."""
+    here = [pid for pid in holders(folder.lock(name)) if pid != os.getpid()]
+    first = folder.read(name).pid
+    asked = False
+    for pid in [first] if first in here else here:
+        with contextlib.suppress(ProcessLookupError):
+            if pid == first or os.getsid(pid) == pid:
+                os.kill(pid, signal.SIGTERM)
+                asked = True
+    return asked
 
 
 def begin(folder: SuiteFolder, name: str, asked: str, gpus: list[int]) -> JobState:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -12,21 +9,8 @@ from typing import Any
 from sameday.spec.errors import BadInput
 from sameday.spec.words import tell
 from sameday.suite.jobs import OpenSuite
-from sameday.suite.state import SuiteFolder, holders
-
-
-def ask_to_stop(folder: SuiteFolder, name: str) -> bool:
-    """Whether some process was there to be asked. The one that runs the job passes it on; where it was killed, the job
-    itself is asked, which leads a session, and not the workers that it has."""
-    here = [pid for pid in holders(folder.lock(name)) if pid != os.getpid()]
-    first = folder.read(name).pid
-    asked = False
-    for pid in [first] if first in here else here:
-        with contextlib.suppress(ProcessLookupError):
-            if pid == first or os.getsid(pid) == pid:
-                os.kill(pid, signal.SIGTERM)
-                asked = True
-    return asked
+from sameday.suite.running.slurm import cancel_queued
+from sameday.suite.state import ask_to_stop
 
 
 def cancel(opened: OpenSuite, names: Sequence[str] = (), say: Any = tell) -> None:
@@ -35,8 +19,6 @@ def cancel(opened: OpenSuite, names: Sequence[str] = (), say: Any = tell) -> Non
     unknown = [name for name in names if name not in suite.jobs]
     if unknown:
         raise BadInput(f"{', '.join(unknown)}: no job of this suite; there are {', '.join(suite.jobs)}")
-    from sameday.suite.running.slurm import cancel_queued
-
     theirs = cancel_queued(opened, names, say)
     # Those that wait first: none of them starts when a running one ends.
     chosen = sorted((set(names) or {*suite.jobs}) - theirs, key=lambda name: (folder.held(name), name))

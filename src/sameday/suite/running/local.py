@@ -19,9 +19,8 @@ from sameday.spec.errors import EXIT_FAILED, EXIT_OK, EXIT_STOPPED, BadInput, re
 from sameday.spec.suite import Suite
 from sameday.spec.words import clock, count, first_names, tell
 from sameday.suite.jobs import OpenSuite
-from sameday.suite.running.cancel import ask_to_stop
 from sameday.suite.running.execute import changed, ending, last_lines
-from sameday.suite.state import JobState, take
+from sameday.suite.state import JobState, ask_to_stop, take
 from sameday.suite.times.predict import remaining
 from sameday.suite.times.schedule import Task, priority
 
