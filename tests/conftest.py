@@ -24,6 +24,9 @@ import pytest
 import torch
 from hypothesis import settings
 
+# What the shared helpers assert is told with its values, as what a test asserts is.
+pytest.register_assert_rewrite("processes", "answered", "arms", "reported", "sets", "typed", "watched", "worlds")
+
 # Triton reads it when a kernel's module is loaded, here and in every process that a test starts.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"

@@ -71,6 +71,8 @@ if words[0] == "train" and "SLURM_RESTART_COUNT" not in os.environ:
     ClassifyTask.loss_sum = loss_sum
     StopRequest._ask = lambda self, *more: (asked.append(1), ask(self, *more))
 """
+ALONE = ["plan.device=cpu", "plan.save_steps=1000", "plan.save_total_limit=1", "plan.log_steps=1"]
+"""The step that a run was stopped at is not kept besides its last and best ones, wherever that was."""
 LIGHT = """\
     plain = execute.process
 
@@ -192,7 +194,6 @@ def preempted(limited: Stubs, tmp_path_factory: pytest.TempPathFactory) -> tuple
     """A training that holds all GPUs of a node, with its data staged; an undisturbed run lies beside."""
     home = tmp_path_factory.mktemp("preempted")
     recipe_of_patterns(home)
-    sets = ["plan.device=cpu", "plan.save_steps=1000", "plan.log_steps=1"]
     jobs = {
         "fit": {"do": "train", "recipe": "recipe.yaml", "slurm": {"stage": ["data"]}},
         "test": {"do": "eval", "of": "fit", "split": "test", "gpus": 0},
@@ -200,7 +201,7 @@ def preempted(limited: Stubs, tmp_path_factory: pytest.TempPathFactory) -> tuple
     # One process, and a whole node's GPUs.
     asked = {"partition": "low", "cpus": 1, "gres": "gpu:4", "options": ["--nodelist=n2"]}
     asked["setup"] = drive(home, command=SLOW)
-    (home / "suite.yaml").write_text(json.dumps({"set": sets, "slurm": asked, "jobs": jobs}))
+    (home / "suite.yaml").write_text(json.dumps({"set": ALONE, "slurm": asked, "jobs": jobs}))
     opened = open_suite(home / "suite.yaml", home / "out")
     slurm.submit(opened, say=lambda _: None)
     return home, opened
@@ -337,7 +338,7 @@ def test_preemption(cluster: Cluster, preempted: tuple[Path, OpenSuite]) -> None
     cluster.ask("sbatch", *asked)
     until(lambda: (run / "stopped.json").exists(), LIMIT, told)
     stopped_at = last_step(run)
-    finished(home, "plan.device=cpu", "plan.save_steps=1000", "plan.log_steps=1", out="undisturbed")
+    finished(home, *ALONE, out="undisturbed")
     until(lambda: opened.folder.read("test").state == "done", LIMIT, told)
     state = opened.folder.read("fit")
     assert (state.state, state.attempt, state.slurm) == ("done", 2, number), "in place, under its own number"
