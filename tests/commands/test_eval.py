@@ -27,6 +27,7 @@ from sameday.evaluate.answer import answer_split
 from sameday.evaluate.predictions import PredictionFile, read_predictions
 from sameday.evaluate.scores import question_scores
 from sameday.hardware.ranks import Ranks
+from sameday.record.times import TIMES, read_times
 from sameday.spec.errors import EXIT_DISK_FULL, EXIT_STOPPED
 from sameday.spec.evaluation import Evaluation
 from sameday.spec.load import load_recipe
@@ -289,7 +290,11 @@ def test_killed_at_random_it_gives_the_same_file(
 def test_processes_killed_at_random_moments_leave_what_the_next_one_finishes(world: Path) -> None:
     """The whole command, in a process of its own, from its start to its last file."""
     answers = world / "run/answers/adapter-test"
-    whole = {path.name: path.read_bytes() for path in answers.iterdir()}
+
+    def files() -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in answers.iterdir() if path.name != TIMES}
+
+    whole = files()
     shutil.rmtree(world / "run/answers")
     words = [sys.executable, "-m", "sameday", "eval", "run"]
 
@@ -312,7 +317,12 @@ def test_processes_killed_at_random_moments_leave_what_the_next_one_finishes(wor
         process.wait()
     assert cut >= 3, "most were killed before they ended"
     assert started().wait() == 0, (world / "log.txt").read_text()
-    assert {path.name: path.read_bytes() for path in answers.iterdir()} == whole
+    assert files() == whole
+    start, evaluate = read_times(answers)[-2:]
+    assert (start["what"], evaluate["what"]) == ("start", "evaluate")
+    assert set(start["parts"]) == {"libraries", "audit", "load"} and sum(start["parts"].values()) <= start["seconds"]
+    assert set(evaluate["parts"]) == {"scores", "answers", "metrics"}
+    assert sum(evaluate["parts"].values()) <= evaluate["seconds"]
 
 
 def test_answers_of_other_settings_are_not_mixed_in(task: VqaTask, tmp_path: Path) -> None:

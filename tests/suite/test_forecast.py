@@ -105,7 +105,9 @@ def test_steps_are_measured_in_a_process_of_their_own(home: Path) -> None:
     assert result.exit_code == 0, result.output
     noted = [record["what"] for record in read_times(home / "runs/before")]
     assert (noted[0], noted[-1]) == ("start", "finish") and {"validate", "save"} <= {*noted}
-    assert [each["total"] for each in read_times(home / "runs/before") if each["what"] == "start"] == [4]
+    (start,) = [each for each in read_times(home / "runs/before") if each["what"] == "start"]
+    assert start["total"] == 4 and set(start["parts"]) == {"libraries", "audit", "load"}
+    assert 0 < sum(start["parts"].values()) <= start["seconds"]
 
 
 def _vqa(**more: Any) -> Changeable:

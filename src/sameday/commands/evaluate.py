@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sameday.commands.session import Session, Specs, note_stop, prepare_environment
 from sameday.commands.stages import evaluate_stages, own_models
 from sameday.record.folder import RunFolder, default_path
-from sameday.record.times import note
+from sameday.record.times import Spent, note, process_age
 from sameday.spec.errors import EXIT_STOPPED, BadInput, EvaluationGivenUp, RunStopped, refuse
 from sameday.spec.evaluation import Evaluation
 from sameday.spec.load import load_plan
@@ -73,8 +73,8 @@ def evaluate(asked: Request, group: Ranks | None = None) -> dict[str, float]:
         for choice in session.choices() if run is None else ():
             session.say(choice)
         task = session.load()
-        for note in task.notes:
-            session.say(note)
+        for line in task.notes:
+            session.say(line)
         if folder is not None and run is not None:
             if asked.checkpoint is not None:
                 # Asked again: a run that goes on may have removed the checkpoint since, or written a newer one.
@@ -84,8 +84,13 @@ def evaluate(asked: Request, group: Ranks | None = None) -> dict[str, float]:
         bad = [name for name, parameter in task.trained().items() if not parameter.isfinite().all()]
         if bad:
             raise BadInput(f"{target.weights}: holds weights that are not finite: {first_names(bad, 3)}")
+        age, spent = process_age(), Spent()
         try:
-            return _evaluated(session, task, evaluation, target, asked.scores_only)
+            scores = _evaluated(session, task, evaluation, target, spent, asked.scores_only)
+            if ranks.first and target.answers.is_dir():
+                note(target.answers, "start", age, parts=session.spent)
+                note(target.answers, "evaluate", process_age() - age, split=evaluation.split, parts=spent)
+            return scores
         except RunStopped as stop:
             note_stop(stop, ranks)
             raise
@@ -138,16 +143,17 @@ def _evaluate_each(
 
 def evaluate_result(session: Session, task: Task, run: RunFolder, evaluation: Evaluation) -> None:
     """The end of a training run whose recipe asks for it: of its finished weights, which may not be the last ones."""
-    began = time.perf_counter()
+    began, spent = time.perf_counter(), Spent()
     task.restore(run.result)
     scores = run.path / f"eval-{evaluation.split}.json"
-    _evaluated(session, task, evaluation, Target(str(run.result), scores, _answers(run.path, run.result, evaluation)))
+    target = Target(str(run.result), scores, _answers(run.path, run.result, evaluation))
+    _evaluated(session, task, evaluation, target, spent)
     if session.ranks.first:
-        note(run.path, "evaluate", time.perf_counter() - began, split=evaluation.split)
+        note(run.path, "evaluate", time.perf_counter() - began, split=evaluation.split, parts=spent)
 
 
 def _evaluated(
-    session: Session, task: Task, asked: Evaluation, target: Target, scores_only: bool = False
+    session: Session, task: Task, asked: Evaluation, target: Target, spent: Spent, scores_only: bool = False
 ) -> dict[str, float]:
     from sameday.evaluate.answer import answer_split
     from sameday.evaluate.predictions import write_json
@@ -158,7 +164,8 @@ def _evaluated(
     with StopRequest() as stop:
         task.stop_asked = lambda: stop.asked
         try:
-            scores = checked_finite(task.evaluate(asked.split, ranks), f"{target.weights}: {asked.split}")
+            with spent.on("scores"):
+                scores = checked_finite(task.evaluate(asked.split, ranks), f"{target.weights}: {asked.split}")
         except EvaluationGivenUp as given_up:
             raise RunStopped(str(given_up), EXIT_STOPPED) from None
         ranks.from_first(lambda: write_json(target.scores, scores))
@@ -166,7 +173,8 @@ def _evaluated(
         if scores_only or not session.setup.generates:
             return scores
         about = {"precision": session.recipe.precision}
-        answered = answer_split(task, asked, target.answers, about, question_scores, ranks, session.say)
+        with spent.on("answers"):
+            answered = answer_split(task, asked, target.answers, about, question_scores, ranks, session.say)
         more = {}
         if asked.cascade:
             more["without_earlier_answers"] = answered.lacking
@@ -175,7 +183,8 @@ def _evaluated(
                     f"{answered.lacking} of {len(answered.predictions)} questions were asked without findings: they "
                     "are of a later stage, and their image has no question of an earlier one"
                 )
-        ranks.from_first(lambda: _measured(answered.predictions, target.answers, session.say, more))
+        with spent.on("metrics"):
+            ranks.from_first(lambda: _measured(answered.predictions, target.answers, session.say, more))
     return scores
 
 

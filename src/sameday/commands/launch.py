@@ -73,7 +73,7 @@ def train_from_specs(
             if ranks.first:
                 _announce(session, run)
             ranks.wait()
-            task = session.load(splits=splits)
+            task, run.spent = session.load(splits=splits), session.spent
             if ranks.first:
                 _tell_loaded(session, run, task)
             plan = session.resolved.plan

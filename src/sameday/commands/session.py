@@ -7,11 +7,12 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sameday.record.folder import RunFolder
+from sameday.record.times import Spent
 from sameday.spec.errors import EXIT_OUT_OF_MEMORY, BadInput, RunStopped, refuse
 from sameday.spec.load import load_specs
 from sameday.spec.plan import Plan
@@ -84,6 +85,8 @@ class Session:
     audited: Audited
     joined: bool = True
     """Whether this session joined the ranks, and so leaves them."""
+    spent: Spent = field(default_factory=Spent)
+    """On libraries, on the audit of the data, and on loading the model."""
 
     @classmethod
     def start(
@@ -100,9 +103,10 @@ class Session:
         number. `splits` are audited, `few` samples of each: bad data is found before the model is asked for. A `group`
         that this process has joined before serves several sessions, none of which leaves it."""
         prepare_environment(specs.plan)
-
-        from sameday.hardware.machine import detect_machine, device_kind, pick_device, set_deterministic
-        from sameday.hardware.ranks import Ranks
+        spent = Spent()
+        with spent.on("libraries"):
+            from sameday.hardware.machine import detect_machine, device_kind, pick_device, set_deterministic
+            from sameday.hardware.ranks import Ranks
 
         joined = group is None
         group = group or (Ranks.join(device_kind(specs.plan)) if join else Ranks())
@@ -111,7 +115,8 @@ class Session:
             group.from_first(lambda: _check_best(setup))
             machine = detect_machine(device_kind(specs.plan))
             there = [split for split in splits if setup.lacks(split) is None]
-            audited = group.from_first(lambda: setup.audit(say, there, few) if there else Audited({}, {}, []))
+            with spent.on("audit"):
+                audited = group.from_first(lambda: setup.audit(say, there, few) if there else Audited({}, {}, []))
             group.from_first(lambda: setup.check_model(say))
             # The first rank's plan is everyone's: ranks that cut a step differently would drop samples.
             plan, reasons = group.from_first(lambda: _plan(specs, setup, machine, ranks or group.size))
@@ -123,7 +128,7 @@ class Session:
                 group.leave()
             raise
         fixed = (specs.recipe, specs.home, setup, group, machine, device)
-        return cls(*fixed, plan, resolved, reasons, say if group.first else silent, audited, joined)
+        return cls(*fixed, plan, resolved, reasons, say if group.first else silent, audited, joined, spent)
 
     def choices(self) -> Iterator[str]:
         """What was chosen for the machine, and what the plan left to it, each with its reason."""
@@ -137,7 +142,7 @@ class Session:
         import torch
 
         task: Task | None = None
-        with suppress(torch.OutOfMemoryError):
+        with suppress(torch.OutOfMemoryError), self.spent.on("load"):
             data = self.audited.splits if splits is None else splits
             task = self.setup.load(plan or self.resolved.plan, self.device, data)
         if not all(self.ranks.gather(task is not None)) or task is None:  # all ranks stop together

@@ -26,16 +26,17 @@ def write_model(
     vision: Mapping[str, Any] | None = None,
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
+    tokenizer: Any = None,
 ) -> None:
     """Save model, tokenizer and image processor settings into `folder`, from where transformers loads them.
 
     `text` and `vision` replace entries of the two configurations. `sharpen` multiplies queries and keys, so
     that attention is far from uniform and a wrong position or mask shows. `device` is where the weights are
-    drawn: a large model wants a GPU.
+    drawn: a large model wants a GPU. A `tokenizer` that is there stands instead of one made of `texts`.
     """
     made = family_of(family, "family")
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = _tokenizer(texts, vocab_size, made.tiny_tokenizer())
+    tokenizer = tokenizer or _tokenizer(texts, vocab_size, made.tiny_tokenizer())
     tokenizer.save_pretrained(folder)
     config = made.tiny_config(tokenizer, text or {}, vision or {})
     made.tiny_image_processor(config).save_pretrained(folder)

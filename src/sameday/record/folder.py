@@ -14,7 +14,7 @@ import socket
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -191,6 +191,7 @@ class RunFolder:
     def __init__(self, path: Path, recipe: Recipe, plan: Plan, recipe_dir: Path) -> None:
         self.path, self.recipe, self.plan, self.recipe_dir = path, recipe, plan, recipe_dir
         self.resumed = False
+        self.spent: Mapping[str, float] = {}  # on the parts of this process's start
         self._made = self._fresh = False
         self._lock: int | None = None
         self._about: dict[str, Any] | None = None

@@ -7,12 +7,14 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 TIMES = "times.jsonl"
 What = Literal["start", "validate", "save", "finish", "evaluate"]
-"""start: from the process's begin, or from the end of the run before in it, to the first step."""
+"""start: from the process's begin, or from the end of the run before in it, to the first step, or to the first question
+of `sameday eval`; its `parts` are what it consists of, and the rest of it was smaller things."""
 MOST = 2**24
 """Bytes that are read."""
 _LOADED = time.time()
@@ -25,6 +27,16 @@ def process_age() -> float:
         uptime = float(Path("/proc/uptime").read_text().split()[0])
         return max(0.0, uptime - int(fields[19]) / os.sysconf("SC_CLK_TCK"))
     return time.time() - _LOADED
+
+
+class Spent(dict[str, float]):
+    """Seconds by what they were spent on."""
+
+    @contextlib.contextmanager
+    def on(self, what: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self[what] = round(self.get(what, 0.0) + time.perf_counter() - began, 4)
 
 
 def note(folder: Path, what: What, seconds: float, **more: Any) -> None:

@@ -110,7 +110,8 @@ class Watch:
     def starts(self, step: int, ranks: int) -> None:
         """The first step of this process is next."""
         if self.run is not None:
-            note(self.run.path, "start", process_age() - Watch._before, step=step, total=self.total, ranks=ranks)
+            age, parts = process_age() - Watch._before, dict(self.run.spent)
+            note(self.run.path, "start", age, step=step, total=self.total, ranks=ranks, parts=parts)
 
     @contextmanager
     def timed(self, what: What, step: int, done: Callable[[], bool] = lambda: True) -> Iterator[None]:
