@@ -233,12 +233,15 @@ def suite_plan(
     measure: Annotated[
         bool, typer.Option("--measure", help="Time some steps of trainings that no record tells the pace of.")
     ] = False,
+    gpu: Annotated[
+        str | None, typer.Option(help="Estimate for another kind of GPU, such as a100-40gb, from what this one does.")
+    ] = None,
 ) -> None:
     """How long jobs take, where and when each runs, when all are done, and whether the deadline holds."""
     from sameday.suite.jobs import open_suite
     from sameday.suite.times.forecast import plan
 
-    plan(open_suite(path, out), gpus, measure)
+    plan(open_suite(path, out), gpus, measure, gpu)
 
 
 @suite.command("run")

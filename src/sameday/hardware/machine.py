@@ -28,17 +28,22 @@ class Machine:
     """A GPU's compute capability."""
 
 
-def detect_machine(device: str) -> Machine:
-    """The machine as a run on `device` (cuda or cpu) sees it."""
+def detect_machine(device: str, memory: int | None = None) -> Machine:
+    """The machine as a run on `device` (cuda or cpu) sees it. Of a GPU this process takes no more `memory` than that,
+    as if it had no more."""
     cores = len(os.sched_getaffinity(0))
     if device == "cuda":
         properties = torch.cuda.get_device_properties(0)
         triton = importlib.util.find_spec("triton") is not None
         shared = getattr(properties, "shared_memory_per_block_optin", 0)
+        total = properties.total_memory
+        if memory is not None and memory < total:
+            torch.cuda.set_per_process_memory_fraction(memory / total)
+            total = memory
         return Machine(
             "cuda",
             properties.name,
-            properties.total_memory,
+            total,
             cores,
             triton,
             shared,

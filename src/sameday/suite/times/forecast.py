@@ -14,6 +14,7 @@ from sameday.spec.words import clock, count, tell, when
 from sameday.suite.jobs import OpenSuite
 from sameday.suite.running.local import gpus_here
 from sameday.suite.state import JobState
+from sameday.suite.times.elsewhere import Elsewhere, known_gpu
 from sameday.suite.times.measure import measure
 from sameday.suite.times.measured import keep_measured, planned
 from sameday.suite.times.predict import Estimate, Predictor
@@ -42,6 +43,7 @@ class Forecast:
     left: float | None
     """Until the deadline; None where there is none."""
     remedies: tuple[Remedy, ...] = ()
+    elsewhere: Elsewhere | None = None
 
     @property
     def unknown(self) -> list[str]:
@@ -84,10 +86,10 @@ def forecast(opened: OpenSuite, gpus: int, predictor: Predictor, advise: bool = 
         _scheduled(tasks(suite, estimates, states, gpus, which), gpus, suite.at_once, advise).seconds
         for which in ("low", "high")
     ]
-    began = opened.folder.began()
+    began = opened.folder.began() if predictor.elsewhere is None else None
     left = None if suite.deadline is None else suite.deadline - (0.0 if began is None else now - began)
     low, high = min(ends[0], made.seconds), max(ends[1], made.seconds)
-    found = Forecast(suite, gpus, now, states, estimates, made, low, high, left)
+    found = Forecast(suite, gpus, now, states, estimates, made, low, high, left, elsewhere=predictor.elsewhere)
     if not advise or left is None or left <= 0 or found.holds is not False or not made.seconds:
         return found
 
@@ -125,6 +127,8 @@ def changeable(suite: Suite, predictor: Predictor) -> dict[str, Changeable]:
 def lines(found: Forecast) -> Iterator[str]:
     suite = found.suite
     machine = count(found.gpus, "GPU") if found.gpus else f"no GPU, {count(suite.at_once, 'job')} at once"
+    if found.elsewhere is not None:
+        machine += f" {found.elsewhere.gpu.name}, which is AN ESTIMATE from another GPU"
     yield f"{suite.name}: {count(len(suite.jobs), 'job')} on {machine}"
     yield from _table(found)
     if all(state.state == "done" for state in found.states.values()):
@@ -225,11 +229,14 @@ def _wrapped(first: str, text: str) -> list[str]:
 # The command
 
 
-def plan(opened: OpenSuite, gpus: int | None = None, measured: bool = False, say: Say = tell) -> Forecast:
+def plan(
+    opened: OpenSuite, gpus: int | None = None, measured: bool = False, gpu: str | None = None, say: Say = tell
+) -> Forecast:
     """`sameday suite plan`. Where nobody says how many GPUs, those of this machine, or of the suite. For planning a
-    machine need not have them."""
-    number = gpus if gpus is not None else gpus_here(opened.suite)
-    predictor = Predictor(opened.suite, opened.home, opened.folder, audit=True, say=say)
+    machine need not have them. `gpu` is another kind of GPU, for an estimate from what is measured on this one."""
+    elsewhere = None if gpu is None else Elsewhere(known_gpu(gpu))
+    number = gpus if gpus is not None else max(1, gpus_here(opened.suite)) if gpu else gpus_here(opened.suite)
+    predictor = Predictor(opened.suite, opened.home, opened.folder, audit=True, say=say, elsewhere=elsewhere)
     if measured:
         _measure(opened, predictor, say)
         found = forecast(opened, number, predictor := _again(predictor))
@@ -255,6 +262,7 @@ def _again(predictor: Predictor) -> Predictor:
 def _measure(opened: OpenSuite, predictor: Predictor, say: Say) -> None:
     """Every training whose steps nobody went through under its plan, and that is still to be done."""
     tried: set[tuple[str, str]] = set()
+    memory = None if predictor.elsewhere is None else predictor.elsewhere.gpu.memory
     for name in predictor.suite.jobs:
         work = predictor.work(name)
         if not isinstance(work, Work) or predictor.states[name].state == "done":
@@ -265,7 +273,7 @@ def _measure(opened: OpenSuite, predictor: Predictor, say: Say) -> None:
                 continue
             tried.add(key)
             say(f"measuring some steps of {name}, {training.recipe.name}")
-            result = measure(training, work.evaluation)
+            result = measure(training, work.evaluation, memory)
             if isinstance(result, str):
                 say(f"{name}: could not be measured: {result}")
             else:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sameday.record.times import process_age
 from sameday.spec.errors import BadInput, RunStopped
@@ -21,16 +21,22 @@ from sameday.spec.plan import Plan
 from sameday.suite.times.measured import Measured, planned
 from sameday.suite.times.work import Training
 
+if TYPE_CHECKING:
+    from sameday.commands.session import Session
+    from sameday.tasks.base import Task
+
 STEPS = 24
 """That are timed at most; at least `pace.LEAST` and some more, for the first ones say little."""
 LEAST, ENOUGH = 6, 60.0
 """Steps, and seconds after which no more of them are begun."""
+FLOORS = 8
+"""Steps whose floor is counted."""
 FEW = {"val": 64, "test": 64}
 """Samples that stand for all when scores and answers are timed."""
 
 
-def measure(training: Training, evaluation: Evaluation | None) -> Measured | str:
-    """In a process of its own; or why it could not be measured."""
+def measure(training: Training, evaluation: Evaluation | None, memory: int | None = None) -> Measured | str:
+    """In a process of its own, with no more than so many bytes of a GPU's `memory`; or why it could not be measured."""
     asked = {
         "recipe": training.recipe.model_dump(mode="json"),
         "home": str(training.home),
@@ -38,6 +44,7 @@ def measure(training: Training, evaluation: Evaluation | None) -> Measured | str
         "automatic": training.automatic,
         "fixed": training.fixed,
         "evaluation": None if evaluation is None else evaluation.model_dump(mode="json"),
+        "memory": memory,
     }
     with tempfile.TemporaryDirectory(prefix="sameday-suite-") as folder:
         job, out = Path(folder) / "job.json", Path(folder) / "result.json"
@@ -47,7 +54,8 @@ def measure(training: Training, evaluation: Evaluation | None) -> Measured | str
         if ended.returncode or not out.exists():
             said = ended.stderr.strip().splitlines() or ["without a word"]
             return f"exit code {ended.returncode}: {said[-1]}"
-        return Measured(cost=training.cost, plan=planned(training), **json.loads(out.read_text()))
+        result = json.loads(out.read_text())
+        return Measured(cost=training.cost, plan=planned(training), memory=memory, **result)
 
 
 def run(asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,7 +66,8 @@ def run(asked: Mapping[str, Any]) -> dict[str, Any]:
     recipe, plan = recipe_from(asked["recipe"]), Plan.model_validate(asked["plan"])
     evaluation = None if asked["evaluation"] is None else Evaluation.model_validate(asked["evaluation"])
     specs = Specs(recipe, Path(asked["home"]), plan, asked["automatic"], tuple(asked["fixed"]))
-    with closing(Session.start(specs, silent, splits=TRAINING)) as session:
+    with closing(Session.start(specs, silent, splits=TRAINING, memory=asked["memory"])) as session:
+        _check_memory(session, asked["memory"])
         setup, splits = session.setup, session.audited.splits
         split = None if evaluation is None or setup.lacks(evaluation.split) is not None else evaluation.split
         few = [each for each in {"val", split} - {None, "train"} if setup.lacks(str(each)) is None]
@@ -77,6 +86,7 @@ def run(asked: Mapping[str, Any]) -> dict[str, Any]:
                 if len(steps) >= LEAST and now - first > ENOUGH:
                     break
         result: dict[str, Any] = {"machine": session.machine.name, "steps": steps, "start": start}
+        result |= _floor(session, task, len(steps))
         result["score_each"] = _each(lambda: task.evaluate("val", session.ranks).get("samples", 0))
         if split is not None and evaluation is not None and setup.generates:
             questions = task.questions(split)[: FEW["test"]]
@@ -85,6 +95,31 @@ def run(asked: Mapping[str, Any]) -> dict[str, Any]:
         with tempfile.TemporaryDirectory(prefix="sameday-suite-") as folder:
             result["save"] = _each(lambda: task.save(Path(folder)) or 1)
         return result
+
+
+def _check_memory(session: Session, memory: int | None) -> None:
+    if memory is None:
+        return
+    if session.device.type != "cuda":
+        raise BadInput("what a step would take on another GPU is estimated from one, and here it runs on the CPU")
+    if session.machine.memory < 0.95 * memory:
+        has, asked = (f"{size / 2**30:.0f} GiB" for size in (session.machine.memory, memory))
+        raise BadInput(f"{session.machine.name} has {has}, and a plan for {asked} cannot be tried on it")
+
+
+def _floor(session: Session, task: Task, steps: int) -> dict[str, float]:
+    """What a step needs at least, and the device's rates; nothing of a CPU."""
+    if session.device.type != "cuda":
+        return {}
+    from sameday.hardware import peaks
+
+    costs = [task.cost(step, None, session.ranks).flop for step in range(min(steps, FLOORS))]
+    best = peaks.measure(session.device, session.recipe.precision, None)
+    return {
+        "flop": sum(costs) / len(costs),
+        "flop_per_second": best.flop_per_second,
+        "memory_bytes_per_second": best.memory_bytes_per_second,
+    }
 
 
 def _each(do: Any) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 from sameday.spec.writing import write_text
@@ -18,7 +19,8 @@ MEASURED = "measured.json"
 @dataclass(frozen=True)
 class Measured:
     """Seconds of steps in order, the first ones included; until a model was there; for a sample's scores, for its
-    answer, and to save once. None: not measured."""
+    answer, and to save once. `flop` is what a step needs at least, the rates are the fastest of the device. `memory` is
+    how much of it there was, where that was less than all. None: not measured."""
 
     cost: str
     plan: str
@@ -28,6 +30,10 @@ class Measured:
     score_each: float | None = None
     answer_each: float | None = None
     save: float | None = None
+    flop: float | None = None
+    flop_per_second: float | None = None
+    memory_bytes_per_second: float | None = None
+    memory: int | None = None
 
     def fits(self, training: Training) -> bool:
         return self.cost == training.cost and training.ranks == 1 and self.plan == planned(training)
@@ -58,14 +64,15 @@ def read_measured(folder: SuiteFolder) -> list[Measured]:
     """In the order in which they were made; what cannot be read is not there."""
     try:
         kept: list[dict[str, Any]] = json.loads((folder.path / MEASURED).read_text(encoding="utf-8"))["measured"]
-        fields: list[dict[str, Any]] = [{name: each[name] for name in Measured.__dataclass_fields__} for each in kept]
-        return [Measured(**each) for each in fields]
+        known = Measured.__dataclass_fields__
+        return [Measured(**{name: value for name, value in each.items() if name in known}) for each in kept]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return []
 
 
 def keep_measured(folder: SuiteFolder, one: Measured) -> None:
     """One of the same steps is replaced."""
-    others = [each for each in read_measured(folder) if (each.cost, each.plan) != (one.cost, one.plan)]
+    key = attrgetter("cost", "plan", "memory")
+    others = [each for each in read_measured(folder) if key(each) != key(one)]
     values = {"measured": [asdict(each) for each in (*others, one)]}
     write_text(folder.path / MEASURED, json.dumps(values, indent=1) + "\n")

@@ -4,7 +4,7 @@ job's own records while it runs, from runs whose steps cost the same, or from a 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,8 +17,9 @@ from sameday.spec.plan import Plan
 from sameday.spec.suite import Suite
 from sameday.spec.words import count
 from sameday.suite.state import JobState, SuiteFolder
+from sameday.suite.times.elsewhere import Elsewhere, Range
 from sameday.suite.times.measured import Measured, read_measured
-from sameday.suite.times.pace import Earlier, Pace, borrowed, earlier_runs, pace_of, recorded, shown
+from sameday.suite.times.pace import Earlier, Pace, Recorded, borrowed, earlier_runs, pace_of, recorded, shown
 from sameday.suite.times.work import Counts, Training, Work, step_cost, work_of
 from sameday.tasks.base import Say
 from sameday.tasks.registry import setup_of
@@ -79,20 +80,30 @@ class Predictor:
     audit: bool = False
     now: float | None = None
     say: Say = silent
+    elsewhere: Elsewhere | None = None
+    """Another kind of GPU, where nothing has begun."""
     _works: dict[str, Work | str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.moment = time.time() if self.now is None else self.now
-        self.states = self.folder.states(self.suite)
+        begun = self.elsewhere is None
+        self.states = self.folder.states(self.suite) if begun else {name: JobState() for name in self.suite.jobs}
         self.counts = Counts(self.folder, self.audit, self.say)
 
     @cached_property
     def runs(self) -> list[Earlier]:
-        return earlier_runs(self.folder)
+        return earlier_runs(self.folder) if self.elsewhere is None else []
 
     @cached_property
     def measured(self) -> list[Measured]:
-        return read_measured(self.folder)
+        memory = None if self.elsewhere is None else self.elsewhere.gpu.memory
+        return [each for each in read_measured(self.folder) if each.memory == memory]
+
+    def _recorded(self, folder: Path) -> Recorded:
+        return recorded(folder) if self.elsewhere is None else Recorded([], [])
+
+    def _pace(self, one: Measured, sizes: Mapping[str, int]) -> Pace | None:
+        return one.pace(sizes, MEASURED_ON) if self.elsewhere is None else self.elsewhere.pace(one, sizes)
 
     def whole(self) -> dict[str, Estimate]:
         return {name: each.plus(self.elapsed(name)) for name, each in self.left().items()}
@@ -153,11 +164,11 @@ class Predictor:
         return _sum([sum_, replace(after, source="")])
 
     def _own(self, training: Training) -> Pace | None:
-        read = recorded(training.folder)
+        read = self._recorded(training.folder)
         return pace_of(read.seconds, read.times, recent=True)
 
     def _training(self, training: Training, state: JobState) -> Estimate:
-        read = recorded(training.folder)
+        read = self._recorded(training.folder)
         counted = self.counts.of(training.recipe, training.home)
         total = read.total or counted.total(training.recipe)
         if total is None:
@@ -205,7 +216,7 @@ class Predictor:
             return run
         sizes = self.counts.of(training.recipe, training.home).sizes
         fitting = [each for each in self.measured if each.fits(training)]
-        return fitting[-1].pace(sizes, MEASURED_ON) if fitting else run
+        return self._pace(fitting[-1], sizes) if fitting else run
 
     def knows(self, training: Training) -> bool:
         """Whether the pace of such steps is known under this plan, so that nothing need be measured."""
@@ -235,10 +246,11 @@ class Predictor:
         whole, source = self._whole_evaluation(name, work, total)
         if whole is None:
             return Estimate.unknown("no such evaluation is recorded; `sameday suite plan --measure` times one")
-        rest = whole * (1 - there / total if total else 1)
+        part = 1 - there / total if total else 1
+        rest = whole.middle * part
         if running is not None and since is not None and self.suite.jobs[name].do == "eval":
             rest = max(0.0, rest - (self.moment - since))
-        return Estimate(rest, 0.8 * rest, 1.25 * rest, source)
+        return Estimate(rest, min(rest, whole.low * part), max(rest, whole.high * part), source)
 
     def _questions(self, work: Work) -> int | None:
         assert work.recipe is not None and work.evaluation is not None
@@ -251,7 +263,7 @@ class Predictor:
         timed = [each.start for each in self.measured if each.cost == step_cost(work.recipe)]
         return timed[-1] if timed and (pace is None or pace.start is None) else None if pace is None else pace.start
 
-    def _whole_evaluation(self, name: str, work: Work, total: int | None) -> tuple[float | None, str]:
+    def _whole_evaluation(self, name: str, work: Work, total: int | None) -> tuple[Range | None, str]:
         assert work.recipe is not None and work.evaluation is not None
         for other, state in self.states.items():
             theirs = self.work(other)
@@ -262,35 +274,42 @@ class Predictor:
             there = self._questions(theirs)
             share = total / there if total and there else 1.0
             if self.suite.jobs[other].do == "eval" and state.state == "done":
-                return share * state.spent, f"the whole of {other}"
-            if (seconds := recorded(self.folder.run(other)).evaluation) is not None:
-                return share * seconds, f"the evaluation of {other}"
+                return _about(share * state.spent), f"the whole of {other}"
+            if (seconds := self._recorded(self.folder.run(other)).evaluation) is not None:
+                return _about(share * seconds), f"the evaluation of {other}"
         for run in self.runs:
             if (
                 run.answered == (work.answered, work.evaluation.split)
                 and (seconds := recorded(run.folder).evaluation) is not None
             ):
-                return seconds, f"the evaluation of {shown(run.folder)}"
+                return _about(seconds), f"the evaluation of {shown(run.folder)}"
         for each in reversed(self.measured):
             if each.cost == step_cost(work.recipe) and total and each.evaluates:
-                return each.evaluation(total), f"{MEASURED_ON} {each.machine}"
+                if self.elsewhere is not None:
+                    estimated = self.elsewhere.evaluation(each, total)
+                    return estimated, "" if estimated is None else self.elsewhere.words(each)
+                return _about(each.evaluation(total)), f"{MEASURED_ON} {each.machine}"
         if not setup_of(work.recipe, work.home).generates and total:
             return self._as_validation(work, total)
         return None, ""
 
-    def _as_validation(self, work: Work, total: int) -> tuple[float | None, str]:
+    def _as_validation(self, work: Work, total: int) -> tuple[Range | None, str]:
         """Scores alone take what a validation does, for as many samples."""
         assert work.recipe is not None
         sizes = self.counts.of(work.recipe, work.home).sizes
         pace = self._lent(Training(work.recipe, work.home, Plan(), Path(), planned=False))
         if pace is None or pace.validate is None or not sizes.get("val"):
             return None, ""
-        return pace.validate * total / sizes["val"], f"a validation of {pace.where}"
+        return _about(pace.validate * total / sizes["val"]), f"a validation of {pace.where}"
 
 
 MEASURED_ON = "measured on"
 PARTS = ("start", "validate", "save", "finish")
 WORDS = {"start": "its start", "validate": "validation", "save": "saving", "finish": "its end"}
+
+
+def _about(seconds: float) -> Range:
+    return Range(0.8 * seconds, 1.25 * seconds)
 
 
 def _either(one: float | None, other: float | None) -> float | None:

@@ -1,0 +1,34 @@
+"""Published figures of GPUs that people have, for estimates about machines that are not here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class KnownGpu:
+    """`flop_per_second` is the published peak of dense bf16 matmuls with float32 sums."""
+
+    name: str
+    memory: int
+    flop_per_second: float
+    memory_bytes_per_second: float
+
+
+def _gpu(name: str, gigabytes: int, teraflops: float, terabytes: float) -> KnownGpu:
+    return KnownGpu(name, gigabytes * 2**30, 1e12 * teraflops, 1e12 * terabytes)
+
+
+KNOWN = {
+    "a100-40gb": _gpu("A100 40 GB", 40, 312, 1.555),
+    "a100-80gb": _gpu("A100 80 GB", 80, 312, 2.039),
+    "h100": _gpu("H100 80 GB", 80, 989, 3.35),
+    "h200": _gpu("H200", 140, 989, 4.8),
+    "l40s": _gpu("L40S", 48, 362, 0.864),
+    "a6000": _gpu("RTX A6000", 48, 154.8, 0.768),
+    "rtx-4090": _gpu("RTX 4090", 24, 165.2, 1.008),
+    "rtx-3090": _gpu("RTX 3090", 24, 71, 0.936),
+}
+
+REACHED = 0.8
+"""Of a published peak, by large matmuls: 775 of 989 TFLOP/s were seen on an H200."""
