@@ -269,7 +269,8 @@ def _measure(opened: OpenSuite, predictor: Predictor, say: Say) -> None:
             continue
         for training in work.trainings:
             key = (training.cost, planned(training))
-            if key in tried or training.ranks > 1 or not training.planned or predictor.knows(training):
+            nothing = predictor.counts.of(training.recipe, training.home).total(training.recipe) == 0
+            if key in tried or nothing or training.ranks > 1 or not training.planned or predictor.knows(training):
                 continue
             tried.add(key)
             say(f"measuring some steps of {name}, {training.recipe.name}")
