@@ -7,9 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 import worlds
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import vision_utils
 from worlds import FAMILIES
 
 from sameday.hardware.ranks import Ranks
+from sameday.models.tower import image_attention
 from sameday.models.vlm import KEPT
 from sameday.spec.plan import Plan
 
@@ -29,9 +33,57 @@ def test_indices_are_made_once_for_a_size(tmp_path: Path, tiny_models: dict[str,
                 assert torch.equal(one, two) and torch.equal(one, fresh)
     made = len(task.model._indices)
     assert 0 < made <= KEPT
-    kept = dict(task.model._indices)
+    kept = {grid for grid in task.model._indices if grid[0] > 2}
     for wide in range(2, 2 * KEPT + 4, 2):
-        task.model._tower_indices(((2, wide),))
+        task.model._tower_indices([(2, wide)])
         newest = list(task.model._indices)[-1]
-        assert newest == ((2, wide),)
-    assert len(task.model._indices) == KEPT and not kept.keys() & task.model._indices.keys()
+        assert newest == (2, wide)
+    assert len(task.model._indices) == KEPT and kept and not kept & task.model._indices.keys()
+
+
+grids = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 9)), min_size=1, max_size=6)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_indices_of_a_set_are_those_of_each_joined(tmp_path: Path, tiny_models: dict[str, Path], family: str) -> None:
+    """What the library derives from the whole set."""
+    folder = worlds.write_world(tmp_path, 2, (2, 2), hard=False)
+    model = worlds.make_task(folder, worlds.tiny_recipe(tiny_models[family]), Plan()).model
+    merge = model.patching.merge
+
+    @given(grids)
+    def joined(sizes: list[tuple[int, int]]) -> None:
+        found = model._tower_indices(each := [(merge * high, merge * wide) for high, wide in sizes])
+        grid, tower = torch.tensor([(1, *one) for one in each]), model.tower
+        expected = {
+            "position_ids": vision_utils.get_vision_position_ids(grid, merge),
+            "cu_seqlens": vision_utils.get_vision_cu_seqlens(grid),
+        }
+        if "window_index" in found:
+            sized = {"window_size": tower.window_size, "patch_size": tower.patch_size}
+            windows = vision_utils.get_vision_window_index(grid, spatial_merge_size=merge, **sized)
+            expected |= zip(("window_index", "cu_window_seqlens"), windows, strict=True)
+        if "interp_indices" in found:
+            how = {"mode": tower.interpolation_mode, "align_corners": tower.interpolation_align_corners}
+            taps = vision_utils.get_vision_interpolation_indices_and_weights(
+                grid, tower.num_grid_per_side, spatial_merge_size=merge, **how
+            )
+            expected |= zip(("interp_indices", "interp_weights"), taps, strict=True)
+        assert found.keys() == expected.keys()
+        for name, tensor in expected.items():
+            assert torch.equal(found[name].cpu(), tensor), name
+
+    joined()
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=8), st.integers(0, 2**31))
+def test_images_of_one_length_together_see_what_each_sees_alone(lengths: list[int], seed: int) -> None:
+    torch.manual_seed(seed)
+    q, k, v = torch.randn(3, sum(lengths), 2, 8, dtype=torch.float64)
+    bounds = torch.tensor([0, *lengths]).cumsum(0)
+    seen, first = image_attention(q, k, v, bounds, 0.3), 0
+    for length in lengths:
+        here = slice(first, first := first + length)
+        scores = torch.einsum("qhw,khw->hqk", q[here], k[here]) * 0.3
+        expected = torch.einsum("hqk,khw->qhw", scores.softmax(-1), v[here])
+        torch.testing.assert_close(seen[here], expected, rtol=1e-10, atol=1e-12)

@@ -1,7 +1,8 @@
 """The vision tower made ready for torch.compile: its attention becomes one opaque operator, so that a block is one
-graph whatever images come by."""
+graph whatever images come by. Its patch embedding is a matmul, which the library calls a convolution."""
 
 # No `from __future__ import annotations`: torch reads the operator's schema from real annotations.
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -11,11 +12,14 @@ from torch import Tensor, nn
 
 @torch.library.custom_op("sameday::image_attention", mutates_args=())
 def image_attention(q: Tensor, k: Tensor, v: Tensor, cu: Tensor, scale: float) -> Tensor:
-    """(tokens, heads, width); tokens see those of their own image or window. `cu`, on the CPU, bounds them."""
-    lengths = (cu[1:] - cu[:-1]).tolist()
-    parts = zip(*(x.transpose(0, 1)[None].split(lengths, 2) for x in (q, k, v)), strict=True)
-    seen = [F.scaled_dot_product_attention(a, b, c, scale=scale)[0].transpose(0, 1) for a, b, c in parts]
-    return torch.cat(seen)
+    """(tokens, heads, width); tokens see those of their own image or window. `cu`, on the CPU, bounds them. Images or
+    windows of one length that lie side by side are one call."""
+    seen, first = torch.empty_like(q), 0
+    for length, run in groupby((cu[1:] - cu[:-1]).tolist()):
+        here = slice(first, first := first + length * len(list(run)))
+        a, b, c = (x[here].unflatten(0, (-1, length)).transpose(1, 2) for x in (q, k, v))
+        seen[here] = F.scaled_dot_product_attention(a, b, c, scale=scale).transpose(1, 2).flatten(0, 1)
+    return seen
 
 
 @image_attention.register_fake
@@ -31,6 +35,14 @@ def make_compilable(tower: nn.Module) -> None:
     opaque = type(f"Opaque{library.__name__}", (library,), {"forward": _attend})
     for block in blocks:
         block.attn.__class__ = opaque
+    embed: Any = tower.patch_embed
+    embed.__class__ = type(f"Linear{type(embed).__name__}", (type(embed),), {"forward": _embed})
+
+
+def _embed(self: Any, hidden_states: Tensor) -> Tensor:
+    """Each patch is seen by the kernel once: the kernel and the stride are of the patch's own size."""
+    weight = self.proj.weight
+    return F.linear(hidden_states.to(weight.dtype), weight.flatten(1), self.proj.bias)
 
 
 def _attend(

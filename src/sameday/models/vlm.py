@@ -37,8 +37,8 @@ from sameday.spec.vlm import VlmRecipe
 from sameday.spec.words import first_names, tell
 
 COMPILE_BACKEND = "inductor"
-KEPT = 16
-"""Sets of grids for which the tower's indices are kept, some megabytes each at the most."""
+KEPT = 128
+"""Grids for which the tower's indices are kept, some hundred kilobytes each."""
 
 Keep = Callable[[str, Tensor], None]
 """Takes what the tower made of an image, with the name of its content."""
@@ -84,7 +84,7 @@ class VisionLanguageModel:
         self.byte_table = torch.from_numpy(byte_table).to(device=device, dtype=dtype)
         self.keep: Keep | None = None
         """Set where features are cached: takes those that were missing."""
-        self._indices: dict[tuple[tuple[int, int], ...], dict[str, Tensor]] = {}
+        self._indices: dict[tuple[int, int], dict[str, Tensor]] = {}
         if plan.compile == "layers":
             self._compile()
         self.flash = without_flash(detect_machine(device.type), recipe.precision) is None
@@ -231,7 +231,7 @@ class VisionLanguageModel:
             torch.set_grad_enabled(self.tower_trained and torch.is_grad_enabled()),
             torch.autocast(self.device.type, enabled=self.tower_trained and self.recipe.precision == "bf16"),
         ):
-            return self.family.run_tower(self.tower, patches, grids, self._tower_indices(tuple(grids)))
+            return self.family.run_tower(self.tower, patches, grids, self._tower_indices(grids))
 
     def weights_digest(self) -> str:
         """Of what is trained, as it is now."""
@@ -247,13 +247,16 @@ class VisionLanguageModel:
             made.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return made.hexdigest()
 
-    def _tower_indices(self, grids: tuple[tuple[int, int], ...]) -> dict[str, Tensor]:
-        """What the tower derives from the grids. Those that came last are kept: images often have the same size."""
-        indices = self._indices.pop(grids, None)
-        self._indices[grids] = self.family.tower_indices(self.tower, grids, self._sent) if indices is None else indices
-        if len(self._indices) > KEPT:
+    def _tower_indices(self, grids: Grids) -> dict[str, Tensor]:
+        """What the tower derives from the grids, joined from those of each: images often have the same size, and sets
+        of sizes are many. Those that came last are kept."""
+        for grid in dict.fromkeys(grids):
+            known = self._indices.pop(grid, None)
+            self._indices[grid] = known or self.family.tower_indices(self.tower, grid, self._sent)
+        joined = self.family.join_indices([self._indices[grid] for grid in grids])
+        while len(self._indices) > KEPT:
             del self._indices[next(iter(self._indices))]
-        return self._indices[grids]
+        return joined
 
     def _sent(self, tensor: Tensor) -> Tensor:
         """To the device, without waiting for what it is doing."""

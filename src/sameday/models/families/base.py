@@ -128,9 +128,13 @@ class Family(ABC):
         """How many tensors the tower gives for an image, its output and DeepStack's, and their width."""
 
     @abstractmethod
-    def tower_indices(self, tower: Any, grids: Grids, send: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-        """What the tower derives from the grids, made on the CPU: derived on the device it would wait for the device at
-        every layer. `send` copies to the device; what the CPU reads stays there."""
+    def tower_indices(self, tower: Any, grid: tuple[int, int], send: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+        """What the tower derives from the grid of an image, made on the CPU: derived on the device it would wait for
+        the device at every layer. `send` copies to the device; what the CPU reads stays there."""
+
+    @abstractmethod
+    def join_indices(self, each: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Those of several images one after the other, of each image's own."""
 
     @abstractmethod
     def run_tower(self, tower: Any, patches: Tensor, grids: Grids, indices: Mapping[str, Tensor]) -> list[Tensor]:

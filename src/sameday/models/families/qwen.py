@@ -93,13 +93,19 @@ class QwenVL(Family):
         """By the block whose output they merge; most families have none."""
         return {}
 
-    def tower_indices(self, tower: Any, grids: Grids, send: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    def tower_indices(self, tower: Any, grid: tuple[int, int], send: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
         from transformers import vision_utils
 
-        grid = grid_thw(grids)
+        one = grid_thw([grid])
         return {
-            "position_ids": send(vision_utils.get_vision_position_ids(grid, tower.spatial_merge_size)),
-            "cu_seqlens": vision_utils.get_vision_cu_seqlens(grid),
+            "position_ids": send(vision_utils.get_vision_position_ids(one, tower.spatial_merge_size)),
+            "cu_seqlens": vision_utils.get_vision_cu_seqlens(one),
+        }
+
+    def join_indices(self, each: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        return {
+            name: (joined_bounds if name.startswith("cu_") else torch.cat)([one[name] for one in each])
+            for name in each[0]
         }
 
     def run_tower(self, tower: Any, patches: Tensor, grids: Grids, indices: Mapping[str, Tensor]) -> list[Tensor]:
@@ -176,6 +182,15 @@ class QwenVL(Family):
                 weight.mul_(factor)
             elif name.endswith("attn.qkv.weight"):
                 weight[: 2 * weight.shape[0] // 3].mul_(factor)
+
+
+def joined_bounds(each: Sequence[Tensor]) -> Tensor:
+    """Where segments begin and end, from those of parts that lie one after the other; on the CPU."""
+    ends, last = [each[0][:1]], 0
+    for one in each:
+        ends.append(one[1:] + last)
+        last += int(one[-1])
+    return torch.cat(ends)
 
 
 def grid_thw(grids: Grids) -> Tensor:

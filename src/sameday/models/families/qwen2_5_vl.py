@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sameday.models.families.base import Grids
@@ -14,10 +16,15 @@ from sameday.models.families.qwen import QwenVL, grid_thw
 class Qwen25VL(QwenVL):
     model_type = "qwen2_5_vl"
 
-    def tower_indices(self, tower: Any, grids: Grids, send: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-        order, bounds = _windows(tower, grids)
+    def tower_indices(self, tower: Any, grid: tuple[int, int], send: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+        order, bounds = _windows(tower, [grid])
         windows = {"window_index": send(order), "cu_window_seqlens": bounds}
-        return super().tower_indices(tower, grids, send) | windows
+        return super().tower_indices(tower, grid, send) | windows
+
+    def join_indices(self, each: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        before = accumulate((len(one["window_index"]) for one in each), initial=0)
+        windows = [one["window_index"] + first for one, first in zip(each, before, strict=False)]
+        return super().join_indices(each) | {"window_index": torch.cat(windows)}
 
     def patch_pairs(self, tower: Any, grids: Grids, block: int) -> int:
         if block in tower.fullatt_block_indexes:

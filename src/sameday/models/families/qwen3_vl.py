@@ -20,18 +20,18 @@ class Qwen3VL(QwenVL):
     def deepstack_mergers(self, tower: Any) -> dict[int, nn.Module]:
         return dict(zip(tower.deepstack_visual_indexes, tower.deepstack_merger_list, strict=True))
 
-    def tower_indices(self, tower: Any, grids: Grids, send: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    def tower_indices(self, tower: Any, grid: tuple[int, int], send: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
         from transformers import vision_utils
 
         neighbours, weights = vision_utils.get_vision_interpolation_indices_and_weights(
-            grid_thw(grids),
+            grid_thw([grid]),
             num_grid_per_side=tower.num_grid_per_side,
             mode=tower.interpolation_mode,
             align_corners=tower.interpolation_align_corners,
             spatial_merge_size=tower.config.spatial_merge_size,
         )
         interpolation = {"interp_indices": send(neighbours), "interp_weights": send(weights)}
-        return super().tower_indices(tower, grids, send) | interpolation
+        return super().tower_indices(tower, grid, send) | interpolation
 
     def run_tower(self, tower: Any, patches: Tensor, grids: Grids, indices: Mapping[str, Tensor]) -> list[Tensor]:
         out = tower(patches, grid_thw=grid_thw(grids), **indices)
