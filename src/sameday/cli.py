@@ -123,6 +123,18 @@ def cache(
 
 
 @app.command()
+def merge(
+    run: Annotated[Path, typer.Argument(help="A run whose recipe trains adapters.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder for the whole model.")],
+    checkpoint: Annotated[str | None, typer.Option(help="last, best or step-N. Default: the finished adapter.")] = None,
+) -> None:
+    """A run's adapter and its base model as one model, which transformers loads without PEFT."""
+    from sameday.commands.merge import merge as run_merge
+
+    run_merge(run, out, checkpoint)
+
+
+@app.command()
 def verify(
     what: Annotated[list[Path], typer.Argument(help="A recipe (YAML), or two finished runs of one recipe.")],
     plan: Annotated[Path | None, typer.Option(help="The plan to judge (YAML). Default: as `train` chooses it.")] = None,

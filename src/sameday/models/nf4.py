@@ -67,17 +67,21 @@ def _frozen(tensor: Tensor) -> nn.Parameter:
     return nn.Parameter(tensor, requires_grad=False)
 
 
-def quantize(base: Any, recipe: VlmRecipe, device: torch.device) -> None:
-    """In place, layer by layer: the layers that transformers' BitsAndBytesConfig takes, tower included, and its
-    `lm_head` not. Layers that are in four bits stay as they are."""
+def four_bit_layers(base: Any) -> list[str]:
+    """Those that transformers' BitsAndBytesConfig takes, tower included, and `lm_head` not."""
     from transformers.quantizers.base import HfQuantizer
     from transformers.quantizers.quantizers_utils import should_convert_module
 
-    computed = torch.bfloat16 if recipe.precision == "bf16" else torch.float32
     kept = HfQuantizer.get_modules_to_not_convert(base, None, base._keep_in_fp32_modules)
-    for name, module in list(base.named_modules()):
-        if type(module) is nn.Linear and should_convert_module(name, kept):
-            base.set_submodule(name, Nf4Linear(module, recipe.double_quant, computed, device))
+    linear = [name for name, module in base.named_modules() if type(module) is nn.Linear]
+    return [name for name in linear if should_convert_module(name, kept)]
+
+
+def quantize(base: Any, recipe: VlmRecipe, device: torch.device) -> None:
+    """In place, layer by layer. Layers that are in four bits stay as they are."""
+    computed = torch.bfloat16 if recipe.precision == "bf16" else torch.float32
+    for name in four_bit_layers(base):
+        base.set_submodule(name, Nf4Linear(base.get_submodule(name), recipe.double_quant, computed, device))
     for parameter in base.parameters():
         if parameter.dtype == SOURCE:
             parameter.data = parameter.data.to(computed)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from sameday.kernels.decode import Answering
 from sameday.kernels.dropout import DropoutKeys
 from sameday.kernels.patches import patches
 from sameday.models.adapters import adapter_parameters, add_adapters, prepare_adapters
+from sameday.models.digest import digest_of
 from sameday.models.families import family_of
 from sameday.models.families.base import Family, Grids
 from sameday.models.start import WEIGHTS, check_base, load_start, other_format, write_origin
@@ -67,7 +68,7 @@ class VisionLanguageModel:
         attention.register()
         base.requires_grad_(False)
         # Of the weights as they were read: what quantizing makes of them may differ in a bit between devices.
-        self.base_digest, self.base_dtype = _digest(dict(base.named_parameters())), next(base.parameters()).dtype
+        self.base_digest, self.base_dtype = digest_of(dict(base.named_parameters())), next(base.parameters()).dtype
         if recipe.base_format == "nf4":
             from sameday.models.nf4 import quantize
 
@@ -235,7 +236,7 @@ class VisionLanguageModel:
 
     def weights_digest(self) -> str:
         """Of what is trained, as it is now."""
-        return _digest(self.trained())
+        return digest_of(self.trained())
 
     def tower_digest(self) -> str:
         """Of all that its output depends on: every bit of its weights, and a configuration that may be another with the
@@ -310,18 +311,6 @@ def _end_tokens(settings: Any) -> frozenset[int]:
     """At which the model's own settings end a generated answer."""
     ends = getattr(settings, "eos_token_id", None)
     return frozenset([ends] if isinstance(ends, int) else ends or ())
-
-
-def _digest(parameters: Mapping[str, Tensor]) -> str:
-    """Tells weights apart: for each tensor some of its numbers and the sum of all of its bits, which is exact in
-    any order and quick where the weights are."""
-    digest = hashlib.sha256()
-    for name, parameter in sorted(parameters.items()):
-        flat = parameter.detach().contiguous().flatten()
-        bits = flat.view({1: torch.uint8, 2: torch.int16}.get(flat.element_size(), torch.int32))
-        some = bits[:: max(1, bits.numel() // 64)].tolist()
-        digest.update(f"{name} {tuple(parameter.shape)} {bits.sum(dtype=torch.int64).item()} {some}".encode())
-    return digest.hexdigest()
 
 
 def load_base(model: str, recipe: VlmRecipe, device: torch.device) -> Any:

@@ -145,6 +145,10 @@ class TaskSetup(ABC):
     def check_model(self, say: Say) -> None:  # noqa: B027 (a task may have nothing to check)
         """Refuses a model that cannot be trained, and says what will be downloaded."""
 
+    def merge(self, weights: Path, out: Path, say: Say) -> None:
+        """Fills the folder `out` with a whole model of saved weights, for use without adapters."""
+        raise BadInput(f"task {self.recipe.task} trains no adapters, so that there is nothing to merge")
+
     @property
     def loading_advice(self) -> str:
         """What is left to try where the model does not fit in memory."""

@@ -46,6 +46,9 @@ class CotSetup(VqaSetup):
             raise BadInput(f"recipe.best.metric {best.metric}: data.val has no question of stage {lacking[0]}")
         return audited
 
+    def merge(self, weights: Path, out: Path, say: Say) -> None:
+        raise BadInput(f"{weights}: its heads are no part of a plain model, so that it cannot be merged into one")
+
     @cached_property
     def _checked_start(self) -> Path:
         """Heads that lie beside the adapter are taken with it."""

@@ -332,6 +332,30 @@ class VqaSetup(TaskSetup):
         check_start(model, self.family, recipe, folder, resolve_model(self.home, recipe.model), whose)
         return recipe
 
+    def merge(self, weights: Path, out: Path, say: Say) -> None:
+        import torch
+
+        from sameday.models.handover import save_readme, save_settings
+        from sameday.models.merge import merge
+        from sameday.models.nf4 import lacking
+        from sameday.models.start import check_start
+        from sameday.tasks.vqa.task import load_encoder, load_processor
+
+        recipe, base = self.recipe, resolve_model(self.home, self.recipe.model)
+        if recipe.train != "lora":
+            raise BadInput(f"{weights}: is a whole model already, and has nothing to merge")
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if recipe.base_format == "nf4" and (why := lacking(device.type)) is not None:
+            raise BadInput(why)
+        check_start(self._without_weights, self.family, recipe, weights, base, "merge")
+        done = merge(self._without_weights, recipe, base, weights, out, say, device)
+        whole = recipe.model_copy(update={"train": "all", "base_format": "precision"})
+        encoder = load_encoder(recipe, self.home, load_processor(self.family, recipe, self.home))
+        save_settings(out, self.family, encoder)
+        save_readme(out, self.family, encoder, whole, base)
+        kept = f"{recipe.precision} rounds what the adapter changes by {done.rounding:.2%}"
+        say(f"{done.tensors} tensors, {done.changed} of them changed by the adapter; {kept}")
+
     def low_memory(self, plan: Plan) -> Plan:
         return plan.model_copy(update={"checkpointing": "full"})
 

@@ -1,0 +1,197 @@
+"""An adapter merged into its base model's weights: a whole model that needs no PEFT. Shard by shard, so that never more
+than one of them is in memory."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from sameday.models.digest import digest_of_lines, line_of
+from sameday.models.nf4 import SOURCE, four_bit_layers
+from sameday.models.start import WEIGHTS, check_base
+from sameday.spec.errors import BadInput
+from sameday.spec.vlm import VlmRecipe
+from sameday.spec.words import first_names
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+EARLIER = (
+    ("model.language_model.", "model."),
+    ("model.language_model.", "language_model.model."),
+    ("model.visual.", "visual."),
+)
+"""How names of this release's modules begin, and how in files of earlier ones."""
+COPIED = ("config.json", "generation_config.json")
+
+
+@dataclass
+class Merged:
+    """How many tensors, how many of them the adapter changed, and by how much rounding to the model's format changed
+    these changes, relatively."""
+
+    tensors: int = 0
+    changed: int = 0
+    wanted: float = 0.0
+    lost: float = 0.0
+
+    @property
+    def rounding(self) -> float:
+        return math.sqrt(self.lost / self.wanted) if self.wanted else 0.0
+
+
+def weight_files(base: str, revision: str | None) -> list[Path]:
+    """Of a folder, or of a model on the hub, in order."""
+    index = _file(base, INDEX, revision)
+    if index is None:
+        single = _file(base, SINGLE, revision)
+        if single is None:
+            raise BadInput(f"model {base}: has neither {INDEX} nor {SINGLE}; weights in other files cannot be merged")
+        return [single]
+    try:
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise BadInput(f"{index}: is no index of weights") from None
+    found = {name: _file(base, name, revision) for name in names}
+    if lacking := [name for name, path in found.items() if path is None]:
+        raise BadInput(f"model {base}: {INDEX} names {first_names(lacking)}, which is not there")
+    return [path for path in found.values() if path is not None]
+
+
+def _file(base: str, name: str, revision: str | None) -> Path | None:
+    from transformers.utils import cached_file
+
+    try:
+        found = cached_file(base, name, revision=revision, _raise_exceptions_for_missing_entries=False)
+    except OSError as error:
+        raise BadInput(f"model {base}: {str(error).strip().splitlines()[0]}") from None
+    return None if found is None else Path(found)
+
+
+def own_names(model: nn.Module, stored: Iterable[str]) -> dict[str, str]:
+    """By the name in the files, the name of the parameter that it fills. Files may have others; every parameter must be
+    there, but for those that are another one too."""
+    there, names = set(stored), {}
+    parameters = dict(model.named_parameters())
+    lacking = []
+    for name in parameters:
+        earlier = [after + name.removeprefix(now) for now, after in EARLIER if name.startswith(now)]
+        match = next((each for each in (name, *earlier) if each in there), None)
+        if match is None:
+            lacking.append(name)
+        else:
+            names[match] = name
+    if getattr(model.config, "tie_word_embeddings", False):
+        lacking = [name for name in lacking if name != "lm_head.weight"]
+    if lacking:
+        raise BadInput(f"the base model's files lack {first_names(lacking)}")
+    return names
+
+
+def merge(
+    model: Any,
+    recipe: VlmRecipe,
+    base: str,
+    adapter: Path,
+    out: Path,
+    say: Callable[[str], None],
+    device: torch.device,
+) -> Merged:
+    """Weights, index and configuration into `out`. `model` has no weights: its names are asked for. BadInput where the
+    adapter was trained on another base model, which is known once all of it was read."""
+    files = weight_files(base, recipe.revision)
+    dtype = torch.bfloat16 if recipe.precision == "bf16" else torch.float32
+    read = SOURCE if recipe.base_format == "nf4" else dtype
+    four_bits = set(four_bit_layers(model)) if recipe.base_format == "nf4" else set()
+    changes, scale = _changes(adapter), recipe.lora.alpha / recipe.lora.r
+    names = own_names(model, [name for file in files for name in _names(file)])
+    done, lines, where, size = Merged(), dict[str, str](), dict[str, str](), 0
+    for number, file in enumerate(files, 1):
+        written = f"model-{number:05d}-of-{len(files):05d}.safetensors" if len(files) > 1 else SINGLE
+        shard: dict[str, Tensor] = {}
+        for stored, tensor in _tensors(file):
+            name = names.get(stored, stored)
+            tensor = tensor.to(read) if tensor.is_floating_point() else tensor
+            if stored in names:
+                lines[name] = line_of(name, tensor)
+            layer = name.removesuffix(".weight")
+            if layer in four_bits:
+                tensor = _through_four_bits(tensor, recipe.double_quant, dtype, device)
+            tensor = tensor.to(dtype) if tensor.is_floating_point() else tensor
+            if layer in changes:
+                tensor = _added(tensor, scale, *changes.pop(layer), done, device)
+            shard[name] = tensor
+            where[name] = written
+            size += tensor.nbytes
+        save_file(shard, out / written, metadata={"format": "pt"})
+        done.tensors += len(shard)
+        say(f"{written}: {len(shard)} tensors")
+        del shard
+    check_base(adapter, digest_of_lines(lines), read, str(adapter), base)
+    if changes:
+        raise BadInput(f"{adapter}: changes layers whose weights {base} does not have: {first_names(sorted(changes))}")
+    if len(files) > 1:
+        index = {"metadata": {"total_size": size}, "weight_map": where}
+        (out / INDEX).write_text(json.dumps(index, indent=1) + "\n")
+    _settings(base, recipe, dtype, out)
+    return done
+
+
+def _settings(base: str, recipe: VlmRecipe, dtype: torch.dtype, out: Path) -> None:
+    for name in COPIED:
+        if (file := _file(base, name, recipe.revision)) is not None:
+            shutil.copyfile(file, out / name)
+    config = json.loads((out / "config.json").read_text())
+    config.pop("quantization_config", None)
+    config |= {"dtype": str(dtype).removeprefix("torch.")}
+    config.pop("torch_dtype", None)
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _changes(adapter: Path) -> dict[str, tuple[Tensor, Tensor]]:
+    """A and B by the layer that they change."""
+    tensors = load_file(adapter / WEIGHTS)
+    begin, a, b = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
+    layers = sorted(name.removesuffix(a) for name in tensors if name.endswith(a))
+    return {layer.removeprefix(begin): (tensors[layer + a], tensors[layer + b]) for layer in layers}
+
+
+def _added(weight: Tensor, scale: float, a: Tensor, b: Tensor, done: Merged, device: torch.device) -> Tensor:
+    """In float32, rounded once."""
+    plain = weight.to(device).float()
+    change = scale * (b.to(device).float() @ a.to(device).float())
+    made = (plain + change).to(weight.dtype)
+    done.changed += 1
+    done.wanted += float(change.square().sum())
+    done.lost += float((made.float() - plain - change).square().sum())
+    return made.cpu()
+
+
+def _through_four_bits(weight: Tensor, double_quant: bool, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """What the training saw of it."""
+    from sameday.kernels import nf4
+
+    codes, scales = nf4.quantize(weight.to(device).contiguous(), double_quant)
+    return nf4.dequantize(codes, scales, tuple(weight.shape), dtype).cpu()
+
+
+def _names(file: Path) -> list[str]:
+    try:
+        with safe_open(file, framework="pt") as opened:
+            return list(opened.keys())
+    except (OSError, SafetensorError) as error:
+        raise BadInput(f"{file}: cannot be read: {error}") from None
+
+
+def _tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
+    with safe_open(file, framework="pt") as opened:
+        for name in opened.keys():  # noqa: SIM118 (it is no mapping)
+            yield name, opened.get_tensor(name)

@@ -1,0 +1,157 @@
+"""A merged model answers as its adapter on the base model does, in plain transformers, from files that are whole."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForImageTextToText, AutoTokenizer
+from typer.testing import CliRunner
+from worlds import FAMILIES, tiny_recipe, write_world
+
+from sameday.cli import app
+from sameday.commands.launch import train_from_files
+from sameday.models import merge as merging
+from sameday.record import checkpoint
+from sameday.spec.errors import BadInput
+
+QUICK = {"effective_batch": 4, "learning_rate": 0.05, "max_steps": 2, "lora": {"r": 2, "alpha": 4}}
+PLAN = "share_images: true\npacking: true\nmax_questions: null\ndevice: cpu\neval_steps: null\n"
+EARLIER = {"qwen3_vl": {}, "qwen2_5_vl": {"model.language_model.": "model.", "model.visual.": "visual."}}
+
+
+def sharded(model: Path, folder: Path, size: str = "200KB", **renamed: str) -> Path:
+    """The same weights in several files, under names of an earlier release where that is asked for."""
+    whole = AutoModelForImageTextToText.from_pretrained(model)
+    whole.save_pretrained(folder, max_shard_size=size)
+    for file in model.iterdir():
+        if not (folder / file.name).exists() and file.suffix != ".safetensors":
+            (folder / file.name).write_bytes(file.read_bytes())
+    index = json.loads((folder / merging.INDEX).read_text())
+    for name in sorted(set(index["weight_map"].values())):
+        tensors = {_renamed(key, renamed): tensor for key, tensor in load_file(folder / name).items()}
+        save_file(tensors, folder / name, metadata={"format": "pt"})
+    index["weight_map"] = {_renamed(key, renamed): name for key, name in index["weight_map"].items()}
+    (folder / merging.INDEX).write_text(json.dumps(index))
+    return folder
+
+
+def _renamed(key: str, renamed: dict[str, str]) -> str:
+    for before, after in renamed.items():
+        if key.startswith(before):
+            return after + key.removeprefix(before)
+    return key
+
+
+def trained(folder: Path, model: Path, **changes: Any) -> Path:
+    write_world(folder, 11, counts=(4, 3), hard=False)
+    recipe = tiny_recipe(model, **(QUICK | changes))
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
+    (folder / "plan.yaml").write_text(PLAN)
+    train_from_files(folder / "recipe.yaml", folder / "plan.yaml", folder / "run", [])
+    return folder / "run"
+
+
+def logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model.eval()(input_ids=tokens).logits.float()
+    return found
+
+
+def merged(run: Path, out: Path, *words: str) -> str:
+    return CliRunner().invoke(app, ["merge", str(run), "-o", str(out), *words], catch_exceptions=False).output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_merged_model_gives_the_adapters_logits(tmp_path: Path, tiny_models: dict[str, Path], family: str) -> None:
+    base = sharded(tiny_models[family], tmp_path / "base", **EARLIER.get(family, {}))
+    run = trained(tmp_path, base)
+    said = merged(run, tmp_path / "whole")
+    assert "of them changed by the adapter; float32 rounds what the adapter changes by 0.0" in said
+    assert said.endswith(f"written: {tmp_path / 'whole'}\n")
+    files = {path.name for path in (tmp_path / "whole").iterdir()}
+    assert {"config.json", merging.INDEX, "tokenizer.json", "preprocessor_config.json", "README.md"} <= files
+    assert not [name for name in files if name.startswith("adapter")] and checkpoint.fault(tmp_path / "whole") is None
+    whole, told = AutoModelForImageTextToText.from_pretrained(tmp_path / "whole", output_loading_info=True)
+    assert not told["missing_keys"] and not told["unexpected_keys"]
+    apart = PeftModel.from_pretrained(AutoModelForImageTextToText.from_pretrained(base), run / "adapter")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "whole")
+    tokens = tokenizer("what is the red one?", return_tensors="pt").input_ids
+    expected, plain = logits(apart, tokens), logits(AutoModelForImageTextToText.from_pretrained(base), tokens)
+    torch.testing.assert_close(logits(whole, tokens), expected, rtol=1e-4, atol=1e-5)
+    assert (expected - plain).norm() > 0.01 * plain.norm(), "the adapter does something"
+
+
+@pytest.mark.slow
+def test_in_half_precision_and_four_bits(
+    tmp_path: Path, tiny_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights that the adapter was trained on, not those before they were rounded; never more than a shard."""
+    pytest.importorskip("bitsandbytes")
+    base = sharded(tiny_models["qwen3_vl"], tmp_path / "base")
+    sizes: list[int] = []
+
+    def save(tensors: dict[str, torch.Tensor], *more: Any, **named: Any) -> None:
+        sizes.append(sum(tensor.nbytes for tensor in tensors.values()))
+        save_file(tensors, *more, **named)
+
+    monkeypatch.setattr(merging, "save_file", save)
+    for name, changes in (("half", {"precision": "bf16"}), ("four", {"base_format": "nf4", "precision": "bf16"})):
+        (tmp_path / name).mkdir()
+        run = trained(tmp_path / name, base, **changes)
+        said = merged(run, tmp_path / name / "whole")
+        assert "bf16 rounds what the adapter changes by " in said
+        assert len(sizes) > 2 and max(sizes) <= 200_000, "shard by shard"
+        whole = AutoModelForImageTextToText.from_pretrained(tmp_path / name / "whole")
+        assert whole.dtype == torch.bfloat16
+        assert "nf4" not in (tmp_path / name / "whole/README.md").read_text()
+        adapter = load_file(run / "adapter/adapter_model.safetensors")
+        layer = "model.language_model.layers.1.self_attn.q_proj"
+        a, b = (adapter[f"base_model.model.{layer}.lora_{which}.weight"] for which in "AB")
+        plain = AutoModelForImageTextToText.from_pretrained(base, dtype=torch.bfloat16)
+        weight = plain.get_submodule(layer).weight.data
+        if name == "four":
+            from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+
+            weight = dequantize_4bit(*quantize_4bit(weight, quant_type="nf4", compress_statistics=False))
+        expected = (weight.float() + 2.0 * b @ a).bfloat16()
+        assert torch.equal(whole.get_submodule(layer).weight.data, expected), name
+        sizes.clear()
+
+
+def test_what_cannot_be_merged(tmp_path: Path, tiny_qwen3: Path) -> None:
+    base = tmp_path / "base"
+    base.mkdir()
+    for file in tiny_qwen3.iterdir():
+        (base / file.name).write_bytes(file.read_bytes())
+    run = trained(tmp_path, base)
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there/file").touch()
+
+    def refused(*words: str) -> str:
+        with pytest.raises(BadInput) as error:
+            merged(*map(Path, words[:2]), *words[2:])
+        return str(error.value)
+
+    assert refused(f"{run}", f"{tmp_path}/there") == f"-o {tmp_path}/there: is there already, and is not overwritten"
+    assert "has no such checkpoint as step-9" in refused(f"{run}", f"{tmp_path}/w", "--checkpoint", "step-9")
+    assert "is not a run folder" in refused(f"{tmp_path}/there", f"{tmp_path}/w")
+    tensors = load_file(base / merging.SINGLE)
+    name = "model.language_model.layers.0.mlp.up_proj.weight"
+    save_file(tensors | {name: tensors[name] + 1}, base / merging.SINGLE, metadata={"format": "pt"})
+    said = refused(f"{run}", f"{tmp_path}/w")
+    assert "was trained on another base model: its weights were not those of " in said
+    save_file({k: v for k, v in tensors.items() if k != name}, base / merging.SINGLE, metadata={"format": "pt"})
+    assert refused(f"{run}", f"{tmp_path}/w") == f"the base model's files lack {name}"
+    (base / merging.SINGLE).write_bytes(b"not weights")
+    assert f"{base / merging.SINGLE}: cannot be read: " in refused(f"{run}", f"{tmp_path}/w")
+    (base / merging.SINGLE).unlink()
+    assert "weights in other files cannot be merged" in refused(f"{run}", f"{tmp_path}/w")
+    assert not list(tmp_path.glob("w")) and not list(tmp_path.glob(".writing*"))
