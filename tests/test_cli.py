@@ -198,7 +198,7 @@ def test_missing_files_are_named(world: Path) -> None:
     assert refused(world, "train", "absent.yaml") == "absent.yaml: no such file"
     assert refused(world, "train", "recipe.yaml", "--plan", "absent.yaml") == "absent.yaml: no such file"
     said = refused(world, "train", "recipe.yaml", "--set", "recipe.data.train=none.jsonl")
-    needed = "a file with one JSON object per line, or with one JSON array of objects, is needed"
+    needed = "a file with one JSON object per line, or with one JSON array of objects, CSV or parquet, is needed"
     assert said == f"{world}/none.jsonl does not exist; {needed}"
 
 

@@ -235,7 +235,16 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "train_vision": False,
         **{"base_format": "precision", "double_quant": False},
         "data": {
-            **{"train": "t", "val": None, "test": None, "image_root": ".", "where": {}, "limit": None},
+            **{
+                "train": "t",
+                "val": None,
+                "test": None,
+                "image_root": ".",
+                "where": {},
+                "skip": {},
+                "fields": {},
+                "limit": None,
+            },
             "on_bad": "stop",
         },
         **{"stage_before": None, "categories": None, "prompt": None, "stages": []},

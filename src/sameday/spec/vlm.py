@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from sameday.spec.evaluation import Evaluation
 from sameday.spec.identity import IS_PATH
@@ -15,12 +15,16 @@ from sameday.spec.questions import Categories, Prompt, Where
 from sameday.spec.recipe import Recipe, StageRecipe, Strict
 from sameday.spec.stages import Stage
 
+KEYS = ("image", "question", "answer", "stage", "type", "instruction")
+
 
 class Data(Strict):
-    """Question files (JSON: one object per line, or one array of objects) and where their images lie."""
+    """Question files (JSON lines, a JSON array, CSV or parquet) and where their images lie."""
 
     train: str = Field(
-        description="File of training questions. Paths are relative to the recipe's folder.", json_schema_extra=IS_PATH
+        description="File of training questions, or a pattern such as raw-*.parquet. Paths are relative to the "
+        "recipe's folder.",
+        json_schema_extra=IS_PATH,
     )
     val: str | None = Field(None, description="File of validation questions.", json_schema_extra=IS_PATH)
     test: str | None = Field(None, description="File of test questions.", json_schema_extra=IS_PATH)
@@ -31,6 +35,13 @@ class Data(Strict):
         default_factory=dict,
         description="Only questions whose line has these values: {stage: 1}, {stage: [1, 2], type: yes/no}.",
     )
+    skip: Where = Field(
+        default_factory=dict,
+        description='Lines that are passed over for one of these values: {answer: [nan, "N/A"]}.',
+    )
+    fields: dict[str, str] = Field(
+        default_factory=dict, description="What the files call these keys: {question: query, stage: complexity}."
+    )
     limit: int | None = Field(
         None,
         ge=1,
@@ -40,6 +51,15 @@ class Data(Strict):
     on_bad: Literal["stop", "skip"] = Field(
         "stop", description="Bad lines stop the run, or are left out and recorded in the run folder."
     )
+
+    @field_validator("fields")
+    @classmethod
+    def _our_keys(cls, fields: dict[str, str]) -> dict[str, str]:
+        if unknown := sorted(fields.keys() - set(KEYS)):
+            raise ValueError(
+                f"must name keys among {', '.join(KEYS)}, each with a column, and has {', '.join(unknown)}"
+            )
+        return fields
 
 
 class VlmRecipe(Recipe):

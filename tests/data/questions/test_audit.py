@@ -251,7 +251,8 @@ def test_a_key_that_only_some_lines_have_is_not_suggested(write: Write, root: Pa
 def test_no_line_is_an_object(write: Write, root: Path, tmp_path: Path) -> None:
     (hint,) = audit(write(b"{", b'"a": 1', b"}"), root, QWEN).hints
     assert hint.endswith(
-        "is a JSON object; a file with one JSON object per line, or with one JSON array of objects, is needed"
+        "is a JSON object; a file with one JSON object per line, or with one JSON array of objects, CSV or parquet, "
+        "is needed"
     )
 
 

@@ -69,7 +69,7 @@ def test_a_broken_item_spoils_no_other(tmp_path: Path, broken: bytes, reason: st
     assert str(caught.value).startswith(reason)
 
 
-NEEDED = "a file with one JSON object per line, or with one JSON array of objects, is needed"
+NEEDED = "a file with one JSON object per line, or with one JSON array of objects, CSV or parquet, is needed"
 
 
 @pytest.mark.parametrize(

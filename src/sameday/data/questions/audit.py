@@ -70,6 +70,7 @@ def audit(
     few: int | None = None,
     wanted: Wanted = Wanted(),  # noqa: B008 (frozen)
     stages: Sequence[int] | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> Audit:
     """Read the file, decode each distinct image once, return the good questions and all that is wrong. An image that
     an earlier audit found good, in a file that is as it was, is not decoded again.
@@ -82,10 +83,12 @@ def audit(
     at, nor its images. `stages` are those that a question may have, where it must have one.
     """
     root = None if image_root is None else _resolved_root(image_root)
-    reader = Reader(path, label or path.name, wanted, limit)
+    reader = Reader(path, label or path.name, wanted, limit, root, say or (lambda _: None))
     raws, wrong, where, hints = _read(reader, None if few is None else _image_by_image(reader, root, few))
     if not reader.tally.lines:
         raise BadInput(f"{path} is empty: it holds no question")
+    if lacking := reader.lacking():
+        raise BadInput("\n".join(lacking))
     plain, own_words = raws, 0
     special = () if family is None else family.markers.special
     for number, raw in raws.items():
@@ -145,7 +148,7 @@ def check(
 ) -> tuple[list[Sample], list[Problem]]:
     """The good questions and the problems; any problem stops, or is skipped, as `on_bad` says. With `all_values` each
     value that is asked for must occur. `say` hears what was counted on the way."""
-    result = audit(path, image_root, family, limit, workers, progress, label, few, wanted, stages)
+    result = audit(path, image_root, family, limit, workers, progress, label, few, wanted, stages, say)
     listed = report(result.problems, in_lines(result.problems), path) if result.problems else ""
     unsure = _unsure(result, wanted, path, say)
     listed = "\n".join(filter(None, [listed, *result.hints, *unsure]))
@@ -186,6 +189,8 @@ def _check_left(result: Audit, listed: str, label: str, all_values: bool, say: C
         raise BadInput("\n".join(filter(None, [listed, *absent])))
     if say is not None and tally.where:
         say(f"{label}: {tally.told()}")
+    if say is not None and tally.skip:
+        say(f"{label}: {tally.passed_over()}")
     if say is not None and result.own_words:
         say(f"{label}: {result.own_words:,} lines keep their own text, and recipe.prompt is not put around it")
 

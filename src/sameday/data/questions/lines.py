@@ -1,4 +1,4 @@
-"""The questions of a file one by one, each with its place: JSON lines, or one JSON array."""
+"""The questions of a file one by one, each with its place: JSON lines, one JSON array, CSV or parquet."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import json
 import mmap
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from sameday.data.questions.tables import Say, csv_rows, files_of, unpacked
 from sameday.spec.errors import BadInput
 
 BOM = b"\xef\xbb\xbf"
 LONGEST = 2**26
 """Bytes of one line: a file without line breaks is none of questions."""
-NEEDED = "a file with one JSON object per line, or with one JSON array of objects, is needed"
+NEEDED = "a file with one JSON object per line, or with one JSON array of objects, CSV or parquet, is needed"
 # Whole strings, so that no bracket or comma inside one counts. A string holds no line break: where its closing quote is
 # missing, only its own item is spoilt. Nothing is tried twice, however long a text without an end is.
 _TOKEN = re.compile(rb'"[^"\\\n]*+(?:\\.[^"\\\n]*+)*+"|[][{},]', re.DOTALL)
@@ -32,13 +33,20 @@ class Line:
     line: int
     text: bytes
     item: bool = False
+    file: str = ""
+    """Where several files are one set."""
+    row: Any = None
+    """A row of a table, which is parsed already."""
 
     @property
     def place(self) -> str:
-        return f"{self.line} (item {self.number})" if self.item else str(self.line)
+        within = f"{self.line} (item {self.number})" if self.item else str(self.line)
+        return f"{self.file}:{within}" if self.file else within
 
     def parse(self) -> Any:
         """ValueError says what is wrong with it, and where."""
+        if self.row is not None:
+            return self.row.parse()
         try:
             text = self.text.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -59,15 +67,35 @@ class Line:
         return f"line {self.line + lines}, column {column}" if lines else f"character {column} of the item"
 
 
-def read_lines(path: Path, limit: int | None = None) -> Iterator[Line]:
-    """Of the whole file, or the first so many; blank lines are passed. A file whose first character is `[` is an array,
-    and is never held whole."""
+def read_lines(
+    path: Path, limit: int | None = None, images: Path | None = None, say: Say = lambda _: None
+) -> Iterator[Line]:
+    """Of the whole file, or of all that a pattern means, or the first so many; blank lines are passed. `images` is the
+    folder that parquet's images are unpacked into, which `say` hears of."""
+    files = files_of(path)
+    if len(files) == 1:
+        yield from islice(_lines(files[0], images, say), limit)
+        return
+    every = ((file, line) for file in files for line in _lines(file, images, say))
+    for number, (file, line) in enumerate(islice(every, limit), 1):
+        yield replace(line, number=number, file=file.name)
+
+
+def _lines(path: Path, images: Path | None, say: Say) -> Iterator[Line]:
+    """A file whose first character is `[` is an array, and is never held whole."""
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
             raise BadInput(f"{path} cannot be read: it is a pipe or a device, not a file; {NEEDED}")
+        if path.suffix.lower() in (".csv", ".tsv"):
+            yield from (Line(row.number, row.number, b"", row=row) for row in csv_rows(path))
+            return
+        if path.suffix.lower() == ".parquet" and path.is_file():
+            if images is None:
+                raise BadInput(f"{path}: its images are unpacked into recipe.data.image_root, which is no folder")
+            path = unpacked(path, images, say)
         with path.open("rb") as file:
             begins = file.peek(64).removeprefix(BOM).lstrip()
-            yield from islice(_items(path, file) if begins.startswith(b"[") else _rows(file), limit)
+            yield from _items(path, file) if begins.startswith(b"[") else _rows(file)
     except FileNotFoundError as error:
         raise BadInput(f"{path} does not exist; {NEEDED}") from error
     except OSError as error:

@@ -11,6 +11,7 @@ from sameday.data.problems import Problem
 from sameday.data.questions.categories import Categorizer
 from sameday.data.questions.lines import Line, read_lines
 from sameday.data.questions.read import Raw, parse_line
+from sameday.data.questions.tables import Say
 from sameday.data.questions.where import Tally, holds
 from sameday.spec.questions import Prompt
 
@@ -22,6 +23,10 @@ class Wanted:
     where: dict[str, tuple[str, ...]] = field(default_factory=dict)
     categorizer: Categorizer | None = None
     prompt: Prompt | None = None
+    skip: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Lines that are passed over for one of these values."""
+    fields: dict[str, str] = field(default_factory=dict)
+    """What the file calls our keys."""
 
 
 @dataclass(frozen=True)
@@ -42,14 +47,17 @@ class Reader:
     label: str
     wanted: Wanted
     limit: int | None = None
+    images: Path | None = None
+    """Folder for images that the file itself holds."""
+    say: Say = lambda _: None
     tally: Tally = field(init=False)
     unsure: list[Problem] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[Question]:
-        where = self.wanted.where
-        self.tally, self.unsure = Tally(where), []
+        where, skip = self.wanted.where, self.wanted.skip
+        self.tally, self.unsure = Tally(where, skip), []
         # The limit counts what is asked for; which values occur only the whole file tells.
-        for line in read_lines(self.path, None if where else self.limit):
+        for line in read_lines(self.path, None if where or skip else self.limit, self.images, self.say):
             question = self._read(line)
             if self._is_wanted(question) and (self.limit is None or self.tally.taken <= self.limit):
                 yield question
@@ -57,7 +65,7 @@ class Reader:
     def _read(self, line: Line) -> Question:
         value: Any = None
         try:
-            value = line.parse()
+            value = self._in_our_words(line.parse())
             raw = parse_line(value)
         except ValueError as error:
             return Question(line, value, None, str(error))
@@ -66,10 +74,31 @@ class Reader:
             self.unsure += [Problem(f"{self.label}:{line.place}", each) for each in unsure]
         return Question(line, value, raw)
 
+    def _in_our_words(self, value: Any) -> Any:
+        if not self.wanted.fields or not isinstance(value, dict):
+            return value
+        self.tally.columns |= dict.fromkeys(value)
+        ours = {name: value[theirs] for name, theirs in self.wanted.fields.items() if theirs in value}
+        # A column that stands for one of our keys is not read under its own name too.
+        moved = {theirs for name, theirs in self.wanted.fields.items() if theirs != name}
+        return {name: each for name, each in value.items() if name not in moved} | ours
+
+    def lacking(self) -> list[str]:
+        """A sentence for each column that the recipe names and no line has; known once all lines were read."""
+        there = ", ".join(map(str, self.tally.columns)) or "none"
+        return [
+            f"recipe.data.fields.{name} is {theirs!r}, which no line of {self.label} has; there are {there}"
+            for name, theirs in self.wanted.fields.items()
+            if theirs not in self.tally.columns
+        ]
+
     def _is_wanted(self, question: Question) -> bool:
         facts = question.value if isinstance(question.value, dict) else {}
         if question.raw is not None:
             read = {"stage": question.raw.stage, "type": question.raw.type}
             facts = {**facts, **{name: value for name, value in read.items() if value is not None}}
+        if any(holds({name: values}, facts) for name, values in self.wanted.skip.items()):
+            self.tally.skipped += 1
+            return self.tally.add(facts, False)
         # What is wrong is said, unless the line is surely none that is asked for.
         return self.tally.add(facts, holds(self.wanted.where, facts, unknown=question.raw is None))

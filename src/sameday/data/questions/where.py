@@ -33,8 +33,12 @@ class Tally:
     """Counts the lines of a file, those that are asked for, and what else there is."""
 
     where: Mapping[str, tuple[str, ...]]
+    skip: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     lines: int = 0
     taken: int = 0
+    skipped: int = 0
+    columns: dict[str, None] = field(default_factory=dict)
+    """As the file calls them."""
     fields: dict[str, None] = field(default_factory=dict)
     values: dict[str, Counter[str]] = field(default_factory=dict)
 
@@ -47,6 +51,10 @@ class Tally:
 
     def told(self) -> str:
         return f"{self.taken:,} of {self.lines:,} questions: {where_words(dict(self.where))}"
+
+    def passed_over(self) -> str:
+        which = " or ".join(f"{name} is {' or '.join(values)}" for name, values in self.skip.items())
+        return f"{self.skipped:,} of {self.lines:,} lines are skipped: {which}"
 
     def missing(self, label: str) -> list[str]:
         """A sentence for each field that no line has, and for each value that occurs in none."""

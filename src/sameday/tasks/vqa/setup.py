@@ -134,7 +134,8 @@ class VqaSetup(TaskSetup):
 
         recipe = self.recipe
         categorizer = None if recipe.categories is None else Categorizer.load(recipe.categories, self.home)
-        return Wanted(recipe.data.where, categorizer, recipe.prompt)
+        data = recipe.data
+        return Wanted(data.where, categorizer, recipe.prompt, data.skip, data.fields)
 
     def _special_texts(self, special: Sequence[str]) -> Iterator[str]:
         from sameday.data.questions.read import PLACEHOLDER

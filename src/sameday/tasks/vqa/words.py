@@ -31,6 +31,7 @@ def recipe_words(recipe: VlmRecipe) -> tuple[str, str]:
         data += f", at most {recipe.order.max_per_image} of one image in a step"
     data += f"; validated on {recipe.data.val}. " if recipe.data.val else "; there is no validation set. "
     data += f"Only questions {where_words(recipe.data.where)} are used. " if recipe.data.where else ""
+    data += f"Lines {where_words(recipe.data.skip).replace(' and ', ' or ')} are skipped. " if recipe.data.skip else ""
     data += f"Only the first {recipe.data.limit:,} of each file are used. " if recipe.data.limit else ""
     data += f"Images have at most {recipe.max_pixels:,} pixels. " if recipe.max_pixels else ""
     data += f"They are resized by {'Pillow' if recipe.image_backend == 'pil' else 'torchvision'}. "

@@ -1,0 +1,160 @@
+"""Tables of questions as people have them: CSV, and parquet as the hub stores it, with the bytes of an image in every
+row about it. Parquet is unpacked once: each image into a file named by its content, the rows into JSON lines beside."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sameday.record.room import room_for
+from sameday.spec.errors import BadInput
+
+UNPACKED = ".unpacked"
+"""Folder of unpacked tables, below `image_root`."""
+AT_ONCE = 64
+"""Rows that are held: of large images some hundred megabytes."""
+SAID = 2000
+"""Rows between two words of progress."""
+INSTALL = "pip install 'sameday[parquet]'"
+KINDS = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"GIF8": "gif", b"RIFF": "webp", b"BM": "bmp"}
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table by its columns, or what is wrong with it."""
+
+    number: int
+    value: dict[str, Any]
+    wrong: str = ""
+
+    def parse(self) -> dict[str, Any]:
+        if self.wrong:
+            raise ValueError(self.wrong)
+        return self.value
+
+
+def csv_rows(path: Path) -> Iterator[Row]:
+    """Values are texts; an empty one is none. Rows are numbered without the header."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        try:
+            rows = csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
+            header = next(rows, [])
+            twice = sorted({name for name in header if header.count(name) > 1})
+            if twice:
+                raise BadInput(f"{path}: its header names {', '.join(twice)} twice")
+            for number, row in enumerate(filter(None, rows), 1):
+                wrong = f"has {len(row)} values, and the header {len(header)}" if len(row) != len(header) else ""
+                yield Row(number, {name: text for name, text in zip(header, row, strict=False) if text}, wrong)
+        except csv.Error as error:
+            raise BadInput(f"{path}: is no CSV after row {rows.line_num}: {error}") from None
+        except UnicodeDecodeError as error:
+            raise BadInput(f"{path}: is not UTF-8: byte 0x{error.object[error.start]:02x}") from None
+
+
+def unpacked(path: Path, root: Path, say: Say) -> Path:
+    """The rows of a parquet file as JSON lines whose images are files below `root`. Made again where the file changed;
+    whole or not there."""
+    about = path.stat()
+    key = hashlib.sha256(f"{path.resolve()} {about.st_size} {about.st_mtime_ns}".encode()).hexdigest()[:12]
+    folder = root / UNPACKED
+    made = folder / f"{path.stem}-{key}.jsonl"
+    if made.exists():
+        return made
+    file = _opened(path)
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise BadInput(
+            f"{path}: its images are unpacked into {folder}, which cannot be made: {error.strerror}; "
+            "recipe.data.image_root may be another folder"
+        ) from None
+    aside = made.with_suffix(f".{os.getpid()}.part")
+    total, images = file.metadata.num_rows, set[str]()
+    try:
+        with room_for(f"the images of {path.name}", folder, about.st_size), aside.open("w", encoding="utf-8") as out:
+            for number, row in enumerate(_parquet_rows(path, file), 1):
+                out.write(json.dumps(_written(row, folder, images), ensure_ascii=False) + "\n")
+                if number % SAID == 0 or number == total:
+                    say(f"unpacking {path.name}: {number:,} of {total:,} rows, {len(images):,} images")
+        aside.rename(made)
+    finally:
+        aside.unlink(missing_ok=True)
+    return made
+
+
+def _opened(path: Path) -> Any:
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise BadInput(f"{path}: reading parquet needs the package pyarrow: {INSTALL}") from None
+    try:
+        return ParquetFile(path, memory_map=True, pre_buffer=False)  # never a whole group of rows in memory
+    except (ArrowException, OSError) as error:
+        raise BadInput(f"{path}: is no parquet file, or only a part of one: {_first(error)}") from None
+
+
+def _parquet_rows(path: Path, file: Any) -> Iterator[dict[str, Any]]:
+    from pyarrow import ArrowException
+
+    try:
+        for batch in file.iter_batches(AT_ONCE):
+            yield from batch.to_pylist()
+    except (ArrowException, OSError, ValueError) as error:
+        raise BadInput(f"{path}: cannot be read to its end: {_first(error)}") from None
+
+
+def _first(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _written(value: Any, folder: Path, images: set[str]) -> Any:
+    """As JSON: an image's bytes become the name of a file, what JSON has no word for its text."""
+    if isinstance(value, dict):
+        if isinstance(value.get("bytes"), bytes) and value.keys() <= {"bytes", "path"}:
+            return _image(value["bytes"], folder, images)
+        if "bytes" in value and value.keys() <= {"bytes", "path"}:
+            return value.get("path")
+        return {name: _written(each, folder, images) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_written(each, folder, images) for each in value]
+    if isinstance(value, bytes):
+        return _image(value, folder, images)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, str | int | float) else str(value)
+
+
+def _image(content: bytes, folder: Path, images: set[str]) -> str:
+    """Bytes that are no image get a file too: the audit says so, with the row."""
+    kind = next((kind for begin, kind in KINDS.items() if content.startswith(begin)), "bin")
+    name = f"{hashlib.sha256(content).hexdigest()[:32]}.{kind}"
+    file = folder / name
+    if name not in images and not (file.exists() and file.stat().st_size == len(content)):
+        aside = folder / f"{name}.{os.getpid()}.part"
+        try:
+            aside.write_bytes(content)
+            aside.rename(file)
+        finally:
+            aside.unlink(missing_ok=True)
+    images.add(name)
+    return f"{UNPACKED}/{name}"
+
+
+def files_of(path: Path) -> list[Path]:
+    """One file, or all that a pattern such as `raw-*.parquet` means, in order."""
+    if path.exists() or not re.search(r"[*?\[]", path.name):
+        return [path]
+    found = sorted(path.parent.glob(path.name)) if path.parent.is_dir() else []
+    if not found:
+        raise BadInput(f"{path}: no file is called so")
+    return found

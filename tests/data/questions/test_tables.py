@@ -1,0 +1,180 @@
+"""Parquet and CSV give the questions that the same rows give as JSON lines; each image is a file once."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from typer.testing import CliRunner
+from worlds import tiny_recipe
+
+from sameday.cli import app
+from sameday.commands.launch import train_from_files
+from sameday.data.questions.audit import check
+from sameday.data.questions.lines import read_lines
+from sameday.data.questions.tables import UNPACKED, unpacked
+from sameday.data.questions.wanted import Wanted
+from sameday.spec.errors import BadInput
+
+pyarrow = pytest.importorskip("pyarrow")
+from pyarrow import parquet  # noqa: E402
+
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x00\r"), min_size=1)
+
+
+def picture(seed: int, size: int = 32) -> bytes:
+    file = io.BytesIO()
+    pixels = np.random.default_rng(seed).integers(0, 256, (size, size, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(file, format="JPEG" if seed % 2 else "PNG")
+    return file.getvalue()
+
+
+def rows(images: int, each: int) -> list[dict[str, Any]]:
+    """As Kvasir-VQA's rows on the hub: the image's bytes in every row about it."""
+    return [
+        {
+            "image": {"bytes": picture(number), "path": None},
+            "question": f"what is at place {asked}?",
+            "answer": "nan" if asked == 3 else f"a polyp {number}",
+            "img_id": f"image{number}",
+            "complexity": 1 + asked % 3,
+        }
+        for number in range(images)
+        for asked in range(each)
+    ]
+
+
+NO_IMAGES = [{**row, "image": {"bytes": b"no", "path": None}} for row in rows(1, 2)]
+
+
+def write(path: Path, made: list[dict[str, Any]], group: int = 7) -> Path:
+    parquet.write_table(pyarrow.Table.from_pylist(made), path, row_group_size=group)
+    return path
+
+
+def test_images_are_unpacked_once_and_rows_are_questions(tmp_path: Path) -> None:
+    made = rows(5, 6)
+    path, said = write(tmp_path / "raw.parquet", made), list[str]()
+    wanted = Wanted(skip={"answer": ("nan",)}, fields={"stage": "complexity"})
+    samples, problems = check(path, tmp_path, None, wanted=wanted, say=said.append)
+    assert not problems and len(samples) == 25
+    assert [sample.stage for sample in samples[:5]] == [1, 2, 3, 2, 3] and samples[3].where == "raw.parquet:5"
+    assert samples[0].question == "what is at place 0?" and samples[0].answer == "a polyp 0"
+    files = sorted((tmp_path / UNPACKED).glob("*.[jp]*g"))
+    assert sorted(file.read_bytes() for file in files) == sorted(picture(number) for number in range(5))
+    assert said == [
+        "unpacking raw.parquet: 30 of 30 rows, 5 images",
+        "raw.parquet: 5 of 30 lines are skipped: answer is nan",
+    ]
+    before = {file: file.stat().st_mtime_ns for file in (tmp_path / UNPACKED).iterdir()}
+    again, _ = check(path, tmp_path, None, wanted=wanted)
+    assert again == samples and before == {f: f.stat().st_mtime_ns for f in (tmp_path / UNPACKED).iterdir()}
+    write(path, made[:6])
+    assert len(check(path, tmp_path, None, wanted=wanted)[0]) == 5, "made again for a file that changed"
+
+
+def test_several_files_are_one_set(tmp_path: Path) -> None:
+    made = rows(4, 2)
+    for number in range(2):
+        write(tmp_path / f"raw-{number:05d}.parquet", made[4 * number : 4 * number + 4])
+    samples, _ = check(tmp_path / "raw-*.parquet", tmp_path, None)
+    assert [sample.id for sample in samples] == list(range(1, 9))
+    assert samples[5].where == "raw-*.parquet:raw-00001.parquet:2" and samples[5].answer == "a polyp 2"
+    with pytest.raises(BadInput, match=r"other-\*\.parquet: no file is called so"):
+        check(tmp_path / "other-*.parquet", tmp_path, None)
+
+
+@given(st.lists(st.fixed_dictionaries({"image": TEXT, "question": TEXT, "answer": TEXT}), min_size=1, max_size=5))
+def test_a_table_has_the_values_of_its_rows(
+    tmp_path_factory: pytest.TempPathFactory, made: list[dict[str, str]]
+) -> None:
+    folder = tmp_path_factory.mktemp("rows")
+    for name, dialect in (("a.csv", "excel"), ("a.tsv", "excel-tab")):
+        with (folder / name).open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, list(made[0]), dialect=dialect)
+            writer.writeheader()
+            writer.writerows(made)
+        assert [line.parse() for line in read_lines(folder / name)] == made
+    path = write(folder / "a.parquet", made)
+    assert [line.parse() for line in read_lines(path, images=folder)] == made
+
+
+def test_never_all_images_are_in_memory(tmp_path: Path) -> None:
+    """Rows of 300 KB, 60 MB of them."""
+    content = np.random.default_rng(0).integers(0, 256, 300_000, dtype=np.uint8).tobytes()
+    made = [{"image": {"bytes": bytes([n]) + content, "path": None}, "question": "q"} for n in range(200)]
+    path = write(tmp_path / "large.parquet", made, group=200)
+    del made
+    tracemalloc.start()
+    before = pyarrow.total_allocated_bytes()
+    unpacked(path, tmp_path, lambda _: None)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most + pyarrow.total_allocated_bytes() - before < 45e6
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:-900]), "raw.parquet: is no parquet file, or only a part of"),
+        (lambda path: path.write_bytes(b"PAR1 nothing"), "raw.parquet: is no parquet file, or only a part of one: "),
+        (lambda path: write(path, NO_IMAGES), "image '.unpacked/"),
+    ],
+)
+def test_what_cannot_be_read(tmp_path: Path, spoil: Any, said: str) -> None:
+    path = write(tmp_path / "raw.parquet", rows(2, 2))
+    spoil(path)
+    with pytest.raises(BadInput) as error:
+        check(path, tmp_path, None)
+    assert said in str(error.value)
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_columns_and_files_that_are_not_there(tmp_path: Path) -> None:
+    path = write(tmp_path / "raw.parquet", rows(2, 2))
+    with pytest.raises(BadInput) as error:
+        check(path, tmp_path, None, wanted=Wanted(fields={"stage": "level", "answer": "reply"}))
+    there = "there are image, question, answer, img_id, complexity"
+    assert str(error.value) == (
+        f"recipe.data.fields.stage is 'level', which no line of raw.parquet has; {there}\n"
+        f"recipe.data.fields.answer is 'reply', which no line of raw.parquet has; {there}"
+    )
+    (tmp_path / "a.csv").write_text("image,question,answer\na.png,what?\n")
+    with pytest.raises(BadInput, match=r"a\.csv:1: has 2 values, and the header 3"):
+        check(tmp_path / "a.csv", tmp_path, None)
+    (tmp_path / "b.csv").write_text("image,question,question\n")
+    with pytest.raises(BadInput, match=r"b\.csv: its header names question twice"):
+        check(tmp_path / "b.csv", tmp_path, None)
+
+
+@pytest.mark.slow
+def test_a_run_trains_from_parquet(tmp_path: Path, tiny_qwen3: Path) -> None:
+    """The same losses as from JSON lines and files of the same bytes."""
+    made = [row for row in rows(4, 3) if row["answer"] != "nan"]
+    write(tmp_path / "raw.parquet", made)
+    for number in range(4):
+        (tmp_path / f"{number}.img").write_bytes(picture(number))
+    lines = [row | {"image": f"{n // 3}.img", "stage": row["complexity"]} for n, row in enumerate(made)]
+    (tmp_path / "plain.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = []
+    for name, fields in (("raw.parquet", {"stage": "complexity"}), ("plain.jsonl", {})):
+        data = {"train": name, "val": name, "image_root": ".", "fields": fields}
+        recipe = tiny_recipe(tiny_qwen3, effective_batch=4, num_epochs=1).model_dump(mode="json") | {"data": data}
+        (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+        found.append(train_from_files(tmp_path / "recipe.yaml", None, tmp_path / f"run-{name}", ["plan.device=cpu"]))
+    assert found[0] == found[1]
+    said = CliRunner().invoke(app, ["train", str(tmp_path / "recipe.yaml"), "--set", "recipe.data.fields={colour: x}"])
+    keys = "image, question, answer, stage, type, instruction"
+    assert f"data.fields is {{'colour': 'x'}}; must name keys among {keys}, each with a column, and has colour" in (
+        str(said.exception)
+    )
