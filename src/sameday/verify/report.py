@@ -42,6 +42,8 @@ class Report:
     """How rarely equivalent plans of the task are called different, in a sentence."""
     dropout: bool = True
     """Whether the arms trained with the recipe's dropout."""
+    peer: bool = False
+    """Whether the other arm is another trainer."""
 
     @property
     def verdict(self) -> str:
@@ -78,7 +80,7 @@ class Report:
     def lines(self) -> list[str]:
         head = [
             f"{self.verdict}: {WORDS[self.verdict]}",
-            _row("recipe", f"{self.recipe.fingerprint}, precision {self.precision}, {_short(self.recipe.name, 40)}"),
+            _row("recipe", f"{self.recipe.fingerprint}, precision {self._format()}, {_short(self.recipe.name, 40)}"),
             _row("plan", _short(self.names[0], WIDTH - 12)),
             _row("against", _short(self.names[1], WIDTH - 12)),
             *self._fields(),
@@ -90,21 +92,26 @@ class Report:
             ),
         ]
         if self.recipe.dropout:
-            how = (
-                "on, with the same masks"
-                if self.dropout
-                else "off, since its masks are another draw in one of the plans"
-            )
+            how = "off, since its masks are another draw in one of the plans"
+            if self.dropout or self.peer:
+                how = "on, with the same masks" if self.dropout else "set to 0 in both arms, which draw other masks"
             head += _wrapped("dropout", f"{self.recipe.dropout:g}, {how}")
         head += self._structure()
         tail = [*self._training(), *self._first_difference()]
         body = self._gradients(HEIGHT - len(head) - len(tail) - AROUND_KINDS)
         return [line[:WIDTH] for line in [*head, *body, *tail]][:HEIGHT]
 
+    def _format(self) -> str:
+        other = self.precision != self.recipe.precision
+        return f"{self.precision} (the recipe's is {self.recipe.precision})" if other else self.precision
+
     def _ranked(self) -> str:
         return f"; the plan on {self.ranks} ranks" if self.ranks > 1 else ""
 
     def _fields(self) -> list[str]:
+        if self.peer:
+            said = "their processor, chat template, forward and AdamW, one question at a time; ours are the questions "
+            return _wrapped("", said + "of each step and the starting adapter")
         if not self.fields:
             return [_row("", "the two plans are equal")]
         said = [f"{name} {_value(a)} -> {_value(b)} ({claim})" for name, (a, b, claim) in self.fields.items()]
@@ -113,7 +120,8 @@ class Report:
 
     def _structure(self) -> list[str]:
         odd = sum(difference.exact for difference in self.comparison.differences)
-        words = ", ".join(["samples", *self.comparison.seen, "rates", "groups", "dtypes", "flags"])
+        rest = ("rates", "groups") if self.peer else ("rates", "groups", "dtypes", "flags")
+        words = ", ".join(["samples", *self.comparison.seen, *rest])
         return _wrapped("structure", f"NOT equal: {odd} differences" if odd else f"equal: {words}")
 
     def _gradients(self, room: int) -> list[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +13,9 @@ from torch import Tensor
 from sameday.data.questions.batch import Batch
 from sameday.data.questions.layout import PREFIX
 from sameday.data.seen import Seen, digest
+
+SAMPLED = 512
+"""Numbers of a question's pixel values that are told, evenly spread."""
 
 
 def read_back(batch: Batch, patches: Tensor, merge_size: int) -> Iterator[Seen]:
@@ -29,6 +34,7 @@ def read_back(batch: Batch, patches: Tensor, merge_size: int) -> Iterator[Seen]:
         row = slice(last // length * length, (last // length + 1) * length)
         reachable = (branch[row] == PREFIX) | (branch[row] == branch[last])
         own = np.flatnonzero((group[row] == group[last]) & reachable) + row.start
+        places = np.searchsorted(own, at[mine])
         yield Seen(
             sample,
             {"tokens": len(own), "targets": int(mine.sum())},
@@ -36,8 +42,16 @@ def read_back(batch: Batch, patches: Tensor, merge_size: int) -> Iterator[Seen]:
                 "tokens": digest(tokens[own]),
                 "positions": digest(positions[:, own]),
                 **pictures.digests(own),
-                "targets": digest(np.searchsorted(own, at[mine]), target[mine]),
+                "targets": digest(places, target[mine]),
                 "weights": digest(weight[mine]),
+            },
+            {
+                "tokens": tokens[own].tolist(),
+                # A place predicts the token behind it.
+                "labels": [
+                    [place + 1, token] for place, token in zip(places.tolist(), target[mine].tolist(), strict=True)
+                ],
+                **pictures.values(own),
             },
         )
 
@@ -56,6 +70,7 @@ class _Pictures:
             None if ready else next(given).reshape(-1, merge_size**2, patches.shape[1]) for ready in batch.ready
         ]
         self.known: dict[tuple[int, ...], dict[str, str]] = {}
+        self.told: dict[tuple[int, ...], dict[str, Any]] = {}
 
     def digests(self, places: np.ndarray) -> dict[str, str]:
         sources = tuple(self.source[place] for place in places.tolist() if place in self.source)
@@ -64,11 +79,28 @@ class _Pictures:
             self.known[sources] = self._made(np.asarray(sources, np.int64)) if sources else none
         return self.known[sources]
 
+    def values(self, places: np.ndarray) -> dict[str, Any]:
+        """Grids and pixel values as image processors give them: all as a digest, and some of them."""
+        sources = tuple(self.source[place] for place in places.tolist() if place in self.source)
+        if sources and sources not in self.told:
+            images, starts, chosen = self._images(np.asarray(sources, np.int64))
+            made: dict[str, Any] = {"grids": [list(self.grids[i]) for i in chosen]}
+            if not any(self.ready[i] for i in chosen):
+                parts = [self.patches[i][(np.asarray(sources) - starts)[images == i]] for i in chosen]
+                pixels = np.concatenate([part.reshape(-1) for part in parts])
+                made["pixels"] = hashlib.blake2b(pixels.tobytes(), digest_size=8).hexdigest()
+                made["some pixels"] = pixels[:: max(1, pixels.size // SAMPLED)].tolist()
+            self.told[sources] = made
+        return self.told.get(sources, {})
+
+    def _images(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[int]]:
+        """The image of each of these rows, where it begins, and which images these are."""
+        images = np.searchsorted(self.ends, rows, side="right")
+        return images, np.concatenate([[0], self.ends])[images], list(dict.fromkeys(images.tolist()))
+
     def _made(self, rows: np.ndarray) -> dict[str, str]:
         # Relative: where an image stands among a micro-batch's images is no part of the question.
-        images = np.searchsorted(self.ends, rows, side="right")
-        starts = np.concatenate([[0], self.ends])[images]
-        chosen = list(dict.fromkeys(images.tolist()))
+        images, starts, chosen = self._images(rows)
         which = " ".join(f"{self.contents[i]} {self.grids[i]}" for i in chosen)
         made = {"images": digest(np.frombuffer(which.encode(), np.uint8), rows - starts)}
         if not any(self.ready[i] for i in chosen):

@@ -46,6 +46,9 @@ class CotSetup(VqaSetup):
             raise BadInput(f"recipe.best.metric {best.metric}: data.val has no question of stage {lacking[0]}")
         return audited
 
+    def not_plain(self) -> list[str]:
+        return [f"task {self.recipe.task} (its heads)", *(each for each in super().not_plain() if each != "heads")]
+
     @cached_property
     def _checked_start(self) -> Path:
         """Heads that lie beside the adapter are taken with it."""
