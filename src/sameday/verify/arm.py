@@ -105,7 +105,7 @@ def run_part(job: Job, part: int, die: Callable[[], None], plant: Plant | None =
                 if job.peer and ranks.first:
                     _hand_over(job, task)
                 _fixed_gradients(witness, session, job, folder)
-                if session.setup.generates and job.trajectory and ranks.first:
+                if session.setup.generates and job.trajectory and not job.peer and ranks.first:
                     _generated(task, folder)
             elif ranks.first:
                 _note_resume(job, folder)

@@ -110,8 +110,8 @@ class Report:
 
     def _fields(self) -> list[str]:
         if self.peer:
-            said = "their processor, chat template, forward and AdamW, one question at a time; ours are the questions "
-            return _wrapped("", said + "of each step and the starting adapter")
+            theirs = "their processor, chat template, forward and loss, torch's AdamW, one question at a time; "
+            return _wrapped("", theirs + "the questions of each step and the starting adapter are ours")
         if not self.fields:
             return [_row("", "the two plans are equal")]
         said = [f"{name} {_value(a)} -> {_value(b)} ({claim})" for name, (a, b, claim) in self.fields.items()]

@@ -35,13 +35,14 @@ def read_back(batch: Batch, patches: Tensor, merge_size: int) -> Iterator[Seen]:
         reachable = (branch[row] == PREFIX) | (branch[row] == branch[last])
         own = np.flatnonzero((group[row] == group[last]) & reachable) + row.start
         places = np.searchsorted(own, at[mine])
+        digests, values = pictures.of(own)
         yield Seen(
             sample,
             {"tokens": len(own), "targets": int(mine.sum())},
             {
                 "tokens": digest(tokens[own]),
                 "positions": digest(positions[:, own]),
-                **pictures.digests(own),
+                **digests,
                 "targets": digest(places, target[mine]),
                 "weights": digest(weight[mine]),
             },
@@ -51,7 +52,7 @@ def read_back(batch: Batch, patches: Tensor, merge_size: int) -> Iterator[Seen]:
                 "labels": [
                     [place + 1, token] for place, token in zip(places.tolist(), target[mine].tolist(), strict=True)
                 ],
-                **pictures.values(own),
+                **values,
             },
         )
 
@@ -66,44 +67,35 @@ class _Pictures:
         self.grids, self.contents, self.ready = batch.grids, batch.contents, batch.ready
         cuts = np.cumsum([count for count, ready in zip(counts, batch.ready, strict=True) if not ready])
         given = iter(np.split(patches.float().cpu().numpy(), cuts))
-        self.patches = [
+        self.patches: list[Any] = [
             None if ready else next(given).reshape(-1, merge_size**2, patches.shape[1]) for ready in batch.ready
         ]
-        self.known: dict[tuple[int, ...], dict[str, str]] = {}
-        self.told: dict[tuple[int, ...], dict[str, Any]] = {}
+        self.known: dict[tuple[int, ...], tuple[dict[str, str], dict[str, Any]]] = {}
 
-    def digests(self, places: np.ndarray) -> dict[str, str]:
+    def of(self, places: np.ndarray) -> tuple[dict[str, str], dict[str, Any]]:
+        """Digests of the images at these places; and their grids and pixel values as an image processor gives them, all
+        of these as a digest and some as they are."""
         sources = tuple(self.source[place] for place in places.tolist() if place in self.source)
         if sources not in self.known:
-            none = {"images": "none", "patches": "none"}
+            none: tuple[dict[str, str], dict[str, Any]] = {"images": "none", "patches": "none"}, {}
             self.known[sources] = self._made(np.asarray(sources, np.int64)) if sources else none
         return self.known[sources]
 
-    def values(self, places: np.ndarray) -> dict[str, Any]:
-        """Grids and pixel values as image processors give them: all as a digest, and some of them."""
-        sources = tuple(self.source[place] for place in places.tolist() if place in self.source)
-        if sources and sources not in self.told:
-            images, starts, chosen = self._images(np.asarray(sources, np.int64))
-            made: dict[str, Any] = {"grids": [list(self.grids[i]) for i in chosen]}
-            if not any(self.ready[i] for i in chosen):
-                parts = [self.patches[i][(np.asarray(sources) - starts)[images == i]] for i in chosen]
-                pixels = np.concatenate([part.reshape(-1) for part in parts])
-                made["pixels"] = hashlib.blake2b(pixels.tobytes(), digest_size=8).hexdigest()
-                made["some pixels"] = pixels[:: max(1, pixels.size // SAMPLED)].tolist()
-            self.told[sources] = made
-        return self.told.get(sources, {})
-
-    def _images(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[int]]:
-        """The image of each of these rows, where it begins, and which images these are."""
-        images = np.searchsorted(self.ends, rows, side="right")
-        return images, np.concatenate([[0], self.ends])[images], list(dict.fromkeys(images.tolist()))
-
-    def _made(self, rows: np.ndarray) -> dict[str, str]:
+    def _made(self, rows: np.ndarray) -> tuple[dict[str, str], dict[str, Any]]:
         # Relative: where an image stands among a micro-batch's images is no part of the question.
-        images, starts, chosen = self._images(rows)
+        images = np.searchsorted(self.ends, rows, side="right")
+        starts = np.concatenate([[0], self.ends])[images]
+        chosen = list(dict.fromkeys(images.tolist()))
         which = " ".join(f"{self.contents[i]} {self.grids[i]}" for i in chosen)
-        made = {"images": digest(np.frombuffer(which.encode(), np.uint8), rows - starts)}
+        digests = {"images": digest(np.frombuffer(which.encode(), np.uint8), rows - starts)}
+        # An image may stand in a question twice.
+        begins = np.union1d([0], np.flatnonzero((rows == starts) | (np.diff(images, prepend=images[:1]) != 0)))
+        values: dict[str, Any] = {"grids": [list(self.grids[i]) for i in images[begins]]}
         if not any(self.ready[i] for i in chosen):
             parts = [self.patches[i][(rows - starts)[images == i]] for i in chosen]
-            made["patches"] = digest(np.concatenate(parts))
-        return made
+            digests["patches"] = digest(np.concatenate(parts))
+            pieces = zip(np.split(rows - starts, begins[1:]), images[begins], strict=True)
+            pixels = np.concatenate([self.patches[i][piece] for piece, i in pieces]).reshape(-1)
+            values["pixels"] = hashlib.blake2b(pixels.tobytes(), digest_size=8).hexdigest()
+            values["some pixels"] = pixels[:: max(1, pixels.size // SAMPLED)].tolist()
+        return digests, values

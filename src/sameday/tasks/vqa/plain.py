@@ -13,13 +13,14 @@ from sameday.spec.load import resolve_model
 from sameday.spec.staged import staged
 from sameday.spec.vlm import VlmRecipe
 
-DONE_ALIKE = frozenset(
-    "task model revision start_adapter stage_before train train_vision lora base_format double_quant stages data "
-    "categories prompt system_prompt min_pixels max_pixels image_backend max_length order loss_weight answer_end "
-    "precision effective_batch optimizer learning_rate weight_decay betas eps max_grad_norm schedule warmup_ratio "
-    "warmup_steps num_epochs max_steps seed best evaluate".split()
-)
-"""Fields of a recipe that a plain loop follows, or that `lost` speaks of."""
+DONE_ALIKE = """
+task model revision start_adapter stage_before train train_vision lora base_format double_quant stages data categories
+prompt system_prompt min_pixels max_pixels image_backend max_length order loss_weight answer_end precision
+effective_batch optimizer learning_rate weight_decay betas eps max_grad_norm schedule warmup_ratio warmup_steps
+num_epochs max_steps seed best evaluate
+"""
+"""Fields of a recipe that a plain loop follows, or that `lost` speaks of. One that is added later is refused until
+somebody says here that it makes no difference, or tells the loop about it."""
 LORA_ALIKE = frozenset({"r", "alpha", "dropout", "target_modules"})
 CHOSEN = ("min_pixels", "max_pixels", "image_backend", "max_length", "loss_weight", "answer_end", "system_prompt")
 
@@ -33,7 +34,7 @@ def lost(recipe: VlmRecipe) -> Iterator[str]:
     if recipe.stages:
         yield "stages (--set recipe.stages=[] is one training)"
     asked = recipe.identity()
-    for name in sorted(asked.keys() - DONE_ALIKE):
+    for name in sorted(asked.keys() - set(DONE_ALIKE.split())):
         yield name
     for name in sorted((asked.get("lora") or {}).keys() - LORA_ALIKE):
         yield f"lora.{name}"

@@ -1,4 +1,4 @@
-"""What must be equal between a plan of ours and another trainer over the same steps: starting adapter, who is in a step,
+"""What must be equal between a plan of ours and another trainer over the same steps: the starting adapter, questions,
 images, tokens, labels, rates; and each question's loss by a limit. Differences are told by the text around them."""
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ class Differ:
 
     def _question(self, here: Mapping[str, Any], there: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         """The first thing in which a question is not the same, and how."""
-        grids = [each.get("grids", []) for each in (here, there)]
-        if grids[0] != grids[1]:
-            yield "images", _other_grids(*grids, there["images"])
+        a, b = here.get("grids", []), there.get("grids", [])
+        if a != b:
+            yield "images", _other_grids(a, b, there["images"])
         elif here["tokens"] != there["tokens"]:
             yield "tokens", self._other_tokens(here["tokens"], there["tokens"])
         elif here["labels"] != there["labels"]:

@@ -1,6 +1,6 @@
 """Some steps of training as people write them around transformers and PEFT: their processor, their chat template, their
-forward with labels, one question at a time, PEFT's adapters, torch's AdamW, their schedule. Nothing is imported from the
-rest of this package: what it does wrong is not done wrong here too.
+forward with labels, one question at a time, PEFT's adapters, torch's AdamW, their schedule. Nothing is imported from
+the rest of this package: what it does wrong is not done wrong here too.
 
 A job is plain data: the base model, the adapters' form and starting values, the questions of each step, and settings
 by the names of a recipe."""
