@@ -126,7 +126,10 @@ def cache(
 def verify(
     what: Annotated[list[Path], typer.Argument(help="A recipe (YAML), or two finished runs of one recipe.")],
     plan: Annotated[Path | None, typer.Option(help="The plan to judge (YAML). Default: as `train` chooses it.")] = None,
-    against: Annotated[Path | None, typer.Option(help="The plan it must equal. Default: plain.")] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(help="The plan it must equal, or `transformers`: a plain loop of it and PEFT. Default: plain."),
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Steps of each arm, at least 4. Default: 8.")] = None,
     precision: Annotated[
         Literal["float32"] | None, typer.Option(help="Compare strictly in float32, whatever the recipe's format.")

@@ -4,7 +4,6 @@ encoding, layout and loop, finds what no comparison of our own plans can."""
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 import sets
 from PIL import Image
+from safetensors.torch import load_file
 from transformers import AutoTokenizer
 from typed import sameday
 from worlds import FAMILIES, cot_recipe, draw_image, text, tiny_recipe
@@ -32,10 +32,10 @@ from sameday.verify.limits import LIMITS
 from sameday.verify.peer import loop
 from sameday.verify.peer.differ import Differ
 from sameday.verify.peer.run import NAME, peer_job
+from sameday.verify.processes import Arms
 from sameday.verify.trace import Trace
 from sameday.verify.trial import make_trial
 
-STEPS, FEW = 4, 2
 SHARED = {"share_images": True, "packing": True, "max_questions": None, "attention": "split", "label_only_logits": True}
 LAYOUTS: dict[str, dict[str, Any]] = {"one at a time": {}, "shared": SHARED}
 
@@ -76,18 +76,19 @@ def recipe_of(model: Path, **changes: Any) -> VqaRecipe:
 
 @dataclass(frozen=True)
 class Bench:
-    """A recipe's arms in this process. Ours are killed and resumed only where that is asked for."""
+    """A recipe's arms in this process, as short as they can be: nobody is killed."""
 
     root: Path
     home: Path
     recipe: VqaRecipe
 
-    def ours(self, name: str, layout: str, plant: Plant | None = None, killed: bool = False) -> Job:
-        job = make_trial(self.recipe, STEPS).job(Plan(device="cpu", **LAYOUTS[layout]), self.home, self.root / name)
-        if not killed:
-            few = job.recipe.model_copy(update={"max_steps": FEW})
-            job = replace(job, recipe=few, steps=FEW, dies_in=None)
-        job = replace(job, peer=True)
+    def job(self, name: str, layout: str, steps: int = 2) -> Job:
+        job = make_trial(self.recipe, 4).job(Plan(device="cpu", **LAYOUTS[layout]), self.home, self.root / name)
+        recipe = job.recipe.model_copy(update={"max_steps": steps})
+        return replace(job, recipe=recipe, steps=steps, dies_in=None, peer=True)
+
+    def ours(self, name: str, layout: str, plant: Plant | None = None, steps: int = 2) -> Job:
+        job = self.job(name, layout, steps)
         run_here(job, plant)
         return job
 
@@ -134,19 +135,18 @@ RECIPES: dict[str, dict[str, Any]] = {
 def test_nothing_but_rounding_lies_between_us_and_a_plain_loop(
     family: str, home: Path, tiny_models: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Killed and resumed on our side, in both layouts, against the one loop."""
+    """In both layouts, over an epoch's end."""
     bench = Bench(tmp_path, home, recipe_of(tiny_models[family], **RECIPES[family]))
     theirs: Trace | None = None
     for layout in LAYOUTS:
-        ours = bench.ours(layout, layout, killed=True)
+        ours = bench.ours(layout, layout, steps=3)
         theirs = theirs or bench.theirs(ours)
         found = bench.judged(ours, theirs)
         assert found.same, (layout, *map(str, found.differences))
         assert found.worst["gradient"] < LIMITS.gradient and found.worst["trained update"] < LIMITS.update
         trace = Trace(ours.out)
-        assert trace.resumed_from == 2 and len(trace.last) == len(theirs.last) == STEPS
-        moved = apart(trace.final, trace.start)[0]
-        assert moved > 1e-4, "training moved nothing"
+        assert len(trace.last) == len(theirs.last) == 3
+        assert apart(load_file(trace.last[3].weights), trace.start)[0] > 1e-4, "training moved nothing"
     assert theirs is not None
     tokens = [each["tokens"] for record in theirs.records for each in record.facts["samples"]]
     assert max(map(len, tokens)) <= (bench.recipe.max_length or 200) and len({len(each) for each in tokens}) > 3
@@ -202,18 +202,19 @@ FAULTS: dict[str, tuple[Plant, str, tuple[str, ...]]] = {
         ('behind "be brief<|im_end|>" comes "<|im_start|>user', 'here, "\\n<|im_start|>user', "token 15 of "),
     ),
     "labels": (labels_shifted, "labels", ('"\\n" behind "', 'assistant" is learned here, and is not there')),
-    "end": (end_not_learned, "labels", ('"<|im_end|>" behind "', "is not learned here, and is there (", "labels")),
     "size": (other_size, "images", ("a.png is resized to 4×6 patches here, 6×8 there",)),
     "filter": (other_filter, "pixel values", ("pixel_values of ", ".png: up to 0.", " apart, mean ")),
     "colours": (other_colours, "pixel values", ("pixel_values of ", "standard deviation ")),
 }
+
+FAULTY_LAYOUTS = dict.fromkeys(("newline", "labels", "filter"), tuple(LAYOUTS))
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_in_our_encoding_is_found_and_told(bench: Bench, theirs: Trace, fault: str) -> None:
     """And two plans of ours agree on it: they look at the same wrong questions."""
     plant, what, words = FAULTS[fault]
-    arms = [bench.ours(f"{fault}, {layout}", layout, plant) for layout in LAYOUTS]
+    arms = [bench.ours(f"{fault}, {layout}", layout, plant) for layout in FAULTY_LAYOUTS.get(fault, ("shared",))]
     for arm in arms:
         found = bench.judged(arm, theirs)
         first = found.differences[0]
@@ -222,21 +223,21 @@ def test_a_fault_in_our_encoding_is_found_and_told(bench: Bench, theirs: Trace, 
         for each in words:
             assert each in first.text, (each, first.text)
         assert found.worst["gradient"] > LIMITS.doubtful or fault == "filter", "and the gradient is another one"
-    alone, shared = (Trace(arm.out) for arm in arms)
-    assert compare(shared, alone, differ=lambda *_: iter(())).same
-    kept = [[each["digests"] for record in arm.records for each in record.facts["samples"]] for arm in (alone, shared)]
-    assert kept[0] == kept[1]
+    traces = [Trace(arm.out) for arm in arms]
+    assert compare(traces[-1], traces[0], differ=lambda *_: iter(())).same
+    kept = [[each["digests"] for record in arm.records for each in record.facts["samples"]] for arm in traces]
+    assert kept[0] == kept[-1]
 
 
 # What the other trainer does otherwise
 
 
 def test_another_schedule_and_another_weighting_are_told(bench: Bench, theirs: Trace) -> None:
-    ours = replace_out(bench, theirs)
+    ours = bench.job("ours", "one at a time")
     assert bench.judged(ours, theirs).same
     other = bench.theirs(ours, "other", schedule="constant", warmup_steps=0, loss_weight="sample", eps=1e-6)
     found = bench.judged(ours, other)
-    assert [each.what for each in found.differences if each.exact] == ["learning rate"] * FEW
+    assert [each.what for each in found.differences if each.exact] == ["learning rate"] * 2
     assert str(found.differences[0]).startswith("step 1, learning rate: base_model.") and "0.0, not 0.001" in str(
         found.differences[0]
     )
@@ -244,23 +245,16 @@ def test_another_schedule_and_another_weighting_are_told(bench: Bench, theirs: T
 
 
 def test_a_reference_in_float64_is_theirs(bench: Bench, theirs: Trace) -> None:
-    ours = replace_out(bench, theirs)
+    ours = bench.job("ours", "one at a time")
     double = bench.theirs(ours, "double", format="float64", trajectory=False)
     assert double.start.keys() == theirs.start.keys() and not double.records
     found = compare(Trace(ours.out), theirs, double, double=True, differ=lambda *_: iter(()))
-    assert found.same and found.groups["all"]["R"] < LIMITS.ratio_all and 0 < found.groups["all"]["error"] < 1e-5
-
-
-def replace_out(bench: Bench, _theirs: Trace) -> Job:
-    """The job of the arm that the other trainer went beside."""
-    job = make_trial(bench.recipe, STEPS).job(Plan(device="cpu"), bench.home, bench.root / "ours")
-    few = job.recipe.model_copy(update={"max_steps": FEW})
-    return replace(job, recipe=few, steps=FEW, dies_in=None, peer=True)
+    assert found.same and found.groups["all"]["R"] < LIMITS.ratio_all and 0 < found.groups["all"]["error"] < 1e-4
 
 
 def test_an_answer_that_would_be_cut_whole_cannot_be_compared(bench: Bench, theirs: Trace) -> None:
     with pytest.raises(loop.CannotFollow) as error:
-        bench.theirs(replace_out(bench, theirs), "cut", max_length=45)
+        bench.theirs(bench.job("ours", "one at a time"), "cut", max_length=45)
     for words in ("max_length 45: a plain loop would cut the whole answer of ", "train.jsonl:5, whose prompt has 71 "):
         assert words in str(error.value), error.value
 
@@ -337,13 +331,6 @@ def test_what_a_plain_loop_cannot_do_is_refused_in_one_sentence(home: Path, tiny
 
 # As a user types it
 
-BUG = """
-from sameday.data.questions.encode import Encoder
-whole = Encoder._behind_end
-Encoder._behind_end = lambda self, answer: whole(self, answer) + 1
-"""
-"""Loaded by Python itself at its start, in every process of the command: no answer's end is learned."""
-
 
 @pytest.fixture
 def typed_recipe(home: Path, tiny_models: dict[str, Path]) -> Iterator[Path]:
@@ -368,8 +355,8 @@ def test_the_command_says_rounding(typed_recipe: Path) -> None:
         "precision float32 (the recipe's is bf16), mine",
         "plan shared.yaml",
         f"against transformers {version('transformers')} and peft {version('peft')}",
-        "their processor, chat template, forward and loss, torch's AdamW, one question at a time; the questions of each "
-        "step and the starting adapter are ours",
+        "their processor, chat template, forward and loss, torch's AdamW, one question at a time; the questions of "
+        "each step and the starting adapter are ours",
         "steps 4 of 4, 2, 4, 2 questions, over an epoch's end and a partial batch, killed in step 4, resumed from step",
         "dropout 0.1, set to 0 in both arms, which draw other masks",
         "structure equal: samples, starting adapter, images, tokens, labels, rates, groups",
@@ -383,14 +370,16 @@ def test_the_command_says_rounding(typed_recipe: Path) -> None:
     assert found["against"].startswith("transformers ") and 0 < found["largest"]["gradient"] < LIMITS.gradient
 
 
-def test_a_bug_in_every_process_of_ours_is_found(
-    typed_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "sitecustomize.py").write_text(BUG)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))))
+def test_the_command_says_what_is_different(typed_recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No answer's end is learned. The arms are in this process, ours killed and resumed."""
+    monkeypatch.setattr(Arms, "run", lambda _self, lanes: run_here(lanes[0]["plan"], end_not_learned))
+    monkeypatch.setattr(Arms, "peer", lambda _self, _name, job: loop.run(job))
     said = sameday(typed_recipe, *WORDS, "other.json")
     assert said.code == 1, said.err
-    assert said.out.startswith("different: NOT the same model")
+    lines = said.out[said.out.index("different: NOT the same model\n") :].splitlines()
+    assert len(lines) <= 40 and all(len(line) <= 100 for line in lines)
     flat = " ".join(said.out.split())
-    assert "structure NOT equal: " in flat and "first step 1, labels: train.jsonl:" in flat
+    assert "structure NOT equal: " in flat and "first step 1, labels: train.jsonl:" in flat, said.out
     assert '"<|im_end|>" behind ' in flat and "is not learned here, and is there" in flat, said.out
+    found = json.loads((typed_recipe / "other.json").read_text())
+    assert found["verdict"] == "different" and found["differences"][0]["what"] == "labels"
