@@ -92,13 +92,14 @@ class Bench:
         run_here(job, plant)
         return job
 
-    def theirs(self, ours: Job, name: str = NAME, **changes: Any) -> Trace:
+    def theirs(self, ours: Job, name: str = NAME, reference: str | None = None, **changes: Any) -> Trace:
         settings = VqaSetup(self.recipe, self.home).plain_settings()
-        loop.run(peer_job(ours, settings, self.root / name) | changes)
+        loop.run(peer_job(ours, settings, self.root / name, reference) | changes)
         return Trace(self.root / name)
 
-    def judged(self, ours: Job, theirs: Trace) -> Comparison:
-        return compare(Trace(ours.out), theirs, differ=Differ(AutoTokenizer.from_pretrained(self.recipe.model).decode))
+    def judged(self, ours: Job, theirs: Trace, reference: Trace | None = None) -> Comparison:
+        differ = Differ(AutoTokenizer.from_pretrained(self.recipe.model).decode, self.recipe.precision == "bf16")
+        return compare(Trace(ours.out), theirs, reference, differ=differ)
 
 
 @pytest.fixture(scope="module")
@@ -229,6 +230,18 @@ def test_a_fault_in_our_encoding_is_found_and_told(bench: Bench, theirs: Trace, 
     assert kept[0] == kept[-1]
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bf16_is_judged_by_their_float32(family: str, home: Path, tiny_models: dict[str, Path], tmp_path: Path) -> None:
+    bench = Bench(tmp_path, home, recipe_of(tiny_models[family], precision="bf16"))
+    ours = bench.ours("ours", "shared")
+    found = bench.judged(ours, bench.theirs(ours), bench.theirs(ours, "reference", "float32"))
+    assert found.same and found.precision == "bf16", list(map(str, found.differences))
+    assert 0.6 < found.groups["all"]["R"] < LIMITS.ratio_all
+    faulty = bench.judged(bench.ours("faulty", "shared", other_filter), bench.theirs(ours, "again"), None)
+    assert faulty.differences[0].what == "pixel values"
+
+
 # What the other trainer does otherwise
 
 
@@ -246,7 +259,7 @@ def test_another_schedule_and_another_weighting_are_told(bench: Bench, theirs: T
 
 def test_a_reference_in_float64_is_theirs(bench: Bench, theirs: Trace) -> None:
     ours = bench.job("ours", "one at a time")
-    double = bench.theirs(ours, "double", format="float64", trajectory=False)
+    double = bench.theirs(ours, "double", "float64")
     assert double.start.keys() == theirs.start.keys() and not double.records
     found = compare(Trace(ours.out), theirs, double, double=True, differ=lambda *_: iter(()))
     assert found.same and found.groups["all"]["R"] < LIMITS.ratio_all and 0 < found.groups["all"]["error"] < 1e-4

@@ -38,7 +38,7 @@ def verify_plan(asked: Asked, say: Say) -> Report:
     if asked.ranks > MOST_RANKS:
         raise BadInput(f"--ranks {asked.ranks}: each is a process with the whole model in memory; at most {MOST_RANKS}")
     if asked.against == Path(NAME):
-        return verify_against_peer(asked.recipe, asked.plan, asked.sets, asked.steps, asked.ranks, say)
+        return verify_against_peer(asked.recipe, asked.plan, asked.sets, asked.steps, asked.precision, asked.ranks, say)
     specs = Specs.from_files(asked.recipe, asked.plan, asked.sets).first_stage(say)
     trial = make_trial(specs.recipe, asked.steps, asked.precision)  # refuses too few steps before anything is loaded
     session = Session.start(specs, ranks=asked.ranks)

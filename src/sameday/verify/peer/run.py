@@ -27,13 +27,14 @@ OPTIMIZER = ("learning_rate", "betas", "eps", "weight_decay", "max_grad_norm", "
 
 
 def verify_against_peer(
-    recipe: Path, plan: Path | None, sets: Sequence[str], steps: int, ranks: int, say: Say
+    recipe: Path, plan: Path | None, sets: Sequence[str], steps: int, precision: str | None, ranks: int, say: Say
 ) -> Report:
+    """In float32, where nothing hides behind rounding, unless another format is asked for."""
     asked = Specs.from_files(recipe, plan, sets)
-    trial = make_trial(asked.recipe, steps, PRECISION)
+    trial = make_trial(asked.recipe, steps, precision or PRECISION)
     refuse(setup_of(asked.recipe, asked.home))
     # Chosen and checked for the format that is compared in.
-    specs = replace(asked, recipe=asked.recipe.model_copy(update={"precision": PRECISION}))
+    specs = replace(asked, recipe=asked.recipe.model_copy(update={"precision": trial.recipe.precision}))
     session = Session.start(specs, ranks=ranks)
     for choice in session.choices() if specs.automatic else ():
         say(choice)
@@ -49,7 +50,7 @@ def verify_against_peer(
         recipe=asked.recipe,
         names=(str(plan or "chosen for this machine"), f"{NAME} {version(NAME)} and peft {version('peft')}"),
         fields={},
-        precision=PRECISION,
+        precision=trial.recipe.precision,
         steps=steps,
         sizes=sizes,
         killed_in=trial.dies_in + 1,
@@ -68,9 +69,9 @@ def refuse(setup: TaskSetup) -> None:
         raise BadInput(f"--against {NAME}: a plain loop of {NAME} and PEFT cannot do {', '.join(lost)}")
 
 
-def peer_job(ours: Job, settings: dict[str, Any], out: Path, double: bool = False) -> dict[str, Any]:
-    """What the other trainer does, once our arm has left the questions and the starting adapter. `double` is for its
-    gradients in float64."""
+def peer_job(ours: Job, settings: dict[str, Any], out: Path, reference: str | None = None) -> dict[str, Any]:
+    """What the other trainer does, once our arm has left the questions and the starting adapter. As a `reference` it
+    only computes gradients, in that format."""
     from sameday.hardware.machine import device_kind
 
     recipe: Recipe = ours.recipe
@@ -81,29 +82,33 @@ def peer_job(ours: Job, settings: dict[str, Any], out: Path, double: bool = Fals
         "steps": json.loads((ours.out / QUESTIONS).read_text()),
         "start": str(ours.out / START),
         "stored": recipe.precision,
-        "format": "float64" if double else recipe.precision,
-        "trajectory": not double,
+        "format": reference or recipe.precision,
+        "trajectory": reference is None,
         "device": device_kind(ours.plan),
         "out": str(out),
     }
 
 
-def judge(
-    ours: Job, settings: dict[str, Any], folder: Path, arms: Arms | None, say: Say
-) -> tuple[Any, tuple[int, ...], int]:
-    """Both arms have run. Where float32 leaves a doubt, the other trainer's float64 is asked."""
+def judge(ours: Job, settings: dict[str, Any], folder: Path, arms: Arms, say: Say) -> tuple[Any, tuple[int, ...], int]:
+    """Both arms have run. bf16 is judged by the other trainer's float32, and where float32 leaves a doubt, its float64
+    is asked."""
     from transformers import AutoTokenizer
 
     from sameday.verify.compare import compare, doubtful
     from sameday.verify.peer.differ import SEEN, Differ
     from sameday.verify.trace import Trace
 
+    def reference(precision: str) -> Trace:
+        out = folder / f"reference in {precision}"
+        arms.peer("reference", peer_job(ours, settings, out, precision))
+        return Trace(out)
+
     tokenizer = AutoTokenizer.from_pretrained(settings["model"], revision=settings["revision"])
-    plan, peer, differ = Trace(ours.out), Trace(folder / NAME), Differ(tokenizer.decode)
-    comparison = compare(plan, peer, differ=differ)
-    if doubtful(comparison) and arms is not None:
+    half = ours.recipe.precision == "bf16"
+    plan, peer, differ = Trace(ours.out), Trace(folder / NAME), Differ(tokenizer.decode, half)
+    comparison = compare(plan, peer, reference("float32") if half else None, differ=differ)
+    if doubtful(comparison):
         say("in float32 the arms are further apart than most: a reference in float64 will tell")
-        arms.peer("reference", peer_job(ours, settings, folder / "reference", double=True))
-        comparison = compare(plan, peer, Trace(folder / "reference"), double=True, differ=differ)
+        comparison = compare(plan, peer, reference("float64"), double=True, differ=differ)
     comparison.seen = list(SEEN)
     return comparison, tuple(len(record.facts["order"]) for _, record in sorted(peer.last.items())), plan.resumed_from
