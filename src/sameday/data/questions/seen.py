@@ -82,20 +82,19 @@ class _Pictures:
         return self.known[sources]
 
     def _made(self, rows: np.ndarray) -> tuple[dict[str, str], dict[str, Any]]:
-        # Relative: where an image stands among a micro-batch's images is no part of the question.
+        # Relative: where an image stands among a micro-batch's images is no part of the question, nor whether an image
+        # that stands in it twice is there twice.
         images = np.searchsorted(self.ends, rows, side="right")
-        starts = np.concatenate([[0], self.ends])[images]
-        chosen = list(dict.fromkeys(images.tolist()))
+        places = rows - np.concatenate([[0], self.ends])[images]
+        begins = np.union1d([0], np.flatnonzero((places == 0) | (np.diff(images, prepend=images[:1]) != 0)))
+        chosen = images[begins].tolist()
         which = " ".join(f"{self.contents[i]} {self.grids[i]}" for i in chosen)
-        digests = {"images": digest(np.frombuffer(which.encode(), np.uint8), rows - starts)}
-        # An image may stand in a question twice.
-        begins = np.union1d([0], np.flatnonzero((rows == starts) | (np.diff(images, prepend=images[:1]) != 0)))
-        values: dict[str, Any] = {"grids": [list(self.grids[i]) for i in images[begins]]}
+        digests = {"images": digest(np.frombuffer(which.encode(), np.uint8), places)}
+        values: dict[str, Any] = {"grids": [list(self.grids[i]) for i in chosen]}
         if not any(self.ready[i] for i in chosen):
-            parts = [self.patches[i][(rows - starts)[images == i]] for i in chosen]
-            digests["patches"] = digest(np.concatenate(parts))
-            pieces = zip(np.split(rows - starts, begins[1:]), images[begins], strict=True)
-            pixels = np.concatenate([self.patches[i][piece] for piece, i in pieces]).reshape(-1)
+            pieces = zip(chosen, np.split(places, begins[1:]), strict=True)
+            pixels = np.concatenate([self.patches[i][piece] for i, piece in pieces])
+            digests["patches"] = digest(pixels)
             values["pixels"] = hashlib.blake2b(pixels.tobytes(), digest_size=8).hexdigest()
-            values["some pixels"] = pixels[:: max(1, pixels.size // SAMPLED)].tolist()
+            values["some pixels"] = pixels.reshape(-1)[:: max(1, pixels.size // SAMPLED)].tolist()
         return digests, values
