@@ -41,8 +41,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {"one at a time": {}, "shared": SHARED}
 
 
 def write_questions(folder: Path) -> None:
-    """Images of mixed sizes, one with several questions, one that is enlarged; answers of uneven length; two images, a
-    system turn, two turns."""
+    """Images of mixed sizes, one with several questions, one that is enlarged; answers of uneven length; two images,
+    one twice, and none; a system turn, two turns."""
     rng = random.Random(5)
     (folder / "images").mkdir(parents=True)
     for name, size in (("a.png", (100, 70)), ("b.png", (40, 40)), ("c.png", (9, 20))):
@@ -56,6 +56,8 @@ def write_questions(folder: Path) -> None:
         {"image": "c.png", "question": text(rng, 3, 5), "answer": "how many"},
         {"messages": [{"role": role, "content": said} for role, said in turns], "images": ["b.png"]},
         {"image": "a.png", "question": text(rng, 2, 9), "answer": "two"},
+        {"image": ["b.png", "c.png", "b.png"], "question": "which is there twice?", "answer": "the left"},
+        {"messages": [{"role": "user", "content": "are you there?"}, {"role": "assistant", "content": "yes"}]},
     ]
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
@@ -64,7 +66,7 @@ def recipe_of(model: Path, **changes: Any) -> VqaRecipe:
     fields = {
         "data": {"train": "train.jsonl", "image_root": "images"},
         "order": "by_image",
-        "effective_batch": 4,
+        "effective_batch": 5,
         "max_pixels": 64 * 64,
         "min_pixels": 16 * 16,
         "lora": {"r": 4, "alpha": 8, "dropout": 0.1},
@@ -200,7 +202,7 @@ FAULTS: dict[str, tuple[Plant, str, tuple[str, ...]]] = {
     "newline": (
         newline_lost,
         "tokens",
-        ('behind "be brief<|im_end|>" comes "<|im_start|>user', 'here, "\\n<|im_start|>user', "token 15 of "),
+        ('<|im_end|>" comes "<|im_start|>', 'here, "\\n<|im_start|>', "(token "),
     ),
     "labels": (labels_shifted, "labels", ('"\\n" behind "', 'assistant" is learned here, and is not there')),
     "size": (other_size, "images", ("a.png is resized to 4×6 patches here, 6×8 there",)),
@@ -370,7 +372,7 @@ def test_the_command_says_rounding(typed_recipe: Path) -> None:
         f"against transformers {version('transformers')} and peft {version('peft')}",
         "their processor, chat template, forward and loss, torch's AdamW, one question at a time; the questions of "
         "each step and the starting adapter are ours",
-        "steps 4 of 4, 2, 4, 2 questions, over an epoch's end and a partial batch, killed in step 4, resumed from step",
+        "steps 4 of 5, 3, 5, 3 questions, over an epoch's end and a partial batch, killed in step 4, resumed from step",
         "dropout 0.1, set to 0 in both arms, which draw other masks",
         "structure equal: samples, starting adapter, images, tokens, labels, rates, groups",
         f"(limit {LIMITS.gradient:.0e})",

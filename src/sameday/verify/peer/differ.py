@@ -54,8 +54,9 @@ class Differ:
         names = dict(zip((each["id"] for each in there["samples"]), there["order"], strict=True))
         ids = sorted(each["id"] for each in here["samples"])
         if ids != sorted(names):
-            text = f"{len(ids)} in the micro-batches here, {len(names)} there, or others"
-            yield _exact(step, "questions" + again, "the step", text)
+            missing = [names[each] for each in names if each not in ids]
+            text = f"{len(ids)} in the micro-batches here, {len(names)} there"
+            yield _exact(step, "questions" + again, missing[0] if missing else "the step", text)
             return
         mine = {each["id"]: each for each in here["samples"]}
         for theirs in there["samples"]:

@@ -58,7 +58,7 @@ def verify_against_peer(
         ranks=ranks,
         comparison=comparison,
         seconds=time.perf_counter() - began,
-        false_alarms="those of equivalent plans of ours",
+        false_alarms="measured on equivalent plans of ours; no rate of false alarms is known across trainers",
         dropout=False,
         peer=True,
     )
