@@ -28,7 +28,7 @@ from sameday.spec.vqa import VqaRecipe
 from sameday.tasks.vqa.setup import VqaSetup
 from sameday.verify.arm import Job, Plant, run_here
 from sameday.verify.compare import Comparison, apart, compare
-from sameday.verify.limits import LIMITS
+from sameday.verify.limits import ACROSS, LIMITS
 from sameday.verify.peer import loop
 from sameday.verify.peer.differ import Differ
 from sameday.verify.peer.run import NAME, peer_job
@@ -101,7 +101,8 @@ class Bench:
 
     def judged(self, ours: Job, theirs: Trace, reference: Trace | None = None) -> Comparison:
         differ = Differ(AutoTokenizer.from_pretrained(self.recipe.model).decode, self.recipe.precision == "bf16")
-        return compare(Trace(ours.out), theirs, reference, differ=differ)
+        limits = LIMITS if reference is None else ACROSS
+        return compare(Trace(ours.out), theirs, reference, limits=limits, differ=differ)
 
 
 @pytest.fixture(scope="module")
@@ -239,7 +240,7 @@ def test_bf16_is_judged_by_their_float32(family: str, home: Path, tiny_models: d
     ours = bench.ours("ours", "shared")
     found = bench.judged(ours, bench.theirs(ours), bench.theirs(ours, "reference", "float32"))
     assert found.same and found.precision == "bf16", list(map(str, found.differences))
-    assert 0.6 < found.groups["all"]["R"] < LIMITS.ratio_all
+    assert 0.6 < found.groups["all"]["R"] < ACROSS.ratio_all
     faulty = bench.judged(bench.ours("faulty", "shared", other_filter), bench.theirs(ours, "again"), None)
     assert faulty.differences[0].what == "pixel values"
 
@@ -376,6 +377,8 @@ def test_the_command_says_rounding(typed_recipe: Path) -> None:
         "dropout 0.1, set to 0 in both arms, which draw other masks",
         "structure equal: samples, starting adapter, images, tokens, labels, rates, groups",
         f"(limit {LIMITS.gradient:.0e})",
+        "loss of a question",
+        "the limits were measured on equivalent plans of ours, not across trainers",
         "no difference beyond a limit",
     ):
         assert words in flat, (words, said.out)
@@ -383,6 +386,7 @@ def test_the_command_says_rounding(typed_recipe: Path) -> None:
     found = json.loads((typed_recipe / "same.json").read_text())
     assert (found["verdict"], found["precision"], found["dropout"]) == ("rounding", "float32", "off")
     assert found["against"].startswith("transformers ") and 0 < found["largest"]["gradient"] < LIMITS.gradient
+    assert 0 < found["largest"]["question"] < LIMITS.trained(half=False)["question"]
 
 
 def test_the_command_says_what_is_different(typed_recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:

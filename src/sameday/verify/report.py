@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from sameday.spec.plan import Claim
 from sameday.spec.recipe import Recipe
-from sameday.verify.limits import LIMITS
 
 if TYPE_CHECKING:
     from sameday.verify.compare import Comparison
@@ -125,13 +124,13 @@ class Report:
         return _wrapped("structure", f"NOT equal: {odd} differences" if odd else f"equal: {words}")
 
     def _gradients(self, room: int) -> list[str]:
-        worst, bounds = self.comparison.worst, self.comparison.bounds
+        worst, bounds, limits = self.comparison.worst, self.comparison.bounds, self.comparison.limits
         if not self.comparison.groups:
             return [
                 _row(
                     "gradients",
-                    f"at the starting weights: {worst['gradient']:.1e} apart (limit {LIMITS.gradient:.0e}), "
-                    f"one tensor {worst['tensor']:.1e} (limit {LIMITS.tensor:.0e})",
+                    f"at the starting weights: {worst['gradient']:.1e} apart (limit {limits.gradient:.0e}), "
+                    f"one tensor {worst['tensor']:.1e} (limit {limits.tensor:.0e})",
                 ),
                 _row("", f"{_short(self.comparison.names['tensor'], WIDTH - 30)} is the furthest"),
                 _row("", self._alarms()),
@@ -145,7 +144,7 @@ class Report:
         kinds = sorted(self.comparison.groups, key=lambda k: (k != "all", -self.comparison.groups[k]["R"]))
         for kind in kinds[: max(1, room)]:
             g = self.comparison.groups[kind]
-            limit = g.get("limit", LIMITS.ratio_all if kind == "all" else LIMITS.ratio_group)
+            limit = g.get("limit", limits.ratio_all if kind == "all" else limits.ratio_group)
             lines.append(
                 f"  {_short(kind, 34):34s} {g['R']:6.3f} {limit:6.2f} {g['slope']:8.4f} {g['plain slope']:8.4f} "
                 f"{g['error']:7.4f}"
@@ -194,6 +193,7 @@ class Report:
 
 TRAINED = {
     "loss": "loss",
+    "question": "loss of a question",
     "norm": "norm of the gradient",
     "trained gradient": "gradient",
     "trained update": "update",

@@ -27,11 +27,12 @@ AROUND = 8
 
 
 class Differ:
-    """Gives differences as `structure` does, with text by the tokenizer's `decode`."""
+    """Gives differences as `structure` does, with text by the tokenizer's `decode`; and then knows the largest relative
+    difference of a question's loss."""
 
     def __init__(self, decode: Decode, bf16: bool = False) -> None:
-        self._decode = decode
-        self._loss = LIMITS.bf16_loss if bf16 else LIMITS.loss
+        self._decode, self._limit = decode, LIMITS.trained(bf16)["question"]
+        self.largest = 0.0
 
     def __call__(self, plan: Trace, peer: Trace) -> Iterator[Difference]:
         for name in sorted(plan.start.keys() ^ peer.start.keys()):
@@ -66,8 +67,10 @@ class Differ:
         yield from _rates(step, here["groups"], there["groups"], again)
         for theirs in there["samples"]:
             a, b = mine[theirs["id"]]["loss"], theirs["loss"]
-            if not math.isclose(a, b, rel_tol=QUESTION * self._loss):
-                text = f"{a:.6f}, not {b:.6f} (limit {QUESTION * self._loss:.0e} relative)"
+            off = abs(a - b) / max(abs(b), 1e-30)
+            self.largest = max(self.largest, off)
+            if not off <= self._limit:
+                text = f"{a:.6f}, not {b:.6f} (limit {self._limit:.0e} relative)"
                 yield Difference(step, "loss of a question" + again, names[theirs["id"]], text)
                 return
 
@@ -104,10 +107,6 @@ class Differ:
 
     def _text(self, tokens: Sequence[int]) -> str:
         return json.dumps(self._decode(tokens), ensure_ascii=False) if tokens else "nothing"
-
-
-QUESTION = 10
-"""How many times the limit of a step's loss a single question's may be off: a step's is a mean of many."""
 
 
 def _exact(step: int, what: str, name: str, text: str) -> Difference:
