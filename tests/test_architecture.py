@@ -126,6 +126,19 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     assert not graph.keys() - done, f"a circle among {sorted(graph.keys() - done)}"
 
 
+def test_the_other_trainer_shares_no_code_with_us() -> None:
+    """Its loop imports nothing of the package, and its process loads none of our data, models or training."""
+    files = sources()
+    assert not list(imported_rooms("verify.peer.loop", files["verify.peer.loop"]))
+    graph = {name: modules_loaded_by(name, text, set(files)) for name, text in files.items()}
+    loaded, new = set[str](), {"verify.arm", "verify.peer.loop"}
+    while new:
+        loaded |= new
+        new = {other for name in new for other in graph.get(name, ())} - loaded
+    rooms = {name.split(".")[0] for name in loaded}
+    assert {"spec", "verify"} <= rooms and not rooms & {"data", "models", "kernels", "train"}, sorted(loaded)
+
+
 # Names of tasks
 
 AT_HOME = ("tasks", "spec")

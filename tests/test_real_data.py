@@ -9,6 +9,7 @@ import math
 import os
 import shutil
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,17 @@ from sameday.data.questions.sample import Sample, images_of
 from sameday.data.questions.wanted import Reader, Wanted
 from sameday.models.families import family_of
 from sameday.record.folder import read_metrics
+from sameday.spec.plan import Plan
 from sameday.spec.vqa import VqaRecipe
 from sameday.tasks.vqa.fill import Filling
 from sameday.tasks.vqa.setup import VqaSetup
+from sameday.verify.arm import run_here
+from sameday.verify.compare import compare
+from sameday.verify.peer import loop
+from sameday.verify.peer.differ import Differ
+from sameday.verify.peer.run import peer_job
+from sameday.verify.trace import Trace
+from sameday.verify.trial import make_trial
 
 DATA = Path(os.environ.get("SAMEDAY_TEST_DATA") or "no folder")
 pytestmark = pytest.mark.skipif(
@@ -226,3 +235,27 @@ def test_stages_of_the_experiments() -> None:
         told.append((sum(1 for _ in reader), reader.tally.told()))
     assert sum(count for count, _ in told) == 8786
     assert told[2] == (11, "11 of 8,786 questions: where stage is 3")
+
+
+def test_a_plain_loop_of_transformers_trains_the_same(radiology: Path, model: Path, tmp_path: Path) -> None:
+    """Real template, real line breaks, real photographs: told to the token and the pixel."""
+    made = VqaRecipe.model_validate(
+        {
+            "model": str(model),
+            "precision": "float32",
+            "data": {"train": "train.jsonl", "image_root": "images"},
+            "order": "by_image",
+            "effective_batch": 4,
+            "max_pixels": 256 * 256,
+            "min_pixels": 64 * 64,
+            "learning_rate": 1e-3,
+        }
+    )
+    plan = Plan(share_images=True, packing=True, max_questions=None, device="cpu")
+    job = replace(make_trial(made, 4).job(plan, radiology, tmp_path / "plan"), peer=True, dies_in=None)
+    run_here(job)
+    loop.run(peer_job(job, VqaSetup(made, radiology).plain_settings(), tmp_path / "peer"))
+    decode = AutoTokenizer.from_pretrained(model).decode
+    found = compare(Trace(job.out), Trace(tmp_path / "peer"), differ=Differ(decode))
+    assert found.same, list(map(str, found.differences))
+    assert found.worst["gradient"] < 1e-5

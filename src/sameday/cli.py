@@ -138,10 +138,14 @@ def merge(
 def verify(
     what: Annotated[list[Path], typer.Argument(help="A recipe (YAML), or two finished runs of one recipe.")],
     plan: Annotated[Path | None, typer.Option(help="The plan to judge (YAML). Default: as `train` chooses it.")] = None,
-    against: Annotated[Path | None, typer.Option(help="The plan it must equal. Default: plain.")] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(help="The plan it must equal, or `transformers`: a plain loop of it and PEFT. Default: plain."),
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Steps of each arm, at least 4. Default: 8.")] = None,
     precision: Annotated[
-        Literal["float32"] | None, typer.Option(help="Compare strictly in float32, whatever the recipe's format.")
+        Literal["float32", "bf16"] | None,
+        typer.Option(help="Compare in this format. Default: the recipe's; against transformers float32."),
     ] = None,
     ranks: Annotated[int | None, typer.Option(min=1, help="Processes that the plan's arm runs on. Default: 1.")] = None,
     sets: Sets = [],  # noqa: B006 (typer reads it, nothing changes it)

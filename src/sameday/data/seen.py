@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,8 @@ class Seen:
     id: int
     counts: dict[str, int]
     digests: dict[str, str]
+    values: dict[str, Any] = field(default_factory=dict)
+    """What a difference from another trainer is told by, as plain data."""
 
 
 def digest(*arrays: np.ndarray) -> str:

@@ -217,6 +217,17 @@ class TaskSetup(ABC):
         """A recorded plan without what only its training's machine may have."""
         return plan
 
+    # Beside a plain loop of transformers and PEFT
+
+    def not_plain(self) -> list[str]:
+        """What such a loop cannot do of this recipe, each in a few words; empty where it can do all of it."""
+        return [f"task {self.recipe.task}"]
+
+    def plain_settings(self) -> dict[str, Any]:
+        """Of a recipe that such a loop can follow: what it is told besides optimizer and schedule, as plain data by the
+        names of a recipe."""
+        raise NotImplementedError
+
     # Tools
 
     def fill_cache(self, session: Any, asked: Caching) -> bool:
@@ -344,6 +355,14 @@ class Task(ABC):
     @abstractmethod
     def seen(self, batch: Any) -> Iterable[Seen]:
         """The samples of a micro-batch as the model sees them, read back from its tensors."""
+
+    def sample_losses(self, batch: Any, losses: Tensor) -> dict[int, float]:
+        """The mean loss of each sample of a micro-batch by its id, where `loss_sum` gave each loss by itself."""
+        raise NotImplementedError
+
+    def conversations(self, ids: Sequence[int]) -> list[dict[str, Any]]:
+        """These training samples as any other trainer takes them, where one can."""
+        raise NotImplementedError
 
     @abstractmethod
     def culprits(self, batch: Any, losses: Tensor) -> list[str]:

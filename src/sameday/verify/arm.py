@@ -32,6 +32,11 @@ STIR = 0.05
 DIED = "died"
 """A file that an arm leaves when it is killed as planned."""
 
+START, QUESTIONS = "start", "questions.json"
+"""What an arm leaves for another trainer."""
+PEER = "peer"
+"""Instead of a part: the job is another trainer's."""
+
 PR_SET_PDEATHSIG = 1
 
 Plant = Callable[[Any, Any], AbstractContextManager[Any]]
@@ -55,6 +60,8 @@ class Job:
     double: bool = False
     dropout: bool = False
     """Whether masks are the same in all arms, so that dropout may stay on."""
+    peer: bool = False
+    """Whether another trainer goes the same steps: it is left the questions of each and the starting adapter."""
 
     def write(self, path: Path) -> None:
         fields = {**self.__dict__, "recipe": self.recipe.model_dump(mode="json"), "home": str(self.home)}
@@ -92,11 +99,13 @@ def run_part(job: Job, part: int, die: Callable[[], None], plant: Plant | None =
                 die()
 
             dies_in = job.dies_in if part == 1 else None
-            witness: Any = Witness(task, folder, ranks, dies_in, killed, job.dropout)
+            witness: Any = Witness(task, folder, ranks, dies_in, killed, job.dropout, told=job.peer)
             if part == 1:
                 _check_disk(job, task)
+                if job.peer and ranks.first:
+                    _hand_over(job, task)
                 _fixed_gradients(witness, session, job, folder)
-                if session.setup.generates and job.trajectory and ranks.first:
+                if session.setup.generates and job.trajectory and not job.peer and ranks.first:
                     _generated(task, folder)
             elif ranks.first:
                 _note_resume(job, folder)
@@ -205,6 +214,14 @@ def _generated(task: Any, folder: Path) -> None:
     (folder / GENERATION).write_text(json.dumps({"gaps": known, "failed": failed}))
 
 
+def _hand_over(job: Job, task: Any) -> None:
+    """For another trainer: who is in each step, and the adapter as PEFT reads it."""
+    (job.out / START).mkdir()
+    task.save(job.out / START)
+    steps = [task.conversations(task.step_ids(step)) for step in range(job.steps)]
+    (job.out / QUESTIONS).write_text(json.dumps(steps))
+
+
 def _note_resume(job: Job, folder: Path) -> None:
     """Before the run folder takes back what will be gone through again: what was logged, and where to go on from."""
     from sameday.record import checkpoint
@@ -226,6 +243,15 @@ def _check_disk(job: Job, task: Any) -> None:
         )
 
 
+def _run_peer(path: Path) -> None:
+    from sameday.verify.peer.loop import CannotFollow, run
+
+    try:
+        run(json.loads(path.read_text()))
+    except CannotFollow as error:
+        raise BadInput(str(error)) from None
+
+
 def die_with_parent() -> None:
     """Whatever ends the process that started this one ends this one too, on Linux."""
     if sys.platform == "linux":
@@ -235,9 +261,12 @@ def die_with_parent() -> None:
 def main(arguments: list[str]) -> int:
     """`python -m sameday.verify.arm JOB PART`; a kill is a real one. An arm whose parent is gone goes too."""
     die_with_parent()
-    job, part = Job.read(Path(arguments[0])), int(arguments[1])
+    path, part = Path(arguments[0]), arguments[1]
     try:
-        run_part(job, part, partial(os.kill, os.getpid(), signal.SIGKILL))
+        if part == PEER:
+            _run_peer(path)
+        else:
+            run_part(Job.read(path), int(part), partial(os.kill, os.getpid(), signal.SIGKILL))
     except BadInput as error:
         tell(f"error: {error}", sys.stderr)
         return EXIT_BAD_INPUT

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,13 +54,18 @@ class Comparison:
 
 
 def compare(
-    plan: Trace, plain: Trace, reference: Trace | None = None, double: bool = False, limits: Limits = LIMITS
+    plan: Trace,
+    plain: Trace,
+    reference: Trace | None = None,
+    double: bool = False,
+    limits: Limits = LIMITS,
+    differ: Callable[[Trace, Trace], Iterator[Difference]] = structure,
 ) -> Comparison:
     """Without a reference the gradients are judged by each other, with one by their distance from it: bf16 against
-    float32, or, where `double` says so, float32 against float64."""
+    float32, or, where `double` says so, float32 against float64. `differ` finds what must be equal to the letter."""
     comparison = Comparison("float32" if reference is None or double else "bf16", limits)
     comparison.seen = [what for what in plain.seen if what in plan.seen]
-    comparison.differences += structure(plan, plain)
+    comparison.differences += differ(plan, plain)
     if reference is None:
         _fixed(comparison, plan, plain, limits)
     else:

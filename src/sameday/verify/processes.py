@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -9,11 +10,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from sameday.spec.errors import EXIT_OUT_OF_MEMORY, BadInput
 from sameday.tasks.base import Say
 from sameday.tasks.registry import setup_of
-from sameday.verify.arm import DIED, Job
+from sameday.verify.arm import DIED, PEER, Job
 
 
 class Arms:
@@ -61,15 +63,30 @@ class Arms:
             }
             self.say(f"{name}: {did[part, job.trajectory]}, {time.perf_counter() - began:.0f} s")
 
+    def peer(self, name: str, job: dict[str, Any]) -> None:
+        """Another trainer's arm, in one process that imports nothing of our data and models."""
+        out, began = Path(job["out"]), time.perf_counter()
+        out.mkdir(parents=True)
+        (out / "job.json").write_text(json.dumps(job))
+        log = out / "log"
+        code = self._wait(["-m", "sameday.verify.arm", str(out / "job.json"), PEER], log)
+        if code:
+            tail = "\n".join(log.read_text(errors="replace").splitlines()[-25:])
+            raise BadInput(f"verify: the arm '{name}' failed with exit code {code}:\n{tail}")
+        did = "gradients, trained to the end" if job["trajectory"] else "gradients"
+        self.say(f"{name}: {did}, {time.perf_counter() - began:.0f} s")
+
     def _process(self, name: str, job: Job, part: int) -> tuple[int, Path]:
         ranks = self.ranks if name == "plan" else 1
         job.write(job.out / "job.json")
         torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)) if ranks > 1 else ()
-        command = [sys.executable, *torchrun, "-m", "sameday.verify.arm", str(job.out / "job.json"), str(part)]
         log = job.out / f"part-{part}.log"
+        return self._wait([*torchrun, "-m", "sameday.verify.arm", str(job.out / "job.json"), str(part)], log), log
+
+    def _wait(self, arguments: Sequence[str], log: Path) -> int:
         with log.open("w") as file:
-            process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+            process = subprocess.Popen([sys.executable, *arguments], stdout=file, stderr=subprocess.STDOUT)
             self._running.append(process)
             if self._stopped:
                 process.kill()
-            return process.wait(), log
+            return process.wait()

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from sameday.spec.plan import Claim
 from sameday.spec.recipe import Recipe
-from sameday.verify.limits import LIMITS
 
 if TYPE_CHECKING:
     from sameday.verify.compare import Comparison
@@ -42,6 +41,8 @@ class Report:
     """How rarely equivalent plans of the task are called different, in a sentence."""
     dropout: bool = True
     """Whether the arms trained with the recipe's dropout."""
+    peer: bool = False
+    """Whether the other arm is another trainer."""
 
     @property
     def verdict(self) -> str:
@@ -78,7 +79,7 @@ class Report:
     def lines(self) -> list[str]:
         head = [
             f"{self.verdict}: {WORDS[self.verdict]}",
-            _row("recipe", f"{self.recipe.fingerprint}, precision {self.precision}, {_short(self.recipe.name, 40)}"),
+            _row("recipe", f"{self.recipe.fingerprint}, precision {self._format()}, {_short(self.recipe.name, 40)}"),
             _row("plan", _short(self.names[0], WIDTH - 12)),
             _row("against", _short(self.names[1], WIDTH - 12)),
             *self._fields(),
@@ -90,21 +91,26 @@ class Report:
             ),
         ]
         if self.recipe.dropout:
-            how = (
-                "on, with the same masks"
-                if self.dropout
-                else "off, since its masks are another draw in one of the plans"
-            )
+            how = "off, since its masks are another draw in one of the plans"
+            if self.dropout or self.peer:
+                how = "on, with the same masks" if self.dropout else "set to 0 in both arms, which draw other masks"
             head += _wrapped("dropout", f"{self.recipe.dropout:g}, {how}")
         head += self._structure()
         tail = [*self._training(), *self._first_difference()]
         body = self._gradients(HEIGHT - len(head) - len(tail) - AROUND_KINDS)
         return [line[:WIDTH] for line in [*head, *body, *tail]][:HEIGHT]
 
+    def _format(self) -> str:
+        other = self.precision != self.recipe.precision
+        return f"{self.precision} (the recipe's is {self.recipe.precision})" if other else self.precision
+
     def _ranked(self) -> str:
         return f"; the plan on {self.ranks} ranks" if self.ranks > 1 else ""
 
     def _fields(self) -> list[str]:
+        if self.peer:
+            theirs = "their processor, chat template, forward and loss, torch's AdamW, one question at a time; "
+            return _wrapped("", theirs + "the questions of each step and the starting adapter are ours")
         if not self.fields:
             return [_row("", "the two plans are equal")]
         said = [f"{name} {_value(a)} -> {_value(b)} ({claim})" for name, (a, b, claim) in self.fields.items()]
@@ -113,17 +119,18 @@ class Report:
 
     def _structure(self) -> list[str]:
         odd = sum(difference.exact for difference in self.comparison.differences)
-        words = ", ".join(["samples", *self.comparison.seen, "rates", "groups", "dtypes", "flags"])
+        rest = ("rates", "groups") if self.peer else ("rates", "groups", "dtypes", "flags")
+        words = ", ".join(["samples", *self.comparison.seen, *rest])
         return _wrapped("structure", f"NOT equal: {odd} differences" if odd else f"equal: {words}")
 
     def _gradients(self, room: int) -> list[str]:
-        worst, bounds = self.comparison.worst, self.comparison.bounds
+        worst, bounds, limits = self.comparison.worst, self.comparison.bounds, self.comparison.limits
         if not self.comparison.groups:
             return [
                 _row(
                     "gradients",
-                    f"at the starting weights: {worst['gradient']:.1e} apart (limit {LIMITS.gradient:.0e}), "
-                    f"one tensor {worst['tensor']:.1e} (limit {LIMITS.tensor:.0e})",
+                    f"at the starting weights: {worst['gradient']:.1e} apart (limit {limits.gradient:.0e}), "
+                    f"one tensor {worst['tensor']:.1e} (limit {limits.tensor:.0e})",
                 ),
                 _row("", f"{_short(self.comparison.names['tensor'], WIDTH - 30)} is the furthest"),
                 _row("", self._alarms()),
@@ -137,7 +144,7 @@ class Report:
         kinds = sorted(self.comparison.groups, key=lambda k: (k != "all", -self.comparison.groups[k]["R"]))
         for kind in kinds[: max(1, room)]:
             g = self.comparison.groups[kind]
-            limit = g.get("limit", LIMITS.ratio_all if kind == "all" else LIMITS.ratio_group)
+            limit = g.get("limit", limits.ratio_all if kind == "all" else limits.ratio_group)
             lines.append(
                 f"  {_short(kind, 34):34s} {g['R']:6.3f} {limit:6.2f} {g['slope']:8.4f} {g['plain slope']:8.4f} "
                 f"{g['error']:7.4f}"
@@ -186,6 +193,7 @@ class Report:
 
 TRAINED = {
     "loss": "loss",
+    "question": "loss of a question",
     "norm": "norm of the gradient",
     "trained gradient": "gradient",
     "trained update": "update",

@@ -13,6 +13,7 @@ from sameday.commands.session import Session, Specs, resolve
 from sameday.spec.errors import BadInput
 from sameday.spec.load import load_plan
 from sameday.spec.plan import Claim, Plan, changed
+from sameday.verify.peer.run import NAME, verify_against_peer
 from sameday.verify.processes import Arms, Say
 from sameday.verify.report import Report
 from sameday.verify.trial import Trial, make_trial, needs_reference, plain_beside, reference_job
@@ -36,6 +37,8 @@ class Asked:
 def verify_plan(asked: Asked, say: Say) -> Report:
     if asked.ranks > MOST_RANKS:
         raise BadInput(f"--ranks {asked.ranks}: each is a process with the whole model in memory; at most {MOST_RANKS}")
+    if asked.against == Path(NAME):
+        return verify_against_peer(asked.recipe, asked.plan, asked.sets, asked.steps, asked.precision, asked.ranks, say)
     specs = Specs.from_files(asked.recipe, asked.plan, asked.sets).first_stage(say)
     trial = make_trial(specs.recipe, asked.steps, asked.precision)  # refuses too few steps before anything is loaded
     session = Session.start(specs, ranks=asked.ranks)

@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,8 @@ DRIFT, RESUME, FINAL = "drift.jsonl", "resume.json", "final.safetensors"
 
 class Witness:
     """Passes the loop's calls on to a task and writes down what passes. With `dropout` off it is silent in training,
-    where its masks are another draw in one of the plans; validation meets it as training would leave it.
+    where its masks are another draw in one of the plans; validation meets it as training would leave it. `told` keeps
+    of each sample what a difference can be told by, and its loss.
 
     `dies_in` is the step (from 0) in whose first micro-batch `die` is called: a kill comes in the middle of things."""
 
@@ -41,7 +42,9 @@ class Witness:
         dies_in: int | None = None,
         die: Callable[[], None] | None = None,
         dropout: bool = False,
+        told: bool = False,
     ) -> None:
+        self._told = told
         self._task, self._folder, self._ranks = task, folder, ranks
         self._dies_in, self._die = dies_in, die
         self._dropouts = dropouts(task.module())
@@ -68,10 +71,15 @@ class Witness:
 
     def loss_sum(self, batch: Any, step: int) -> tuple[Tensor, Tensor]:
         self._step = step
-        self._samples += [asdict(seen) for seen in self._task.seen(batch)]
+        seen = list(self._task.seen(batch))
+        self._samples += [{"id": each.id, "counts": each.counts, "digests": each.digests} for each in seen]
         if step == self._dies_in and self._die is not None:
             self._die()
         result: tuple[Tensor, Tensor] = self._task.loss_sum(batch, step)
+        if self._told:
+            losses = self._task.sample_losses(batch, result[1])
+            for record, each in zip(self._samples[-len(seen) :], seen, strict=True):
+                record |= {**each.values, "loss": losses[each.id]}
         return result
 
     def evaluate(self, split: str, ranks: Ranks, budget: int | None = None) -> dict[str, float]:
@@ -247,7 +255,7 @@ class Trace:
     def seen(self) -> list[str]:
         """What is known of each sample, by name."""
         samples = [seen for record in self.records for seen in record.facts["samples"]]
-        return list(samples[0]["digests"]) if samples else []
+        return list(samples[0].get("digests", ())) if samples else []
 
     @cached_property
     def generation(self) -> dict[str, Any]:

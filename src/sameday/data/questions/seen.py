@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +13,9 @@ from torch import Tensor
 from sameday.data.questions.batch import Batch
 from sameday.data.questions.layout import PREFIX
 from sameday.data.seen import Seen, digest
+
+SAMPLED = 512
+"""Numbers of a question's pixel values that are told, evenly spread."""
 
 
 def read_back(batch: Batch, patches: Tensor, merge_size: int) -> Iterator[Seen]:
@@ -29,15 +34,25 @@ def read_back(batch: Batch, patches: Tensor, merge_size: int) -> Iterator[Seen]:
         row = slice(last // length * length, (last // length + 1) * length)
         reachable = (branch[row] == PREFIX) | (branch[row] == branch[last])
         own = np.flatnonzero((group[row] == group[last]) & reachable) + row.start
+        places = np.searchsorted(own, at[mine])
+        digests, values = pictures.of(own)
         yield Seen(
             sample,
             {"tokens": len(own), "targets": int(mine.sum())},
             {
                 "tokens": digest(tokens[own]),
                 "positions": digest(positions[:, own]),
-                **pictures.digests(own),
-                "targets": digest(np.searchsorted(own, at[mine]), target[mine]),
+                **digests,
+                "targets": digest(places, target[mine]),
                 "weights": digest(weight[mine]),
+            },
+            {
+                "tokens": tokens[own].tolist(),
+                # A place predicts the token behind it.
+                "labels": [
+                    [place + 1, token] for place, token in zip(places.tolist(), target[mine].tolist(), strict=True)
+                ],
+                **values,
             },
         )
 
@@ -52,26 +67,34 @@ class _Pictures:
         self.grids, self.contents, self.ready = batch.grids, batch.contents, batch.ready
         cuts = np.cumsum([count for count, ready in zip(counts, batch.ready, strict=True) if not ready])
         given = iter(np.split(patches.float().cpu().numpy(), cuts))
-        self.patches = [
+        self.patches: list[Any] = [
             None if ready else next(given).reshape(-1, merge_size**2, patches.shape[1]) for ready in batch.ready
         ]
-        self.known: dict[tuple[int, ...], dict[str, str]] = {}
+        self.known: dict[tuple[int, ...], tuple[dict[str, str], dict[str, Any]]] = {}
 
-    def digests(self, places: np.ndarray) -> dict[str, str]:
+    def of(self, places: np.ndarray) -> tuple[dict[str, str], dict[str, Any]]:
+        """Digests of the images at these places; and their grids and pixel values as an image processor gives them, all
+        of these as a digest and some as they are."""
         sources = tuple(self.source[place] for place in places.tolist() if place in self.source)
         if sources not in self.known:
-            none = {"images": "none", "patches": "none"}
+            none: tuple[dict[str, str], dict[str, Any]] = {"images": "none", "patches": "none"}, {}
             self.known[sources] = self._made(np.asarray(sources, np.int64)) if sources else none
         return self.known[sources]
 
-    def _made(self, rows: np.ndarray) -> dict[str, str]:
-        # Relative: where an image stands among a micro-batch's images is no part of the question.
+    def _made(self, rows: np.ndarray) -> tuple[dict[str, str], dict[str, Any]]:
+        # Relative: where an image stands among a micro-batch's images is no part of the question, nor whether an image
+        # that stands in it twice is there twice.
         images = np.searchsorted(self.ends, rows, side="right")
-        starts = np.concatenate([[0], self.ends])[images]
-        chosen = list(dict.fromkeys(images.tolist()))
+        places = rows - np.concatenate([[0], self.ends])[images]
+        begins = np.union1d([0], np.flatnonzero((places == 0) | (np.diff(images, prepend=images[:1]) != 0)))
+        chosen = images[begins].tolist()
         which = " ".join(f"{self.contents[i]} {self.grids[i]}" for i in chosen)
-        made = {"images": digest(np.frombuffer(which.encode(), np.uint8), rows - starts)}
+        digests = {"images": digest(np.frombuffer(which.encode(), np.uint8), places)}
+        values: dict[str, Any] = {"grids": [list(self.grids[i]) for i in chosen]}
         if not any(self.ready[i] for i in chosen):
-            parts = [self.patches[i][(rows - starts)[images == i]] for i in chosen]
-            made["patches"] = digest(np.concatenate(parts))
-        return made
+            pieces = zip(chosen, np.split(places, begins[1:]), strict=True)
+            pixels = np.concatenate([self.patches[i][piece] for i, piece in pieces])
+            digests["patches"] = digest(pixels)
+            values["pixels"] = hashlib.blake2b(pixels.tobytes(), digest_size=8).hexdigest()
+            values["some pixels"] = pixels.reshape(-1)[:: max(1, pixels.size // SAMPLED)].tolist()
+        return digests, values

@@ -49,6 +49,9 @@ class CotSetup(VqaSetup):
     def merge(self, weights: Path, out: Path, say: Say) -> None:
         raise BadInput(f"{weights}: its heads are no part of a plain model, so that it cannot be merged into one")
 
+    def not_plain(self) -> list[str]:
+        return [f"task {self.recipe.task} (its heads)", *(each for each in super().not_plain() if each != "heads")]
+
     @cached_property
     def _checked_start(self) -> Path:
         """Heads that lie beside the adapter are taken with it."""

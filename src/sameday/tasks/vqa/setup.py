@@ -378,6 +378,16 @@ class VqaSetup(TaskSetup):
         path = resolve_path(self.home, where).resolve()
         return next(each for each in (path, *path.parents) if each.is_dir())
 
+    def not_plain(self) -> list[str]:
+        from sameday.tasks.vqa.plain import lost
+
+        return list(lost(self.recipe))
+
+    def plain_settings(self) -> dict[str, Any]:
+        from sameday.tasks.vqa.plain import settings
+
+        return settings(self.recipe, self.home)
+
     def choices(self, machine: Machine) -> list[Choice]:
         compiles = machine.device == "cuda" and machine.triton
         kernels = ("sdpa", "split", *(("flex",) if compiles else ()))

@@ -55,6 +55,7 @@ from sameday.tasks.vqa.digests import (
     tensors_digest,
     tokenizer_digest,
 )
+from sameday.tasks.vqa.plain import conversation
 
 SUMS = ("loss", "weight", "right", "questions")
 """What evaluation sums up."""
@@ -211,6 +212,14 @@ class VqaTask(Task):
     def seen(self, batch: Batch) -> Iterable[Seen]:
         missing = [grid for grid, ready in zip(batch.grids, batch.ready, strict=True) if not ready]
         return read_back(batch, self.model.patches(batch.pixels, missing), self.encoder.merge_size)
+
+    def sample_losses(self, batch: Batch, losses: Tensor) -> dict[int, float]:
+        owners, count = batch.owner.cpu(), len(batch.sample_ids)
+        sums = torch.zeros(count, dtype=torch.float64).index_add_(0, owners, losses.double().cpu())
+        return dict(zip(batch.sample_ids, (sums / owners.bincount(minlength=count)).tolist(), strict=True))
+
+    def conversations(self, ids: Sequence[int]) -> list[dict[str, Any]]:
+        return [conversation(self.splits["train"][i]) for i in ids]
 
     def module(self) -> nn.Module:
         module: nn.Module = self.model.module
