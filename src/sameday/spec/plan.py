@@ -72,6 +72,13 @@ class Plan(Strict):
         with_dropout="statistical",
         needs="shared prefixes",
     )
+    share_text: bool = _field(
+        False,
+        "rounding",
+        "Where share_images is true: share what an image's questions have in common after it, such as a template, too.",
+        with_dropout="statistical",
+        needs="shared prefixes",
+    )
     packing: bool = _field(
         False, "rounding", "Put a micro-batch into one row instead of padded rows.", needs="token rows"
     )

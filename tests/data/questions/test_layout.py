@@ -101,13 +101,14 @@ def test_text_alone_counts_on_by_one(encoder: Encoder) -> None:
 IMAGES = {name: image(name, SIZES[i]) for i, name in enumerate(("tiny", "square", "wide", "tall"))}
 IMAGES["twin"] = replace(IMAGES["square"], path=Path("twin.png"), digest="twin")  # equal tokens, other pixels
 WORDS = ("polyp", "left wall", "red", "how many mm", "is it")
+TEMPLATES = ("", "look closely. ", "look closely at all of it, and say in one word how large it is. ")
 KINDS = (*IMAGES, "none", "pair", "brief", "later", "cut")
 
 
 def question(encoder: Encoder, id: int, kind: str, length: int) -> Encoded:
     """`pair`: two images. `brief`: a system prompt of its own. `later`: an image after the first answer. `cut`: one
     token of the answer is left."""
-    text = " ".join(WORDS[(id + i) % len(WORDS)] for i in range(length))
+    text = TEMPLATES[length % len(TEMPLATES)] + " ".join(WORDS[(id + i) % len(WORDS)] for i in range(length))
     images = [IMAGES[kind]] if kind in IMAGES else [IMAGES["square"]]
     if kind == "none":
         images = []
@@ -133,6 +134,7 @@ options = st.fixed_dictionaries(
         "loss_weight": st.sampled_from(["token", "sample"]),
         "pad_to_multiple": st.sampled_from([1, 7, 64]),
         "share_pixels": st.booleans(),
+        "share_text": st.booleans(),
     }
 )
 
@@ -140,7 +142,8 @@ options = st.fixed_dictionaries(
 def arrange(encoder: Encoder, kinds: list[tuple[str, int]], share: bool, budget: int = 10**6, **how: Any) -> Layout:
     """One micro-batch of these questions, grouped as the partition groups them."""
     encoded = [question(encoder, i + 1, kind, length) for i, (kind, length) in enumerate(kinds)]
-    items = [Item(i, e.length, e.prefix, e.key) for i, e in enumerate(encoded)]
+    texts = [e.text if how.get("share_text") else () for e in encoded]
+    items = [Item(i, e.length, e.prefix, e.key, text) for i, (e, text) in enumerate(zip(encoded, texts, strict=True))]
     grouped = units(items, Cut(share, True, budget))
     members = [[encoded[i] for i in unit.members] for unit in grouped]
     layout = lay_out(members, family=QWEN, merge_size=MERGE, pad_token=PAD, **how)

@@ -37,6 +37,14 @@ class Encoded:
         return int(self.targets.sum())
 
     @cached_property
+    def text(self) -> tuple[int, ...]:
+        """What comes after the prefix and may be shared as well: everything up to the place that predicts the first
+        target. Nothing of a prompt, whose answer is to be generated."""
+        if self.prefix == 0 or not self.targets.any():
+            return ()
+        return tuple(self.tokens[self.prefix : int(self.targets.argmax()) - 1].tolist())
+
+    @cached_property
     def key(self) -> bytes | None:
         """Equal for samples whose prefixes are computed alike: the same tokens and the same image content."""
         if self.prefix == 0:

@@ -3,7 +3,7 @@ and supervision as a list of (position, target) pairs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from sameday.data.questions.encode import Encoded
 from sameday.data.questions.family import QuestionFamily
 from sameday.data.questions.sample import ImageRef
+from sameday.data.questions.tree import agreements, grow
 
 PADDING = -1
 PREFIX = 0
@@ -80,13 +81,14 @@ def lay_out(
     pad_token: int,
     pad_to_multiple: int = 1,
     share_pixels: bool = True,
-    prefix_ids: Mapping[bytes, int] | None = None,
+    share_text: bool = False,
+    mask_ids: MaskIds | None = None,
 ) -> Layout:
-    """`units` are groups of questions that share a prefix. Packed, all stand in one row: prefixes, then questions
-    alone, then branches. Else each group has its own row. With `share_pixels` an image that several groups hold goes
-    through the tower once. `prefix_ids` has the question that a prefix is keyed by for dropout, by `Encoded.key`; one
-    that is not in it is keyed by the first question of its unit."""
-    rows, questions = _rows(units, packing)
+    """`units` are groups of questions that share a prefix, which with `share_text` goes on as far as their tokens
+    agree. Packed, all stand in one row: prefixes, then questions alone, then branches. Else each group has its own row.
+    With `share_pixels` an image that several groups hold goes through the tower once. `mask_ids` is what `mask_ids_of`
+    says of the step; a prefix that is not in it is keyed by the first question of its unit."""
+    rows, questions = _rows(units, packing, share_text)
     longest = max(sum(piece.count for piece in row) for row in rows)
     length = -(-longest // pad_to_multiple) * pad_to_multiple
     shape = (len(rows), length)
@@ -105,7 +107,7 @@ def lay_out(
             positions[:, r, here] = family.positions(piece.encoded, merge_size)[:, part]
             group[r, here] = piece.group
             branch[r, here] = piece.branch
-            keys[r, here] = _token_keys(piece, prefix_ids or {})
+            keys[r, here] = _token_keys(piece, mask_ids or {})
             shift = r * length + at - piece.start  # flat place of the question's own token 0
             pictures.add(piece, shift)
             targets.add(piece, shift)
@@ -130,12 +132,15 @@ def lay_out(
     )
 
 
-def _rows(units: Sequence[Sequence[Encoded]], packing: bool) -> tuple[list[list[_Piece]], list[Encoded]]:
+def _rows(
+    units: Sequence[Sequence[Encoded]], packing: bool, share_text: bool
+) -> tuple[list[list[_Piece]], list[Encoded]]:
     questions: list[Encoded] = []
     rows: list[list[_Piece]] = []
     for g, unit in enumerate(units):
         assert len(unit) == 1 or len({e.key for e in unit} - {None}) == 1, "a group's questions have one prefix"
-        prefix = unit[0].prefix if len(unit) > 1 else 0
+        tree = grow(agreements([encoded.text if share_text else () for encoded in unit]))
+        prefix = unit[0].prefix + tree.root if len(unit) > 1 else 0
         row = [_Piece(unit[0], 0, prefix, g, PREFIX, len(questions))] if prefix else []
         for b, encoded in enumerate(unit):
             row.append(_Piece(encoded, prefix, encoded.length, g, b + 1, len(questions)))
@@ -169,25 +174,38 @@ def _bounds(row: Sequence[_Piece], length: int) -> Bounds:
     )
 
 
-def first_of_prefix(questions: Iterable[Encoded]) -> dict[bytes, int]:
-    """The id of the first question of each shared prefix, by `Encoded.key`. Taken of a whole step, it does not depend
-    on how the step is split into units, micro-batches and ranks."""
-    first: dict[bytes, int] = {}
+MaskIds = Mapping[int, np.ndarray]
+"""For each question, by its id, the questions by which its first tokens are keyed for dropout."""
+
+
+def mask_ids_of(questions: Iterable[Encoded], share_text: bool) -> MaskIds:
+    """A token that several questions could share is keyed by the first of them that has it and all before it. Taken of
+    a whole step, it does not depend on how the step is split into units, micro-batches and ranks."""
+    ids: dict[int, np.ndarray] = {}
+    nodes: dict[Hashable, tuple[int, int]] = {}
     for encoded in questions:
-        if encoded.key is not None:
-            first.setdefault(encoded.key, encoded.sample.id)
-    return first
+        if encoded.key is None:
+            continue
+        own = encoded.sample.id
+        node, whose = nodes.setdefault(encoded.key, (len(nodes), own))
+        text = []
+        for token in encoded.text if share_text else ():
+            node, first = nodes.setdefault((node, token), (len(nodes), own))
+            text.append(first)
+        ids[own] = np.asarray([whose] * encoded.prefix + text, np.uint64)
+    return ids
 
 
-def _token_keys(piece: _Piece, prefix_ids: Mapping[bytes, int]) -> np.ndarray:
-    """Names each token by its question and its place there, whatever row it stands in: what dropout is keyed by. A
-    prefix token has the question that its whole group is keyed by, also where this question stands alone."""
-    encoded = piece.encoded
+def _token_keys(piece: _Piece, mask_ids: MaskIds) -> np.ndarray:
+    """Names each token by a question and its place there, whatever row it stands in: what dropout is keyed by. A token
+    that could be shared has one name in all questions, also where one of them stands alone."""
+    own = piece.encoded.sample.id
+    ids = np.full(piece.encoded.length, own, np.uint64)
+    shared = mask_ids.get(own, ids[:0])
+    ids[: len(shared)] = shared
     place = np.arange(piece.start, piece.stop, dtype=np.uint64)
-    own = encoded.sample.id
-    shared = own if encoded.key is None else prefix_ids.get(encoded.key, own)
-    ids = np.where(place < encoded.prefix, np.uint64(shared), np.uint64(own))
-    return ((ids * np.uint64(0x9E3779B1) + place * np.uint64(0x85EBCA77)) & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+    names = ids[piece.start : piece.stop] * np.uint64(0x9E3779B1) + place * np.uint64(0x85EBCA77)
+    return (names & np.uint64(0xFFFFFFFF)).astype(np.uint32)
 
 
 def _joined(pieces: list[np.ndarray]) -> np.ndarray:

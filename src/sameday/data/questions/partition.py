@@ -5,24 +5,29 @@ from __future__ import annotations
 
 import heapq
 import sys
-from collections.abc import Hashable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+
+from sameday.data.questions.tree import Text, agreements, grow
 
 
 @dataclass(frozen=True)
 class Item:
-    """What the partition may know of a sample: how long it is, and which prefix it could share."""
+    """What the partition may know of a sample: how long it is, which prefix it could share, and which text behind it
+    as far as others agree."""
 
     index: int
     length: int
     prefix: int = 0
     key: Hashable | None = None
+    text: Text = ()
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Samples that stand in one row under one shared prefix; often just one."""
+    """Samples that stand in one row under one shared prefix, often just one; `tokens` counts what is shared once."""
 
     members: tuple[int, ...]
     tokens: int
@@ -43,8 +48,8 @@ class Cut:
 
 
 def units(items: Sequence[Item], cut: Cut) -> list[Unit]:
-    """Samples of equal prefix together, in order of appearance. A group above the budget is split, its prefix
-    repeated in each part."""
+    """Samples of equal prefix together, those of equal texts beside each other, else in order of appearance. A group
+    above the budget is split, what is shared repeated in each part."""
     if not cut.share:
         return [Unit((item.index,), item.length) for item in items]
     groups: dict[Hashable, list[Item]] = {}
@@ -54,17 +59,21 @@ def units(items: Sequence[Item], cut: Cut) -> list[Unit]:
     most = cut.max_questions or len(items)
     result: list[Unit] = []
     for group in groups.values():
-        members: list[int] = []
-        tokens = 0
-        for item in group:
-            branch = item.length - item.prefix
-            if members and (tokens + branch > cut.token_budget or len(members) == most):
-                result.append(Unit(tuple(members), tokens))
-                members, tokens = [], 0
-            tokens += branch if members else item.length
-            members.append(item.index)
-        result.append(Unit(tuple(members), tokens))
+        left = sorted(group, key=lambda item: item.text)
+        while left:
+            tokens = _counted(left)
+            count = max(1, bisect_right(range(1, min(most, len(left)) + 1), cut.token_budget, key=tokens))
+            result.append(Unit(tuple(item.index for item in left[:count]), tokens(count)))
+            left = left[count:]
     return result
+
+
+def _counted(group: Sequence[Item]) -> Callable[[int], int]:
+    """How many tokens the first n samples of a group have, what they share counted once."""
+    prefix = group[0].prefix
+    own = list(accumulate(item.length - prefix for item in group))
+    agree = agreements([item.text for item in group])
+    return lambda n: prefix + own[n - 1] - grow(agree[: n - 1]).saved
 
 
 def micro_batches(items: Sequence[Item], cut: Cut, ranks: int = 1) -> list[list[MicroBatch]]:
@@ -161,8 +170,7 @@ def _halves(unit: Unit, items: Mapping[int, Item]) -> tuple[Unit, Unit]:
 
 
 def _unit(members: Sequence[int], items: Mapping[int, Item]) -> Unit:
-    prefix = items[members[0]].prefix
-    return Unit(tuple(members), prefix + sum(items[index].length - prefix for index in members))
+    return Unit(tuple(members), _counted([items[index] for index in members])(len(members)))
 
 
 def halve(part: MicroBatch) -> tuple[MicroBatch, MicroBatch] | None:

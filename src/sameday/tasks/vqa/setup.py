@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sameday.tasks.vqa.task import VqaTask
 
 Loaded = TypeVar("Loaded", bound="VqaTask")
-SHARING: dict[str, Any] = {"share_images": True, "packing": True, "max_questions": None}
+SHARING: dict[str, Any] = {"share_images": True, "share_text": True, "packing": True, "max_questions": None}
 TUNED_BUDGETS = tuple(2**n for n in range(8, 18))
 """Tokens of a micro-batch that the tuner tries."""
 SOME = 64
@@ -46,6 +46,7 @@ class VqaSetup(TaskSetup):
     modules: ClassVar[tuple[str, ...]] = ("transformers", "peft", "sameday.tasks.vqa.task")
     alone: ClassVar[Mapping[str, Any]] = {
         "share_images": False,
+        "share_text": False,
         "packing": False,
         "max_questions": 1,
         "pad_to_multiple": 1,
@@ -384,6 +385,7 @@ class VqaSetup(TaskSetup):
     def trial_values(self, device: str, size: int) -> dict[str, tuple[Any, ...]]:
         return {
             "share_images": (False, True),
+            "share_text": (False, True),
             "packing": (False, True),
             "token_budget": (8192, 2 * size, 5 * size),
             "max_questions": (1, 4, None),
