@@ -23,7 +23,7 @@ from sameday.kernels import attention, split
 def _masked(rule: Callable[[Tensor, Tensor], Tensor]) -> AbstractContextManager[Any]:
     """`rule` gives (rows, queries, keys) of what is seen besides what should be."""
     visible = attention.visible
-    return patch.object(attention, "visible", lambda g, b: visible(g, b) | rule(g, b)[:, None])
+    return patch.object(attention, "visible", lambda g, b, f: visible(g, b, f) | rule(g, b)[:, None])
 
 
 def _pairs(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -193,17 +193,25 @@ TEXTS = {
 }
 
 
-@pytest.mark.parametrize("plan", TEXTS)
+def templated(family: str) -> Scenario:
+    prompt = {"by": "stage", "templates": TEMPLATES}
+    return scenario(family, 12, (9, 4), True, order="by_image", loss_weight="sample", prompt=prompt)
+
+
 @pytest.mark.parametrize(
-    "family", [FAMILIES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES[1:])]
+    ("family", "plan"),
+    [
+        *((FAMILIES[0], plan) for plan in TEXTS),
+        *(pytest.param(family, "groups split", marks=pytest.mark.slow) for family in FAMILIES[1:]),
+    ],
 )
 def test_templates_are_shared_as_exactly_as_images(bench: Bench, family: str, plan: str) -> None:
-    prompt = {"by": "stage", "templates": TEMPLATES}
-    scene = scenario(family, 12, (9, 4), True, order="by_image", loss_weight="sample", prompt=prompt)
+    scene = templated(family)
     found = work(bench.task(scene, TEXTS[plan] | {"share_text": True}), size=1 + (plan == "groups split"))
     assert_same(found, bench.plain(scene))
     images_alone = bench.task(scene, TEXTS[plan]).batches(0, None, Ranks())
-    assert tokens_of(found.batches) < 0.9 * tokens_of(images_alone)
+    assert tokens_of(found.batches) < 0.85 * tokens_of(images_alone)
+    assert max(int(batch.fork.max()) for batch in found.batches) > 1, "a group with several forks"
 
 
 def tokens_of(batches: Iterable[Batch]) -> int:
@@ -252,8 +260,9 @@ def zero(task: VqaTask) -> str:
 @torch.no_grad()
 def test_flex_attention_follows_the_same_rule(bench: Bench) -> None:
     """Plans refuse it on a CPU, where torch has no backward pass for it; the forward pass can be compared."""
-    task = bench.task(SCENARIOS["qwen3 by image, token"], PLANS["shared, packed"])
+    task = bench.task(templated("qwen3_vl"), PLANS["shared, packed"] | {"share_text": True})
     for batch in task.batches(0, None, Ranks()):
+        assert batch.fork.any()
         outputs = {}
         for task.model.kernel in ("sdpa", "flex"):
             outputs[task.model.kernel] = task.loss_sum(batch, 0)[1]

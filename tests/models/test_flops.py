@@ -340,43 +340,45 @@ def test_fused_levels_save_one_product_of_scores() -> None:
 
 
 @st.composite
-def rows(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Groups of a prefix and branches in rows of their own or in one, padding at the end, and labelled places."""
-    units = draw(
-        st.lists(st.tuples(st.integers(0, 7), st.lists(st.integers(2, 6), min_size=1, max_size=3)), max_size=4)
-    )
+def rows(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Groups of a prefix, forks and branches in rows of their own or in one, padding at the end, and labelled
+    places."""
+    branches = st.lists(st.tuples(st.integers(0, 2), st.integers(2, 6)), min_size=1, max_size=3)
+    units = draw(st.lists(st.tuples(st.integers(0, 7), st.integers(1, 4), branches), max_size=4))
     packed = draw(st.booleans())
-    pieces = [
-        [(g, 0, prefix), *((g, b + 1, length) for b, length in enumerate(branches))]
-        for g, (prefix, branches) in enumerate([*units, (2, [3])])
-    ]
+    pieces = []
+    for g, (prefix, fork_length, asked) in enumerate([*units, (2, 1, [(0, 3)])]):
+        forks = sorted({f for f, _ in asked} - {0})
+        below = [(g, b + 1, f, length) for b, (f, length) in enumerate(asked)]
+        pieces.append([(g, 0, 0, prefix), *((g, 0, f, fork_length) for f in forks), *below])
     if packed:
-        pieces = [sorted((piece for unit in pieces for piece in unit), key=lambda piece: piece[1] > 0)]
+        pieces = [sorted((piece for unit in pieces for piece in unit), key=lambda piece: (piece[1] > 0, piece[2] > 0))]
     longest = max(sum(n for *_, n in row) for row in pieces) + draw(st.integers(0, 5))
-    group, branch = np.full((len(pieces), longest), -1, np.int32), np.zeros((len(pieces), longest), np.int32)
+    group = np.full((len(pieces), longest), -1, np.int32)
+    branch, fork = np.zeros((2, len(pieces), longest), np.int32)
     labels: list[int] = []
     for r, row in enumerate(pieces):
         at = 0
-        for g, b, length in row:
-            group[r, at : at + length], branch[r, at : at + length] = g, b
+        for g, b, f, length in row:
+            group[r, at : at + length], branch[r, at : at + length], fork[r, at : at + length] = g, b, f
             if b:
                 places = st.lists(st.integers(0, length - 1), min_size=1, max_size=3, unique=True)
                 labels += [r * longest + at + place for place in draw(places)]
             at += length
-    return group, branch, np.array(labels)
+    return group, branch, fork, np.array(labels)
 
 
 @given(rows())
-def test_the_least_is_what_labels_see(made: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
+def test_the_least_is_what_labels_see(made: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]) -> None:
     """By the mask itself: what a label sees, and what those see in turn."""
-    group, branch, labels = made
-    seen = visible(torch.from_numpy(group), torch.from_numpy(branch))[:, 0].numpy()
+    group, _branch, _fork, labels = made
+    seen = visible(*map(torch.from_numpy, made[:3]))[:, 0].numpy()
     asking = np.zeros(group.size, bool)
     asking[labels] = True
     asking = asking.reshape(group.shape)
     used = (seen & asking[:, :, None]).any(1)
     assert (used == (seen & used[:, :, None]).any(1)).all()
-    extent = needed_extent(group, branch, labels)
+    extent = needed_extent(*made)
     assert extent.logits == extent.last.asking == len(labels)
     assert extent.each.asking == extent.each.seen == extent.last.seen == used.sum()
     assert extent.each.pairs.count == (seen & used[:, :, None]).sum()
@@ -385,18 +387,20 @@ def test_the_least_is_what_labels_see(made: tuple[np.ndarray, np.ndarray, np.nda
 
 @settings(max_examples=20)
 @given(rows(), st.sampled_from([4, 8]))
-def test_blocks_are_those_of_flex_attention(made: tuple[np.ndarray, np.ndarray, np.ndarray], tile: int) -> None:
-    group, branch = (torch.from_numpy(x) for x in made[:2])
+def test_blocks_are_those_of_flex_attention(
+    made: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray], tile: int
+) -> None:
+    levels = [torch.from_numpy(x) for x in made[:3]]
+    seen = visible(*levels)[:, 0]
 
     def rule(row: Tensor, _head: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        reachable = (branch[row, j] == 0) | (branch[row, i] == branch[row, j])
-        return (i >= j) & (group[row, i] == group[row, j]) & reachable
+        return seen[row, i, j]
 
-    mask = create_block_mask(rule, len(group), None, *[group.shape[1]] * 2, device="cpu", BLOCK_SIZE=tile)
+    mask = create_block_mask(rule, *seen.shape[:1], None, *seen.shape[1:], device="cpu", BLOCK_SIZE=tile)
     blocks = int(mask.kv_num_blocks.sum()) + int(
         0 if mask.full_kv_num_blocks is None else mask.full_kv_num_blocks.sum()
     )
-    assert block_pairs(group, branch, tile) == blocks * tile**2
+    assert block_pairs(*levels, tile) == blocks * tile**2
 
 
 @given(st.integers(1, 600), st.integers(1, 150))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,8 @@ def arrange(encoder: Encoder, kinds: list[tuple[str, int]], share: bool, budget:
 
 def visible(layout: Layout) -> np.ndarray:
     """(rows, length, length), query by key."""
-    return attention.visible(torch.from_numpy(layout.group), torch.from_numpy(layout.branch))[:, 0].numpy()
+    levels = (torch.from_numpy(level) for level in (layout.group, layout.branch, layout.fork))
+    return attention.visible(*levels)[:, 0].numpy()
 
 
 def places(layout: Layout, sees: np.ndarray, owner: int) -> tuple[int, np.ndarray]:
@@ -285,18 +287,19 @@ def test_plain_causal_rows_are_announced_only_where_they_are_exact(
 def test_bounds_describe_the_same_attention_as_the_mask(
     encoder: Encoder, kinds: list[tuple[str, int]], share: bool, how: dict[str, Any]
 ) -> None:
-    """Causal within each piece, and each group's branches over the whole of their prefix."""
+    """Causal within each piece, and each run of queries over the whole of its run of keys."""
     layout = arrange(encoder, kinds, share, **(how | {"packing": True}))
     bounds = layout.bounds
     assert bounds is not None
     rebuilt = np.zeros(2 * layout.tokens.shape[1:], bool)
     for a, b in zip(bounds.cu[:-1], bounds.cu[1:], strict=True):
         rebuilt[a:b, a:b] = np.tri(b - a, dtype=bool)
-    for g in range(len(bounds.cu_prefix) - 1):
-        first, last = bounds.branch_start + bounds.cu_branch[g : g + 2]
-        rebuilt[first:last, bounds.cu_prefix[g] : bounds.cu_prefix[g + 1]] = True
-    assert bounds.cu_prefix[-1] == bounds.prefix_end
-    assert bounds.branch_start + bounds.cu_branch[-1] == bounds.branch_end
+    for call in bounds.dense:
+        queries, keys = call.queries + call.cu_queries, call.keys + call.cu_keys
+        assert (np.diff(queries) > 0).all() and (np.diff(keys) > 0).all(), "no run is empty"
+        for (first, last), (a, b) in zip(pairwise(queries), pairwise(keys), strict=True):
+            assert not rebuilt[first:last, a:b].any(), "no pair is computed twice"
+            rebuilt[first:last, a:b] = True
     assert np.array_equal(rebuilt, visible(layout)[0])
 
 

@@ -146,7 +146,7 @@ def _loads(shares: Sequence[Sequence[Unit]]) -> list[int]:
 
 def _split_further(shares: Sequence[Sequence[Unit]], items: Mapping[int, Item]) -> list[list[Unit]] | None:
     """One unit split where that makes the loads better, compared from the fullest rank on; else None. Where a rank is
-    idle each other has one unit, so that halves of any of them are better."""
+    idle each other has one unit, and halves of any of them are better: even where they share less than the whole."""
     ranks, loads, pool = len(shares), _loads(shares), [unit for share in shares for unit in share]
     fullest = max(shares, key=lambda share: sum(unit.tokens for unit in share))
     for unit in sorted(fullest if loads[-1] else pool, key=lambda u: -u.tokens):
@@ -154,10 +154,10 @@ def _split_further(shares: Sequence[Sequence[Unit]], items: Mapping[int, Item]) 
             continue
         halves = _halves(unit, items)
         added = sum(half.tokens for half in halves) - unit.tokens
-        if sum(loads) + added > ranks * loads[0]:
+        if loads[-1] and sum(loads) + added > ranks * loads[0]:
             continue  # some rank would have more than the fullest has now
         spread = _spread([*(u for u in pool if u is not unit), *halves], ranks)
-        if _loads(spread) < loads:
+        if _loads(spread) < loads or not loads[-1]:
             return spread
     return None
 
