@@ -28,12 +28,6 @@ SETUPS = {
 }
 VALUES = {device: trial_values(setup, device, QUESTION) for device, setup in SETUPS.items()}
 PLANS = {device: trial_plans(setup, device, QUESTION) for device, setup in SETUPS.items()}
-PROMPT = {
-    "default": "near the left wall there is a red polyp, what size, shape, how many can you see: {question}",
-    "by": "stage",
-    "templates": {"1": "how many instruments can you see here near the left wall, what size, shape: {question}"},
-}
-"""Questions of one template have more in common than a fork needs."""
 IMPOSSIBLE = [(("packing", False), ("attention", "split"))]
 
 
@@ -54,7 +48,7 @@ def stages(tmp_path_factory: pytest.TempPathFactory, tiny_qwen3: Path) -> Iterat
     root = tmp_path_factory.mktemp("array")
     home = worlds.write_world(root / "world", 0, (5, 1, 4), sizes=((48, 32), (32, 64)))
     lora = {"r": 4, "alpha": 8, "dropout": 0.1}
-    asked = {"order": "by_image", "effective_batch": 4, "lora": lora, "weight_decay": 0.1, "prompt": PROMPT}
+    asked = {"order": "by_image", "effective_batch": 4, "lora": lora, "weight_decay": 0.1}
     recipes = {device: worlds.tiny_recipe(tiny_qwen3, precision=kind, **asked) for device, kind in PRECISION.items()}
     with pytest.MonkeyPatch.context() as patch:
         # Compiling is tried with the graphs alone: which backend turns them into kernels depends on the machine.

@@ -34,6 +34,7 @@ from sameday.models.vit import ViT
 from sameday.models.vlm_flops import count, needed_extent
 from sameday.spec.plan import Plan
 from sameday.spec.vision import BdhModel, VitModel
+from sameday.tasks.vqa.setup import VqaSetup
 from sameday.tasks.vqa.task import VqaTask
 
 AGREES, ALLOWED = 0.001, 0.02
@@ -44,6 +45,7 @@ FOUR = {"max_questions": 4}
 PACKED = {"packing": True, "max_questions": None, "label_only_logits": True}
 SHARED = {**PACKED, "share_images": True}
 SPLIT = {**SHARED, "attention": "split", "pad_to_multiple": 32}
+TEXT = {"share_text": True}
 FULL = {"checkpointing": "full"}
 PLANS: dict[str, dict[str, Any]] = {
     "one at a time": {},
@@ -59,6 +61,8 @@ PLANS: dict[str, dict[str, Any]] = {
     "shared, full checkpointing": {**SHARED, **FULL},
     "shared, split": SPLIT,
     "shared, split, full checkpointing": {**SPLIT, **FULL},
+    "shared, text": {**SHARED, **TEXT},
+    "shared, text, split": {**SPLIT, **TEXT},
 }
 
 # Recipes
@@ -79,7 +83,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "all": {"train": "all"},
     "all, tower too": {"train": "all", "train_vision": True},
 }
-CASES = [("qwen3_vl", {}, name) for name in PLANS]
+CASES = [("qwen3_vl", {}, name) for name in PLANS if "text" not in name]
 CASES += [(family, {}, name) for family in ("qwen2_5_vl", "qwen2_vl") for name in ("4 at a time", "shared, split")]
 CASES += [("qwen3_vl", recipe, "shared, full checkpointing") for recipe in RECIPES.values()]
 CASES += [
@@ -88,6 +92,17 @@ CASES += [
     for recipe in ("adapters with dropout on some layers", "adapters in the tower", "all, tower too")
 ]
 CASES += [("qwen3_vl", {"precision": "bf16"}, "one at a time, labels only")]
+PROMPT = {
+    "prompt": {
+        "by": "stage",
+        "default": "see the left wall near the red polyp, how many instruments, what size, shape, colour: {question}",
+        "templates": {
+            "1": "how many red instruments near the polyp, the left wall, what colour, size, shape: {question}"
+        },
+    }
+}
+"""Questions of one template have more in common than a fork needs."""
+CASES += [("qwen3_vl", PROMPT, plan) for plan in ("shared, text", "shared, text, split")]
 
 
 def seen_inside(operator: Any) -> Callable[..., int]:
@@ -146,6 +161,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return worlds.write_world(tmp_path_factory.mktemp("counted"), 3, (3, 1, 2), chats=True, sizes=((48, 32), (32, 64)))
 
 
+@pytest.fixture(scope="module")
+def templated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An image with so many questions that several in a step are of one template."""
+    return worlds.write_world(tmp_path_factory.mktemp("templates"), 3, (5,), hard=False, sizes=((48, 32),))
+
+
 def make(world: Path, model: Path, plan: dict[str, Any], **recipe: Any) -> VqaTask:
     asked = worlds.tiny_recipe(model, effective_batch=5, order="by_image", **recipe)
     task = worlds.make_task(world, asked, Plan(**plan))
@@ -160,13 +181,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def ran(world: Path, models: dict[str, Path]) -> list[Ran]:
+def ran(world: Path, templated: Path, models: dict[str, Path]) -> list[Ran]:
     """The first micro-batch of each case with plain products, which the counter sees by itself; some with fused
     attention too."""
     found = []
     for family, recipe, plan in CASES:
-        task = make(world, models[family], PLANS[plan], **recipe)
+        task = make(templated if recipe is PROMPT else world, models[family], PLANS[plan], **recipe)
         batch = next(iter(task.batches(0, None, Ranks())))
+        assert bool(batch.fork.any()) == (recipe is PROMPT)
         both = [("plain", sdpa_kernel(SDPBackend.MATH)), ("fused", nullcontext())]
         for name, kernel in both[: 1 if recipe or "split" in plan else 2]:
             with kernel:
@@ -215,6 +237,16 @@ def test_the_least_is_the_recipes_and_not_the_plans(world: Path, models: dict[st
     assert len(set(found[:4])) == 1
     assert len(set(found[4:])) == 1
     assert found[4] < 0.9 * found[0]
+
+
+def test_what_templates_have_in_common_is_needed_once(templated: Path, models: dict[str, Path]) -> None:
+    """In the floor, which is of the setup's plan for all at once."""
+    task = make(templated, models["qwen3_vl"], {}, **PROMPT)
+    together = task.with_plan(VqaSetup.together)
+    assert any(batch.fork.any() for batch in together.batches(0, None, Ranks()))
+    apart = task.with_plan({**VqaSetup.together, "share_text": False})
+    least, more = (each.cost(0, None, Ranks()) for each in (together, apart))
+    assert least.flop < 0.95 * more.flop and least.executed_flop < more.executed_flop
 
 
 def with_features(task: VqaTask, batch: Batch) -> Batch:
