@@ -8,6 +8,7 @@ import sys
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 
 from sameday.data.questions.tree import Text, agreements, grow
@@ -59,21 +60,29 @@ def units(items: Sequence[Item], cut: Cut) -> list[Unit]:
     most = cut.max_questions or len(items)
     result: list[Unit] = []
     for group in groups.values():
-        left = sorted(group, key=lambda item: item.text)
-        while left:
-            tokens = _counted(left)
-            count = max(1, bisect_right(range(1, min(most, len(left)) + 1), cut.token_budget, key=tokens))
-            result.append(Unit(tuple(item.index for item in left[:count]), tokens(count)))
-            left = left[count:]
+        group.sort(key=lambda item: item.text)
+        tokens, first = _counted(group), 0
+        while first < len(group):
+            count = _fitting(partial(tokens, first), min(most, len(group) - first), cut.token_budget)
+            result.append(Unit(tuple(item.index for item in group[first : first + count]), tokens(first, count)))
+            first += count
     return result
 
 
-def _counted(group: Sequence[Item]) -> Callable[[int], int]:
-    """How many tokens the first n samples of a group have, what they share counted once."""
+def _counted(group: Sequence[Item]) -> Callable[[int, int], int]:
+    """How many tokens so many samples of a group have from one on, what they share counted once."""
     prefix = group[0].prefix
-    own = list(accumulate(item.length - prefix for item in group))
+    own = list(accumulate((item.length - prefix for item in group), initial=0))
     agree = agreements([item.text for item in group])
-    return lambda n: prefix + own[n - 1] - grow(agree[: n - 1]).saved
+    return lambda first, n: prefix + own[first + n] - own[first] - grow(agree[first : first + n - 1]).saved
+
+
+def _fitting(tokens: Callable[[int], int], most: int, budget: int) -> int:
+    """How many samples there is room for, at least one. Groups may be large, and units small."""
+    bound = 1
+    while bound < most and tokens(bound) <= budget:
+        bound = min(2 * bound, most)
+    return max(1, bisect_right(range(1, bound + 1), budget, key=tokens))
 
 
 def micro_batches(items: Sequence[Item], cut: Cut, ranks: int = 1) -> list[list[MicroBatch]]:
@@ -170,7 +179,7 @@ def _halves(unit: Unit, items: Mapping[int, Item]) -> tuple[Unit, Unit]:
 
 
 def _unit(members: Sequence[int], items: Mapping[int, Item]) -> Unit:
-    return Unit(tuple(members), _counted([items[index] for index in members])(len(members)))
+    return Unit(tuple(members), _counted([items[index] for index in members])(0, len(members)))
 
 
 def halve(part: MicroBatch) -> tuple[MicroBatch, MicroBatch] | None:

@@ -370,14 +370,14 @@ class VqaSetup(TaskSetup):
         return [*choices, Choice("attention", tuple({"attention": kernel} for kernel in kernels))]
 
     def cuts(self, device: str, plan: Plan) -> list[dict[str, Any]]:
-        """Those that share images are for plans that do not."""
+        """Those that share images and text are for plans that do not."""
         if device == "cpu":
             cuts = [{"token_budget": tokens, "max_questions": None} for tokens in CPU_BUDGETS]
             shared = [SHARING | {"token_budget": tokens} for tokens in CPU_BUDGETS]
         else:
             more = plan.token_budget if plan.max_questions is not None else 4 * plan.token_budget
             cuts, shared = [{"token_budget": max(USUAL_BUDGET, more), "max_questions": None}], [SHARING]
-        return [*cuts, *(shared if not plan.share_images else ())]
+        return [*cuts, *(() if plan.share_images and plan.share_text else shared)]
 
     def cannot(self, machine: Machine) -> frozenset[tuple[str, str]]:
         return frozenset({("cache", "features")} if self.recipe.train_vision else ())
