@@ -112,9 +112,9 @@ def lay_out(
 ) -> Layout:
     """`units` are groups of questions that share a prefix, which with `share_text` goes on as far as their tokens
     agree, and forks where some agree further. Packed, all stand in one row, piece by piece as `Kind` has them. Else
-    each group has its own row.
-    With `share_pixels` an image that several groups hold goes through the tower once. `mask_ids` is what `mask_ids_of`
-    says of the step; a prefix that is not in it is keyed by the first question of its unit."""
+    each group has its own row. With `share_pixels` an image that several groups hold goes through the tower once.
+    `mask_ids` is what `mask_ids_of` says of the step; a prefix that is not in it is keyed by the first question of its
+    unit."""
     rows, questions = _rows(units, packing, share_text)
     longest = max(sum(piece.count for piece in row) for row in rows)
     length = -(-longest // pad_to_multiple) * pad_to_multiple
