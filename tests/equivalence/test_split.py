@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
@@ -88,3 +89,21 @@ def test_autocast_does_not_reach_inside() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         inside = shared_prefix_attention(q, k, v, segments, 0.5)
     assert torch.equal(inside, shared_prefix_attention(q, k, v, segments, 0.5))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_flash_calls_are_as_near_as_half_precision_is() -> None:
+    """On a GPU: forks of many tokens and of one, groups without forks, questions alone."""
+    segments, levels = row([(70, [9, 30]), (300, [(120, [20, 33, 8]), (1, [40]), (64, [17, 5])])], [50, 3])
+    tokens, generator = levels[0].shape[1], torch.Generator().manual_seed(0)
+    shapes = ((tokens, heads, 64) for heads in (8, 2, 2, 8))
+    *inputs, grad = (torch.randn(shape, generator=generator).cuda().bfloat16() for shape in shapes)
+    q, k, v = (x.requires_grad_() for x in inputs)
+    found = shared_prefix_attention(q, k, v, segments.to(torch.device("cuda")), 0.125)
+    exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    heads = [x.repeat_interleave(8 // x.shape[1], 1).transpose(0, 1)[None] for x in exact]
+    mask = visible(*(level.cuda() for level in levels))
+    dense = F.scaled_dot_product_attention(*heads, attn_mask=mask, scale=0.125)[0].transpose(0, 1)
+    gradients = torch.autograd.grad(found, (q, k, v), grad), torch.autograd.grad(dense, exact, grad.double())
+    for a, b in zip((found, *gradients[0]), (dense, *gradients[1]), strict=True):
+        assert (a.double() - b).norm() < 0.02 * b.norm()
