@@ -13,6 +13,8 @@ from sameday.verify.arm import Plant
 SHARED = {"share_images": True, "max_questions": None, "packing": True, "label_only_logits": True}
 """All of a step's images and questions in one row."""
 SPLIT = SHARED | {"attention": "split"}
+TEXT = SHARED | {"share_text": True}
+"""And what questions that are asked in one template have in common."""
 UNEVEN = {"share_images": True, "max_questions": None, "token_budget": 120, "optimizer_impl": "foreach"}
 """Several micro-batches of different sizes to a step."""
 PADDED = {"max_questions": 3, "optimizer_impl": "fused"}
@@ -27,7 +29,7 @@ NUMBERS = ("gradient", "update", "validation", "training", "after the resume")
 @dataclass(frozen=True)
 class Fault:
     """`place` has to be in the words by which the first difference names its place. `only_float32`: in bf16 it would be
-    no fault. `task` is the one it is planted in."""
+    no fault. `task` is the one it is planted in, or `templates`, where questions are asked in templates."""
 
     name: str
     sentence: str

@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from catalogue import PADDED, SHARED, SPLIT, planted
+from catalogue import PADDED, SHARED, SPLIT, TEXT, planted
 from torch import Tensor
 
 from sameday.data.questions.batch import Batch
@@ -23,7 +23,7 @@ from sameday.kernels import attention, split
 def _masked(rule: Callable[[Tensor, Tensor], Tensor]) -> AbstractContextManager[Any]:
     """`rule` gives (rows, queries, keys) of what is seen besides what should be."""
     visible = attention.visible
-    return patch.object(attention, "visible", lambda g, b: visible(g, b) | rule(g, b)[:, None])
+    return patch.object(attention, "visible", lambda g, b, f: visible(g, b, f) | rule(g, b)[:, None])
 
 
 def _pairs(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,6 +69,31 @@ def log_sum_exp_in_base_two(_task: Any, _ranks: Any) -> Any:
         return out, lse if causal else lse / math.log(2)
 
     return patch.object(split, "variable_length", in_two_bases)
+
+
+@planted(TEXT, "gradient", "kernels.attention", task="templates")
+def a_branch_sees_its_neighbours_template(_task: Any, _ranks: Any) -> Any:
+    """Questions of an image's second template also see what is shared of the first one."""
+    visible = attention.visible
+
+    def sees_more(group: Tensor, branch: Tensor, fork: Tensor) -> Tensor:
+        ((g, h), (query, key), (own, other)) = (_pairs(level) for level in (group, branch, fork))
+        neighbours = (g == h) & (query != PREFIX) & (own == 2) & (key == PREFIX) & (other == 1)
+        return visible(group, branch, fork) | neighbours[:, None]
+
+    return patch.object(attention, "visible", sees_more)
+
+
+@planted(TEXT | {"attention": "split"}, "gradient", "kernels.split", task="templates")
+def a_branch_does_not_see_its_template(_task: Any, _ranks: Any) -> Any:
+    """The last of the calls over what is shared, branches over their forks, is left out."""
+    read = split._calls
+
+    def without_forks(at: Tensor) -> Any:
+        longest, calls = read(at)
+        return longest, calls[:2]
+
+    return patch.object(split, "_calls", without_forks)
 
 
 # Where a token stands

@@ -18,7 +18,7 @@ import sets
 import torch
 import worlds
 from arms import Stage
-from catalogue import SHARED, UNEVEN, Fault
+from catalogue import SHARED, TEXT, UNEVEN, Fault
 from faults import FAULTS
 from torch import Tensor
 
@@ -59,6 +59,15 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 
 Stages = dict[str, Stage]
+TEMPLATES = {
+    "by": "stage",
+    "templates": {
+        "1": "what is there, what size, what shape, what colour near the left wall, a red polyp: {question}",
+        "2": "what size, how many instruments can you see here near the red polyp, left wall: {question}",
+        "3": "what shape, how many red instruments can you see here near the left wall, what size: {question}",
+    },
+}
+"""In the recipe of the stage `templates`. They agree in a word, and questions of one template in more than sixteen."""
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +76,16 @@ def stages(stage: Stage, tmp_path_factory: pytest.TempPathFactory) -> Stages:
     staged = worlds.cot_recipe(Path(stage.recipe.model), **COT)
     return {
         "vqa": stage,
+        "templates": templated(root / "templates", 4, stage.recipe),
         "cot": Stage(root / "cot", stage.home, staged, steps=4),
         "classify": Stage(root, sets.write_set(root / "set"), sets.tiny_recipe()),
     }
+
+
+def templated(root: Path, seed: int, recipe: Any) -> Stage:
+    """Six questions to an image, so that each step has several of one template and several templates of one image."""
+    home = worlds.write_world(root / "world", seed, (6, 6), hard=False, sizes=((48, 32),))
+    return Stage(root, home, recipe.model_validate(recipe.model_dump() | {"prompt": TEMPLATES}), steps=4)
 
 
 def compared(stages: Stages, fault: Fault, plant: Plant | None) -> Comparison:
@@ -145,6 +161,14 @@ def test_the_trial_holds_what_the_faults_are_about(stage: Stage) -> None:
     assert any(len(each) > 1 for each in sizes), "micro-batches of different sizes in a step"
 
 
+@pytest.mark.slow
+def test_the_trial_with_templates_has_forks(stages: Stages) -> None:
+    stage = stages["templates"]
+    task = worlds.make_task(stage.home, stage.recipe, Plan(**TEXT))
+    batches = [batch for step in range(task.steps_per_epoch()) for batch in task.batches(step, None, Ranks())]
+    assert all(int(batch.fork.max()) > 1 for batch in batches), "two templates in each group, one of them shared"
+
+
 def branches_of(group: Tensor, branch: Tensor) -> list[int]:
     """The number of branches of each group."""
     return [int(branch[group == g].max()) for g in range(int(group.max()) + 1)]
@@ -168,8 +192,10 @@ def half_stages(root: Path, seed: int) -> Stages:
     changes = RECIPE | {"precision": "bf16", "max_grad_norm": 1.0, "seed": seed}
     staged = COT | {"precision": "bf16", "seed": seed}
     images = sets.tiny_recipe(precision="bf16", seed=seed)
+    recipe = worlds.tiny_recipe(model, **changes)
     return {
-        "vqa": Stage(root, home, worlds.tiny_recipe(model, **changes), steps=4),
+        "vqa": Stage(root, home, recipe, steps=4),
+        "templates": templated(root / "templates", seed, recipe),
         "cot": Stage(root / "cot", home, worlds.cot_recipe(model, **staged), steps=4),
         "classify": Stage(root / "images", sets.write_set(root / "set"), images, steps=4),
     }

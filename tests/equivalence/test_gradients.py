@@ -179,6 +179,45 @@ def test_a_plan_gives_the_gradient_of_one_question_at_a_time(bench: Bench, name:
         assert_same(work(task, 0, size=2), bench.plain(scene))
 
 
+TEMPLATES = {
+    "1": "look at the left wall near here, then say: {question}",
+    "2": "look at the left wall near the red polyp and say what you can see there, in a size: {question}",
+    "3": "look at the left wall near the red polyp and say what you can see there, in a colour: {question}",
+}
+"""All begin with the same words, and two of them go on with the same ones."""
+TEXTS = {
+    "rows": SHARED,
+    "packed": SHARED | {"packing": True, "attention": "sdpa", "pad_to_multiple": 64},
+    "packed, split": SHARED | {"packing": True, "attention": "split", "label_only_logits": True},
+    "groups split": SHARED | {"packing": True, "attention": "split", "token_budget": 150},
+}
+
+
+def templated(family: str) -> Scenario:
+    prompt = {"by": "stage", "templates": TEMPLATES}
+    return scenario(family, 12, (9, 4), True, order="by_image", loss_weight="sample", prompt=prompt)
+
+
+@pytest.mark.parametrize(
+    ("family", "plan"),
+    [
+        *((FAMILIES[0], plan) for plan in TEXTS),
+        *(pytest.param(family, "groups split", marks=pytest.mark.slow) for family in FAMILIES[1:]),
+    ],
+)
+def test_templates_are_shared_as_exactly_as_images(bench: Bench, family: str, plan: str) -> None:
+    scene = templated(family)
+    found = work(bench.task(scene, TEXTS[plan] | {"share_text": True}), size=1 + (plan == "groups split"))
+    assert_same(found, bench.plain(scene))
+    images_alone = bench.task(scene, TEXTS[plan]).batches(0, None, Ranks())
+    assert tokens_of(found.batches) < 0.85 * tokens_of(images_alone)
+    assert max(int(batch.fork.max()) for batch in found.batches) > 1, "a group with several forks"
+
+
+def tokens_of(batches: Iterable[Batch]) -> int:
+    return sum(int((batch.group >= 0).sum()) for batch in batches)
+
+
 def test_more_ranks_than_work_change_nothing(bench: Bench) -> None:
     scene = SCENARIOS["qwen3 by image, token"]
     task = bench.task(scene, PLANS["shared, packed"])
@@ -221,8 +260,9 @@ def zero(task: VqaTask) -> str:
 @torch.no_grad()
 def test_flex_attention_follows_the_same_rule(bench: Bench) -> None:
     """Plans refuse it on a CPU, where torch has no backward pass for it; the forward pass can be compared."""
-    task = bench.task(SCENARIOS["qwen3 by image, token"], PLANS["shared, packed"])
+    task = bench.task(templated("qwen3_vl"), PLANS["shared, packed"] | {"share_text": True})
     for batch in task.batches(0, None, Ranks()):
+        assert batch.fork.any()
         outputs = {}
         for task.model.kernel in ("sdpa", "flex"):
             outputs[task.model.kernel] = task.loss_sum(batch, 0)[1]

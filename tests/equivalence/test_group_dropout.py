@@ -81,7 +81,7 @@ def test_the_splits_hold_what_they_are_for(task: VqaTask) -> None:
 def test_a_whole_group_is_keyed_by_its_first_question(task: VqaTask, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the layout were told nothing of the step."""
     (told,) = batches(task.with_plan({"packing": True}))
-    monkeypatch.setattr(vqa, "first_of_prefix", lambda _: {})
+    monkeypatch.setattr(vqa, "mask_ids_of", lambda *_: {})
     (untold,) = batches(task.with_plan({"packing": True}))
     assert torch.equal(told.keys, untold.keys)
 

@@ -1,8 +1,11 @@
-"""Splitting attention over shared prefixes in two calls and merging them is exact: float64, against the dense rule."""
+"""Splitting attention over what is shared in a few calls and merging them is exact: float64, against the dense rule."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
@@ -10,9 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sameday.kernels.attention import visible
-from sameday.kernels.split import Segments, shared_prefix_attention
+from sameday.kernels.split import Dense, Segments, shared_prefix_attention
 
-GROUPS = st.lists(st.tuples(st.integers(1, 9), st.lists(st.integers(1, 7), min_size=2, max_size=5)), max_size=3)
+BRANCHES = st.lists(st.integers(1, 7), min_size=1, max_size=4)
+FORKS = st.lists(st.tuples(st.integers(1, 6), BRANCHES), min_size=1, max_size=3)
+GROUPS = st.lists(st.tuples(st.integers(1, 9), BRANCHES | FORKS), max_size=4)
+"""Each a prefix with its branches, or with forks that have theirs."""
 ALONE = st.lists(st.integers(1, 8), max_size=3)
 
 
@@ -20,30 +26,47 @@ def cumulative(counts: list[int]) -> Tensor:
     return torch.from_numpy(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
 
 
-def row(groups: list[tuple[int, list[int]]], alone: list[int]) -> tuple[Segments, Tensor, Tensor]:
-    """A packed row: prefixes, questions alone, branches; its bounds, and each token's group and branch."""
-    pieces = [(g, 0, prefix) for g, (prefix, _) in enumerate(groups)]
-    pieces += [(len(groups) + i, 1, count) for i, count in enumerate(alone)]
-    pieces += [(g, b + 1, n) for g, (_, branches) in enumerate(groups) for b, n in enumerate(branches)]
-    counts = [n for _, _, n in pieces]
-    prefixes, branches = [prefix for prefix, _ in groups], [sum(b) for _, b in groups]
-    total = sum(counts)
-    longest = [max(c, default=1) for c in (counts, branches, prefixes)]
-    at = torch.tensor([sum(prefixes), total - sum(branches), total, *longest])
-    segments = Segments(cumulative(counts), cumulative(branches), cumulative(prefixes), at)
-    group = torch.tensor([g for g, _, n in pieces for _ in range(n)])
-    branch = torch.tensor([b for _, b, n in pieces for _ in range(n)])
-    return segments, group[None], branch[None]
+def row(groups: list[Any], alone: list[int]) -> tuple[Segments, tuple[Tensor, Tensor, Tensor]]:
+    """A packed row: prefixes, forks, questions alone, branches, those of groups with forks last; and each token's
+    group, branch and fork."""
+    plain = [(prefix, below) for prefix, below in groups if isinstance(below[0], int)]
+    forked = [(prefix, below) for prefix, below in groups if not isinstance(below[0], int)]
+    groups = plain + forked
+    prefixes = [(g, 0, 0, prefix) for g, (prefix, _) in enumerate(groups)]
+    forks = [(g, 0, f + 1, n) for g, (_, below) in enumerate(forked, len(plain)) for f, (n, _) in enumerate(below)]
+    single = [(len(groups) + i, 1, 0, count) for i, count in enumerate(alone)]
+    branches = [(g, b + 1, 0, n) for g, (_, below) in enumerate(plain) for b, n in enumerate(below)]
+    for g, (_, below) in enumerate(forked, len(plain)):
+        lengths = [(f + 1, n) for f, (_, own) in enumerate(below) for n in own]
+        branches += [(g, b + 1, f, n) for b, (f, n) in enumerate(lengths)]
+    pieces = [*prefixes, *forks, *single, *branches]
+
+    def of(kind: list[Any], from_group: int = 0) -> tuple[int, list[Any]]:
+        chosen = [piece for piece in kind if piece[0] >= from_group]
+        return (sum(n for *_, n in pieces[: pieces.index(chosen[0])]) if chosen else 0), chosen
+
+    def dense(queries: tuple[int, list[Any]], keys: tuple[int, list[Any]], level: int) -> Dense:
+        same = [[n for g, _, f, n in queries[1] if (g, f)[:level] == (key[0], key[2])[:level]] for key in keys[1]]
+        return Dense(queries[0], keys[0], cumulative([sum(each) for each in same]), cumulative([k[3] for k in keys[1]]))
+
+    calls = [
+        dense(of(branches), of(prefixes), 1),
+        dense(of(forks), of(prefixes, len(plain)), 1),
+        dense(of(branches, len(plain)), of(forks), 2),
+    ]
+    levels = (torch.tensor([piece[i] for piece in pieces for _ in range(piece[3])])[None] for i in range(3))
+    group, branch, fork = levels
+    return Segments.of(cumulative([n for *_, n in pieces]), calls), (group, branch, fork)
 
 
 @settings(max_examples=60, deadline=None)
 @given(groups=GROUPS, alone=ALONE, share=st.sampled_from([1, 2, 4]), seed=st.integers(0, 99))
-def test_split_is_the_dense_rule(groups: list[tuple[int, list[int]]], alone: list[int], share: int, seed: int) -> None:
+def test_split_is_the_dense_rule(groups: list[Any], alone: list[int], share: int, seed: int) -> None:
     if not groups and not alone:
         return
-    segments, group, branch = row(groups, alone)
+    segments, levels = row(groups, alone)
     generator = torch.Generator().manual_seed(seed)
-    tokens, key_heads, width = group.shape[1], 2, 4
+    tokens, key_heads, width = levels[0].shape[1], 2, 4
 
     def draw(heads: int) -> Tensor:
         return torch.randn(tokens, heads, width, generator=generator, dtype=torch.float64).mul_(2).requires_grad_()
@@ -53,16 +76,34 @@ def test_split_is_the_dense_rule(groups: list[tuple[int, list[int]]], alone: lis
     found = shared_prefix_attention(q, k, v, segments, 0.5)
     found_gradients = torch.autograd.grad(found, (q, k, v), grad)
     heads = [x.repeat_interleave(q.shape[1] // x.shape[1], 1).transpose(0, 1)[None] for x in (q, k, v)]
-    dense = F.scaled_dot_product_attention(*heads, attn_mask=visible(group, branch), scale=0.5)[0].transpose(0, 1)
+    dense = F.scaled_dot_product_attention(*heads, attn_mask=visible(*levels), scale=0.5)[0].transpose(0, 1)
     for a, b in zip((found, *found_gradients), (dense, *torch.autograd.grad(dense, (q, k, v), grad)), strict=True):
         assert torch.allclose(a, b, rtol=1e-11, atol=1e-12)
 
 
 def test_autocast_does_not_reach_inside() -> None:
     """Scores are float32 in half precision too; taken back to bf16 they would not fit what the backward computes."""
-    segments, *_ = row([(5, [3, 4]), (2, [1, 2])], [4])
+    segments, _ = row([(5, [3, 4]), (2, [(1, [1]), (1, [2])])], [2])
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(21, heads, 8, generator=generator).bfloat16() for heads in (4, 2, 2))
     with torch.autocast("cpu", torch.bfloat16):
         inside = shared_prefix_attention(q, k, v, segments, 0.5)
     assert torch.equal(inside, shared_prefix_attention(q, k, v, segments, 0.5))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_flash_calls_are_as_near_as_half_precision_is() -> None:
+    """On a GPU: forks of many tokens and of one, groups without forks, questions alone."""
+    segments, levels = row([(70, [9, 30]), (300, [(120, [20, 33, 8]), (1, [40]), (64, [17, 5])])], [50, 3])
+    tokens, generator = levels[0].shape[1], torch.Generator().manual_seed(0)
+    shapes = ((tokens, heads, 64) for heads in (8, 2, 2, 8))
+    *inputs, grad = (torch.randn(shape, generator=generator).cuda().bfloat16() for shape in shapes)
+    q, k, v = (x.requires_grad_() for x in inputs)
+    found = shared_prefix_attention(q, k, v, segments.to(torch.device("cuda")), 0.125)
+    exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    heads = [x.repeat_interleave(8 // x.shape[1], 1).transpose(0, 1)[None] for x in exact]
+    mask = visible(*(level.cuda() for level in levels))
+    dense = F.scaled_dot_product_attention(*heads, attn_mask=mask, scale=0.125)[0].transpose(0, 1)
+    gradients = torch.autograd.grad(found, (q, k, v), grad), torch.autograd.grad(dense, exact, grad.double())
+    for a, b in zip((found, *gradients[0]), (dense, *gradients[1]), strict=True):
+        assert (a.double() - b).norm() < 0.02 * b.norm()

@@ -34,6 +34,7 @@ from sameday.models.vit import ViT
 from sameday.models.vlm_flops import count, needed_extent
 from sameday.spec.plan import Plan
 from sameday.spec.vision import BdhModel, VitModel
+from sameday.tasks.vqa.setup import VqaSetup
 from sameday.tasks.vqa.task import VqaTask
 
 AGREES, ALLOWED = 0.001, 0.02
@@ -44,6 +45,7 @@ FOUR = {"max_questions": 4}
 PACKED = {"packing": True, "max_questions": None, "label_only_logits": True}
 SHARED = {**PACKED, "share_images": True}
 SPLIT = {**SHARED, "attention": "split", "pad_to_multiple": 32}
+TEXT = {"share_text": True}
 FULL = {"checkpointing": "full"}
 PLANS: dict[str, dict[str, Any]] = {
     "one at a time": {},
@@ -59,6 +61,8 @@ PLANS: dict[str, dict[str, Any]] = {
     "shared, full checkpointing": {**SHARED, **FULL},
     "shared, split": SPLIT,
     "shared, split, full checkpointing": {**SPLIT, **FULL},
+    "shared, text": {**SHARED, **TEXT},
+    "shared, text, split": {**SPLIT, **TEXT},
 }
 
 # Recipes
@@ -79,7 +83,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "all": {"train": "all"},
     "all, tower too": {"train": "all", "train_vision": True},
 }
-CASES = [("qwen3_vl", {}, name) for name in PLANS]
+CASES = [("qwen3_vl", {}, name) for name in PLANS if "text" not in name]
 CASES += [(family, {}, name) for family in ("qwen2_5_vl", "qwen2_vl") for name in ("4 at a time", "shared, split")]
 CASES += [("qwen3_vl", recipe, "shared, full checkpointing") for recipe in RECIPES.values()]
 CASES += [
@@ -88,6 +92,17 @@ CASES += [
     for recipe in ("adapters with dropout on some layers", "adapters in the tower", "all, tower too")
 ]
 CASES += [("qwen3_vl", {"precision": "bf16"}, "one at a time, labels only")]
+PROMPT = {
+    "prompt": {
+        "by": "stage",
+        "default": "see the left wall near the red polyp, how many instruments, what size, shape, colour: {question}",
+        "templates": {
+            "1": "how many red instruments near the polyp, the left wall, what colour, size, shape: {question}"
+        },
+    }
+}
+"""Questions of one template have more in common than a fork needs."""
+CASES += [("qwen3_vl", PROMPT, plan) for plan in ("shared, text", "shared, text, split")]
 
 
 def seen_inside(operator: Any) -> Callable[..., int]:
@@ -146,6 +161,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return worlds.write_world(tmp_path_factory.mktemp("counted"), 3, (3, 1, 2), chats=True, sizes=((48, 32), (32, 64)))
 
 
+@pytest.fixture(scope="module")
+def templated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An image with so many questions that several in a step are of one template."""
+    return worlds.write_world(tmp_path_factory.mktemp("templates"), 3, (5,), hard=False, sizes=((48, 32),))
+
+
 def make(world: Path, model: Path, plan: dict[str, Any], **recipe: Any) -> VqaTask:
     asked = worlds.tiny_recipe(model, effective_batch=5, order="by_image", **recipe)
     task = worlds.make_task(world, asked, Plan(**plan))
@@ -160,13 +181,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def ran(world: Path, models: dict[str, Path]) -> list[Ran]:
+def ran(world: Path, templated: Path, models: dict[str, Path]) -> list[Ran]:
     """The first micro-batch of each case with plain products, which the counter sees by itself; some with fused
     attention too."""
     found = []
     for family, recipe, plan in CASES:
-        task = make(world, models[family], PLANS[plan], **recipe)
+        task = make(templated if recipe is PROMPT else world, models[family], PLANS[plan], **recipe)
         batch = next(iter(task.batches(0, None, Ranks())))
+        assert bool(batch.fork.any()) == (recipe is PROMPT)
         both = [("plain", sdpa_kernel(SDPBackend.MATH)), ("fused", nullcontext())]
         for name, kernel in both[: 1 if recipe or "split" in plan else 2]:
             with kernel:
@@ -215,6 +237,16 @@ def test_the_least_is_the_recipes_and_not_the_plans(world: Path, models: dict[st
     assert len(set(found[:4])) == 1
     assert len(set(found[4:])) == 1
     assert found[4] < 0.9 * found[0]
+
+
+def test_what_templates_have_in_common_is_needed_once(templated: Path, models: dict[str, Path]) -> None:
+    """In the floor, which is of the setup's plan for all at once."""
+    task = make(templated, models["qwen3_vl"], {}, **PROMPT)
+    together = task.with_plan(VqaSetup.together)
+    assert any(batch.fork.any() for batch in together.batches(0, None, Ranks()))
+    apart = task.with_plan({**VqaSetup.together, "share_text": False})
+    least, more = (each.cost(0, None, Ranks()) for each in (together, apart))
+    assert least.flop < 0.95 * more.flop and least.executed_flop < more.executed_flop
 
 
 def with_features(task: VqaTask, batch: Batch) -> Batch:
@@ -340,43 +372,45 @@ def test_fused_levels_save_one_product_of_scores() -> None:
 
 
 @st.composite
-def rows(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Groups of a prefix and branches in rows of their own or in one, padding at the end, and labelled places."""
-    units = draw(
-        st.lists(st.tuples(st.integers(0, 7), st.lists(st.integers(2, 6), min_size=1, max_size=3)), max_size=4)
-    )
+def rows(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Groups of a prefix, forks and branches in rows of their own or in one, padding at the end, and labelled
+    places."""
+    branches = st.lists(st.tuples(st.integers(0, 2), st.integers(2, 6)), min_size=1, max_size=3)
+    units = draw(st.lists(st.tuples(st.integers(0, 7), st.integers(1, 4), branches), max_size=4))
     packed = draw(st.booleans())
-    pieces = [
-        [(g, 0, prefix), *((g, b + 1, length) for b, length in enumerate(branches))]
-        for g, (prefix, branches) in enumerate([*units, (2, [3])])
-    ]
+    pieces = []
+    for g, (prefix, fork_length, asked) in enumerate([*units, (2, 1, [(0, 3)])]):
+        forks = sorted({f for f, _ in asked} - {0})
+        below = [(g, b + 1, f, length) for b, (f, length) in enumerate(asked)]
+        pieces.append([(g, 0, 0, prefix), *((g, 0, f, fork_length) for f in forks), *below])
     if packed:
-        pieces = [sorted((piece for unit in pieces for piece in unit), key=lambda piece: piece[1] > 0)]
+        pieces = [sorted((piece for unit in pieces for piece in unit), key=lambda piece: (piece[1] > 0, piece[2] > 0))]
     longest = max(sum(n for *_, n in row) for row in pieces) + draw(st.integers(0, 5))
-    group, branch = np.full((len(pieces), longest), -1, np.int32), np.zeros((len(pieces), longest), np.int32)
+    group = np.full((len(pieces), longest), -1, np.int32)
+    branch, fork = np.zeros((2, len(pieces), longest), np.int32)
     labels: list[int] = []
     for r, row in enumerate(pieces):
         at = 0
-        for g, b, length in row:
-            group[r, at : at + length], branch[r, at : at + length] = g, b
+        for g, b, f, length in row:
+            group[r, at : at + length], branch[r, at : at + length], fork[r, at : at + length] = g, b, f
             if b:
                 places = st.lists(st.integers(0, length - 1), min_size=1, max_size=3, unique=True)
                 labels += [r * longest + at + place for place in draw(places)]
             at += length
-    return group, branch, np.array(labels)
+    return group, branch, fork, np.array(labels)
 
 
 @given(rows())
-def test_the_least_is_what_labels_see(made: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
+def test_the_least_is_what_labels_see(made: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]) -> None:
     """By the mask itself: what a label sees, and what those see in turn."""
-    group, branch, labels = made
-    seen = visible(torch.from_numpy(group), torch.from_numpy(branch))[:, 0].numpy()
+    group, _branch, _fork, labels = made
+    seen = visible(*map(torch.from_numpy, made[:3]))[:, 0].numpy()
     asking = np.zeros(group.size, bool)
     asking[labels] = True
     asking = asking.reshape(group.shape)
     used = (seen & asking[:, :, None]).any(1)
     assert (used == (seen & used[:, :, None]).any(1)).all()
-    extent = needed_extent(group, branch, labels)
+    extent = needed_extent(*made)
     assert extent.logits == extent.last.asking == len(labels)
     assert extent.each.asking == extent.each.seen == extent.last.seen == used.sum()
     assert extent.each.pairs.count == (seen & used[:, :, None]).sum()
@@ -385,18 +419,20 @@ def test_the_least_is_what_labels_see(made: tuple[np.ndarray, np.ndarray, np.nda
 
 @settings(max_examples=20)
 @given(rows(), st.sampled_from([4, 8]))
-def test_blocks_are_those_of_flex_attention(made: tuple[np.ndarray, np.ndarray, np.ndarray], tile: int) -> None:
-    group, branch = (torch.from_numpy(x) for x in made[:2])
+def test_blocks_are_those_of_flex_attention(
+    made: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray], tile: int
+) -> None:
+    levels = [torch.from_numpy(x) for x in made[:3]]
+    seen = visible(*levels)[:, 0]
 
     def rule(row: Tensor, _head: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        reachable = (branch[row, j] == 0) | (branch[row, i] == branch[row, j])
-        return (i >= j) & (group[row, i] == group[row, j]) & reachable
+        return seen[row, i, j]
 
-    mask = create_block_mask(rule, len(group), None, *[group.shape[1]] * 2, device="cpu", BLOCK_SIZE=tile)
+    mask = create_block_mask(rule, *seen.shape[:1], None, *seen.shape[1:], device="cpu", BLOCK_SIZE=tile)
     blocks = int(mask.kv_num_blocks.sum()) + int(
         0 if mask.full_kv_num_blocks is None else mask.full_kv_num_blocks.sum()
     )
-    assert block_pairs(group, branch, tile) == blocks * tile**2
+    assert block_pairs(*levels, tile) == blocks * tile**2
 
 
 @given(st.integers(1, 600), st.integers(1, 150))

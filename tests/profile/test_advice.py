@@ -30,6 +30,7 @@ COMMON = frozenset(fields_of(Recipe))
 """What every task follows."""
 BEST = Plan(
     share_images=True,
+    share_text=True,
     packing=True,
     max_questions=None,
     token_budget=8192,
@@ -174,6 +175,17 @@ PLANTED: dict[str, tuple[Facts, str, str]] = {
         "plan.share_images true, plan.packing true, plan.max_questions null",
         "arithmetic",
     ),
+    "templates for each question": (
+        changed(
+            GPU,
+            {"forward": 0.12, "backward": 0.23},
+            {"share_text": False},
+            executed=0.26,
+            cuts=(Cut({"share_text": True}, 1.0, 0.17),),
+        ),
+        "plan.share_text true",
+        "arithmetic",
+    ),
     "launches of small kernels": (
         changed(BDH, plan={"level_kernel": "fused"}, busy=0.4),
         "plan.cuda_graphs true",
@@ -280,7 +292,8 @@ def demo(budget: int) -> Facts:
         8192: (0.544, 0.170, 1.0),
     }
     compute, executed, pieces = measured[budget]
-    plan = Plan(share_images=True, packing=True, max_questions=None, token_budget=budget, label_only_logits=True)
+    sharing = {"share_images": True, "share_text": True, "packing": True, "max_questions": None}
+    plan = Plan(**sharing, token_budget=budget, label_only_logits=True)
     phases = {"wait": 0.03, "decode": 0.002, "forward": compute / 3, "backward": compute / 1.5, "optimizer": 0.005}
     facts = Facts("cpu", plan, VQA, phases, 2, 64.0, pieces, floor=0.028, executed=executed, alone=0.13)
     cuts = [Cut(each, *measured[each["token_budget"]][:0:-1]) for each in cuts_to_try(facts, plan)]
@@ -316,6 +329,15 @@ def test_cuts_are_whole_changes(device: str, share: bool, pack: bool, budget: in
         assert device == "cuda" or after.token_budget <= chosen.token_budget
         assert after.share_images == share or (after.share_images and after.packing)
     assert cuts_to_try(replace(BDH, device=device), Plan()) == []
+
+
+def test_text_that_is_computed_for_each_question_is_named() -> None:
+    slow = changed(GPU, {"forward": 0.12, "backward": 0.23}, {"share_text": False}, executed=0.26)
+    cuts = [Cut(change, 1.0, 0.17) for change in cuts_to_try(slow, slow.plan) if "share_text" in change]
+    (found,) = named(replace(slow, cuts=tuple(cuts)), "share_text")
+    assert found.change == {"share_text": True}
+    assert found.why == "what an image's questions have in common after it is computed for each, 35% of the matmuls"
+    assert not named(replace(slow, cuts=(Cut({"share_text": True}, 1.0, 0.26),)), "share_text"), "nothing in common"
 
 
 # Data

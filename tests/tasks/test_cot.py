@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from sameday.data.order import Place
+from sameday.data.questions import tree
 from sameday.data.questions.batch import make_batch
 from sameday.data.questions.layout import lay_out
 from sameday.data.questions.sample import Sample
@@ -202,6 +203,19 @@ def test_batched_is_one_question_at_a_time(
     assert loss == pytest.approx(float(expected), rel=NEAR)
     off = apart(gradients, theirs)
     assert max(off.values()) < NEAR, off
+
+
+def test_forks_leave_stages_and_contexts_as_they_are(
+    make: Make, everyone: list[Sample], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With so few words in these questions a fork must be worth one token to be there at all."""
+    monkeypatch.setattr(tree, "LEAST", 1)
+    task = make(SHARED | {"share_text": True, "attention": "split"}, effective_batch=10**6)
+    assert any(batch.fork.any() for batch in task.batches(0, None, Ranks()))
+    loss, gradients = batched(task)
+    expected, theirs = reference(task, everyone)
+    assert loss == pytest.approx(float(expected), rel=NEAR)
+    assert max(apart(gradients, theirs).values()) < NEAR
 
 
 def test_full_heads_are_the_same_mathematics(make: Make, everyone: list[Sample]) -> None:

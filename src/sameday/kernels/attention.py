@@ -30,15 +30,18 @@ class Recorded(NamedTuple):
     value: Tensor
 
 
-def visible(group: Tensor, branch: Tensor) -> Tensor:
+def visible(group: Tensor, branch: Tensor, fork: Tensor) -> Tensor:
     """The rule as a dense mask, (rows, 1, length, length): query i sees key j when j is not after i, both are in one
-    group, and j is in the prefix (branch 0) or in i's own branch."""
-    same_group = group[:, :, None] == group[:, None, :]
-    reachable = (branch[:, None, :] == 0) | (branch[:, :, None] == branch[:, None, :])
-    return (same_group & reachable).tril()[:, None]
+    group, and j is in the prefix, in i's own fork or in i's own branch: of each level in none (0) or in i's own."""
+    seen = group[:, :, None] == group[:, None, :]
+    for level in (branch, fork):
+        seen = seen & ((level[:, None, :] == 0) | (level[:, :, None] == level[:, None, :]))
+    return seen.tril()[:, None]
 
 
-def make_mask(group: Tensor, branch: Tensor, one_per_row: bool, segments: Segments | None, kernel: str) -> Mask:
+def make_mask(
+    group: Tensor, branch: Tensor, fork: Tensor, one_per_row: bool, segments: Segments | None, kernel: str
+) -> Mask:
     """The mask in the form `kernel` (sdpa, flex or split) takes. Padding comes last in a row, so that where a row is
     one question plain causal attention is already exact."""
     if one_per_row:
@@ -47,12 +50,13 @@ def make_mask(group: Tensor, branch: Tensor, one_per_row: bool, segments: Segmen
         assert segments is not None, "split attention is for packed rows"
         return segments
     if kernel == "sdpa":
-        return visible(group, branch)
+        return visible(group, branch, fork)
     assert kernel == "flex", kernel
 
     def rule(row: Tensor, _head: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        reachable = (branch[row, j] == 0) | (branch[row, i] == branch[row, j])
-        return (i >= j) & (group[row, i] == group[row, j]) & reachable
+        own_branch = (branch[row, j] == 0) | (branch[row, i] == branch[row, j])
+        own_fork = (fork[row, j] == 0) | (fork[row, i] == fork[row, j])
+        return (i >= j) & (group[row, i] == group[row, j]) & own_branch & own_fork
 
     rows, length = group.shape
     return create_block_mask(rule, rows, None, length, length, device=str(group.device))

@@ -1,36 +1,99 @@
-"""Attention over shared prefixes as two variable-length calls: causal over every piece, and branches over their own
-prefix, merged by log-sum-exp. In the backward pass each call gets the merged output and log-sum-exp, which makes its
-part of the gradient exact, and nothing flows through the merge.
+"""Attention over shared prefixes as a few variable-length calls: causal over every piece, and dense over what pieces
+share, branches over their own prefix, forks over theirs, branches over their own fork, merged by log-sum-exp. In the
+backward pass each call gets the merged output and log-sum-exp, which makes its part of the gradient exact, and nothing
+flows through the merge.
 
 On a GPU in half precision the calls are flash attention. Elsewhere they are plain PyTorch, which proves the splitting
 and merging in float64."""
 
 # No `from __future__ import annotations`: torch reads the operators' schemas from real annotations.
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
-class Segments(NamedTuple):
-    """Where the pieces of a packed row begin and end: all shared prefixes, then questions alone, then branches.
+class Dense(NamedTuple):
+    """One call over what is shared. Its runs of queries and of keys, the first of which begin at `queries` and `keys`,
+    follow each other without a gap; `cu` are their bounds from there on. Each run of queries sees one whole run of
+    keys."""
 
-    cu: every piece's bounds. cu_branch, cu_prefix: for each group the bounds of its branches, counted from the first
-    branch, and of its prefix. at: where prefixes end, branches start and end, and the longest piece, branches of a
-    group and prefix; a tensor on the CPU, because a compiled layer would be compiled again for each new number."""
+    queries: int
+    keys: int
+    cu_queries: Tensor
+    cu_keys: Tensor
+
+
+class Segments(NamedTuple):
+    """Where the pieces of a packed row begin and end, and what they see of other pieces.
+
+    cu: every piece's bounds. cu_queries, cu_keys: those of the dense calls, one call after the other. at: the longest
+    piece, and of each call what `_Call` has; a tensor on the CPU, because a compiled layer would be compiled again for
+    each new number."""
 
     cu: Tensor
-    cu_branch: Tensor
-    cu_prefix: Tensor
+    cu_queries: Tensor
+    cu_keys: Tensor
     at: Tensor
 
+    @classmethod
+    def of(cls, cu: Tensor, calls: Sequence[Dense]) -> "Segments":
+        at = [_longest(cu)]
+        for queries, keys, cu_queries, cu_keys in calls:
+            ends = queries + int(cu_queries[-1]), keys + int(cu_keys[-1])
+            at += _Call(queries, ends[0], keys, ends[1], len(cu_keys), _longest(cu_queries), _longest(cu_keys))
+        of_queries, of_keys = torch.cat([c.cu_queries for c in calls]), torch.cat([c.cu_keys for c in calls])
+        return cls(cu, of_queries, of_keys, torch.tensor(at))
+
     def to(self, device: torch.device, non_blocking: bool = False) -> "Segments":
-        cu, branch, prefix = (x.to(device, non_blocking=non_blocking) for x in self[:3])
-        return Segments(cu, branch, prefix, self.at)
+        cu, queries, keys = (x.to(device, non_blocking=non_blocking) for x in self[:3])
+        return Segments(cu, queries, keys, self.at)
 
     def pin_memory(self) -> "Segments":
-        cu, branch, prefix = (x.pin_memory() for x in self[:3])
-        return Segments(cu, branch, prefix, self.at)
+        cu, queries, keys = (x.pin_memory() for x in self[:3])
+        return Segments(cu, queries, keys, self.at)
+
+    def runs(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """How long the runs of queries and of keys of each dense call are."""
+        for _call, bounds in _calls(self.at)[1]:
+            yield self.cu_queries[bounds].diff(), self.cu_keys[bounds].diff()
+
+
+class _Call(NamedTuple):
+    """Where queries and keys of a dense call stand, how many bounds it has, and its longest run of each."""
+
+    start: int
+    end: int
+    first_key: int
+    last_key: int
+    bounds: int
+    longest: int
+    longest_keys: int
+
+    @property
+    def queries(self) -> slice:
+        return slice(self.start, self.end)
+
+    @property
+    def keys(self) -> slice:
+        return slice(self.first_key, self.last_key)
+
+
+def _longest(cu: Tensor) -> int:
+    return max(cu.diff().tolist(), default=1)
+
+
+def _calls(at: Tensor) -> tuple[int, list[tuple[_Call, slice]]]:
+    """The longest piece, and the calls that have queries, each with the place of its bounds among those of all."""
+    longest, *numbers = at.tolist()
+    calls, first, width = [], 0, len(_Call._fields)
+    for n in range(0, len(numbers), width):
+        call = _Call(*numbers[n : n + width])
+        if call.end > call.start:
+            calls.append((call, slice(first, first + call.bounds)))
+        first += call.bounds
+    return longest, calls
 
 
 def shared_prefix_attention(query: Tensor, key: Tensor, value: Tensor, pieces: Segments, scale: float) -> Tensor:
@@ -44,32 +107,34 @@ def _forward(
     k: Tensor,
     v: Tensor,
     cu: Tensor,
-    cu_branch: Tensor,
-    cu_prefix: Tensor,
+    cu_queries: Tensor,
+    cu_keys: Tensor,
     at: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    prefix_end, start, end, longest, longest_branch, longest_prefix = at.tolist()
+    longest, calls = _calls(at)
     out, lse = variable_length(q, k, v, cu, cu, longest, longest, True, scale)
-    if end > start:
+    if len(calls) > 1:
+        out = out.to(lse.dtype)  # some places are merged twice, and rounded once
+    for call, bounds in calls:
         far, far_lse = variable_length(
-            q[start:end],
-            k[:prefix_end],
-            v[:prefix_end],
-            cu_branch,
-            cu_prefix,
-            longest_branch,
-            longest_prefix,
+            q[call.queries],
+            k[call.keys],
+            v[call.keys],
+            cu_queries[bounds],
+            cu_keys[bounds],
+            call.longest,
+            call.longest_keys,
             False,
             scale,
         )
-        near, near_lse = out[start:end], lse[:, start:end]
+        near, near_lse = out[call.queries], lse[:, call.queries]
         both = torch.logaddexp(near_lse, far_lse)
         weight = (near_lse - both).exp().T[..., None]
         # Not lerp in half precision: the weights must be applied before rounding.
         merged = near.to(weight.dtype) * weight + far.to(weight.dtype) * (far_lse - both).exp().T[..., None]
-        out[start:end] = merged.to(out.dtype)
-        lse[:, start:end] = both
+        out[call.queries] = merged.to(out.dtype)
+        lse[:, call.queries] = both
     return out.to(q.dtype), lse
 
 
@@ -82,49 +147,50 @@ def _backward(
     out: Tensor,
     lse: Tensor,
     cu: Tensor,
-    cu_branch: Tensor,
-    cu_prefix: Tensor,
+    cu_queries: Tensor,
+    cu_keys: Tensor,
     at: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    prefix_end, start, end, longest, longest_branch, longest_prefix = at.tolist()
+    longest, calls = _calls(at)
     grad = grad.contiguous()
     dq, dk, dv = _call_backward(grad, q, k, v, out, lse, cu, cu, longest, longest, True, scale)
-    if end > start:
-        branch, prefix = slice(start, end), slice(0, prefix_end)
+    if len(calls) > 1:
+        dq, dk, dv = (x.to(lse.dtype) for x in (dq, dk, dv))
+    for call, bounds in calls:
         far = _call_backward(
-            grad[branch],
-            q[branch],
-            k[prefix],
-            v[prefix],
-            out[branch],
-            lse[:, branch].contiguous(),
-            cu_branch,
-            cu_prefix,
-            longest_branch,
-            longest_prefix,
+            grad[call.queries],
+            q[call.queries],
+            k[call.keys],
+            v[call.keys],
+            out[call.queries],
+            lse[:, call.queries].contiguous(),
+            cu_queries[bounds],
+            cu_keys[bounds],
+            call.longest,
+            call.longest_keys,
             False,
             scale,
         )
-        dq[branch] += far[0]
-        dk[prefix] += far[1]
-        dv[prefix] += far[2]
+        dq[call.queries] += far[0]
+        dk[call.keys] += far[1]
+        dv[call.keys] += far[2]
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
 
 
 @_forward.register_fake
-def _(q, k, v, cu, cu_branch, cu_prefix, at, scale):  # type: ignore[no-untyped-def]
+def _(q, k, v, cu, cu_queries, cu_keys, at, scale):  # type: ignore[no-untyped-def]
     return q.new_empty(q.shape), q.new_empty(q.shape[1], q.shape[0], dtype=_lse_dtype(q))
 
 
 @_backward.register_fake
-def _(grad, q, k, v, out, lse, cu, cu_branch, cu_prefix, at, scale):  # type: ignore[no-untyped-def]
+def _(grad, q, k, v, out, lse, cu, cu_queries, cu_keys, at, scale):  # type: ignore[no-untyped-def]
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
 def _keep(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    q, k, v, cu, cu_branch, cu_prefix, at, scale = inputs
-    ctx.save_for_backward(q, k, v, *output, cu, cu_branch, cu_prefix, at)
+    q, k, v, cu, cu_queries, cu_keys, at, scale = inputs
+    ctx.save_for_backward(q, k, v, *output, cu, cu_queries, cu_keys, at)
     ctx.scale = scale
 
 

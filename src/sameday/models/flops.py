@@ -87,24 +87,24 @@ def causal_pairs(length: int, tile: int = TILE) -> int:
     return sum((min(end, length) - (end - tile)) * min(end, length) for end in ends)
 
 
-def block_pairs(group: Tensor, branch: Tensor, tile: int = TILE) -> int:
+def block_pairs(group: Tensor, branch: Tensor, fork: Tensor, tile: int = TILE) -> int:
     """Of flex attention: whole tiles in which some token sees some other."""
     rows, length = group.shape
     tiles = 0
     for first in range(0, length, tile):
         asking, keys = slice(first, first + tile), slice(0, first + tile)
-        same_group = group[:, asking, None] == group[:, None, keys]
-        reachable = (branch[:, None, keys] == 0) | (branch[:, asking, None] == branch[:, None, keys])
-        seen = (same_group & reachable).tril(first).any(1)
+        pairs = group[:, asking, None] == group[:, None, keys]
+        for level in (branch, fork):
+            pairs &= (level[:, None, keys] == 0) | (level[:, asking, None] == level[:, None, keys])
+        seen = pairs.tril(first).any(1)
         tiles += int(nn.functional.pad(seen, (0, -seen.shape[1] % tile)).view(rows, -1, tile).any(2).sum())
     return tiles * tile**2
 
 
 def split_pairs(pieces: Segments, tile: int | None) -> int:
-    """Of both calls. Without a tile, as in plain PyTorch, a piece is a whole square."""
-    lengths = [cu.diff().tolist() for cu in (pieces.cu, pieces.cu_branch, pieces.cu_prefix)]
-    near = sum(n**2 if tile is None else causal_pairs(n, tile) for n in lengths[0])
-    return near + sum(branch * prefix for branch, prefix in zip(*lengths[1:], strict=True))
+    """Of all calls. Without a tile, as in plain PyTorch, a piece is a whole square."""
+    near = sum(n**2 if tile is None else causal_pairs(n, tile) for n in pieces.cu.diff().tolist())
+    return near + sum(int((queries.long() * keys).sum()) for queries, keys in pieces.runs())
 
 
 def is_fused(device: torch.device, kind: torch.dtype, heads: int, key_heads: int, width: int, masked: bool) -> bool:

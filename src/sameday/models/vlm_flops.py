@@ -41,7 +41,8 @@ def executed(model: VisionLanguageModel, batch: Batch) -> Work:
 
 def needed(model: VisionLanguageModel, batch: Batch) -> Work:
     """The same for every batch of these questions that shares the same prefixes."""
-    extent = needed_extent(*(x.cpu().numpy() for x in (batch.group, batch.branch, batch.target_at)))
+    arrays = batch.group, batch.branch, batch.fork, batch.target_at
+    extent = needed_extent(*(x.cpu().numpy() for x in arrays))
     return _work(model, batch, extent, False)
 
 
@@ -61,9 +62,9 @@ def executed_extent(model: VisionLanguageModel, batch: Batch) -> Extent:
     return Extent(places, places, len(batch.target_at) if model.plan.label_only_logits else tokens)
 
 
-def needed_extent(group: np.ndarray, branch: np.ndarray, target_at: np.ndarray) -> Extent:
+def needed_extent(group: np.ndarray, branch: np.ndarray, fork: np.ndarray, target_at: np.ndarray) -> Extent:
     """Of rows as a Layout has them, whatever the order of their pieces. A token is needed where the logits that are
-    read depend on it: prefixes, and branches up to their last label."""
+    read depend on it: prefixes and forks, and branches up to their last label."""
     rows, length = group.shape
     labels = np.zeros(rows * length, bool)
     labels[target_at] = True
@@ -72,14 +73,22 @@ def needed_extent(group: np.ndarray, branch: np.ndarray, target_at: np.ndarray) 
         row_labels = labels[r * length : (r + 1) * length]
         for g in np.unique(group[r, group[r] >= 0]):
             pieces = branch[r] * (group[r] == g) - (group[r] != g)
-            prefix = int((pieces == 0).sum())
-            asked = [np.flatnonzero(row_labels[pieces == b]) + 1 for b in np.unique(pieces[pieces > 0])]
-            lengths = [int(places.max(initial=0)) for places in asked]
-            if not any(lengths):
-                continue
-            tokens += prefix + sum(lengths)
-            pairs += triangle(prefix) + sum(n * prefix + triangle(n) for n in lengths)
-            asked_pairs += sum(len(places) * prefix + int(places.sum()) for places in asked)
+            shared = np.bincount(fork[r, pieces == 0], minlength=1)  # of the prefix, and of each fork
+            needed = set()
+            for b in np.unique(pieces[pieces > 0]):
+                mine = pieces == b
+                places = np.flatnonzero(row_labels[mine]) + 1
+                if not len(places):
+                    continue
+                f, own = int(fork[r, mine][0]), int(places.max())
+                before = int(shared[0] + (shared[f] if f else 0))
+                tokens += own
+                pairs += own * before + triangle(own)
+                asked_pairs += len(places) * before + int(places.sum())
+                needed |= {0, f}
+            for f in needed:
+                tokens += int(shared[f])
+                pairs += triangle(int(shared[f])) + (int(shared[f] * shared[0]) if f else 0)
     count = int(labels.sum())
     return Extent(Places(tokens, tokens, Pairs(pairs)), Places(count, tokens, Pairs(asked_pairs)), count)
 
@@ -96,7 +105,7 @@ def _text_pairs(model: VisionLanguageModel, batch: Batch) -> Pairs:
         flash = model.device.type == "cuda" and dtype == torch.bfloat16
         return Pairs(split_pairs(batch.segments, TILE if flash else None), FUSED_BACKWARD)
     if model.kernel == "flex":
-        return Pairs(block_pairs(batch.group.cpu(), batch.branch.cpu()), FLEX_BACKWARD)
+        return Pairs(block_pairs(batch.group.cpu(), batch.branch.cpu(), batch.fork.cpu()), FLEX_BACKWARD)
     # Keys and values are repeated for it.
     fused = is_fused(model.device, dtype, heads, heads, width, masked=True)
     return Pairs(rows * length**2, FUSED_BACKWARD if fused else None)

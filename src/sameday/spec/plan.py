@@ -72,6 +72,13 @@ class Plan(Strict):
         with_dropout="statistical",
         needs="shared prefixes",
     )
+    share_text: bool = _field(
+        False,
+        "rounding",
+        "Where share_images is true: share what an image's questions have in common after it, such as a template, too.",
+        with_dropout="statistical",
+        needs="shared prefixes",
+    )
     packing: bool = _field(
         False, "rounding", "Put a micro-batch into one row instead of padded rows.", needs="token rows"
     )
@@ -129,8 +136,8 @@ class Plan(Strict):
     attention: Literal["auto", "sdpa", "flex", "split"] = _field(
         "auto",
         "rounding",
-        "Kernel where questions share a prefix or a row. sdpa: a dense mask. flex: a block mask, GPU only. split: two "
-        "variable-length calls merged, for packed rows; flash attention on a GPU. auto: the best that is there.",
+        "Kernel where questions share a prefix or a row. sdpa: a dense mask. flex: a block mask, GPU only. split: a "
+        "few variable-length calls merged, for packed rows; flash attention on a GPU. auto: the best that is there.",
         needs="token rows",
     )
     label_only_logits: bool = _field(

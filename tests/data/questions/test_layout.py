@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -101,13 +102,14 @@ def test_text_alone_counts_on_by_one(encoder: Encoder) -> None:
 IMAGES = {name: image(name, SIZES[i]) for i, name in enumerate(("tiny", "square", "wide", "tall"))}
 IMAGES["twin"] = replace(IMAGES["square"], path=Path("twin.png"), digest="twin")  # equal tokens, other pixels
 WORDS = ("polyp", "left wall", "red", "how many mm", "is it")
+TEMPLATES = ("", "look closely. ", "look closely at all of it, and say in one word how large it is. ")
 KINDS = (*IMAGES, "none", "pair", "brief", "later", "cut")
 
 
 def question(encoder: Encoder, id: int, kind: str, length: int) -> Encoded:
     """`pair`: two images. `brief`: a system prompt of its own. `later`: an image after the first answer. `cut`: one
     token of the answer is left."""
-    text = " ".join(WORDS[(id + i) % len(WORDS)] for i in range(length))
+    text = TEMPLATES[length % len(TEMPLATES)] + " ".join(WORDS[(id + i) % len(WORDS)] for i in range(length))
     images = [IMAGES[kind]] if kind in IMAGES else [IMAGES["square"]]
     if kind == "none":
         images = []
@@ -133,6 +135,7 @@ options = st.fixed_dictionaries(
         "loss_weight": st.sampled_from(["token", "sample"]),
         "pad_to_multiple": st.sampled_from([1, 7, 64]),
         "share_pixels": st.booleans(),
+        "share_text": st.booleans(),
     }
 )
 
@@ -140,7 +143,8 @@ options = st.fixed_dictionaries(
 def arrange(encoder: Encoder, kinds: list[tuple[str, int]], share: bool, budget: int = 10**6, **how: Any) -> Layout:
     """One micro-batch of these questions, grouped as the partition groups them."""
     encoded = [question(encoder, i + 1, kind, length) for i, (kind, length) in enumerate(kinds)]
-    items = [Item(i, e.length, e.prefix, e.key) for i, e in enumerate(encoded)]
+    texts = [e.text if how.get("share_text") else () for e in encoded]
+    items = [Item(i, e.length, e.prefix, e.key, text) for i, (e, text) in enumerate(zip(encoded, texts, strict=True))]
     grouped = units(items, Cut(share, True, budget))
     members = [[encoded[i] for i in unit.members] for unit in grouped]
     layout = lay_out(members, family=QWEN, merge_size=MERGE, pad_token=PAD, **how)
@@ -151,7 +155,8 @@ def arrange(encoder: Encoder, kinds: list[tuple[str, int]], share: bool, budget:
 
 def visible(layout: Layout) -> np.ndarray:
     """(rows, length, length), query by key."""
-    return attention.visible(torch.from_numpy(layout.group), torch.from_numpy(layout.branch))[:, 0].numpy()
+    levels = (torch.from_numpy(level) for level in (layout.group, layout.branch, layout.fork))
+    return attention.visible(*levels)[:, 0].numpy()
 
 
 def places(layout: Layout, sees: np.ndarray, owner: int) -> tuple[int, np.ndarray]:
@@ -282,18 +287,19 @@ def test_plain_causal_rows_are_announced_only_where_they_are_exact(
 def test_bounds_describe_the_same_attention_as_the_mask(
     encoder: Encoder, kinds: list[tuple[str, int]], share: bool, how: dict[str, Any]
 ) -> None:
-    """Causal within each piece, and each group's branches over the whole of their prefix."""
+    """Causal within each piece, and each run of queries over the whole of its run of keys."""
     layout = arrange(encoder, kinds, share, **(how | {"packing": True}))
     bounds = layout.bounds
     assert bounds is not None
     rebuilt = np.zeros(2 * layout.tokens.shape[1:], bool)
     for a, b in zip(bounds.cu[:-1], bounds.cu[1:], strict=True):
         rebuilt[a:b, a:b] = np.tri(b - a, dtype=bool)
-    for g in range(len(bounds.cu_prefix) - 1):
-        first, last = bounds.branch_start + bounds.cu_branch[g : g + 2]
-        rebuilt[first:last, bounds.cu_prefix[g] : bounds.cu_prefix[g + 1]] = True
-    assert bounds.cu_prefix[-1] == bounds.prefix_end
-    assert bounds.branch_start + bounds.cu_branch[-1] == bounds.branch_end
+    for call in bounds.dense:
+        queries, keys = call.queries + call.cu_queries, call.keys + call.cu_keys
+        assert (np.diff(queries) > 0).all() and (np.diff(keys) > 0).all(), "no run is empty"
+        for (first, last), (a, b) in zip(pairwise(queries), pairwise(keys), strict=True):
+            assert not rebuilt[first:last, a:b].any(), "no pair is computed twice"
+            rebuilt[first:last, a:b] = True
     assert np.array_equal(rebuilt, visible(layout)[0])
 
 

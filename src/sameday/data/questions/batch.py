@@ -6,14 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from sameday.data.questions.layout import Layout
 from sameday.data.questions.source import ReadImage
 from sameday.data.times import Times
-from sameday.kernels.split import Segments
+from sameday.kernels.split import Dense, Segments
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +25,7 @@ class Batch:
     positions: Tensor
     group: Tensor
     branch: Tensor
+    fork: Tensor
     keys: Tensor
     image_slots: Tensor
     image_source: Tensor
@@ -58,12 +58,11 @@ def _segments(layout: Layout) -> Segments | None:
     bounds = layout.bounds
     if bounds is None:
         return None
-
-    pieces = (bounds.cu, bounds.cu_branch, bounds.cu_prefix)
-    longest = [int(np.diff(cu).max(initial=1)) for cu in pieces]
-    at = torch.tensor([bounds.prefix_end, bounds.branch_start, bounds.branch_end, *longest])
-    cu, branch, prefix = (torch.from_numpy(x) for x in pieces)
-    return Segments(cu, branch, prefix, at)
+    calls = [
+        Dense(call.queries, call.keys, torch.from_numpy(call.cu_queries), torch.from_numpy(call.cu_keys))
+        for call in bounds.dense
+    ]
+    return Segments.of(torch.from_numpy(bounds.cu), calls)
 
 
 def make_batch(layout: Layout, read_image: ReadImage) -> Batch:
@@ -75,6 +74,7 @@ def make_batch(layout: Layout, read_image: ReadImage) -> Batch:
         positions=torch.from_numpy(layout.positions),
         group=torch.from_numpy(layout.group),
         branch=torch.from_numpy(layout.branch),
+        fork=torch.from_numpy(layout.fork),
         keys=torch.from_numpy(layout.keys),
         image_slots=torch.from_numpy(layout.image_slots),
         image_source=torch.from_numpy(layout.image_source),

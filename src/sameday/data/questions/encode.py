@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from sameday.data.questions.processor import ImageProcessor
 
 
+OWN = 2
+"""Tokens before its first target that a question shares with no other: the one that predicts it, whose logits must be
+the question's own, and one before, so that none of its predicting places ends up in a fork."""
+
+
 @dataclass(frozen=True, eq=False)
 class Encoded:
     """A question as the model sees it alone. `targets[t]` says that token t is to be predicted from those before."""
@@ -35,6 +40,14 @@ class Encoded:
     @cached_property
     def target_count(self) -> int:
         return int(self.targets.sum())
+
+    @cached_property
+    def text(self) -> tuple[int, ...]:
+        """What comes after the prefix and may be shared as well, as far as others agree. Nothing of a prompt, whose
+        answer is to be generated."""
+        if self.prefix == 0 or not self.targets.any():
+            return ()
+        return tuple(self.tokens[self.prefix : int(self.targets.argmax()) - OWN].tolist())
 
     @cached_property
     def key(self) -> bytes | None:
@@ -77,7 +90,7 @@ class Encoder:
         ends = [end for _, end in spans]
         after_image = ends[-1] + 1 if ends else 0  # the image's closing token belongs to the prefix
         # A prefix holds no position that predicts a target: what is shared is counted once, and must not be.
-        prefix = min(after_image, first_target - 1) if ends else 0
+        prefix = min(after_image, first_target - OWN) if ends else 0
         if self.max_length is not None and len(tokens) > self.max_length:
             tokens, marks = self._truncate(tokens, marks, after_image, sample, self.max_length)
         return Encoded(sample, tokens, marks, prefix, grids, spans)

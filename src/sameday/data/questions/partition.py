@@ -5,24 +5,30 @@ from __future__ import annotations
 
 import heapq
 import sys
-from collections.abc import Hashable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
+
+from sameday.data.questions.tree import Text, agreements, grow
 
 
 @dataclass(frozen=True)
 class Item:
-    """What the partition may know of a sample: how long it is, and which prefix it could share."""
+    """What the partition may know of a sample: how long it is, which prefix it could share, and which text behind it
+    as far as others agree."""
 
     index: int
     length: int
     prefix: int = 0
     key: Hashable | None = None
+    text: Text = ()
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Samples that stand in one row under one shared prefix; often just one."""
+    """Samples that stand in one row under one shared prefix, often just one; `tokens` counts what is shared once."""
 
     members: tuple[int, ...]
     tokens: int
@@ -43,8 +49,8 @@ class Cut:
 
 
 def units(items: Sequence[Item], cut: Cut) -> list[Unit]:
-    """Samples of equal prefix together, in order of appearance. A group above the budget is split, its prefix
-    repeated in each part."""
+    """Samples of equal prefix together, those of equal texts beside each other, else in order of appearance. A group
+    above the budget is split, what is shared repeated in each part."""
     if not cut.share:
         return [Unit((item.index,), item.length) for item in items]
     groups: dict[Hashable, list[Item]] = {}
@@ -54,17 +60,29 @@ def units(items: Sequence[Item], cut: Cut) -> list[Unit]:
     most = cut.max_questions or len(items)
     result: list[Unit] = []
     for group in groups.values():
-        members: list[int] = []
-        tokens = 0
-        for item in group:
-            branch = item.length - item.prefix
-            if members and (tokens + branch > cut.token_budget or len(members) == most):
-                result.append(Unit(tuple(members), tokens))
-                members, tokens = [], 0
-            tokens += branch if members else item.length
-            members.append(item.index)
-        result.append(Unit(tuple(members), tokens))
+        group.sort(key=lambda item: item.text)
+        tokens, first = _counted(group), 0
+        while first < len(group):
+            count = _fitting(partial(tokens, first), min(most, len(group) - first), cut.token_budget)
+            result.append(Unit(tuple(item.index for item in group[first : first + count]), tokens(first, count)))
+            first += count
     return result
+
+
+def _counted(group: Sequence[Item]) -> Callable[[int, int], int]:
+    """How many tokens so many samples of a group have from one on, what they share counted once."""
+    prefix = group[0].prefix
+    own = list(accumulate((item.length - prefix for item in group), initial=0))
+    agree = agreements([item.text for item in group])
+    return lambda first, n: prefix + own[first + n] - own[first] - grow(agree[first : first + n - 1]).saved
+
+
+def _fitting(tokens: Callable[[int], int], most: int, budget: int) -> int:
+    """How many samples there is room for, at least one. Groups may be large, and units small."""
+    bound = 1
+    while bound < most and tokens(bound) <= budget:
+        bound = min(2 * bound, most)
+    return max(1, bisect_right(range(1, bound + 1), budget, key=tokens))
 
 
 def micro_batches(items: Sequence[Item], cut: Cut, ranks: int = 1) -> list[list[MicroBatch]]:
@@ -137,7 +155,7 @@ def _loads(shares: Sequence[Sequence[Unit]]) -> list[int]:
 
 def _split_further(shares: Sequence[Sequence[Unit]], items: Mapping[int, Item]) -> list[list[Unit]] | None:
     """One unit split where that makes the loads better, compared from the fullest rank on; else None. Where a rank is
-    idle each other has one unit, so that halves of any of them are better."""
+    idle each other has one unit, and halves of any of them are better: even where they share less than the whole."""
     ranks, loads, pool = len(shares), _loads(shares), [unit for share in shares for unit in share]
     fullest = max(shares, key=lambda share: sum(unit.tokens for unit in share))
     for unit in sorted(fullest if loads[-1] else pool, key=lambda u: -u.tokens):
@@ -145,10 +163,10 @@ def _split_further(shares: Sequence[Sequence[Unit]], items: Mapping[int, Item]) 
             continue
         halves = _halves(unit, items)
         added = sum(half.tokens for half in halves) - unit.tokens
-        if sum(loads) + added > ranks * loads[0]:
+        if loads[-1] and sum(loads) + added > ranks * loads[0]:
             continue  # some rank would have more than the fullest has now
         spread = _spread([*(u for u in pool if u is not unit), *halves], ranks)
-        if _loads(spread) < loads:
+        if _loads(spread) < loads or not loads[-1]:
             return spread
     return None
 
@@ -161,8 +179,7 @@ def _halves(unit: Unit, items: Mapping[int, Item]) -> tuple[Unit, Unit]:
 
 
 def _unit(members: Sequence[int], items: Mapping[int, Item]) -> Unit:
-    prefix = items[members[0]].prefix
-    return Unit(tuple(members), prefix + sum(items[index].length - prefix for index in members))
+    return Unit(tuple(members), _counted([items[index] for index in members])(0, len(members)))
 
 
 def halve(part: MicroBatch) -> tuple[MicroBatch, MicroBatch] | None:

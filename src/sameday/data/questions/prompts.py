@@ -36,6 +36,7 @@ def make_prompts(layout: Layout, read_image: ReadImage) -> Prompts:
 
 def places_of(layout: Layout) -> Places:
     """Questions in the layout's order; their groups are numbered as the layout numbers them."""
+    assert not layout.fork.any(), "prompts share their images alone"
     group, branch = layout.group.reshape(-1), layout.branch.reshape(-1)
     there = np.unique(np.stack([group, branch])[:, group != PADDING], axis=1).T.tolist()
     pieces = {(g, b): np.flatnonzero((group == g) & (branch == b)) for g, b in there}

@@ -19,11 +19,11 @@ SAMPLED = 512
 
 
 def read_back(batch: Batch, patches: Tensor, merge_size: int) -> Iterator[Seen]:
-    """The questions of a micro-batch. A question's tokens are its own branch behind the prefix of its group. `patches`
+    """The questions of a micro-batch. A question's tokens are its own branch behind its fork and its prefix. `patches`
     are what the tower takes, of the images that come as pixels; of the others there is only their content's name."""
     batch = batch.to(torch.device("cpu"))
     length = batch.tokens.shape[1]
-    group, branch, tokens = (x.numpy().reshape(-1) for x in (batch.group, batch.branch, batch.tokens))
+    group, branch, fork, tokens = (x.numpy().reshape(-1) for x in (batch.group, batch.branch, batch.fork, batch.tokens))
     positions = batch.positions.numpy().reshape(len(batch.positions), -1)
     owner, at = batch.owner.numpy(), batch.target_at.numpy()
     target, weight = batch.target.numpy(), batch.weight.numpy()
@@ -32,8 +32,8 @@ def read_back(batch: Batch, patches: Tensor, merge_size: int) -> Iterator[Seen]:
         mine = owner == number
         last = at[mine][-1]
         row = slice(last // length * length, (last // length + 1) * length)
-        reachable = (branch[row] == PREFIX) | (branch[row] == branch[last])
-        own = np.flatnonzero((group[row] == group[last]) & reachable) + row.start
+        levels = ((level[row] == PREFIX) | (level[row] == level[last]) for level in (branch, fork))
+        own = np.flatnonzero(np.logical_and.reduce([group[row] == group[last], *levels])) + row.start
         places = np.searchsorted(own, at[mine])
         digests, values = pictures.of(own)
         yield Seen(

@@ -114,8 +114,9 @@ class Family(ABC):
         """Cosines and sines of all positions, as the decoder's layers take them."""
 
     def mask(self, batch: Batch, kernel: str) -> attention.Mask:
-        """Who sees whom: each token those before it in its group, of the prefix and of its own branch."""
-        return attention.make_mask(batch.group, batch.branch, batch.one_per_row, batch.segments, kernel)
+        """Who sees whom: each token those before it in its group, of the prefix, its own fork and its own branch."""
+        levels = batch.group, batch.branch, batch.fork
+        return attention.make_mask(*levels, batch.one_per_row, batch.segments, kernel)
 
     # Vision tower
 

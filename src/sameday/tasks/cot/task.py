@@ -4,7 +4,7 @@ the heads, so that all questions of an image go through one forward pass, in wha
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from sameday.data.order import whole_image_steps
 from sameday.data.questions.batch import Batch
 from sameday.data.questions.encode import Encoded
+from sameday.data.questions.layout import MaskIds
 from sameday.data.questions.partition import Cut, MicroBatch, whole_micro_batches
 from sameday.data.questions.sample import Sample
 from sameday.data.questions.source import ReadImage
@@ -96,7 +97,7 @@ class CotTask(VqaTask):
 
     def _partition(self, encoded: Sequence[Encoded], cut: Cut, ranks: int) -> list[list[MicroBatch]]:
         images: dict[str, list[Any]] = {}
-        for item in items_of(encoded):
+        for item in items_of(encoded, self.plan.share_text):
             images.setdefault(encoded[item.index].sample.image_key, []).append(item)
         return whole_micro_batches(list(images.values()), cut, ranks)
 
@@ -117,9 +118,9 @@ class CotTask(VqaTask):
         encoded: Sequence[Encoded],
         part: MicroBatch,
         read_image: ReadImage | None = None,
-        prefix_ids: Mapping[bytes, int] | None = None,
+        mask_ids: MaskIds | None = None,
     ) -> CotBatch:
-        batch = super()._build(encoded, part, read_image, prefix_ids)
+        batch = super()._build(encoded, part, read_image, mask_ids)
         samples = [encoded[i].sample for unit in part for i in unit.members]
         return with_stages(batch, samples, self.recipe.heads.weights)
 

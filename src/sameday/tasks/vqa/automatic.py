@@ -58,6 +58,11 @@ def choose_plan(recipe: VlmRecipe, machine: Machine, config: Any, ranks: int) ->
         fields[name], why[name] = value, reason
 
     pick("share_images", True, "each image is computed once for all of its questions in a step; exact")
+    pick(
+        "share_text",
+        True,
+        "what its questions have in common after it, such as a template, is computed once too; exact",
+    )
     pick("packing", True, "no padding is computed")
     pick("max_questions", None, "the token budget decides")
     pick("label_only_logits", True, "only answers have targets")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sameday.tasks.vqa.task import VqaTask
 
 Loaded = TypeVar("Loaded", bound="VqaTask")
-SHARING: dict[str, Any] = {"share_images": True, "packing": True, "max_questions": None}
+SHARING: dict[str, Any] = {"share_images": True, "share_text": True, "packing": True, "max_questions": None}
 TUNED_BUDGETS = tuple(2**n for n in range(8, 18))
 """Tokens of a micro-batch that the tuner tries."""
 SOME = 64
@@ -46,6 +46,7 @@ class VqaSetup(TaskSetup):
     modules: ClassVar[tuple[str, ...]] = ("transformers", "peft", "sameday.tasks.vqa.task")
     alone: ClassVar[Mapping[str, Any]] = {
         "share_images": False,
+        "share_text": False,
         "packing": False,
         "max_questions": 1,
         "pad_to_multiple": 1,
@@ -404,14 +405,14 @@ class VqaSetup(TaskSetup):
         return [*choices, Choice("attention", tuple({"attention": kernel} for kernel in kernels))]
 
     def cuts(self, device: str, plan: Plan) -> list[dict[str, Any]]:
-        """Those that share images are for plans that do not."""
+        """Those that share images and text are for plans that do not."""
         if device == "cpu":
             cuts = [{"token_budget": tokens, "max_questions": None} for tokens in CPU_BUDGETS]
             shared = [SHARING | {"token_budget": tokens} for tokens in CPU_BUDGETS]
         else:
             more = plan.token_budget if plan.max_questions is not None else 4 * plan.token_budget
             cuts, shared = [{"token_budget": max(USUAL_BUDGET, more), "max_questions": None}], [SHARING]
-        return [*cuts, *(shared if not plan.share_images else ())]
+        return [*cuts, *(() if plan.share_images and plan.share_text else shared)]
 
     def cannot(self, machine: Machine) -> frozenset[tuple[str, str]]:
         return frozenset({("cache", "features")} if self.recipe.train_vision else ())
@@ -419,6 +420,7 @@ class VqaSetup(TaskSetup):
     def trial_values(self, device: str, size: int) -> dict[str, tuple[Any, ...]]:
         return {
             "share_images": (False, True),
+            "share_text": (False, True),
             "packing": (False, True),
             "token_budget": (8192, 2 * size, 5 * size),
             "max_questions": (1, 4, None),

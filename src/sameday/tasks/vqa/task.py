@@ -20,7 +20,7 @@ from sameday.data.problems import Problem, in_lines, report
 from sameday.data.questions.audit import SKIP
 from sameday.data.questions.batch import Batch, make_batch
 from sameday.data.questions.encode import Encoded, Encoder
-from sameday.data.questions.layout import Layout, first_of_prefix, lay_out
+from sameday.data.questions.layout import Layout, MaskIds, lay_out, mask_ids_of
 from sameday.data.questions.partition import Cut, Item, MicroBatch, halve, micro_batches, size
 from sameday.data.questions.processor import ImageProcessor
 from sameday.data.questions.sample import Sample, images_of
@@ -147,7 +147,7 @@ class VqaTask(Task):
         )
 
     def _partition(self, encoded: Sequence[Encoded], cut: Cut, ranks: int) -> list[list[MicroBatch]]:
-        return micro_batches(items_of(encoded), cut, ranks)
+        return micro_batches(items_of(encoded, self.plan.share_text), cut, ranks)
 
     def _step(self, step: int, budget: int | None, ranks: Ranks) -> tuple[list[Encoded], list[list[MicroBatch]]]:
         encoded = [self._encode(self.splits["train"][i]) for i in self.step_ids(step)]
@@ -157,8 +157,8 @@ class VqaTask(Task):
         encoded, parts = self._step(step, budget, ranks)
         read_image = self.source.once()
         # Of the whole step: which micro-batch or rank a question is in changes no dropout mask.
-        prefix_ids = first_of_prefix(encoded) if self.plan.share_images else {}
-        return (self._build(encoded, part, read_image, prefix_ids) for part in parts[ranks.rank])
+        mask_ids = mask_ids_of(encoded, self.plan.share_text) if self.plan.share_images else {}
+        return (self._build(encoded, part, read_image, mask_ids) for part in parts[ranks.rank])
 
     def budget(self, step: int, budget: int | None, ranks: Ranks) -> int:
         return budget or self.plan.token_budget
@@ -174,13 +174,11 @@ class VqaTask(Task):
         encoded: Sequence[Encoded],
         part: MicroBatch,
         read_image: ReadImage | None = None,
-        prefix_ids: Mapping[bytes, int] | None = None,
+        mask_ids: MaskIds | None = None,
     ) -> Batch:
-        return make_batch(self.lay_out(encoded, part, prefix_ids), read_image or self.source.read_image)
+        return make_batch(self.lay_out(encoded, part, mask_ids), read_image or self.source.read_image)
 
-    def lay_out(
-        self, encoded: Sequence[Encoded], part: MicroBatch, prefix_ids: Mapping[bytes, int] | None = None
-    ) -> Layout:
+    def lay_out(self, encoded: Sequence[Encoded], part: MicroBatch, mask_ids: MaskIds | None = None) -> Layout:
         return lay_out(
             [[encoded[i] for i in unit.members] for unit in part],
             packing=self.plan.packing,
@@ -190,7 +188,8 @@ class VqaTask(Task):
             pad_token=self.encoder.end_token,
             pad_to_multiple=self.plan.pad_to_multiple,
             share_pixels=self.plan.share_images,
-            prefix_ids=prefix_ids,
+            share_text=self.plan.share_text,
+            mask_ids=mask_ids,
         )
 
     # Forward and loss
@@ -411,9 +410,9 @@ class VqaTask(Task):
         return losses, (wrong == 0) & (ends > 0)
 
 
-def items_of(encoded: Iterable[Encoded]) -> list[Item]:
+def items_of(encoded: Iterable[Encoded], share_text: bool) -> list[Item]:
     """What the partition may know of questions, numbered as they come."""
-    return [Item(i, e.length, e.prefix, e.key) for i, e in enumerate(encoded)]
+    return [Item(i, e.length, e.prefix, e.key, e.text if share_text else ()) for i, e in enumerate(encoded)]
 
 
 def load_family(recipe: VlmRecipe, recipe_dir: Path) -> Family:
