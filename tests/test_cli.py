@@ -88,11 +88,12 @@ def test_bad_lines_are_left_out_and_recorded(finished: Finished) -> None:
 def test_an_automatic_plan_says_why_and_is_kept(finished: Finished) -> None:
     plan = load_plan(finished.run / "plan.yaml")
     choices = json.loads((finished.run / "choices.json").read_text())
-    assert plan.share_images and plan.packing and plan.max_questions is None
+    assert plan.share_images and plan.share_text and plan.packing and plan.max_questions is None
     said = dict(re.findall(r"^plan\.(\w+): \S+, because (.+)$", finished.said.out, re.MULTILINE))
     assert said == {name: why for name, why in choices.items() if name != "attention"}
-    for name in ("share_images", "packing", "token_budget", "optimizer_impl"):
+    for name in ("share_images", "share_text", "packing", "token_budget", "optimizer_impl"):
         assert len(said[name]) > 10, said
+    assert said["share_text"].startswith("what its questions have in common after it, such as a template, is computed")
     assert re.search(r"^attention: \w+, because .+$", finished.said.out, re.MULTILINE)
     assert choices["attention"]
 

@@ -32,7 +32,14 @@ from sameday.tasks.registry import setup_of
 
 SLOW = 0.3
 """Seconds that a busy machine's step does not hide."""
-SHARED = ["share_images=true", "packing=true", "max_questions=null", "label_only_logits=true", "optimizer_impl=foreach"]
+SHARED = [
+    "share_images=true",
+    "share_text=true",
+    "packing=true",
+    "max_questions=null",
+    "label_only_logits=true",
+    "optimizer_impl=foreach",
+]
 CPU = ["device=cpu", "workers=0"]
 """What these tests are about, on a machine with a GPU too."""
 
