@@ -16,6 +16,8 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import sets
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
@@ -309,6 +311,25 @@ def question(**changes: Any) -> dict[str, Any]:
 def test_how_a_question_differs(here: dict[str, Any], there: dict[str, Any], said: list[str]) -> None:
     differ = Differ(lambda tokens: " ".join(map(str, tokens)))
     assert [f"{what}: {text}" for what, text in differ._question(question(**here), question(**there))] == said
+
+
+TOKENS = st.lists(st.integers(0, 3), max_size=6)
+LABELS = st.dictionaries(st.integers(0, 8), st.integers(0, 3)).map(lambda each: sorted(map(list, each.items())))
+
+
+@given(TOKENS, TOKENS, LABELS, LABELS)
+def test_every_difference_is_told_at_its_first_place(
+    here: list[int], there: list[int], learned: list[list[int]], expected: list[list[int]]
+) -> None:
+    a, b = question(tokens=here, labels=learned), question(tokens=there, labels=expected)
+    told = list(Differ(lambda tokens: " ".join(map(str, tokens)))._question(a, b))
+    if here != there:
+        at = max(n for n in range(7) if here[:n] == there[:n] and n <= min(len(here), len(there)))
+        assert told[0][0] == "tokens" and f"(token {at} of {len(here)} here, of {len(there)} there)" in told[0][1]
+    elif learned != expected:
+        assert told[0][0] == "labels" and f"({len(learned)} labels here, {len(expected)} there)" in told[0][1]
+    else:
+        assert not told
 
 
 def test_features_that_come_from_a_cache_have_no_pixels_to_compare() -> None:

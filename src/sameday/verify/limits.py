@@ -88,7 +88,7 @@ class Limits:
 
 LIMITS = Limits()
 
-ACROSS = replace(LIMITS, ratio_all=1.8, ratio_group=2.7, ratio_tensor=6.0, slope=1.0)
+ACROSS = replace(LIMITS, ratio_all=1.8, ratio_group=3.0, ratio_tensor=6.0, slope=2.0)
 """Of two trainers in bf16, who round at different places: a frozen tower computes its norms in bf16 here and, under
-autocast, in float32 there. The furthest of 16 comparisons with tiny models on a CPU had R 1.25 of all tensors, 2.03 of
-one kind, and a slope 0.64 of the error off."""
+autocast, in float32 there. The furthest of 37 comparisons with tiny models on a CPU had R 1.31 of all tensors, 2.03 of
+one kind, and a slope 1.17 of the error off."""
