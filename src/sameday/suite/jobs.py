@@ -93,6 +93,12 @@ def changes(before: Any, now: Any, path: str = "") -> list[str]:
     return [] if before == now else ["{} was {}, is {}".format(path, *shown)]
 
 
+def result_of(suite: Suite, folder: SuiteFolder, name: str) -> Path:
+    """What is there once a job is done; a cache job's own folder. Weights may be removed: they are not asked for."""
+    results = {"train": folder.run(name) / "recipe.yaml", "eval": folder.run(name) / "scores.json"}
+    return results.get(suite.jobs[name].do, folder.job(name) / ("plan.yaml" if suite.jobs[name].do == "tune" else ""))
+
+
 RENDEZVOUS = "SAMEDAY_RENDEZVOUS"
 """host:port on the first of several nodes, where processes meet. Without it a job runs on one machine."""
 

@@ -18,7 +18,7 @@ from typing import Any
 from sameday.spec.errors import EXIT_FAILED, EXIT_OK, EXIT_STOPPED, BadInput, refuse
 from sameday.spec.suite import Suite
 from sameday.spec.words import clock, count, first_names, tell
-from sameday.suite.jobs import OpenSuite
+from sameday.suite.jobs import OpenSuite, result_of
 from sameday.suite.running.execute import changed, ending, last_lines
 from sameday.suite.state import JobState, ask_to_stop, take
 from sameday.suite.times.predict import remaining
@@ -43,7 +43,7 @@ def run(opened: OpenSuite, gpus: int | None = None, again: Collection[str] = (),
         for name in after(suite, again):
             put_aside(opened, name, say)
         for name, state in take_up(opened).items():
-            say(f"{name}: {state}, and tried again")
+            say(f"{name}: {state}")
         opened.folder.begin()
         say(_header(opened, there))
         left = {name: each.seconds for name, each in remaining(suite, opened.home, opened.folder).items()}
@@ -142,14 +142,18 @@ def put_aside(opened: OpenSuite, name: str, say: Any = tell) -> None:
 
 
 def take_up(opened: OpenSuite) -> dict[str, str]:
-    """Jobs that failed or were cancelled wait again, and so do those that waited for them."""
+    """Jobs that failed or were cancelled wait again, and so do those that waited for them, and those whose result was
+    removed: what needs it is not done anew, since the same result comes out."""
     found: dict[str, str] = {}
+    folder = opened.folder
     for name in opened.suite.jobs:
-        state = opened.folder.read(name).state
-        if state in ("failed", "blocked", "cancelled") and not opened.folder.held(name):
-            opened.folder.change(name, state="waiting", why="")
-            if state != "blocked":
-                found[name] = state
+        before = folder.read(name)
+        gone = before.state == "done" and before.made and not result_of(opened.suite, folder, name).exists()
+        if (before.state in ("failed", "blocked", "cancelled") or gone) and not folder.held(name):
+            folder.change(name, state="waiting", why="")
+            if before.state != "blocked":
+                result = result_of(opened.suite, folder, name)
+                found[name] = f"done again, since {result} is gone" if gone else f"{before.state}, and tried again"
     return found
 
 
@@ -257,6 +261,9 @@ class Runner:
                     self._ended(name, self.mine.pop(name))
                 held = {name for name in self.opened.suite.jobs if self.opened.folder.held(name)}
                 states = self.opened.folder.states(self.opened.suite)
+                # One that runs from before, and is stopped by somebody, is not begun again by this runner.
+                before = [name for name in held - self.mine.keys() if states[name].state == "running"]
+                self.tries |= {name: 1 for name in before if not self.tries.get(name)}
                 self._tell(states, held)
                 if self.asked.stop and not told_stop:
                     told_stop = True

@@ -193,7 +193,7 @@ def submit(opened: OpenSuite, again: Collection[str] = (), one_job: bool = False
         # As they are before they are taken up: who was in the queue and left it, is told so.
         before = states(opened, entries)
         for name, state in take_up(opened).items():
-            say(f"{name}: {state}, and tried again")
+            say(f"{name}: {state}")
         opened.folder.begin()
         if one_job:
             missing = [name for name in opened.suite.jobs if before[name].state != "done"]
