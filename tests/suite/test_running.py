@@ -115,6 +115,58 @@ def test_what_cannot_run_is_told_at_once(home: Home) -> None:
     assert not (home.path / "out" / "jobs").exists()
 
 
+def test_what_jobs_would_find_hours_later_is_told_at_once(home: Home) -> None:
+    """By run and by plan; nothing is begun."""
+    (home.path / "bad.yaml").write_text("task: classify\nnum_epoch: 3\n")
+    (home.path / "far.yaml").write_text((home.path / "recipe.yaml").read_text().replace("path: set", "path: nowhere"))
+    job = {"do": "train", "recipe": "recipe.yaml", "after": ["good"]}
+    jobs = {
+        "good": training(),
+        "typo": job | {"recipe": "bad.yaml"},
+        "set": job | {"set": ["recipe.sead=1", "plan.foo=2"]},
+        "data": job | {"recipe": "far.yaml"},
+        "plan": job | {"plan": "recipe.yaml"},
+        "base": {"do": "eval", "recipe": "recipe.yaml", "base": True},
+        "adapter": {"do": "eval", "recipe": "recipe.yaml", "adapter": "set"},
+        "cache": {"do": "cache", "recipe": "recipe.yaml", "kind": "pixels"},
+        "cascade": {"do": "eval", "of": "good", "cascade": True, "set": ["plan.bar=1"]},
+    }
+    suite, out = home.suite(jobs), home.path / "out"
+    code, said = typed("run", str(suite), "--out", str(out))
+    told = dict(line.split(": ", 1) for line in said.splitlines())
+    assert code and not (out / "jobs").exists() and told.keys() == jobs.keys() - {"good"}
+    assert f"typo: {home.path}/bad.yaml:2: num_epoch is not a key here; nearest: num_epochs\n" in said
+    assert "set: --set recipe.sead=1: sead is not a key here; nearest: seed\n" in said
+    assert "set: --set plan.foo=2: foo is not a key here; allowed: share_images" in said
+    assert told["data"] == f"{home.path}/nowhere of its recipe's data is not there"
+    assert told["base"] == "base: task classify starts from random weights, and has no base model to evaluate"
+    assert told["adapter"] == f"--adapter {home.path}/set: task classify has no adapters"
+    assert told["cache"] == "task classify has no use for a cache" and "plan: " in said
+    assert "cascade: --set plan.bar=1: bar is not a key here" in said
+    assert told["cascade"] == "cascade: task classify generates no answers"
+    code, planned = typed("plan", str(suite), "--out", str(out))
+    assert code and planned.splitlines() == [line for line in said.splitlines() if not line.startswith("data: ")]
+
+
+def test_where_out_is(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite = home.suite({"a": stub("a")})
+    other = home.path / "elsewhere"
+    other.mkdir()
+    monkeypatch.chdir(other)
+    assert open_suite(suite).folder.path == other / "runs/night"
+    code, said = typed("status", str(suite))
+    assert code == 0 and said.endswith(f"{other}/runs/night: nothing was run here; --out names another folder\n")
+    code, said = typed("cancel", str(suite))
+    assert code == 1 and f"{other}/runs/night: nothing was run here; --out names another folder" in said
+    assert not (other / "runs").exists()
+    SuiteFolder(home.path / "runs/night").begin()
+    assert open_suite(suite).folder.path == home.path / "runs/night", "it was run beside its file"
+    (home.path / "file").touch()
+    for word in ("run", "plan"):
+        code, said = typed(word, str(suite), "--out", str(home.path / "file"))
+        assert code == 1 and "/file: cannot be written: File exists; --out names another folder" in said
+
+
 def test_one_runner(home: Home) -> None:
     suite = home.suite({"slow": stub("slow", seconds=3)})
     out = home.path / "out"

@@ -23,6 +23,7 @@ from sameday.suite.running.execute import changed, ending, last_lines
 from sameday.suite.state import JobState, ask_to_stop, take
 from sameday.suite.times.predict import remaining
 from sameday.suite.times.schedule import Task, priority
+from sameday.suite.times.work import wrong
 
 PAUSE = 0.2
 """Seconds between two looks at the files."""
@@ -97,8 +98,8 @@ def gpus_here(suite: Suite, asked: int | None = None) -> int:
     return there if wanted is None else wanted
 
 
-def check(opened: OpenSuite, gpus: int, again: Collection[str]) -> None:
-    """All problems at once."""
+def check(opened: OpenSuite, gpus: int, again: Collection[str], here: bool = True) -> None:
+    """All problems at once, those included that a job would find hours later. `here` is where data must be."""
     suite, folder = opened.suite, opened.folder
     problems = [
         f"--again {name}: is no job of this suite; there are {', '.join(suite.jobs)}"
@@ -113,8 +114,10 @@ def check(opened: OpenSuite, gpus: int, again: Collection[str]) -> None:
     anew = set(after(suite, [name for name in again if name in suite.jobs]))
     problems += [f"{name} runs; cancel it before --again" for name in sorted(anew) if folder.held(name)]
     for name in suite.jobs:
-        if name not in anew and folder.read(name).state == "done" and (line := changed(opened, name)) is not None:
-            problems.append(line)
+        if name in anew or folder.read(name).state != "done":
+            problems += [f"{name}: {line}" for line in wrong(suite, opened.home, folder, name, here)]
+        elif (changes := changed(opened, name)) is not None:
+            problems.append(changes)
     refuse(problems)
 
 

@@ -180,7 +180,7 @@ def submit(opened: OpenSuite, again: Collection[str] = (), one_job: bool = False
         return
     with only_runner(opened):
         entries = drop_hopeless(opened, _settled(opened))
-        check(opened, 0, again)
+        check(opened, 0, again, here=False)
         in_queue = living(opened, entries)
         anew = after(opened.suite, again)
         there = [name for name in anew if name in in_queue]
@@ -190,13 +190,11 @@ def submit(opened: OpenSuite, again: Collection[str] = (), one_job: bool = False
             raise BadInput(f"{', '.join(in_queue)}: in the queue by themselves; cancel them before --one-job")
         for name in anew:
             put_aside(opened, name, say)
-        # As they are before they are taken up: who was in the queue and left it, is told so.
-        before = states(opened, entries)
         for name, state in take_up(opened).items():
             say(f"{name}: {state}")
         opened.folder.begin()
         if one_job:
-            missing = [name for name in opened.suite.jobs if before[name].state != "done"]
+            missing = [name for name in opened.suite.jobs if opened.folder.read(name).state != "done"]
             if missing:
                 number = _sbatch(opened, WHOLE, ())
                 say(f"submitted as job {number}, which runs {len(missing)} of {len(opened.suite.jobs)} jobs")

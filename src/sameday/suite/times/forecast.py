@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sameday.spec.errors import BadInput
+from sameday.spec.errors import BadInput, refuse
 from sameday.spec.suite import Suite
 from sameday.spec.words import clock, count, tell, when
 from sameday.suite.jobs import OpenSuite
+from sameday.suite.running.execute import changed
 from sameday.suite.running.local import gpus_here
 from sameday.suite.state import JobState
 from sameday.suite.times.measure import measure
@@ -19,7 +20,7 @@ from sameday.suite.times.measured import keep_measured, planned
 from sameday.suite.times.predict import Estimate, Predictor
 from sameday.suite.times.remedies import Changeable, Remedy, by_image, cached, remedies
 from sameday.suite.times.schedule import Schedule, Task, schedule
-from sameday.suite.times.work import Work
+from sameday.suite.times.work import Work, wrong
 
 WIDTH = 100
 """Columns of a line."""
@@ -228,7 +229,12 @@ def _wrapped(first: str, text: str) -> list[str]:
 def plan(opened: OpenSuite, gpus: int | None = None, measured: bool = False, say: Say = tell) -> Forecast:
     """`sameday suite plan`. Where nobody says how many GPUs, those of this machine, or of the suite. For planning a
     machine need not have them."""
-    number = gpus if gpus is not None else gpus_here(opened.suite)
+    suite, home, folder, _ = opened
+    number = gpus if gpus is not None else gpus_here(suite)
+    done = {name for name in suite.jobs if folder.read(name).state == "done"}
+    refuse(
+        f"{name}: {line}" for name in suite.jobs if name not in done for line in wrong(suite, home, folder, name, False)
+    )
     predictor = Predictor(opened.suite, opened.home, opened.folder, audit=True, say=say)
     if measured:
         _measure(opened, predictor, say)
@@ -245,6 +251,8 @@ def plan(opened: OpenSuite, gpus: int | None = None, measured: bool = False, say
     found = forecast(opened, number, predictor)
     for line in lines(found):
         say(line)
+    for line in filter(None, (changed(opened, name) for name in suite.jobs if name in done)):
+        say(f"`suite run` refuses: {line}")
     return found
 
 
