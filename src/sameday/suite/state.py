@@ -80,12 +80,7 @@ class SuiteFolder:
 
     def read(self, name: str) -> JobState:
         """As it was written; a file that is damaged or not there is a job that has not begun."""
-        try:
-            values = json.loads((self.job(name) / "state.json").read_text(encoding="utf-8"))
-            known = {key: value for key, value in values.items() if key in JobState.__dataclass_fields__}
-            return JobState(**known) if known.get("state") in get_args(State) else JobState()
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-            return JobState()
+        return read_state(self.job(name))
 
     def write(self, name: str, state: JobState) -> JobState:
         write_text(self.job(name) / "state.json", json.dumps(asdict(state), indent=1) + "\n")
@@ -156,6 +151,16 @@ class SuiteFolder:
         finally:
             if descriptor is not None:
                 os.close(descriptor)
+
+
+def read_state(job: Path) -> JobState:
+    """Of a job's folder."""
+    try:
+        values = json.loads((job / "state.json").read_text(encoding="utf-8"))
+        known = {key: value for key, value in values.items() if key in JobState.__dataclass_fields__}
+        return JobState(**known) if known.get("state") in get_args(State) else JobState()
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return JobState()
 
 
 def code_told(run: Path) -> int | None:

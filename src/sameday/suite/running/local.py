@@ -20,6 +20,7 @@ from sameday.spec.suite import Suite
 from sameday.spec.words import clock, count, first_names, tell
 from sameday.suite.jobs import OpenSuite, result_of
 from sameday.suite.running.execute import changed, ending, last_lines
+from sameday.suite.running.gpus import count_gpus
 from sameday.suite.state import JobState, ask_to_stop, take
 from sameday.suite.times.predict import remaining
 from sameday.suite.times.schedule import Task, priority
@@ -72,19 +73,6 @@ def only_runner(opened: OpenSuite) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
-
-
-def count_gpus() -> int:
-    """Of this machine, as far as CUDA_VISIBLE_DEVICES lets them be seen."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        there = int(pynvml.nvmlDeviceGetCount())
-    except Exception:  # no library, no driver, no GPU
-        return 0
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return there if visible is None else min(there, len([each for each in visible.split(",") if each.strip()]))
 
 
 def gpus_here(suite: Suite, asked: int | None = None) -> int:

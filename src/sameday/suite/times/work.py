@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -39,6 +40,8 @@ OF_TRAINING = frozenset({"order", "effective_batch", "loss_weight"})
 LOOKING = frozenset(("log_steps", "eval_steps", "save_steps", "save_total_limit"))
 """Plan fields that say how often to look, which is counted by itself."""
 COUNTS = "counts.json"
+CPU = "CPU"
+"""In place of a GPU's name, as machines are called."""
 
 
 def step_cost(recipe: Recipe) -> str:
@@ -53,6 +56,14 @@ def step_kind(recipe: Recipe) -> str:
 
 def plan_cost(plan: Plan) -> str:
     return _digest({name: value for name, value in plan.model_dump(mode="json").items() if name not in LOOKING})
+
+
+def cache_cost(asked: Mapping[str, Any]) -> str:
+    """Equal where two cache jobs, by what they were asked for, prepare the same images alike."""
+    apart = OF_NO_COST | OF_TRAINING
+    recipe = {name: value for name, value in (asked.get("recipe") or {}).items() if name not in apart}
+    sets = [each for each in asked.get("set", ()) if not {*re.split(r"[.=]", str(each).strip())[1:2]} & apart]
+    return _digest([asked.get("kind"), recipe, sets])
 
 
 def _digest(value: Any) -> str:
@@ -72,6 +83,7 @@ class Training:
     fixed: tuple[str, ...] = ()
     planned: bool = True
     ranks: int = 1
+    on_cpu: bool = False
 
     @property
     def cost(self) -> str:
@@ -86,6 +98,7 @@ class Work:
     evaluation: Evaluation | None = None
     recipe: Recipe | None = None
     home: Path = Path()
+    on_cpu: bool = False
 
     @property
     def answered(self) -> str:
@@ -108,7 +121,7 @@ def work_of(suite: Suite, home: Path, folder: SuiteFolder, name: str) -> Work:
         given = getattr(recipe, "evaluate", None) or Evaluation()
         typed = {"split": job.split, "cascade": job.cascade}
         asked = given.model_copy(update={key: value for key, value in typed.items() if value is not None})
-        return Work([], asked, recipe, where)
+        return Work([], asked, recipe, where, job.gpus == 0 or "plan.device=cpu" in sets_of(suite, name))
     if job.do != "train":
         return Work()
     planned = plan_path(suite, home, folder, name)
@@ -116,11 +129,12 @@ def work_of(suite: Suite, home: Path, folder: SuiteFolder, name: str) -> Work:
     specs = _specs(home / str(job.recipe), planned if there else None, tuple(sets_of(suite, name)))
     run = folder.run(name)
     stages = [(each.recipe, run / f"stages/{n}-{each.name}") for n, each in enumerate(specs.recipe.stage_recipes(), 1)]
-    how = (specs.automatic, specs.fixed, there, max(1, job.gpus * job.nodes))
+    on_cpu = job.gpus == 0 or specs.plan.device == "cpu"
+    how = (specs.automatic, specs.fixed, there, max(1, job.gpus * job.nodes), on_cpu)
     trainings = [
         Training(recipe, specs.home, specs.plan, place, *how) for recipe, place in stages or [(specs.recipe, run)]
     ]
-    return Work(trainings, getattr(specs.recipe, "evaluate", None), specs.recipe, specs.home)
+    return Work(trainings, getattr(specs.recipe, "evaluate", None), specs.recipe, specs.home, on_cpu)
 
 
 def wrong(suite: Suite, home: Path, folder: SuiteFolder, name: str, data: bool = True) -> list[str]:
