@@ -9,17 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sameday.suite.times.schedule import (
-    EXACT,
-    Schedule,
-    Task,
-    _listed,
-    _Machine,
-    _Search,
-    paths,
-    priority,
-    schedule,
-)
+from sameday.suite.times.machine import Machine, Task, listed, paths
+from sameday.suite.times.schedule import EXACT, Schedule, priority, schedule
+from sameday.suite.times.shortest import Search
 
 
 @st.composite
@@ -109,8 +101,8 @@ def test_the_search_is_short() -> None:
         ({f"j{n}": Task(each, {6: ("j4",), 9: ("j1",)}.get(n, ())) for n, each in enumerate(mixed)}, 2, 10000),
     ]
     for jobs, gpus, most in sets:
-        machine = _Machine(jobs, gpus, 1)
-        search = _Search(machine, _listed(machine))
+        machine = Machine(jobs, gpus, 1)
+        search = Search(machine, listed(machine))
         search.run()
         assert sum(map(len, search.seen.values())) < most
 

@@ -22,8 +22,9 @@ from sameday.suite.jobs import OpenSuite, result_of
 from sameday.suite.running.execute import changed, ending, last_lines
 from sameday.suite.running.gpus import count_gpus
 from sameday.suite.state import JobState, ask_to_stop, take
+from sameday.suite.times.machine import Task
 from sameday.suite.times.predict import remaining
-from sameday.suite.times.schedule import Task, priority
+from sameday.suite.times.schedule import priority
 from sameday.suite.times.work import wrong
 
 PAUSE = 0.2

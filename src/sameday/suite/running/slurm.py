@@ -10,7 +10,7 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -219,12 +219,24 @@ def _settled(opened: OpenSuite) -> list[Entry]:
 
 def refuse_queued(opened: OpenSuite) -> None:
     """Jobs that SLURM has are not run here too."""
-    if not _given(opened) or shutil.which("squeue") is None:
+    if not _given(opened) or _cannot_ask(opened, opened.suite.jobs):
         return
     found = {name: entry for name, entry in living(opened, queue()).items() if entry.number != os.environ.get(OWN)}
     if found:
         listed = ", ".join(f"{name} ({entry.number})" for name, entry in found.items())
         raise BadInput(f"in SLURM's queue: {listed}; `sameday suite run --slurm` goes on there, `suite cancel` ends it")
+
+
+def _cannot_ask(opened: OpenSuite, names: Iterable[str]) -> bool:
+    """Whether there is no squeue here. BadInput where the scheduler may have one of these jobs: what happened to it
+    would be undone there. Inside its own allocation a suite knows what it has."""
+    if shutil.which("squeue") is not None:
+        return False
+    states = {name: opened.folder.read(name) for name in names}
+    theirs = [n for n, s in states.items() if s.state == "queued" or (s.state == "running" and s.slurm is not None)]
+    if theirs and OWN not in os.environ:
+        raise BadInput(f"{', '.join(theirs)}: given to SLURM, and squeue is not here to ask about it; go where it is")
+    return True
 
 
 def _submit_missing(opened: OpenSuite, in_queue: dict[str, Entry], say: Any) -> dict[str, str]:
@@ -281,7 +293,7 @@ def _sbatch(opened: OpenSuite, name: str, numbers: tuple[str, ...]) -> str:
 def cancel_queued(opened: OpenSuite, names: Collection[str] = (), say: Any = tell) -> set[str]:
     """Those of these jobs, or of all, that the queue has. A job that runs saves itself, in the time that SLURM's
     KillWait gives it."""
-    if not _given(opened) or shutil.which("squeue") is None:
+    if not _given(opened) or _cannot_ask(opened, names or opened.suite.jobs):
         return set()
     found = living(opened, queue())
     if names and WHOLE in found:

@@ -15,11 +15,12 @@ from sameday.suite.jobs import OpenSuite
 from sameday.suite.running.execute import changed
 from sameday.suite.running.local import gpus_here
 from sameday.suite.state import JobState
+from sameday.suite.times.machine import Task
 from sameday.suite.times.measure import measure
 from sameday.suite.times.measured import keep_measured, planned
 from sameday.suite.times.predict import Estimate, Predictor
 from sameday.suite.times.remedies import Changeable, Remedy, by_image, cached, remedies
-from sameday.suite.times.schedule import Schedule, Task, schedule
+from sameday.suite.times.schedule import Schedule, schedule
 from sameday.suite.times.work import Work, wrong
 
 WIDTH = 100
