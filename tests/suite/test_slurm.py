@@ -321,6 +321,11 @@ def test_states_from_files_and_the_queue(tmp_path: Path) -> None:
     assert told(entry("fit", "RUNNING"))["fit"] == ("running", "")
     assert told(entry("fit", "PENDING", "BeginTime"))["fit"] == ("queued", "BeginTime")  # preempted without a word
     assert told()["fit"] == ("interrupted", "SLURM has no job 7 any more")
+    # It saved itself, and whoever ran it was killed before writing that down.
+    opened.folder.run("fit").mkdir(parents=True, exist_ok=True)
+    (opened.folder.run("fit") / "stopped.json").write_text('{"code": 75}')
+    assert told()["fit"] == ("stopped", "asked to stop; it goes on from there")
+    (opened.folder.run("fit") / "stopped.json").unlink()
     assert told()["test"][0] == "waiting"
 
     folder.change("fit", state="stopped", why="asked to stop")

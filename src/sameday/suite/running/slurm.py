@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sameday.spec.errors import BadInput
+from sameday.spec.errors import EXIT_STOPPED, BadInput
 from sameday.spec.words import tell
 from sameday.spec.writing import write_text
 from sameday.suite.jobs import OpenSuite
 from sameday.suite.running.execute import last_lines
 from sameday.suite.running.local import after, check, only_runner, put_aside, take_up
 from sameday.suite.running.script import WHOLE, job_name, log_path, options, script
-from sameday.suite.state import ENDED, JobState
+from sameday.suite.state import ENDED, GOES_ON, JobState, code_told
 
 OWN = "SLURM_JOB_ID"
 NEVER = "DependencyNeverSatisfied"
@@ -110,6 +110,8 @@ def seen(opened: OpenSuite, name: str, entries: Sequence[Entry], in_queue: Mappi
             return state  # one allocation has them all
         return replace(state, state="queued", why=_reason(entry), slurm=entry.number)
     if state.state == "running" and state.slurm is not None:
+        if code_told(opened.folder.run(name)) == EXIT_STOPPED:
+            return replace(state, state="stopped", why=GOES_ON)  # it saved itself, and whoever ran it was killed
         return replace(state, state="interrupted", why=f"SLURM has no job {state.slurm} any more")
     if state.state != "queued":
         state = opened.folder.seen(name)
