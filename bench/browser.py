@@ -77,6 +77,19 @@ class Browser:
             time.sleep(0.02)
         self._profile.cleanup()
 
+    def open_more(self, address: str, count: int) -> list[str]:
+        """So many pages besides, each in a window of its own; they are not spoken to."""
+        session, self._session = self._session, None
+        try:
+            asked = {"url": address, "newWindow": True, "background": True}
+            return [self.call("Target.createTarget", **asked)["targetId"] for _ in range(count)]
+        finally:
+            self._session = session
+
+    def close_pages(self, targets: list[str]) -> None:
+        for target in targets:
+            self.call("Target.closeTarget", targetId=target)
+
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         self._last += 1
         order: dict[str, Any] = {"id": self._last, "method": method, "params": parameters}

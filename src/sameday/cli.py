@@ -85,12 +85,13 @@ def evaluate(
         int | None, typer.Option(min=1, max=32768, help="Longest answer, in tokens. Default: 64.")
     ] = None,
     scores_only: Annotated[bool, typer.Option("--scores-only", help="Generate no answers.")] = False,
+    sets: Sets = [],  # noqa: B006 (typer reads it, nothing changes it)
 ) -> None:
     """Loss and other scores of a run's weights, or of others, and the answers that they generate."""
     from sameday.commands.evaluate import Request
     from sameday.commands.evaluate import evaluate as run
 
-    run(Request(what, split, checkpoint, adapter, base, plan, out, cascade, max_new_tokens, scores_only))
+    run(Request(what, split, checkpoint, adapter, base, plan, out, cascade, max_new_tokens, scores_only, sets))
 
 
 @app.command()
@@ -254,10 +255,12 @@ def suite_plan(
     ] = None,
 ) -> None:
     """How long jobs take, where and when each runs, when all are done, and whether the deadline holds."""
-    from sameday.suite.jobs import open_suite
+    from sameday.suite.jobs import check_writable, open_suite
     from sameday.suite.times.forecast import plan
 
-    plan(open_suite(path, out), gpus, measure, gpu)
+    opened = open_suite(path, out)
+    check_writable(opened.folder)
+    plan(opened, gpus, measure, gpu)
 
 
 @suite.command("run")
@@ -277,7 +280,7 @@ def suite_run(
     ] = False,
 ) -> None:
     """Run what is missing, here. Exit 0: all done; 1: some failed; 75: stopped, the same command goes on."""
-    from sameday.suite.jobs import open_suite
+    from sameday.suite.jobs import check_writable, open_suite
 
     opened = open_suite(path, out)
     if (slurm or one_job or dry_run) and gpus is not None:
@@ -287,7 +290,9 @@ def suite_run(
 
         for text in scripts(opened, one_job):
             tell(text)
-    elif slurm or one_job:
+        return
+    check_writable(opened.folder)
+    if slurm or one_job:
         from sameday.suite.running.slurm import submit
 
         submit(opened, again, one_job)

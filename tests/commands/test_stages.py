@@ -295,6 +295,16 @@ def test_it_ends_with_the_evaluation_that_its_recipe_asks_for(
         assert "".join(path.read_text() for path in own).splitlines() == lines
         with pytest.raises(BadInput, match="each of its stages has a model of its own, and a cascade is of one model"):
             evaluate(Request(run, "val", cascade=True))
+        # Into a folder of its own, as a suite's evaluation: the run is left as it is.
+        before, out = (run / "eval-val.json").stat().st_mtime_ns, tmp_path / "out"
+        scores = evaluate(Request(run, "val", out=out, sets=["plan.eval_token_budget=300"]))
+        written = json.loads((out / "scores.json").read_text())
+        assert {name: written[name] for name in scores} == scores and written["stages"].keys() == {"find", "describe"}
+        assert (out / "predictions.jsonl").read_text().splitlines() == lines
+        assert json.loads((out / "metrics.json").read_text())["questions"] == 4
+        assert (out / "stages/1-find/scores.json").is_file() and (run / "eval-val.json").stat().st_mtime_ns == before
+        with pytest.raises(BadInput, match="was trained by its recipe; only plan"):
+            evaluate(Request(run, "val", sets=["recipe.seed=1"]))
     else:
         assert not any(path.exists() for path in own)
 

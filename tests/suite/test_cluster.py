@@ -127,7 +127,7 @@ class Stubs:
 
     def __init__(self, home: Path, jobs: dict[str, dict[str, Any]], out: str = HOSTILE, **fields: Any) -> None:
         home.mkdir(parents=True)
-        (home / "exp.yaml").write_text("name: x\n")
+        (home / "exp.yaml").write_text("{task: classify, model: {kind: vision_bdh}, data: {path: .}}\n")
         listed = {}
         for name, job in jobs.items():
             self.line(home, name, job.pop("line", "true"))

@@ -56,9 +56,9 @@ def test_a_plan_has_order_times_gpus_end_and_deadline(home: Path) -> None:
         "night: 5 jobs on 2 GPUs",
         "job    do     waits for  GPU    start    takes  low to high      end",
         "data   train             -       0:00    10:00                 10:00",
-        "three  train             1       0:00  1:30:00               1:30:00",
+        "two    train             1       0:00  1:00:00               1:00:00",
         "one    train  data       0      10:00  2:00:00               2:10:00",
-        "two    train             1    1:30:00  1:00:00               2:30:00",
+        "three  train             1    1:00:00  1:30:00               2:30:00",
         "test   eval   one        0    2:10:00    30:00               2:40:00",
     ]
     assert "  - data, one, two, three, test: expected, as the suite says" in said
@@ -105,8 +105,8 @@ def test_steps_are_measured_in_a_process_of_their_own(home: Path) -> None:
     assert result.exit_code == 0, result.output
     noted = [record["what"] for record in read_times(home / "runs/before")]
     assert (noted[0], noted[-1]) == ("start", "finish") and {"validate", "save"} <= {*noted}
-    (start,) = [each for each in read_times(home / "runs/before") if each["what"] == "start"]
-    assert start["total"] == 4 and set(start["parts"]) == {"libraries", "audit", "load"}
+    (start,) = (each for each in read_times(home / "runs/before") if each["what"] == "start")
+    assert (start["total"], start["device"]) == (4, "CPU") and set(start["parts"]) == {"libraries", "audit", "load"}
     assert 0 < sum(start["parts"].values()) <= start["seconds"]
 
 

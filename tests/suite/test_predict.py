@@ -16,10 +16,12 @@ import yaml
 from sameday.record.folder import RunFolder
 from sameday.spec.document import dump_yaml
 from sameday.spec.plan import Plan
-from sameday.suite.jobs import OpenSuite, open_suite
+from sameday.suite.jobs import OpenSuite, open_suite, request
+from sameday.suite.state import SuiteFolder
 from sameday.suite.times.forecast import forecast
 from sameday.suite.times.measured import Measured, keep_measured, planned
-from sameday.suite.times.predict import Predictor, predict, remaining
+from sameday.suite.times.pace import recorded
+from sameday.suite.times.predict import Estimate, Predictor, predict, remaining
 from sameday.suite.times.work import Counts, Training, Work, step_cost, work_of
 
 EPOCH = 4
@@ -115,6 +117,72 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     yield World(tmp_path, open_suite(tmp_path / "night.yaml"))
 
 
+def note_start(folder: Path, **about: Any) -> None:
+    with (folder / "times.jsonl").open("a") as file:
+        file.write(json.dumps({"what": "start", "seconds": 1.0, "time": 2.0, **about}) + "\n")
+
+
+def test_a_record_of_another_gpu_tells_nothing_here(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    earlier(world, "before", training(5, 2.0, seed=9), num_epochs=5)
+    note_start(world.path / "runs/before", step=0, device="NVIDIA A100")
+    assert world.predictor(world.moment).left()["one"].seconds is None, "these jobs run on the CPU"
+    suite = world.opened.suite.model_copy(update={"set": ()})
+    monkeypatch.setattr("sameday.suite.times.predict.gpu_names", lambda: {"NVIDIA H200"})
+    there = Predictor(suite, world.opened.home, world.opened.folder, audit=True, now=world.moment)
+    assert there.left()["one"].seconds is None
+    # Nobody knows which GPU it will be, as on a login node: the plan says which one the record is of.
+    monkeypatch.setattr("sameday.suite.times.predict.gpu_names", set)
+    there = Predictor(suite, world.opened.home, world.opened.folder, audit=True, now=world.moment)
+    assert ", NVIDIA A100" in there.left()["one"].source
+    note_start(world.path / "runs/before", step=0, device="CPU")
+    found = world.predictor(world.moment).left()["one"]
+    assert found.seconds is not None and "NVIDIA" not in found.source
+
+
+def test_steps_on_an_earlier_gpu_do_not_count(tmp_path: Path) -> None:
+    steps = [{"step": n, "seconds": 4.0 if n <= 50 else 1.0} for n in range(1, 81)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in steps))
+    for step, device in ((0, "NVIDIA A100"), (20, "NVIDIA A100"), (50, "NVIDIA H200"), (60, "NVIDIA H200")):
+        note_start(tmp_path, step=step, device=device)
+    read = recorded(tmp_path)
+    assert read.seconds == [1.0] * 30 and (read.done, read.device) == (80, "NVIDIA H200")
+
+
+def test_steps_of_an_epoch_are_those_of_a_run_like_it(world: World) -> None:
+    """Where nobody has counted the data, as when a suite is run without having been planned."""
+    earlier(world, "before", training(5, 2.0, seed=9), num_epochs=5)
+    opened = world.opened
+
+    def left() -> dict[str, Estimate]:
+        return Predictor(opened.suite, opened.home, opened.folder, now=world.moment).left()
+
+    assert "its data was not counted yet" in left()["one"].source
+    note_start(world.path / "runs/before", step=0, total=5 * EPOCH)
+    found = left()
+    counted = world.predictor(world.moment).left()  # which reads the data
+    assert None not in [each.seconds for each in found.values()]
+    assert {name: each.seconds for name, each in found.items()} == {
+        name: each.seconds for name, each in counted.items()
+    }
+
+
+def test_a_cache_takes_what_it_took_before(world: World) -> None:
+    job = {"do": "cache", "recipe": "recipe.yaml", "kind": "pixels"}
+    path = world.path / "cached.yaml"
+    jobs = {"fill": job | {"set": ["recipe.seed=3"]}, "features": job | {"kind": "features"}}
+    path.write_text(yaml.safe_dump({"jobs": jobs}))
+    opened, other = open_suite(path), SuiteFolder(world.path / "runs/other")
+    assert remaining(opened.suite, opened.home, opened.folder)["fill"].source == (
+        "not known: no such cache was filled before; `expected` in the suite can say what it takes"
+    )
+    other.change("images", state="done", spent=120.0, host="vm")
+    asked = request(opened.suite, opened.home, "fill") | {"set": ["recipe.seed=9"]}
+    (other.job("images") / "request.json").write_text(json.dumps(asked))
+    found = remaining(opened.suite, opened.home, opened.folder)
+    assert (found["fill"].seconds, found["fill"].low, found["features"].seconds) == (120.0, 0.0, None)
+    assert found["fill"].source == "what runs/other/jobs/images took on vm"
+
+
 @pytest.mark.parametrize("step", [0.5, 6.0])
 def test_the_end_is_predicted_within_15_percent_from_an_earlier_run(world: World, step: float) -> None:
     earlier(world, "before", training(5, step, seed=9, start=25.0), num_epochs=5)
@@ -200,10 +268,10 @@ def test_records_under_another_plan_count_for_less(world: World) -> None:
     assert found.source.endswith(", under another plan")
     assert found.high is not None and found.seconds is not None and found.high > 1.3 * found.seconds
     work = work_of(opened.suite, opened.home, opened.folder, "one")
-    own = Measured(step_cost(sets.tiny_recipe()), planned(work.trainings[0]), "a desk", [9.0, *[2.0] * 20], 12.0, 0.1)
+    own = Measured(step_cost(sets.tiny_recipe()), planned(work.trainings[0]), "CPU", [9.0, *[2.0] * 20], 12.0, 0.1)
     keep_measured(opened.folder, own)
     measured = remaining(opened.suite, opened.home, opened.folder, audit=True)["one"]
-    assert measured.source == "measured on a desk" and measured.lacks == ("saving", "its end")
+    assert measured.source == "measured on CPU" and measured.lacks == ("saving", "its end")
     assert measured.seconds == pytest.approx(12 + 7 + 80 * 2 + 20 * 10 * 0.1)
 
 

@@ -22,9 +22,9 @@ from sameday.record.folder import RunFolder
 from sameday.spec.errors import EXIT_BAD_INPUT, EXIT_STOPPED, BadInput
 from sameday.spec.suite import Suite
 from sameday.spec.words import when
-from sameday.suite.jobs import changes, open_suite
+from sameday.suite.jobs import asked, changes, open_suite
 from sameday.suite.running import local
-from sameday.suite.running.execute import execute, last_lines, main
+from sameday.suite.running.execute import _ended_alone, execute, last_lines, main
 from sameday.suite.running.local import gpus_here, place, run, starting_order
 from sameday.suite.running.status import progress, table
 from sameday.suite.state import SuiteFolder, ask_to_stop, held, holders, take
@@ -115,6 +115,58 @@ def test_what_cannot_run_is_told_at_once(home: Home) -> None:
     assert not (home.path / "out" / "jobs").exists()
 
 
+def test_what_jobs_would_find_hours_later_is_told_at_once(home: Home) -> None:
+    """By run and by plan; nothing is begun."""
+    (home.path / "bad.yaml").write_text("task: classify\nnum_epoch: 3\n")
+    (home.path / "far.yaml").write_text((home.path / "recipe.yaml").read_text().replace("path: set", "path: nowhere"))
+    job = {"do": "train", "recipe": "recipe.yaml", "after": ["good"]}
+    jobs = {
+        "good": training(),
+        "typo": job | {"recipe": "bad.yaml"},
+        "set": job | {"set": ["recipe.sead=1", "plan.foo=2"]},
+        "data": job | {"recipe": "far.yaml"},
+        "plan": job | {"plan": "recipe.yaml"},
+        "base": {"do": "eval", "recipe": "recipe.yaml", "base": True},
+        "adapter": {"do": "eval", "recipe": "recipe.yaml", "adapter": "set"},
+        "cache": {"do": "cache", "recipe": "recipe.yaml", "kind": "pixels"},
+        "cascade": {"do": "eval", "of": "good", "cascade": True, "set": ["plan.bar=1"]},
+    }
+    suite, out = home.suite(jobs), home.path / "out"
+    code, said = typed("run", str(suite), "--out", str(out))
+    told = dict(line.split(": ", 1) for line in said.splitlines())
+    assert code and not (out / "jobs").exists() and told.keys() == jobs.keys() - {"good"}
+    assert f"typo: {home.path}/bad.yaml:2: num_epoch is not a key here; nearest: num_epochs\n" in said
+    assert "set: --set recipe.sead=1: sead is not a key here; nearest: seed\n" in said
+    assert "set: --set plan.foo=2: foo is not a key here; allowed: share_images" in said
+    assert told["data"] == f"{home.path}/nowhere of its recipe's data is not there"
+    assert told["base"] == "base: task classify starts from random weights, and has no base model to evaluate"
+    assert told["adapter"] == f"--adapter {home.path}/set: task classify has no adapters"
+    assert told["cache"] == "task classify has no use for a cache" and "plan: " in said
+    assert "cascade: --set plan.bar=1: bar is not a key here" in said
+    assert told["cascade"] == "cascade: task classify generates no answers"
+    code, planned = typed("plan", str(suite), "--out", str(out))
+    assert code and planned.splitlines() == [line for line in said.splitlines() if not line.startswith("data: ")]
+
+
+def test_where_out_is(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite = home.suite({"a": stub("a")})
+    other = home.path / "elsewhere"
+    other.mkdir()
+    monkeypatch.chdir(other)
+    assert open_suite(suite).folder.path == other / "runs/night"
+    code, said = typed("status", str(suite))
+    assert code == 0 and said.endswith(f"{other}/runs/night: nothing was run here; --out names another folder\n")
+    code, said = typed("cancel", str(suite))
+    assert code == 1 and f"{other}/runs/night: nothing was run here; --out names another folder" in said
+    assert not (other / "runs").exists()
+    SuiteFolder(home.path / "runs/night").begin()
+    assert open_suite(suite).folder.path == home.path / "runs/night", "it was run beside its file"
+    (home.path / "file").touch()
+    for word in ("run", "plan"):
+        code, said = typed(word, str(suite), "--out", str(home.path / "file"))
+        assert code == 1 and "/file: cannot be written: File exists; --out names another folder" in said
+
+
 def test_one_runner(home: Home) -> None:
     suite = home.suite({"slow": stub("slow", seconds=3)})
     out = home.path / "out"
@@ -154,6 +206,43 @@ def test_a_done_job_is_done_for_what_was_asked(home: Home) -> None:
     assert said[:2] == [f"{name}: begins anew; what it made before is in {out}/earlier/{name}-1" for name in ("a", "b")]
     assert {name: len(each) for name, each in home.records().items()} == {"a": 2, "b": 2, "c": 1}
     assert (out / "earlier" / "a-1" / "log.txt").exists()
+
+
+def test_a_done_job_whose_result_was_removed_is_done_again(home: Home) -> None:
+    suite, out = home.suite({"a": stub("a"), "b": stub("b", "a")}), home.path / "out"
+    result = SuiteFolder(out).run("a") / "recipe.yaml"
+    result.parent.mkdir(parents=True)
+    result.touch()
+    assert run(open_suite(suite, out)) == run(open_suite(suite, out)) == 0
+    result.unlink()
+    said: list[str] = []
+    assert run(open_suite(suite, out), say=said.append) == 0
+    assert said[0] == f"a: done again, since {result} is gone"
+    assert {name: len(each) for name, each in home.records().items()} == {"a": 2, "b": 1}
+
+
+def test_what_ended_well_without_its_executor_is_not_repeated(home: Home, capfd: pytest.CaptureFixture[str]) -> None:
+    """Whoever ran it was killed: its state says that it runs, and its last file is there."""
+    jobs = {"one": training(), "tune": {"do": "tune", "recipe": "recipe.yaml"}, "test": {"do": "eval", "of": "one"}}
+    opened = open_suite(home.suite(jobs), home.path / "out")
+    folder, now = opened.folder, time.time()
+    folder.change("one", state="done")
+    for name, last in (("tune", folder.job("tune") / "plan.yaml"), ("test", folder.run("test") / "scores.json")):
+        same = asked(opened.suite, opened.home, name)
+        folder.change(name, state="running", asked=same, attempt=1, started=now - 90, spent=10.0)
+        assert not _ended_alone(opened, name), "nothing is there"
+        last.parent.mkdir(exist_ok=True)
+        last.touch()
+        os.utime(last, (now - 100, now - 100))
+        assert not _ended_alone(opened, name), "it is of an attempt before"
+        os.utime(last, (now - 30, now - 30))
+        folder.change(name, asked="something else")
+        assert not _ended_alone(opened, name)
+        folder.change(name, asked=same)
+        assert execute(opened, name) == 0 and not folder.log(name).exists()
+        state = folder.read(name)
+        assert (state.state, state.attempt, state.made) == ("done", 1, True) and state.spent == pytest.approx(70, abs=1)
+        assert f"{name}: whoever ran it was killed, and it ended well by itself" in capfd.readouterr().out
 
 
 def test_changes_are_named_by_field() -> None:
@@ -214,9 +303,17 @@ def test_a_job_whose_executor_was_killed_is_held_and_can_be_stopped(
     monkeypatch.setattr("sameday.suite.running.execute.PATIENCE", 0.2)
     assert main([str(suite), str(out), "one"]) == EXIT_BAD_INPUT
     assert f"one is run already, by process {executor} on " in capfd.readouterr().err
-    assert ask_to_stop(folder, "one")
-    until(lambda: not folder.held("one"))
-    assert kinds(suite, out)["one"] == "interrupted" and folder.busy_gpus() == set()
+    # The next runner waits for it; what is stopped while it waits is not begun again.
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        if line.endswith("one: running on GPU 0, from before"):
+            assert ask_to_stop(folder, "one")
+
+    assert run(open_suite(suite, out), say=say) == EXIT_STOPPED
+    assert folder.read("one").attempt == 1 and "one: stopped: asked to stop; it goes on from there" in said[-2]
+    assert kinds(suite, out)["one"] == "stopped" and folder.busy_gpus() == set()
     assert json.loads((folder.run("one") / "stopped.json").read_text())["code"] == EXIT_STOPPED
 
 
@@ -267,7 +364,11 @@ def test_status_logs_and_cancel(home: Home) -> None:
     code, said = typed("cancel", str(suite), "nobody", *words[1:])
     assert code == 1 and "nobody: no job of this suite; there are one, bad, next, last" in said
     assert main([str(suite), str(out), "last"]) == EXIT_STOPPED, "cancelled, until someone runs the suite again"
-    assert local.take_up(open_suite(suite, out)) == {"bad": "failed", "next": "cancelled", "last": "cancelled"}
+    assert local.take_up(open_suite(suite, out)) == {
+        "bad": "failed, and tried again",
+        "next": "cancelled, and tried again",
+        "last": "cancelled, and tried again",
+    }
     assert kinds(suite, out) == {"one": "stopped", "bad": "waiting", "next": "waiting", "last": "waiting"}
 
 

@@ -20,10 +20,12 @@ from typer.testing import CliRunner
 
 from sameday.cli import app
 from sameday.models.vlm import load_base
+from sameday.spec.errors import BadInput
 from sameday.spec.staged import staged
 from sameday.spec.suite import Slurm, Suite
 from sameday.suite.jobs import OpenSuite, open_suite, process
 from sameday.suite.running import slurm
+from sameday.suite.running.cancel import cancel
 from sameday.suite.running.script import WHOLE, job_name, options, script
 from sameday.suite.running.slurm import Entry, parse, states
 from sameday.suite.state import SuiteFolder
@@ -319,6 +321,11 @@ def test_states_from_files_and_the_queue(tmp_path: Path) -> None:
     assert told(entry("fit", "RUNNING"))["fit"] == ("running", "")
     assert told(entry("fit", "PENDING", "BeginTime"))["fit"] == ("queued", "BeginTime")  # preempted without a word
     assert told()["fit"] == ("interrupted", "SLURM has no job 7 any more")
+    # It saved itself, and whoever ran it was killed before writing that down.
+    opened.folder.run("fit").mkdir(parents=True, exist_ok=True)
+    (opened.folder.run("fit") / "stopped.json").write_text('{"code": 75}')
+    assert told()["fit"] == ("stopped", "asked to stop; it goes on from there")
+    (opened.folder.run("fit") / "stopped.json").unlink()
     assert told()["test"][0] == "waiting"
 
     folder.change("fit", state="stopped", why="asked to stop")
@@ -371,3 +378,24 @@ def test_dry_run_prints_a_script_and_writes_nothing(tmp_path: Path) -> None:
     opened = open_suite(tmp_path / "night.yaml", out)
     expected = [options(opened.suite, opened.folder, "fit"), options(opened.suite, opened.folder, "test", ("41",))]
     assert done.stderr.splitlines() == ["".join(f"<{word}>" for word in words) for words in expected]
+
+
+def test_without_squeue_nothing_is_done_to_jobs_that_slurm_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = open_with(tmp_path)
+    folder = opened.folder
+    monkeypatch.delenv(slurm.OWN, raising=False)
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    folder.change("fit", state="running", slurm="5")
+    folder.change("test", state="queued")
+    slurm.refuse_queued(opened)  # nothing was ever submitted from here
+    slurm.script_path(opened, "fit").touch()
+    said = "fit, test: given to SLURM, and squeue is not here to ask about it; go where it is"
+    with pytest.raises(BadInput, match=said):
+        slurm.refuse_queued(opened)
+    with pytest.raises(BadInput, match=said):
+        cancel(opened)
+    assert [folder.read(name).state for name in ("fit", "test")] == ["running", "queued"]
+    cancel(opened, ["cpu"], say=lambda _: None)
+    assert folder.read("cpu").state == "cancelled", "which SLURM never had"
+    monkeypatch.setenv(slurm.OWN, "7")
+    slurm.refuse_queued(opened)  # one allocation in which all of them run

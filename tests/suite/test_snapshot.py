@@ -146,12 +146,14 @@ def test_a_suite_at_one_moment(tmp_path: Path) -> None:
     before = snapshot.look()
     assert (before.began, before.deadline, before.finish) == (None, None, None)
     assert {job.state.state for job in before.jobs} == {"waiting"}
-    folder.change("features", state="done", attempt=1, started=8_000.0, ended=9_000.0, spent=1_000.0)
+    folder.change("features", state="done", attempt=1, started=8_000.0, ended=9_000.0, spent=1_000.0, gpus=[0])
     train_some(folder, "exp1", range(1, 11))
     train_some(folder, "exp2", range(1, 6))
     with running(folder, "exp1", [0]):
         folder.change("exp1", started=9_100.0)
-        folder.change("exp2", state="failed", attempt=2, started=8_000.0, ended=9_800.0, spent=1_800.0, why="no room")
+        folder.change(
+            "exp2", state="failed", attempt=2, started=8_000.0, ended=9_800.0, spent=1_800.0, why="no room", gpus=[0, 1]
+        )
         view = snapshot.look()
     jobs = {job.name: job for job in view.jobs}
     assert (view.began, view.deadline) == (8_000.0, 8_000.0 + 6 * 3600)
@@ -159,6 +161,8 @@ def test_a_suite_at_one_moment(tmp_path: Path) -> None:
     assert (exp1.step, exp1.total, exp1.loss, exp1.rate, exp1.gpu) == (10, 20, 0.1, 8.0, 90)
     assert (exp1.left, exp1.spent, exp1.gpu_hours) == (20.0, 900.0, 0.25)
     assert jobs["exp2"].gpu_hours == 1.0 and jobs["exp2"].left is None  # two GPUs for half an hour
+    folder.change("exp2", gpus=[])
+    assert {job.name: job.gpu_hours for job in snapshot.look().jobs}["exp2"] == 0, "it ran here, without a GPU"
     assert jobs["exp1-test"].state.state == "waiting" and jobs["features"].gpu_hours == pytest.approx(1_000 / 3600)
     assert view.finish is None  # nobody knows how long the others take
     told = plain_view(view)

@@ -8,7 +8,7 @@ import pytest
 
 from sameday.spec.errors import BadInput
 from sameday.spec.suite import Suite, load_suite, seconds_of
-from sameday.suite.jobs import asked, command
+from sameday.suite.jobs import asked, command, request
 from sameday.suite.state import SuiteFolder
 
 TEXT = """
@@ -63,9 +63,17 @@ def test_jobs_are_the_commands_that_a_user_would_type(home: Path) -> None:
         "fastest": f"tune exp.yaml --minutes 5 -o OUT/jobs/fastest/plan.yaml {workers}",
         "exp1": f"train exp.yaml --plan OUT/jobs/fastest/plan.yaml --out OUT/jobs/exp1/run {workers}",
         "exp2": f"train exp.yaml --plan plan.yaml --out OUT/jobs/exp2/run {workers} --set recipe.seed=1",
-        "exp1-test": "eval OUT/jobs/exp1/run --split test --plan plan.yaml --out OUT/jobs/exp1-test/run",
-        "zero": "eval exp.yaml --base --plan plan.yaml --out OUT/jobs/zero/run",
+        "exp1-test": f"eval OUT/jobs/exp1/run --split test --plan plan.yaml --out OUT/jobs/exp1-test/run {workers}",
+        "zero": f"eval exp.yaml --base --plan plan.yaml --out OUT/jobs/zero/run {workers}",
     }
+    # Settings of the recipe reach an eval of a recipe, and not one of a job, which was trained by its own.
+    wanted = ("plan.workers=4", "recipe.data.limit=9")
+    jobs = {name: suite.jobs[name].model_copy(update={"cascade": name == "zero"}) for name in ("exp1-test", "zero")}
+    other = suite.model_copy(update={"set": wanted, "jobs": suite.jobs | jobs})
+    words = {name: " ".join(command(other, Path("."), folder, name)) for name in jobs}
+    assert " --split test --no-cascade " in words["exp1-test"] and words["exp1-test"].endswith(f"run {workers}")
+    assert " --base --cascade " in words["zero"] and words["zero"].endswith(f"{workers} --set recipe.data.limit=9")
+    assert request(other, home, "zero")["set"] == ["recipe.data.limit=9"] and "set" not in request(suite, home, "zero")
 
 
 def test_a_changed_recipe_is_another_job(home: Path) -> None:
@@ -93,6 +101,16 @@ def test_a_changed_recipe_is_another_job(home: Path) -> None:
         ("deadline: soon\njobs: {a: {do: train, recipe: exp.yaml}}", "bad.yaml:1: deadline is 'soon'"),
         ("jobs: {a: {do: dance, recipe: exp.yaml}}", "bad.yaml:1: jobs.a.do is 'dance'; must be "),
         ("jobs: {a: {do: train, recipe: exp.yaml, gpus: 2, gpu: 1}}", "gpu pins a job of one GPU"),
+        (
+            "name: ../x\njobs: {a: {do: train, recipe: exp.yaml}}",
+            "name is '../x'; it names a folder in runs/, and has no /",
+        ),
+        ("jobs: {a: {do: train, recipe: exp.yaml, cascade: true}}", "cascade belongs to eval jobs"),
+        ("jobs: {a: {do: tune, recipe: exp.yaml, plan: plan.yaml}}", "a tune job finds a plan, and takes none"),
+        (
+            "jobs: {a: {do: train, recipe: exp.yaml}, b: {do: eval, of: a, set: [recipe.seed=1]}}",
+            "set has 'recipe.seed=1', and the recipe of an eval of a job is what that trained; only plan.KEY is set",
+        ),
         (
             "jobs: {a: {do: cache, recipe: exp.yaml, kind: pixels, gpus: 0}, b: {do: eval, of: a}}",
             "b evaluates a, which trains nothing",

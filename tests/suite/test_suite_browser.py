@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from reported import EVIL, NASTY, OVERFLOWING
 from watched import running, served, train_some, write_suite
 
 from sameday.suite.page import watch
-from sameday.suite.page.watch import Server
+from sameday.suite.page.watch import DATA, FRESH, Server
 from sameday.suite.state import SuiteFolder
 
 if find_chromium() is None and os.environ.get("SAMEDAY_TEST_BROWSER") != "must":
@@ -222,3 +224,28 @@ def test_a_suite_folder_that_is_not_there_yet_is_waited_for(browser: Browser, tm
         assert not folder.path.exists()  # looking makes nothing
         folder.change("features", state="done", attempt=1)
         states(browser, features="done")
+
+
+@pytest.mark.soak
+def test_fifty_open_pages_are_one_look_at_the_files(browser: Browser, tmp_path: Path) -> None:
+    """All of them live, and what the server reads and computes in a second is what it is for one."""
+    path, folder = write_suite(tmp_path)
+    asked: Counter[str] = Counter()
+    looks: list[float] = []
+    with running(folder, "exp1", [0]), served(path, folder) as server:
+        train_some(folder, "exp1", range(1, 12))
+        get, look = server.pages.get, server.pages._snapshot.look
+        server.pages.get = lambda address: (asked.update([address]), get(address))[1]  # type: ignore[method-assign]
+        server.pages._snapshot.look = lambda: (looks.append(time.monotonic()), look())[1]  # type: ignore[method-assign]
+        began = time.monotonic()
+        pages = browser.open_more(server.address, 50)
+        try:
+            deadline = began + 120
+            while asked["/"] < 50 or asked[DATA] < 3 * 50:
+                assert time.monotonic() < deadline, asked
+                time.sleep(0.05)
+        finally:
+            browser.close_pages(pages)
+        seconds = time.monotonic() - began
+    assert asked["/watch.js"] >= 50 and len(looks) <= seconds / FRESH + 1
+    assert all(after - before >= FRESH for before, after in pairwise(looks))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, product
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sameday.suite.times.schedule import EXACT, Schedule, Task, paths, priority, schedule
+from sameday.suite.times.machine import Machine, Task, listed, paths
+from sameday.suite.times.schedule import EXACT, Schedule, priority, schedule
+from sameday.suite.times.shortest import Search
 
 
 @st.composite
@@ -74,6 +77,34 @@ def test_no_schedule_is_shorter(given_suite: tuple[dict[str, Task], int, int]) -
     made = schedule(jobs, gpus, slots)
     check(made, jobs, gpus, slots)
     assert made.best and made.seconds == pytest.approx(shortest(jobs, gpus, slots))
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(2, 3), st.lists(st.floats(1, 9), min_size=10, max_size=10))
+def test_nor_for_ten_jobs_that_wait_for_nothing(gpus: int, seconds: list[float]) -> None:
+    """All ways to share them out, the first job on the first GPU."""
+    on = np.array([(0, *way) for way in product(range(gpus), repeat=9)])
+    least = float(np.max([(on == gpu) @ np.array(seconds) for gpu in range(gpus)], axis=0).min())
+    jobs = {f"j{n}": Task(each) for n, each in enumerate(seconds)}
+    made = schedule(jobs, gpus, 1)
+    check(made, jobs, gpus, 1)
+    assert made.best and made.seconds == pytest.approx(least)
+
+
+def test_the_search_is_short() -> None:
+    """Ten jobs for which a search without rules keeps tens of thousands of schedules of some of them."""
+    close = (3.41, 3.89, 3.71, 3.02, 3.47, 3.18, 3.19, 3.67, 3.66, 3.7)
+    mixed = (6.11, 4.91, 8.77, 7.2, 4.4, 0.91, 7.07, 6.58, 1.19, 7.17)
+    sets: list[tuple[dict[str, Task], int, int]] = [
+        ({f"j{n}": Task(each, gpus=2 if n == 1 else 1) for n, each in enumerate(close)}, 2, 500),
+        ({f"j{n}": Task(each) for n, each in enumerate(mixed)}, 3, 2),
+        ({f"j{n}": Task(each, {6: ("j4",), 9: ("j1",)}.get(n, ())) for n, each in enumerate(mixed)}, 2, 10000),
+    ]
+    for jobs, gpus, most in sets:
+        machine = Machine(jobs, gpus, 1)
+        search = Search(machine, listed(machine))
+        search.run()
+        assert sum(map(len, search.seen.values())) < most
 
 
 @settings(max_examples=40, deadline=None)

@@ -19,6 +19,7 @@ from sameday.record.times import Spent, note, process_age
 from sameday.spec.errors import EXIT_STOPPED, BadInput, EvaluationGivenUp, RunStopped, refuse
 from sameday.spec.evaluation import Evaluation
 from sameday.spec.load import load_plan
+from sameday.spec.sets import split_sets
 from sameday.spec.words import first_names, tell
 from sameday.tasks.base import Say, Task, TaskSetup, checked_finite
 from sameday.tasks.registry import setup_of
@@ -42,6 +43,7 @@ class Request:
     cascade: bool | None = None
     max_new_tokens: int | None = None
     scores_only: bool = False
+    sets: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -113,10 +115,8 @@ def _evaluate_each(
     problems = []
     if evaluation.cascade:
         problems.append(f"{whose}, and a cascade is of one model's answers: --no-cascade, or recipe.evaluate.cascade")
-    if asked.checkpoint is not None or asked.out is not None:
-        problems.append(
-            f"{whose}; --checkpoint and --out are for the folder of one of them: {next(iter(own.values()))}"
-        )
+    if asked.checkpoint is not None:
+        problems.append(f"{whose}; --checkpoint is for the folder of one of them: {next(iter(own.values()))}")
     refuse(problems)
     typed = replace(asked, split=evaluation.split)
     if not asked.scores_only:
@@ -124,13 +124,16 @@ def _evaluate_each(
     joined = group is None
     group = group or Ranks.join(device_kind(specs.plan))
     try:
-        each = lambda folder: evaluate(replace(typed, what=folder), group)  # noqa: E731
-        scores = evaluate_stages(run.path, own, evaluation.split, each, group)
+        out = asked.out
+        outs = {folder: None if out is None else out / folder.relative_to(run.path) for folder in own.values()}
+        each = lambda folder: evaluate(replace(typed, what=folder, out=outs[folder]), group)  # noqa: E731
+        scores = evaluate_stages(run.path, own, evaluation.split, each, group, out)
         if asked.scores_only or not setup.generates or not group.first:
             return scores
-        answers = {name: _answers(folder, run.recipe.result, evaluation) for name, folder in own.items()}
+        answers = {n: outs[folder] or _answers(folder, run.recipe.result, evaluation) for n, folder in own.items()}
+        answers = {name: place for name, place in answers.items() if place.is_dir()}  # others have no questions here
         together = [made for folder in answers.values() for made in read_predictions(folder / PREDICTIONS)]
-        folder = _answers(run.path, run.recipe.result, evaluation)
+        folder = out or _answers(run.path, run.recipe.result, evaluation)
         PredictionFile(folder, {"stages": {name: str(path) for name, path in answers.items()}}, question_scores).finish(
             sorted(together, key=lambda made: made.id)
         )
@@ -217,7 +220,7 @@ def _read(asked: Request) -> tuple[RunFolder | None, Specs]:
     elif not asked.what.exists():
         raise BadInput(f"{asked.what}: there is no such run folder or recipe")
     else:
-        specs = Specs.from_files(asked.what, asked.plan, ())
+        specs = Specs.from_files(asked.what, asked.plan, asked.sets)
         if asked.adapter is not None or asked.base:
             return None, specs
         path = default_path(specs.recipe)
@@ -234,7 +237,11 @@ def _read(asked: Request) -> tuple[RunFolder | None, Specs]:
         plan = setup_of(recipe, home).for_evaluation(run.plan)
         cores = len(os.sched_getaffinity(0))  # the machine that trained may have had more
         plan = plan.model_copy(update={"workers": min(plan.workers, cores)})
-    return run, Specs(recipe, home, plan)
+    own, plan_sets = split_sets(asked.sets)
+    refuse(f"--set {each}: {run.path} was trained by its recipe; only plan.KEY may be set" for each in own)
+    set_ = load_plan(None, plan_sets, recipe)
+    fields = {each.partition("=")[0].split(".")[1].strip() for each in plan_sets}
+    return run, Specs(recipe, home, plan.model_copy(update={name: getattr(set_, name) for name in fields}))
 
 
 def _contradictions(asked: Request) -> list[str]:

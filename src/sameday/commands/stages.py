@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sameday.commands.session import Session, Specs, note_stop, prepare_environment, silent
+from sameday.evaluate.predictions import write_json
 from sameday.record.folder import STAGES, RunFolder, begun, default_path, refuse_other_recipe
 from sameday.record.manifest import MANIFEST, fault, weights_digest
 from sameday.record.times import note
@@ -341,9 +342,15 @@ def own_models(path: Path) -> dict[str, Path]:
 
 
 def evaluate_stages(
-    path: Path, folders: Mapping[str, Path], split: str, evaluate: Callable[[Path], dict[str, float]], ranks: Ranks
+    path: Path,
+    folders: Mapping[str, Path],
+    split: str,
+    evaluate: Callable[[Path], dict[str, float]],
+    ranks: Ranks,
+    out: Path | None = None,
 ) -> dict[str, float]:
-    """Each stage's model on its own questions, and all of them together, weighted by how many there are."""
+    """Each stage's model on its own questions, and all of them together, weighted by how many there are. These scores
+    go into the run, or into `out`."""
     run, say = RunFolder.read(path), tell if ranks.first else silent
     left_out = ranks.from_first(lambda: {name: _without(folder, split) for name, folder in folders.items()})
     each: dict[str, dict[str, float]] = {}
@@ -360,7 +367,8 @@ def evaluate_stages(
     together = {name: sum(s[name] * s["samples"] for s in each.values()) / count for name in names}
     together["samples"] = count
     if ranks.first:
-        run.write_json(f"eval-{split}.json", {**together, "stages": each})
+        scores = path / f"eval-{split}.json" if out is None else out / "scores.json"
+        write_json(scores, {**together, "stages": each})
     say(f"all stages together{_told(together, run.recipe.sample, split)}")
     return together
 

@@ -101,6 +101,9 @@ class SuiteJob(Strict):
     split: Literal["train", "val", "test"] | None = Field(None, description="eval: which part of the data.")
     base: bool = Field(False, description="eval of a recipe: the base model, as it was before training.")
     adapter: str | None = Field(None, description="eval of a recipe: somebody's PEFT adapter.")
+    cascade: bool | None = Field(
+        None, description="eval: answers of earlier stages in prompts of later ones. Default: the recipe's."
+    )
     minutes: float = Field(10.0, gt=0, **at_most(10080, "a week"), description="tune: how long to search.")
     slurm: Slurm = Slurm()
 
@@ -119,10 +122,16 @@ class SuiteJob(Strict):
                 yield "an eval of a recipe has `base` or `adapter`: one of them"
         elif self.recipe is None:
             yield f"a {self.do} job has a recipe"
-        own = {"of": "eval", "kind": "cache", "split": "eval", "base": "eval", "adapter": "eval", "minutes": "tune"}
+        own = dict.fromkeys(("of", "split", "base", "adapter", "cascade"), "eval")
+        own |= {"kind": "cache", "minutes": "tune"}
         for name, kind in own.items():
             if self.do != kind and name in self.model_fields_set:
                 yield f"{name} belongs to {kind} jobs"
+        if self.do == "tune" and self.plan is not None:
+            yield "a tune job finds a plan, and takes none; plan.KEY of `set` is what it keeps"
+        for each in self.set if self.of is not None else ():
+            if each.strip().startswith("recipe."):
+                yield f"set has {each!r}, and the recipe of an eval of a job is what that trained; only plan.KEY is set"
         if self.do == "cache" and self.kind is None:
             yield "a cache job has a kind: pixels or features"
         if self.gpu is not None and self.gpus != 1:
@@ -164,7 +173,10 @@ class Suite(Strict):
 
     @model_validator(mode="after")
     def _hangs_together(self) -> Suite:
-        problems = [
+        problems = []
+        if self.name is not None and (not self.name.isprintable() or self.name in ("", ".", "..") or "/" in self.name):
+            problems.append(f"name is {self.name!r}; it names a folder in runs/, and has no / in it")
+        problems += [
             f"the name {name!r} has other than letters, digits, _, . and -, or is too long"
             for name in self.jobs
             if not NAME.fullmatch(name)

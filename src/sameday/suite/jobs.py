@@ -6,10 +6,12 @@ import hashlib
 import json
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from sameday.spec.document import read_document
+from sameday.spec.errors import BadInput
 from sameday.spec.suite import Suite, load_suite
 from sameday.spec.words import in_yaml
 from sameday.suite.state import SuiteFolder
@@ -25,10 +27,22 @@ class OpenSuite(NamedTuple):
 
 
 def open_suite(path: Path, out: Path | None = None) -> OpenSuite:
-    """OUT is runs/NAME unless it is given. Paths are whole ones: whoever runs a job may stand elsewhere."""
-    suite = load_suite(path)
-    folder = (out or Path("runs") / str(suite.name)).absolute()
-    return OpenSuite(suite, path.absolute().parent, SuiteFolder(folder), path.absolute())
+    """OUT is runs/NAME unless it is given; where that is not here and was made beside the suite's file, that one. Paths
+    are whole ones: whoever runs a job may stand elsewhere."""
+    suite, home = load_suite(path), path.absolute().parent
+    usual = Path("runs") / str(suite.name)
+    beside = not usual.exists() and (home / usual / "begun.json").exists()
+    folder = (out or (home / usual if beside else usual)).absolute()
+    return OpenSuite(suite, home, SuiteFolder(folder), path.absolute())
+
+
+def check_writable(folder: SuiteFolder) -> None:
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder.path):
+            pass
+    except OSError as error:
+        raise BadInput(f"{folder.path}: cannot be written: {error.strerror}; --out names another folder") from None
 
 
 def plan_path(suite: Suite, home: Path, folder: SuiteFolder, name: str) -> Path | None:
@@ -43,7 +57,7 @@ def command(suite: Suite, home: Path, folder: SuiteFolder, name: str) -> list[st
     """Words behind `sameday`. `home` is the suite's own folder, where paths start."""
     job = suite.jobs[name]
     plan = plan_path(suite, home, folder, name)
-    sets = [part for each in (*suite.set, *job.set) for part in ("--set", each)]
+    sets = [part for each in sets_of(suite, name) for part in ("--set", each)]
     planned = [] if plan is None else ["--plan", str(plan)]
     if job.do == "train":
         return ["train", str(home / str(job.recipe)), *planned, "--out", str(folder.run(name)), *sets]
@@ -52,23 +66,35 @@ def command(suite: Suite, home: Path, folder: SuiteFolder, name: str) -> list[st
     if job.do == "tune":
         found = str(folder.job(name) / "plan.yaml")
         return ["tune", str(home / str(job.recipe)), "--minutes", f"{job.minutes:g}", "-o", found, *sets]
-    split = [] if job.split is None else ["--split", job.split]
+    how = [] if job.split is None else ["--split", job.split]
+    how += [] if job.cascade is None else ["--cascade" if job.cascade else "--no-cascade"]
+    how += [*planned, "--out", str(folder.run(name)), *sets]
     if job.of is not None:
-        return ["eval", str(folder.run(job.of)), *split, *planned, "--out", str(folder.run(name))]
+        return ["eval", str(folder.run(job.of)), *how]
     whose = ["--base"] if job.base else ["--adapter", str(home / str(job.adapter))]
-    return ["eval", str(home / str(job.recipe)), *whose, *split, *planned, "--out", str(folder.run(name))]
+    return ["eval", str(home / str(job.recipe)), *whose, *how]
+
+
+def sets_of(suite: Suite, name: str) -> list[str]:
+    """The suite's settings and the job's own. The recipe of an eval of a job is what that trained."""
+    job = suite.jobs[name]
+    return [each for each in (*suite.set, *job.set) if job.of is None or not _of_recipe(each)]
+
+
+def _of_recipe(each: str) -> bool:
+    return each.strip().startswith("recipe.")
 
 
 def request(suite: Suite, home: Path, name: str) -> dict[str, Any]:
     """What a job is asked for, as it decides the outcome: a plan, GPUs and nodes change how it is run, and paths and
     comments change nothing."""
     job = suite.jobs[name]
-    fields = job.model_dump(include={"do", "of", "kind", "split", "base", "adapter"}, exclude_defaults=True)
+    fields = job.model_dump(include={"do", "of", "kind", "split", "base", "adapter", "cascade"}, exclude_defaults=True)
     if job.do == "tune":
         fields["minutes"] = job.minutes
     # Those of a plan say how it is run; a tune job takes them for what it searches.
-    sets = [each for each in (*suite.set, *job.set) if job.do == "tune" or not each.strip().startswith("plan.")]
-    if sets and job.do != "eval":
+    sets = [each for each in sets_of(suite, name) if job.do == "tune" or not each.strip().startswith("plan.")]
+    if sets:
         fields["set"] = sets
     if job.recipe is not None:
         fields["recipe"] = read_document(home / job.recipe).values
@@ -91,6 +117,12 @@ def changes(before: Any, now: Any, path: str = "") -> list[str]:
         ]
     shown = ("not there" if value is None else in_yaml(value) for value in (before, now))
     return [] if before == now else ["{} was {}, is {}".format(path, *shown)]
+
+
+def result_of(suite: Suite, folder: SuiteFolder, name: str) -> Path:
+    """What is there once a job is done; a cache job's own folder. Weights may be removed: they are not asked for."""
+    results = {"train": folder.run(name) / "recipe.yaml", "eval": folder.run(name) / "scores.json"}
+    return results.get(suite.jobs[name].do, folder.job(name) / ("plan.yaml" if suite.jobs[name].do == "tune" else ""))
 
 
 RENDEZVOUS = "SAMEDAY_RENDEZVOUS"

@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from sameday.record.folder import STOPPED
+from sameday.spec.errors import EXIT_STOPPED
 from sameday.spec.suite import Suite
 from sameday.spec.writing import write_text
 
@@ -22,6 +24,7 @@ State = Literal["waiting", "queued", "running", "interrupted", "stopped", "done"
 """waiting: for other jobs or a GPU. queued: the scheduler has it. interrupted: it was running, and nobody holds it any
 more. stopped: it saved itself and will go on. blocked: a job that it needs failed or was cancelled."""
 ENDED: tuple[State, ...] = ("done", "failed", "blocked", "cancelled")
+GOES_ON = "asked to stop; it goes on from there"
 
 
 @dataclass(frozen=True)
@@ -42,13 +45,19 @@ class JobState:
     gpus: list[int] = field(default_factory=list)
     slurm: str | None = None
     """The scheduler's number."""
+    made: bool = False
+    """Whether it left a result when it was done: one that is not there any more was removed since."""
 
     def __post_init__(self) -> None:
         """A file may say anything; what reads it counts on numbers being numbers."""
         texts = [self.asked, self.why, *(each for each in (self.host, self.slurm) if each is not None)]
         times = [self.spent, *(each for each in (self.started, self.ended) if each is not None)]
         whole = [self.attempt, *self.gpus, *(each for each in (self.code, self.pid) if each is not None)]
-        sound = all(isinstance(each, str) for each in texts) and all(type(each) is int for each in whole)
+        sound = (
+            isinstance(self.made, bool)
+            and all(isinstance(each, str) for each in texts)
+            and all(type(each) is int for each in whole)
+        )
         if not sound or not all(type(each) in (int, float) and abs(each) < 1e12 for each in times):
             raise TypeError("is no state of a job")
 
@@ -71,12 +80,7 @@ class SuiteFolder:
 
     def read(self, name: str) -> JobState:
         """As it was written; a file that is damaged or not there is a job that has not begun."""
-        try:
-            values = json.loads((self.job(name) / "state.json").read_text(encoding="utf-8"))
-            known = {key: value for key, value in values.items() if key in JobState.__dataclass_fields__}
-            return JobState(**known) if known.get("state") in get_args(State) else JobState()
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-            return JobState()
+        return read_state(self.job(name))
 
     def write(self, name: str, state: JobState) -> JobState:
         write_text(self.job(name) / "state.json", json.dumps(asdict(state), indent=1) + "\n")
@@ -111,12 +115,15 @@ class SuiteFolder:
         return held(self.lock(name))
 
     def seen(self, name: str) -> JobState:
-        """As it is now: a job whose process died without a word was interrupted."""
+        """As it is now: a job whose process died without a word was interrupted. One that was left alone by whoever ran
+        it, and saved itself, was stopped."""
         state = self.read(name)
         # An allocation that was moved to another node is the only one that could have it.
         here = state.host == socket.gethostname() or state.slurm == os.environ.get("SLURM_JOB_ID", "")
         if state.state == "running" and here and not self.held(name):
             state = self.read(name)  # it may have ended between the two looks
+            if state.state == "running" and code_told(self.run(name)) == EXIT_STOPPED:
+                return replace(state, state="stopped", why=GOES_ON)
             return replace(state, state="interrupted") if state.state == "running" else state
         return state
 
@@ -144,6 +151,24 @@ class SuiteFolder:
         finally:
             if descriptor is not None:
                 os.close(descriptor)
+
+
+def read_state(job: Path) -> JobState:
+    """Of a job's folder."""
+    try:
+        values = json.loads((job / "state.json").read_text(encoding="utf-8"))
+        known = {key: value for key, value in values.items() if key in JobState.__dataclass_fields__}
+        return JobState(**known) if known.get("state") in get_args(State) else JobState()
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return JobState()
+
+
+def code_told(run: Path) -> int | None:
+    """What a run says itself about its end before the last step."""
+    try:
+        return int(json.loads((run / STOPPED).read_text(encoding="utf-8"))["code"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
 
 
 def take(path: Path) -> int | None:

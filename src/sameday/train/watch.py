@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from sameday.hardware.machine import detect_machine
 from sameday.hardware.nvml import gpu_use
 from sameday.hardware.phases import silence
 from sameday.record.folder import RunFolder
@@ -44,6 +45,7 @@ class Watch:
         self.live: Any = None
         self.board: Any = None
         self.gpu = gpu_use(device)
+        self.device_name = detect_machine(device.type).name
         self._recent: list[tuple[float, int, float]] = []  # (seconds, samples, wait) of the latest steps
         if run is not None and sys.stdout.isatty():
             from rich.live import Live
@@ -110,8 +112,8 @@ class Watch:
     def starts(self, step: int, ranks: int) -> None:
         """The first step of this process is next."""
         if self.run is not None:
-            age, parts = process_age() - Watch._before, dict(self.run.spent)
-            note(self.run.path, "start", age, step=step, total=self.total, ranks=ranks, parts=parts)
+            about = {"step": step, "total": self.total, "ranks": ranks, "device": self.device_name}
+            note(self.run.path, "start", process_age() - Watch._before, **about, parts=dict(self.run.spent))
 
     @contextmanager
     def timed(self, what: What, step: int, done: Callable[[], bool] = lambda: True) -> Iterator[None]:

@@ -288,7 +288,9 @@ class Snapshot:
 
     def _job(self, name: str, state: JobState, now: float) -> JobView:
         job = self.suite.jobs[name]
-        view = JobView(name, job.do, self.suite.needs(name), job.gpus * job.nodes, state)
+        # One that began on this machine without a GPU has used none, whatever it asks for elsewhere.
+        without = state.attempt > 0 and not state.gpus and state.slurm is None
+        view = JobView(name, job.do, self.suite.needs(name), 0 if without else job.gpus * job.nodes, state)
         running = state.state == "running" and state.started is not None
         view.spent = state.spent + (max(0.0, now - float(state.started or now)) if running else 0.0)
         view.gpu_hours = view.spent * view.asked_gpus / 3600

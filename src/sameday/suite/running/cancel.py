@@ -19,6 +19,8 @@ def cancel(opened: OpenSuite, names: Sequence[str] = (), say: Any = tell) -> Non
     unknown = [name for name in names if name not in suite.jobs]
     if unknown:
         raise BadInput(f"{', '.join(unknown)}: no job of this suite; there are {', '.join(suite.jobs)}")
+    if not (folder.path / "jobs").exists():
+        raise BadInput(f"{folder.path}: nothing was run here; --out names another folder")
     theirs = cancel_queued(opened, names, say)
     # Those that wait first: none of them starts when a running one ends.
     chosen = sorted((set(names) or {*suite.jobs}) - theirs, key=lambda name: (folder.held(name), name))

@@ -22,12 +22,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sameday.evaluate.predictions import METRICS
 from sameday.record.folder import STOPPED
 from sameday.spec.errors import EXIT_BAD_INPUT, EXIT_OK, EXIT_STOPPED, BadInput
 from sameday.spec.words import tell
 from sameday.spec.writing import write_text
-from sameday.suite.jobs import OpenSuite, asked, changes, node_of, open_suite, process, request
-from sameday.suite.state import begin, take
+from sameday.suite.jobs import OpenSuite, asked, changes, node_of, open_suite, process, request, result_of
+from sameday.suite.state import GOES_ON, begin, code_told, take
+from sameday.suite.times.work import work_of
+from sameday.tasks.registry import setup_of
 
 PATIENCE = 15.0
 """Seconds in which whoever held the job before may end."""
@@ -60,6 +63,12 @@ def execute(opened: OpenSuite, name: str, gpus: Sequence[int] | None = None) -> 
             folder.change(name, state="blocked", why=lacking[0])
             tell(f"{name} waits: {', '.join(lacking)}", sys.stderr)
             return EXIT_BAD_INPUT
+        if before.state == "running" and _ended_alone(opened, name):
+            tell(f"{name}: whoever ran it was killed, and it ended well by itself")
+            end = _last_file(opened, name).stat().st_mtime
+            spent = before.spent + max(0.0, end - (before.started or end))
+            folder.change(name, state="done", why="", code=EXIT_OK, ended=end, spent=spent, made=True)
+            return EXIT_OK
         kept = [lock]
         for gpu in gpus or ():
             one = _wait_for(folder.gpu_lock(gpu), signals)
@@ -87,19 +96,38 @@ def _run(opened: OpenSuite, name: str, gpus: Sequence[int] | None, kept: list[in
         began = log.tell()
         code = signals.run(words, _environment(suite.jobs[name].gpus, gpus), log, kept)
     several = suite.jobs[name].gpus > 1 or node_of(suite, name) is not None
-    told = _code_told(folder.run(name)) if several else None
+    told = code_told(folder.run(name)) if several else None
     if code and told is not None:
         code = told  # torchrun leaves with 1, whatever its processes left with
     elif signals.asked and (code in (-signal.SIGTERM, 128 + signal.SIGTERM) or (code and several)):
         code = EXIT_STOPPED  # before it could listen, or while it evaluated on several GPUs
     ended: dict[str, Any] = {"ended": time.time(), "code": code, "spent": state.spent + time.time() - state.started}  # type: ignore[operator]
     if code == EXIT_OK:
-        folder.change(name, state="done", why="", **ended)
+        folder.change(name, state="done", why="", made=result_of(suite, folder, name).exists(), **ended)
     elif code == EXIT_STOPPED:
-        folder.change(name, state="stopped", why="asked to stop; it goes on from there", **ended)
+        folder.change(name, state="stopped", why=GOES_ON, **ended)
     else:
         folder.change(name, state="failed", why=_why(code, last_lines(folder.log(name), began)), **ended)
     return code if code >= 0 else 128 - code
+
+
+def _ended_alone(opened: OpenSuite, name: str) -> bool:
+    """Whether a job that was left without its executor wrote the last of its files since it began, and was asked for
+    the same. A training says so itself when it is started again; a search or an evaluation would be done twice."""
+    suite, home, folder, _ = opened
+    before = folder.read(name)
+    if suite.jobs[name].do not in ("tune", "eval") or before.asked != asked(suite, home, name):
+        return False
+    last = _last_file(opened, name)
+    return before.started is not None and last.exists() and last.stat().st_mtime >= before.started
+
+
+def _last_file(opened: OpenSuite, name: str) -> Path:
+    """What a tune or eval job writes last."""
+    suite, home, folder, _ = opened
+    work = work_of(suite, home, folder, name)
+    generates = work.recipe is not None and setup_of(work.recipe, work.home).generates
+    return folder.run(name) / METRICS if generates else result_of(suite, folder, name)
 
 
 def follow(opened: OpenSuite, name: str) -> int:
@@ -179,14 +207,6 @@ def _environment(wanted: int, gpus: Sequence[int] | None) -> dict[str, str]:
     seen = [each for each in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if each.strip()]
     names = [seen[gpu] if gpu < len(seen) else str(gpu) for gpu in gpus or ()]
     return environment | {"CUDA_VISIBLE_DEVICES": ",".join(names)}
-
-
-def _code_told(run: Path) -> int | None:
-    """What a run says itself about its end before the last step."""
-    try:
-        return int(json.loads((run / STOPPED).read_text(encoding="utf-8"))["code"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
 
 
 def changed(opened: OpenSuite, name: str) -> str | None:

@@ -18,11 +18,14 @@ from typing import Any
 from sameday.spec.errors import EXIT_FAILED, EXIT_OK, EXIT_STOPPED, BadInput, refuse
 from sameday.spec.suite import Suite
 from sameday.spec.words import clock, count, first_names, tell
-from sameday.suite.jobs import OpenSuite
+from sameday.suite.jobs import OpenSuite, result_of
 from sameday.suite.running.execute import changed, ending, last_lines
+from sameday.suite.running.gpus import count_gpus
 from sameday.suite.state import JobState, ask_to_stop, take
+from sameday.suite.times.machine import Task
 from sameday.suite.times.predict import remaining
-from sameday.suite.times.schedule import Task, priority
+from sameday.suite.times.schedule import priority
+from sameday.suite.times.work import wrong
 
 PAUSE = 0.2
 """Seconds between two looks at the files."""
@@ -43,7 +46,7 @@ def run(opened: OpenSuite, gpus: int | None = None, again: Collection[str] = (),
         for name in after(suite, again):
             put_aside(opened, name, say)
         for name, state in take_up(opened).items():
-            say(f"{name}: {state}, and tried again")
+            say(f"{name}: {state}")
         opened.folder.begin()
         say(_header(opened, there))
         left = {name: each.seconds for name, each in remaining(suite, opened.home, opened.folder).items()}
@@ -73,19 +76,6 @@ def only_runner(opened: OpenSuite) -> Iterator[None]:
         os.close(lock)
 
 
-def count_gpus() -> int:
-    """Of this machine, as far as CUDA_VISIBLE_DEVICES lets them be seen."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        there = int(pynvml.nvmlDeviceGetCount())
-    except Exception:  # no library, no driver, no GPU
-        return 0
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return there if visible is None else min(there, len([each for each in visible.split(",") if each.strip()]))
-
-
 def gpus_here(suite: Suite, asked: int | None = None) -> int:
     """How many GPUs jobs are given. Where the machine has none, the suite's number says how many jobs of one GPU run at
     once; without a number they take the places of jobs that need no GPU."""
@@ -97,8 +87,8 @@ def gpus_here(suite: Suite, asked: int | None = None) -> int:
     return there if wanted is None else wanted
 
 
-def check(opened: OpenSuite, gpus: int, again: Collection[str]) -> None:
-    """All problems at once."""
+def check(opened: OpenSuite, gpus: int, again: Collection[str], here: bool = True) -> None:
+    """All problems at once, those included that a job would find hours later. `here` is where data must be."""
     suite, folder = opened.suite, opened.folder
     problems = [
         f"--again {name}: is no job of this suite; there are {', '.join(suite.jobs)}"
@@ -113,8 +103,10 @@ def check(opened: OpenSuite, gpus: int, again: Collection[str]) -> None:
     anew = set(after(suite, [name for name in again if name in suite.jobs]))
     problems += [f"{name} runs; cancel it before --again" for name in sorted(anew) if folder.held(name)]
     for name in suite.jobs:
-        if name not in anew and folder.read(name).state == "done" and (line := changed(opened, name)) is not None:
-            problems.append(line)
+        if name in anew or folder.read(name).state != "done":
+            problems += [f"{name}: {line}" for line in wrong(suite, opened.home, folder, name, here)]
+        elif (changes := changed(opened, name)) is not None:
+            problems.append(changes)
     refuse(problems)
 
 
@@ -142,14 +134,18 @@ def put_aside(opened: OpenSuite, name: str, say: Any = tell) -> None:
 
 
 def take_up(opened: OpenSuite) -> dict[str, str]:
-    """Jobs that failed or were cancelled wait again, and so do those that waited for them."""
+    """Jobs that failed or were cancelled wait again, and so do those that waited for them, and those whose result was
+    removed: what needs it is not done anew, since the same result comes out."""
     found: dict[str, str] = {}
+    folder = opened.folder
     for name in opened.suite.jobs:
-        state = opened.folder.read(name).state
-        if state in ("failed", "blocked", "cancelled") and not opened.folder.held(name):
-            opened.folder.change(name, state="waiting", why="")
-            if state != "blocked":
-                found[name] = state
+        before = folder.read(name)
+        gone = before.state == "done" and before.made and not result_of(opened.suite, folder, name).exists()
+        if (before.state in ("failed", "blocked", "cancelled") or gone) and not folder.held(name):
+            folder.change(name, state="waiting", why="")
+            if before.state != "blocked":
+                result = result_of(opened.suite, folder, name)
+                found[name] = f"done again, since {result} is gone" if gone else f"{before.state}, and tried again"
     return found
 
 
@@ -257,6 +253,9 @@ class Runner:
                     self._ended(name, self.mine.pop(name))
                 held = {name for name in self.opened.suite.jobs if self.opened.folder.held(name)}
                 states = self.opened.folder.states(self.opened.suite)
+                # One that runs from before, and is stopped by somebody, is not begun again by this runner.
+                before = [name for name in held - self.mine.keys() if states[name].state == "running"]
+                self.tries |= {name: 1 for name in before if not self.tries.get(name)}
                 self._tell(states, held)
                 if self.asked.stop and not told_stop:
                     told_stop = True

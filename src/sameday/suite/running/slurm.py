@@ -10,19 +10,19 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sameday.spec.errors import BadInput
+from sameday.spec.errors import EXIT_STOPPED, BadInput
 from sameday.spec.words import tell
 from sameday.spec.writing import write_text
 from sameday.suite.jobs import OpenSuite
 from sameday.suite.running.execute import last_lines
 from sameday.suite.running.local import after, check, only_runner, put_aside, take_up
 from sameday.suite.running.script import WHOLE, job_name, log_path, options, script
-from sameday.suite.state import ENDED, JobState
+from sameday.suite.state import ENDED, GOES_ON, JobState, code_told
 
 OWN = "SLURM_JOB_ID"
 NEVER = "DependencyNeverSatisfied"
@@ -110,6 +110,8 @@ def seen(opened: OpenSuite, name: str, entries: Sequence[Entry], in_queue: Mappi
             return state  # one allocation has them all
         return replace(state, state="queued", why=_reason(entry), slurm=entry.number)
     if state.state == "running" and state.slurm is not None:
+        if code_told(opened.folder.run(name)) == EXIT_STOPPED:
+            return replace(state, state="stopped", why=GOES_ON)  # it saved itself, and whoever ran it was killed
         return replace(state, state="interrupted", why=f"SLURM has no job {state.slurm} any more")
     if state.state != "queued":
         state = opened.folder.seen(name)
@@ -180,7 +182,7 @@ def submit(opened: OpenSuite, again: Collection[str] = (), one_job: bool = False
         return
     with only_runner(opened):
         entries = drop_hopeless(opened, _settled(opened))
-        check(opened, 0, again)
+        check(opened, 0, again, here=False)
         in_queue = living(opened, entries)
         anew = after(opened.suite, again)
         there = [name for name in anew if name in in_queue]
@@ -190,13 +192,11 @@ def submit(opened: OpenSuite, again: Collection[str] = (), one_job: bool = False
             raise BadInput(f"{', '.join(in_queue)}: in the queue by themselves; cancel them before --one-job")
         for name in anew:
             put_aside(opened, name, say)
-        # As they are before they are taken up: who was in the queue and left it, is told so.
-        before = states(opened, entries)
         for name, state in take_up(opened).items():
-            say(f"{name}: {state}, and tried again")
+            say(f"{name}: {state}")
         opened.folder.begin()
         if one_job:
-            missing = [name for name in opened.suite.jobs if before[name].state != "done"]
+            missing = [name for name in opened.suite.jobs if opened.folder.read(name).state != "done"]
             if missing:
                 number = _sbatch(opened, WHOLE, ())
                 say(f"submitted as job {number}, which runs {len(missing)} of {len(opened.suite.jobs)} jobs")
@@ -221,12 +221,24 @@ def _settled(opened: OpenSuite) -> list[Entry]:
 
 def refuse_queued(opened: OpenSuite) -> None:
     """Jobs that SLURM has are not run here too."""
-    if not _given(opened) or shutil.which("squeue") is None:
+    if not _given(opened) or _cannot_ask(opened, opened.suite.jobs):
         return
     found = {name: entry for name, entry in living(opened, queue()).items() if entry.number != os.environ.get(OWN)}
     if found:
         listed = ", ".join(f"{name} ({entry.number})" for name, entry in found.items())
         raise BadInput(f"in SLURM's queue: {listed}; `sameday suite run --slurm` goes on there, `suite cancel` ends it")
+
+
+def _cannot_ask(opened: OpenSuite, names: Iterable[str]) -> bool:
+    """Whether there is no squeue here. BadInput where the scheduler may have one of these jobs: what happened to it
+    would be undone there. Inside its own allocation a suite knows what it has."""
+    if shutil.which("squeue") is not None:
+        return False
+    states = {name: opened.folder.read(name) for name in names}
+    theirs = [n for n, s in states.items() if s.state == "queued" or (s.state == "running" and s.slurm is not None)]
+    if theirs and OWN not in os.environ:
+        raise BadInput(f"{', '.join(theirs)}: given to SLURM, and squeue is not here to ask about it; go where it is")
+    return True
 
 
 def _submit_missing(opened: OpenSuite, in_queue: dict[str, Entry], say: Any) -> dict[str, str]:
@@ -283,7 +295,7 @@ def _sbatch(opened: OpenSuite, name: str, numbers: tuple[str, ...]) -> str:
 def cancel_queued(opened: OpenSuite, names: Collection[str] = (), say: Any = tell) -> set[str]:
     """Those of these jobs, or of all, that the queue has. A job that runs saves itself, in the time that SLURM's
     KillWait gives it."""
-    if not _given(opened) or shutil.which("squeue") is None:
+    if not _given(opened) or _cannot_ask(opened, names or opened.suite.jobs):
         return set()
     found = living(opened, queue())
     if names and WHOLE in found:

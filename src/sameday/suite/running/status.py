@@ -99,6 +99,8 @@ def table(opened: OpenSuite, now: float | None = None) -> str:
         for line in rows
     ]
     lines += _finish(opened, states, ends, now)
+    if not (opened.folder.path / "jobs").exists():
+        lines.append(f"{opened.folder.path}: nothing was run here; --out names another folder")
     for name, state in states.items():
         if state.state == "queued" and state.why:
             lines.append(f"{name}: in SLURM's queue{f', job {state.slurm}' if state.slurm else ''}: {state.why}")

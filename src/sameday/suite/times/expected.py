@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from sameday.spec.suite import Suite
 from sameday.suite.jobs import OpenSuite
-from sameday.suite.running.local import count_gpus
+from sameday.suite.running.gpus import count_gpus
 from sameday.suite.state import JobState
 from sameday.suite.times.forecast import forecast
 from sameday.suite.times.predict import Predictor

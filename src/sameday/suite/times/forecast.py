@@ -8,19 +8,21 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sameday.spec.errors import BadInput
+from sameday.spec.errors import BadInput, refuse
 from sameday.spec.suite import Suite
 from sameday.spec.words import clock, count, tell, when
 from sameday.suite.jobs import OpenSuite
+from sameday.suite.running.execute import changed
 from sameday.suite.running.local import gpus_here
 from sameday.suite.state import JobState
 from sameday.suite.times.elsewhere import Elsewhere, known_gpu
+from sameday.suite.times.machine import Task
 from sameday.suite.times.measure import measure
 from sameday.suite.times.measured import keep_measured, planned
 from sameday.suite.times.predict import Estimate, Predictor
 from sameday.suite.times.remedies import Changeable, Remedy, by_image, cached, remedies
-from sameday.suite.times.schedule import Schedule, Task, schedule
-from sameday.suite.times.work import Work
+from sameday.suite.times.schedule import Schedule, schedule
+from sameday.suite.times.work import Work, wrong
 
 WIDTH = 100
 """Columns of a line."""
@@ -234,9 +236,14 @@ def plan(
 ) -> Forecast:
     """`sameday suite plan`. Where nobody says how many GPUs, those of this machine, or of the suite. For planning a
     machine need not have them. `gpu` is another kind of GPU, for an estimate from what is measured on this one."""
+    suite, home, folder, _ = opened
     elsewhere = None if gpu is None else Elsewhere(known_gpu(gpu))
-    number = gpus if gpus is not None else max(1, gpus_here(opened.suite)) if gpu else gpus_here(opened.suite)
-    predictor = Predictor(opened.suite, opened.home, opened.folder, audit=True, say=say, elsewhere=elsewhere)
+    number = gpus if gpus is not None else max(1, gpus_here(suite)) if gpu else gpus_here(suite)
+    done = {name for name in suite.jobs if folder.read(name).state == "done"}
+    refuse(
+        f"{name}: {line}" for name in suite.jobs if name not in done for line in wrong(suite, home, folder, name, False)
+    )
+    predictor = Predictor(suite, home, folder, audit=True, say=say, elsewhere=elsewhere)
     if measured:
         _measure(opened, predictor, say)
         found = forecast(opened, number, predictor := _again(predictor))
@@ -252,6 +259,8 @@ def plan(
     found = forecast(opened, number, predictor)
     for line in lines(found):
         say(line)
+    for line in filter(None, (changed(opened, name) for name in suite.jobs if name in done)):
+        say(f"`suite run` refuses: {line}")
     return found
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from sameday.record.folder import RunFolder, read_metrics
 from sameday.record.times import TIMES, read_times
 from sameday.spec.errors import BadInput
 from sameday.suite.state import SuiteFolder
-from sameday.suite.times.work import Training, Work, plan_cost, stamp, step_cost, step_kind
+from sameday.suite.times.work import CPU, Training, Work, plan_cost, stamp, step_cost, step_kind
 
 WARM = 5
 """First steps, which may compile and fill caches."""
@@ -86,6 +88,16 @@ class Recorded:
         return each[-1] if each else 1
 
     @property
+    def device(self) -> str | None:
+        """What its last process ran on; an earlier release did not say."""
+        each = [record["device"] for record in self.times if isinstance(record.get("device"), str)]
+        return each[-1] if each else None
+
+    def fits(self, device: str | None) -> bool:
+        """Whether times of this run are such a device's, as far as that is known."""
+        return device is None or self.device in (None, device)
+
+    @property
     def evaluation(self) -> float | None:
         """One that was asked for again takes no time: the longest counts."""
         each = [float(record["seconds"]) for record in self.times if record.get("what") == "evaluate"]
@@ -105,7 +117,19 @@ def _recorded(folder: Path, *_stamps: tuple[int, int]) -> Recorded:
         metrics = []
     steps = [each for each in metrics if "split" not in each and isinstance(each.get("seconds"), int | float)]
     done = max((each["step"] for each in steps if isinstance(each.get("step"), int)), default=0)
-    return Recorded([float(each["seconds"]) for each in steps], read_times(folder), done)
+    times = read_times(folder)
+    first = _on_this_device(times)
+    here = [each for each in steps if not isinstance(each.get("step"), int) or each["step"] > first]
+    return Recorded([float(each["seconds"]) for each in here], times, done)
+
+
+def _on_this_device(times: Iterable[dict[str, Any]]) -> int:
+    """Steps up to this one were done on another GPU than the last ones, where a run went on elsewhere."""
+    starts = [each for each in times if isinstance(each.get("device"), str) and isinstance(each.get("step"), int)]
+    first = 0
+    for before, start in pairwise(starts):
+        first = start["step"] if start["device"] != before["device"] else first
+    return first
 
 
 @dataclass(frozen=True)
@@ -121,6 +145,13 @@ class Earlier:
     host: str
     answered: tuple[str, str] | None
     """What its evaluation asks, and of which split, where it ends with one."""
+    epochs: float | None = None
+    """That all of its steps make; None where it was cut short."""
+
+    @property
+    def per_epoch(self) -> float | None:
+        total = recorded(self.folder).total
+        return total / self.epochs if total and self.epochs else None
 
 
 def earlier_runs(folder: SuiteFolder) -> list[Earlier]:
@@ -131,6 +162,17 @@ def earlier_runs(folder: SuiteFolder) -> list[Earlier]:
     found = {path.parent for root in roots for pattern in patterns for path in root.glob(f"{pattern}/metrics.jsonl")}
     runs = (_earlier(path, stamp(path / "environment.json")) for path in sorted(found))
     return [run for run in runs if run is not None]
+
+
+def earlier_requests(folder: SuiteFolder) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Folders of jobs of this suite, of those put aside, and of other suites, with what each was asked for."""
+    inside = ("jobs/*/request.json", "earlier/*/request.json")
+    roots = [(folder.path, inside), (folder.path.parent, [f"*/{each}" for each in inside])]
+    for path in dict.fromkeys(path for root, each in roots for pattern in each for path in sorted(root.glob(pattern))):
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            asked = json.loads(path.read_text(encoding="utf-8"))
+            if isinstance(asked, dict):
+                yield path.parent, asked
 
 
 @lru_cache(maxsize=1024)
@@ -146,17 +188,18 @@ def _earlier(path: Path, _stamp: tuple[int, int]) -> Earlier | None:
     evaluation = getattr(run.recipe, "evaluate", None)
     asked = None if evaluation is None else (Work([], evaluation, run.recipe).answered, str(evaluation.split))
     costs = (step_cost(run.recipe), step_kind(run.recipe), plan_cost(run.plan))
-    return Earlier(path, *costs, fields, "--plan" not in words, host, asked)
+    epochs = run.recipe.num_epochs if run.recipe.max_steps is None else None
+    return Earlier(path, *costs, fields, "--plan" not in words, host, asked, epochs)
 
 
-def borrowed(training: Training, runs: Iterable[Earlier]) -> Pace | None:
+def borrowed(training: Training, runs: Iterable[Earlier], device: str | None = None) -> Pace | None:
     """The pace of another run whose steps are of the kind: best under the same plan, then of the same samples, then of
-    the most steps. None where there is none."""
-    paces = sorted(_candidates(training, runs), key=lambda pace: (pace.alike, pace.same, pace.steps))
+    the most steps. None where there is none. Where the `device` is known, runs on another one tell nothing."""
+    paces = sorted(_candidates(training, runs, device), key=lambda pace: (pace.alike, pace.same, pace.steps))
     return paces[-1] if paces else None
 
 
-def _candidates(training: Training, runs: Iterable[Earlier]) -> Iterator[Pace]:
+def _candidates(training: Training, runs: Iterable[Earlier], device: str | None) -> Iterator[Pace]:
     cost, kind, plan = training.cost, step_kind(training.recipe), plan_cost(training.plan)
     asked = {name: training.plan.model_dump(mode="json")[name] for name in training.fixed}
     for run in runs:
@@ -167,8 +210,9 @@ def _candidates(training: Training, runs: Iterable[Earlier]) -> Iterator[Pace]:
         read = recorded(run.folder)
         alike = alike and read.ranks == training.ranks
         pace = pace_of(read.seconds, read.times)
-        if pace is not None:
-            yield replace(pace, where=f"{shown(run.folder)} on {run.host}", alike=alike, same=run.cost == cost)
+        if pace is not None and read.fits(device):
+            on = f"{run.host}, {read.device}" if read.device not in (None, CPU) else run.host
+            yield replace(pace, where=f"{shown(run.folder)} on {on}", alike=alike, same=run.cost == cost)
 
 
 def shown(folder: Path) -> str:

@@ -16,11 +16,23 @@ from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
 from sameday.spec.suite import Suite
 from sameday.spec.words import count
-from sameday.suite.state import JobState, SuiteFolder
+from sameday.suite.jobs import request
+from sameday.suite.running.gpus import gpu_names
+from sameday.suite.state import JobState, SuiteFolder, read_state
 from sameday.suite.times.elsewhere import Elsewhere, Range
 from sameday.suite.times.measured import Measured, read_measured
-from sameday.suite.times.pace import Earlier, Pace, Recorded, borrowed, earlier_runs, pace_of, recorded, shown
-from sameday.suite.times.work import Counts, Training, Work, step_cost, work_of
+from sameday.suite.times.pace import (
+    Earlier,
+    Pace,
+    Recorded,
+    borrowed,
+    earlier_requests,
+    earlier_runs,
+    pace_of,
+    recorded,
+    shown,
+)
+from sameday.suite.times.work import CPU, Counts, Training, Work, cache_cost, step_cost, work_of
 from sameday.tasks.base import Say
 from sameday.tasks.registry import setup_of
 
@@ -148,7 +160,17 @@ class Predictor:
             seconds = 60 * job.minutes
             left = max(0.0, seconds - self.elapsed(name))
             return Estimate(left + seconds * TO_VERIFY / 2, left, left + seconds * TO_VERIFY, "its minutes, and verify")
-        return Estimate.unknown(f"what a {job.do} job takes; `expected` in the suite can say it")
+        return self._cache(name)
+
+    def _cache(self, name: str) -> Estimate:
+        """As long as such a job took before, here or in another suite; less where entries are there already."""
+        wanted = cache_cost(request(self.suite, self.home, name))
+        for folder, made in earlier_requests(self.folder):
+            state = read_state(folder)
+            if made.get("do") == "cache" and state.state == "done" and cache_cost(made) == wanted:
+                left = max(0.0, state.spent - self.elapsed(name))
+                return Estimate(left, 0.0, 1.25 * left, f"what {shown(folder)} took on {state.host}")
+        return Estimate.unknown("no such cache was filled before; `expected` in the suite can say what it takes")
 
     # Training
 
@@ -170,6 +192,9 @@ class Predictor:
     def _training(self, training: Training, state: JobState) -> Estimate:
         read = self._recorded(training.folder)
         counted = self.counts.of(training.recipe, training.home)
+        if counted.per_epoch is None:
+            alike = (run.per_epoch for run in self.runs if run.cost == training.cost)
+            counted = replace(counted, per_epoch=next((each for each in alike if each is not None), None))
         total = read.total or counted.total(training.recipe)
         if total is None:
             return Estimate.unknown(counted.why)
@@ -211,12 +236,26 @@ class Predictor:
     def _lent(self, training: Training) -> Pace | None:
         """Of a run that went through such steps; before one under another plan or on other samples, what was measured
         of this very one."""
-        run = borrowed(training, self.runs)
+        device = self._device(training)
+        run = borrowed(training, self.runs, device)
         if run is not None and run.alike and run.same:
             return run
         sizes = self.counts.of(training.recipe, training.home).sizes
-        fitting = [each for each in self.measured if each.fits(training)]
+        fitting = [each for each in self.measured if each.fits(training) and device in (None, each.machine)]
         return self._pace(fitting[-1], sizes) if fitting else run
+
+    def _device(self, work: Training | Work) -> str | None:
+        """What it would run on here: a GPU's name, or CPU; None where that is not known, as on a login node, and where
+        it is about a GPU that is not here."""
+        if self.elsewhere is not None:
+            return None
+        return CPU if work.on_cpu else self.gpu
+
+    @cached_property
+    def gpu(self) -> str | None:
+        """This machine's, where all of them are the same."""
+        names = gpu_names()
+        return names.pop() if len(names) == 1 else None
 
     def knows(self, training: Training) -> bool:
         """Whether the pace of such steps is known under this plan, so that nothing need be measured."""
@@ -259,12 +298,20 @@ class Predictor:
     def _loading(self, work: Work) -> float | None:
         """What an eval job takes until its model is there: about what a training of it does."""
         assert work.recipe is not None
-        pace = borrowed(Training(work.recipe, work.home, Plan(), Path(), planned=False), self.runs)
-        timed = [each.start for each in self.measured if each.cost == step_cost(work.recipe)]
+        training, device = self._of(work), self._device(work)
+        pace = borrowed(training, self.runs, device)
+        measured = [each for each in self.measured if device in (None, each.machine)]
+        timed = [each.start for each in measured if each.cost == step_cost(work.recipe)]
         return timed[-1] if timed and (pace is None or pace.start is None) else None if pace is None else pace.start
+
+    def _of(self, work: Work) -> Training:
+        """A training like that of what is evaluated, under whatever plan."""
+        assert work.recipe is not None
+        return Training(work.recipe, work.home, Plan(), Path(), planned=False, on_cpu=work.on_cpu)
 
     def _whole_evaluation(self, name: str, work: Work, total: int | None) -> tuple[Range | None, str]:
         assert work.recipe is not None and work.evaluation is not None
+        device = self._device(work)
         for other, state in self.states.items():
             theirs = self.work(other)
             if other == name or isinstance(theirs, str) or theirs.evaluation is None:
@@ -275,16 +322,18 @@ class Predictor:
             share = total / there if total and there else 1.0
             if self.suite.jobs[other].do == "eval" and state.state == "done":
                 return _about(share * state.spent), f"the whole of {other}"
-            if (seconds := self._recorded(self.folder.run(other)).evaluation) is not None:
+            read = self._recorded(self.folder.run(other))
+            if (seconds := read.evaluation) is not None and read.fits(device):
                 return _about(share * seconds), f"the evaluation of {other}"
         for run in self.runs:
             if (
                 run.answered == (work.answered, work.evaluation.split)
                 and (seconds := recorded(run.folder).evaluation) is not None
+                and recorded(run.folder).fits(device)
             ):
                 return _about(seconds), f"the evaluation of {shown(run.folder)}"
         for each in reversed(self.measured):
-            if each.cost == step_cost(work.recipe) and total and each.evaluates:
+            if each.cost == step_cost(work.recipe) and total and each.evaluates and device in (None, each.machine):
                 if self.elsewhere is not None:
                     estimated = self.elsewhere.evaluation(each, total)
                     return estimated, "" if estimated is None else self.elsewhere.words(each)
@@ -297,7 +346,7 @@ class Predictor:
         """Scores alone take what a validation does, for as many samples."""
         assert work.recipe is not None
         sizes = self.counts.of(work.recipe, work.home).sizes
-        pace = self._lent(Training(work.recipe, work.home, Plan(), Path(), planned=False))
+        pace = self._lent(self._of(work))
         if pace is None or pace.validate is None or not sizes.get("val"):
             return None, ""
         return _about(pace.validate * total / sizes["val"]), f"a validation of {pace.where}"

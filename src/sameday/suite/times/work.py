@@ -6,7 +6,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -15,15 +16,16 @@ from typing import Any
 from sameday.commands.session import Specs, silent
 from sameday.spec.errors import BadInput, NothingToLearn
 from sameday.spec.evaluation import Evaluation
-from sameday.spec.identity import as_text, identity_of
-from sameday.spec.load import resolve_path
+from sameday.spec.identity import as_text, identity_of, paths_of
+from sameday.spec.load import load_plan, resolve_path
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
-from sameday.spec.suite import Suite
+from sameday.spec.sets import split_sets
+from sameday.spec.suite import Suite, SuiteJob
 from sameday.spec.writing import write_text
-from sameday.suite.jobs import plan_path
+from sameday.suite.jobs import plan_path, sets_of
 from sameday.suite.state import SuiteFolder
-from sameday.tasks.base import Say
+from sameday.tasks.base import Say, TaskSetup
 from sameday.tasks.registry import setup_of
 
 OF_NO_COST = frozenset(
@@ -38,6 +40,8 @@ OF_TRAINING = frozenset({"order", "effective_batch", "loss_weight"})
 LOOKING = frozenset(("log_steps", "eval_steps", "save_steps", "save_total_limit"))
 """Plan fields that say how often to look, which is counted by itself."""
 COUNTS = "counts.json"
+CPU = "CPU"
+"""In place of a GPU's name, as machines are called."""
 
 
 def step_cost(recipe: Recipe) -> str:
@@ -52,6 +56,14 @@ def step_kind(recipe: Recipe) -> str:
 
 def plan_cost(plan: Plan) -> str:
     return _digest({name: value for name, value in plan.model_dump(mode="json").items() if name not in LOOKING})
+
+
+def cache_cost(asked: Mapping[str, Any]) -> str:
+    """Equal where two cache jobs, by what they were asked for, prepare the same images alike."""
+    apart = OF_NO_COST | OF_TRAINING
+    recipe = {name: value for name, value in (asked.get("recipe") or {}).items() if name not in apart}
+    sets = [each for each in asked.get("set", ()) if not {*re.split(r"[.=]", str(each).strip())[1:2]} & apart]
+    return _digest([asked.get("kind"), recipe, sets])
 
 
 def _digest(value: Any) -> str:
@@ -71,6 +83,7 @@ class Training:
     fixed: tuple[str, ...] = ()
     planned: bool = True
     ranks: int = 1
+    on_cpu: bool = False
 
     @property
     def cost(self) -> str:
@@ -85,6 +98,7 @@ class Work:
     evaluation: Evaluation | None = None
     recipe: Recipe | None = None
     home: Path = Path()
+    on_cpu: bool = False
 
     @property
     def answered(self) -> str:
@@ -102,23 +116,68 @@ def work_of(suite: Suite, home: Path, folder: SuiteFolder, name: str) -> Work:
             whose = work_of(suite, home, folder, job.of)
             recipe, where = whose.recipe, whose.home
         else:
-            specs = _specs(home / str(job.recipe), None, ())
+            specs = _specs(home / str(job.recipe), None, tuple(sets_of(suite, name)))
             recipe, where = specs.recipe, specs.home
         given = getattr(recipe, "evaluate", None) or Evaluation()
-        asked = given if job.split is None else given.model_copy(update={"split": job.split})
-        return Work([], asked, recipe, where)
+        typed = {"split": job.split, "cascade": job.cascade}
+        asked = given.model_copy(update={key: value for key, value in typed.items() if value is not None})
+        return Work([], asked, recipe, where, job.gpus == 0 or "plan.device=cpu" in sets_of(suite, name))
     if job.do != "train":
         return Work()
     planned = plan_path(suite, home, folder, name)
     there = planned is None or planned.exists()
-    specs = _specs(home / str(job.recipe), planned if there else None, (*suite.set, *job.set))
+    specs = _specs(home / str(job.recipe), planned if there else None, tuple(sets_of(suite, name)))
     run = folder.run(name)
     stages = [(each.recipe, run / f"stages/{n}-{each.name}") for n, each in enumerate(specs.recipe.stage_recipes(), 1)]
-    how = (specs.automatic, specs.fixed, there, max(1, job.gpus * job.nodes))
+    on_cpu = job.gpus == 0 or specs.plan.device == "cpu"
+    how = (specs.automatic, specs.fixed, there, max(1, job.gpus * job.nodes), on_cpu)
     trainings = [
         Training(recipe, specs.home, specs.plan, place, *how) for recipe, place in stages or [(specs.recipe, run)]
     ]
-    return Work(trainings, getattr(specs.recipe, "evaluate", None), specs.recipe, specs.home)
+    return Work(trainings, getattr(specs.recipe, "evaluate", None), specs.recipe, specs.home, on_cpu)
+
+
+def wrong(suite: Suite, home: Path, folder: SuiteFolder, name: str, data: bool = True) -> list[str]:
+    """What a job would refuse when it starts, as far as that is known without reading data or a model: its recipe, plan
+    and settings, what its task cannot do, and, where `data` is on this machine, files of it that are not there."""
+    job = suite.jobs[name]
+    whose = suite.jobs[job.of] if job.of is not None else job
+    planned = plan_path(suite, home, folder, name)
+    planned = planned if planned is not None and planned.exists() else None
+    trained = job.of if job.of is not None else name
+    try:
+        specs = _specs(home / str(whose.recipe), None if job.of else planned, tuple(sets_of(suite, trained)))
+    except BadInput as error:
+        return [] if job.of is not None else str(error).splitlines()  # it is told of the job that trains
+    setup = setup_of(specs.recipe, specs.home)
+    problems: list[str] = []
+    named = getattr(specs.recipe, "data", None)
+    if data and job.of is None and named is not None:
+        files = sorted({resolve_path(specs.home, each) for each in paths_of(named)})
+        problems += [f"{path} of its recipe's data is not there" for path in files if not path.exists()]
+    try:
+        if job.of is not None:
+            load_plan(planned, split_sets(sets_of(suite, name))[1], specs.recipe)
+        if job.adapter is not None:
+            setup.recipe_with_adapter(home / job.adapter)
+    except BadInput as error:
+        problems += str(error).splitlines()
+    return [*problems, *_cannot(job, setup)]
+
+
+def _cannot(job: SuiteJob, setup: TaskSetup) -> Iterator[str]:
+    task = setup.recipe.task
+    if job.do == "cache" and type(setup).fill_cache is TaskSetup.fill_cache:
+        yield f"task {task} has no use for a cache"
+    if job.do != "eval":
+        return
+    given = getattr(setup.recipe, "evaluate", None) or Evaluation()
+    if (lacking := setup.lacks(job.split or given.split)) is not None:
+        yield lacking
+    if job.base and not setup.has_base:
+        yield f"base: task {task} starts from random weights, and has no base model to evaluate"
+    if job.cascade is not None and not setup.generates:
+        yield f"cascade: task {task} generates no answers"
 
 
 def _specs(recipe: Path, plan: Path | None, sets: tuple[str, ...]) -> Specs:
