@@ -24,7 +24,7 @@ RECIPE: dict[str, Any] = {
     "name": "base",
     "model": "random",
     "data": {"train": "notes/train.jsonl", "val": "notes/val.jsonl", "image_root": "notes"},
-    "max_steps": 500,
+    "max_steps": 800,
 }
 PLAN: dict[str, Any] = {**small.SHARED, "device": "cpu", "log_steps": 50, "save_steps": 250}
 
