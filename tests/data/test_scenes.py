@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from sameday.data.questions.audit import audit
-from sameday.demo.scenes import COLOURS, GROUNDS, draw, majority_baseline
+from sameday.demo.scenes import COLOURS, GROUNDS, draw, majority_baseline, notes
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -83,3 +83,23 @@ def test_majority_baseline_by_hand() -> None:
     train = [{"question": "a", "answer": x} for x in "xxy"] + [{"question": "b", "answer": "y"}] * 4
     val = [{"question": q, "answer": a} for q, a in (("a", "x"), ("a", "y"), ("b", "y"), ("new", "y"))]
     assert majority_baseline(train, val) == 0.75
+
+
+def test_notes_are_not_the_questions_and_the_last_line_is_what_is_asked(scenes: Path, tmp_path: Path) -> None:
+    """A base model learns from notes: what it has read must not hold a question of the set, nor a false finding."""
+    draw(tmp_path, train_images=30, val_images=1, seed=0, ask=notes)
+    taken = rows(tmp_path / "train.jsonl")
+    true: dict[str, dict[str, str]] = defaultdict(dict)
+    for row in taken:
+        true[row["image"]][row["question"].splitlines()[-1]] = row["answer"]
+    behind = [row for row in taken if "\n" in row["question"]]
+    assert 0.3 < len(behind) / len(taken) < 0.5
+    for row in behind:
+        head, *findings, empty, asked = row["question"].splitlines()
+        assert (head, empty) == ("Earlier findings:", "") and 1 <= len(findings) <= 6
+        facts = {f"- {question} {answer}" for question, answer in true[row["image"]].items() if question != asked}
+        assert facts.issuperset(findings)
+    read = "\n".join(row["question"] for row in taken)
+    assert not [row for row in rows(scenes / "train.jsonl") if row["question"] in read]
+    wordings = {asked for of_image in true.values() for asked in of_image}
+    assert len(wordings) == 4 * (1 + 1 + 4 + 4 + 7), "four for each note: background, count, corners, things"

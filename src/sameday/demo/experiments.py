@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from sameday.demo import small
 from sameday.demo.scenes import draw, majority_baseline, notes
 from sameday.spec.document import dump_yaml
 from sameday.spec.load import recipe_from
@@ -19,33 +20,13 @@ from sameday.spec.words import tell
 
 SIZE = 64
 RECIPE: dict[str, Any] = {
+    **small.RECIPE,
     "name": "base",
     "model": "random",
-    "train": "all",
-    "train_vision": True,
-    "precision": "float32",
     "data": {"train": "notes/train.jsonl", "val": "notes/val.jsonl", "image_root": "notes"},
-    "order": "by_image",
-    "effective_batch": 64,
-    "loss_weight": "sample",
-    "learning_rate": 3e-3,
-    "schedule": "cosine",
-    "warmup_ratio": 0.1,
-    "max_steps": 500,
+    "max_steps": 800,
 }
-PLAN: dict[str, Any] = {
-    "device": "cpu",
-    "environment": {"OMP_NUM_THREADS": "1"},  # at this size several threads spend their time waiting for each other
-    "share_images": True,
-    "packing": True,
-    "token_budget": 512,
-    "max_questions": None,
-    "label_only_logits": True,
-    "optimizer_impl": "foreach",
-    "log_steps": 50,
-    "eval_steps": None,
-    "save_steps": 250,
-}
+PLAN: dict[str, Any] = {**small.SHARED, "device": "cpu", "log_steps": 50, "save_steps": 250}
 
 
 def prepare(out: Path, steps: int | None = None) -> float:

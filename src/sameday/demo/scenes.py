@@ -24,6 +24,25 @@ GROUNDS = {
 COLOURS = {"red": (225, 20, 20), "green": (15, 150, 30), "blue": (25, 50, 225), "yellow": (250, 225, 20)}
 KINDS = ("circle", "square", "triangle")
 CELLS = ("top left", "top right", "bottom left", "bottom right")
+# With one wording for each note, a model tells notes apart by single words, wherever these stand in a prompt: behind
+# earlier findings it then answers one of them. With several it has learned that the last line is what is asked.
+WORDINGS = {
+    "background": (
+        "background",
+        "ground colour",
+        "Which colour has the background?",
+        "Name the colour of the background.",
+    ),
+    "count": ("count", "number of shapes", "How many shapes can you see?", "Count the shapes."),
+    "colour": (
+        "{}, colour",
+        "{} corner: colour",
+        "Which colour has the shape at the {}?",
+        "Name the colour of the shape in the {} corner.",
+    ),
+    "shape": ("{}, shape", "{} corner: shape", "Which shape is at the {}?", "Name the shape in the {} corner."),
+    "there": ("any {}", "{}: yes or no", "Can you see a {}?", "Say whether a {} is there."),
+}
 
 Row = dict[str, Any]
 Scene = dict[str, tuple[str, str]]
@@ -118,16 +137,20 @@ def _questions(ground: str, scene: Scene, rng: random.Random) -> list[Row]:
 
 
 def notes(ground: str, scene: Scene, rng: random.Random) -> list[Row]:
-    """The same scenes in other words, for a model to learn from before it meets the questions: in headings, each corner
+    """The same scenes in other words, for a model to learn from before it meets the questions: `WORDINGS`, each corner
     with its colour and its shape. Some follow what is known already of the scene, as a pretrained model has read."""
-    rows = [_row("background", ground, 1), _row("count", str(len(scene)), 2)]
+
+    def note(what: str, answer: str, stage: int, about: str = "") -> Row:
+        return _row(rng.choice(WORDINGS[what]).format(about), answer, stage)
+
+    rows = [note("background", ground, 1), note("count", str(len(scene)), 2)]
     for cell in CELLS:
         kind, colour = scene.get(cell, ("nothing", "none"))
-        rows += [_row(f"{cell}, colour", colour, 3), _row(f"{cell}, shape", kind, 3)]
+        rows += [note("colour", colour, 3, cell), note("shape", kind, 3, cell)]
     there = {word for thing in scene.values() for word in thing}
     words = rng.sample([*KINDS, *COLOURS], 3)
-    rows += [_row(f"any {word}", "yes" if word in there else "no", 1) for word in words]
-    return [_behind(rng.sample(rows, rng.randint(1, 5)), row) if rng.random() < 0.4 else row for row in rows]
+    rows += [note("there", "yes" if word in there else "no", 1, word) for word in words]
+    return [_behind(rng.sample(rows, rng.randint(1, 6)), row) if rng.random() < 0.4 else row for row in rows]
 
 
 def _behind(known: Sequence[Row], row: Row) -> Row:

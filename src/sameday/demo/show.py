@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from sameday.demo import small
 from sameday.record.folder import RunFolder
 from sameday.spec.document import dump_yaml
 from sameday.spec.errors import EXIT_OK, EXIT_STOPPED
@@ -23,38 +24,15 @@ from sameday.spec.words import tell
 COMPARED_STEPS = 12
 STEPS = 300
 RECIPE: dict[str, Any] = {
+    **small.RECIPE,
     "name": "demo",
     "model": "model",
-    "train": "all",  # from random weights there is nothing yet for an adapter to adapt
-    "train_vision": True,
-    "precision": "float32",
     "data": {"train": "train.jsonl", "val": "val.jsonl"},
-    "order": "by_image",
-    "effective_batch": 64,
-    "loss_weight": "sample",
-    "learning_rate": 3e-3,
-    "schedule": "cosine",
-    "warmup_ratio": 0.1,
     "max_steps": STEPS,
 }
-# One thread: at this size several spend their time waiting for each other.
-QUIET: dict[str, Any] = {
-    "environment": {"OMP_NUM_THREADS": "1"},
-    "log_steps": 20,
-    "eval_steps": None,
-    "save_steps": 100,
-}
 PLANS: dict[str, dict[str, Any]] = {
-    "plain": {**QUIET, "log_steps": 4},
-    "shared": {
-        **QUIET,
-        "share_images": True,
-        "packing": True,
-        "token_budget": 512,
-        "max_questions": None,
-        "label_only_logits": True,
-        "optimizer_impl": "foreach",
-    },
+    "plain": {**small.PLAN, "log_steps": 4, "save_steps": 100},
+    "shared": {**small.SHARED, "log_steps": 20, "save_steps": 100},
 }
 
 
