@@ -59,7 +59,7 @@ def test_watching_never_searches_for_a_schedule(
     times = (71, 67, 61, 59, 53, 47, 43, 41, 37, 31)
     jobs = "".join(f"  j{n}: {{do: train, recipe: exp.yaml, expected: {n}m}}\n" for n in times)
     path.write_text(f"gpus: 3\njobs:\n{jobs}")
-    monkeypatch.setattr("sameday.suite.times.schedule._Search.run", lambda _: pytest.fail("searched"))
+    monkeypatch.setattr("sameday.suite.times.schedule.Search", lambda *_: pytest.fail("searched"))
     view = Snapshot(path, folder.path).look()
     assert view.finish is not None and 60 * sum(times) / 3 <= view.finish - view.now <= 60 * (sum(times) / 3 + 71)
 
