@@ -18,7 +18,7 @@ from sameday.record.folder import RunFolder, as_begun, default_path, refuse_othe
 from sameday.spec.errors import BadInput, CompileFailed, RunStopped
 from sameday.spec.evaluation import Evaluation
 from sameday.spec.recipe import differences
-from sameday.spec.words import tell
+from sameday.spec.words import count, tell
 from sameday.tasks.base import TRAINING, Caching, Task
 from sameday.tasks.registry import setup_of
 
@@ -143,7 +143,7 @@ def _check_data(session: Session, path: Path, splits: Any) -> None:
 
 def _announce(session: Session, run: RunFolder) -> None:
     recipe, audited = session.recipe, session.audited
-    session.say(f"{recipe.name} {recipe.fingerprint} in {run.path}: {audited.sizes['train']} {recipe.sample}s")
+    session.say(f"{recipe.name} {recipe.fingerprint} in {run.path}: {count(audited.sizes['train'], recipe.sample)}")
     if not run.begun:
         return
     run.write_json("skipped.json", [asdict(each) for each in audited.left_out])

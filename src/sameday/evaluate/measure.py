@@ -83,7 +83,8 @@ def _measured(sums: Sums, values: dict[str, float], spread: list[dict[str, Float
         resampled = np.concatenate([each[name] for each in spread]) if spread and name in spread[0] else np.array([])
         low, high = spread_of(value, resampled, len(sums.images), name != "tokens")
         metrics[name] = {"value": value, "low": low, "high": high, "questions": sums.count(name)}
-    return {"questions": len(sums.rows), "images": len(sums.images), "metrics": metrics}
+    without = {"without_image": sums.without_image} if sums.without_image else {}
+    return {"questions": len(sums.rows), "images": len(sums.images) - sums.without_image, **without, "metrics": metrics}
 
 
 def spread_of(value: float, resampled: Floats, images: int, share: bool) -> tuple[float | None, float | None]:

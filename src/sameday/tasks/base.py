@@ -402,6 +402,10 @@ class Task(ABC):
     @abstractmethod
     def save(self, folder: Path) -> None: ...
 
+    def bytes_beside(self) -> int:
+        """About how many bytes `save` writes besides the weights."""
+        return 0
+
     @abstractmethod
     def restore(self, folder: Path) -> None: ...
 
