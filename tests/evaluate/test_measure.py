@@ -84,7 +84,7 @@ def test_what_is_not_there_is_left_out_with_a_word() -> None:
     measured = measure([prediction("yes", "yes")], resamples=20)
     assert [note for note in measured["notes"] if "installed" not in note and "METEOR" not in note] == [
         "no open question: left out",
-        "no answer is a list of labels: left out",
+        "no answer is a list of several labels: lists have no line of their own",
         "no answer is a number: numeric match is left out",
         "no question has a stage: left out",
         "no question has a type: left out",

@@ -104,7 +104,7 @@ def _notes(whole: Sums, groups: Groups) -> list[str]:
     notes = [many] if whole.many_classes else []
     notes += [f"no {kind} question: left out" for kind in ("closed", "open") if kind not in groups["answer"]]
     if "list" not in groups["answer"]:
-        notes.append("no answer is a list of labels: left out")
+        notes.append("no answer is a list of several labels: lists have no line of their own")
     if "numeric_match" not in whole.names:
         notes.append("no answer is a number: numeric match is left out")
     return notes + [f"no question has a {by}: left out" for by in ("stage", "type") if not groups[by]]
