@@ -99,7 +99,7 @@ def test_a_run_is_not_resumed_on_something_else(begun: Path, tmp_path: Path, wha
     said = refused(world, *GO_ON)
     files = {"training data": "train.jsonl", "validation data": "val.jsonl"}
     if what in files:  # known before a model is loaded
-        told = f"the {what} ({world / files[what]}) changed since step-000001 was saved"
+        told = f"the {what} (newer: {world / files[what]}) changed since step-000001 was saved"
         assert said == f"run: {told}; put it back as it was, or choose another --out"
     else:
         assert said.endswith(f"the {what} changed since this checkpoint; choose another --out")

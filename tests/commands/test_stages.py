@@ -204,8 +204,8 @@ def test_a_changed_stage_is_noticed(home: Path, stopped: Path) -> None:
     with pytest.raises(BadInput) as caught:
         train(home, run)
     assert str(caught.value) == (
-        f"{run / 'stages/1-find'}: the training data ({home / 'train.jsonl'}) changed since stage find was begun; put "
-        "it back as it was, or choose another --out"
+        f"{run / 'stages/1-find'}: the training data (newer: {home / 'train.jsonl'}) changed since stage find was "
+        "begun; put it back as it was, or choose another --out"
     )
     (home / "train.jsonl").write_text(questions)
     (run / "stages.json").write_text("{}")

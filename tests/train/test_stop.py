@@ -126,7 +126,7 @@ def test_changed_data_is_refused(home: Path, tmp_path: Path) -> None:
     shutil.copy(tmp_path / "images/1.png", tmp_path / "images/0.png")
     process = finished(tmp_path, *SETS, out="reference", code=EXIT_BAD_INPUT)
     image = tmp_path / "images/0.png"
-    both = f"the training data ({image}) and the validation data ({image})"
+    both = f"the training data (newer: {image}) and the validation data (newer: {image})"
     ways = "put it back as it was, or choose another --out"
     assert f"error: reference: {both} changed since step-000024 was saved; {ways}\n" in process.stderr
     assert "questions" not in process.stdout, "the run was announced"

@@ -26,7 +26,7 @@ def refuse_changed(
 
 def _named(files: Sequence[Path], since: Path) -> str:
     newer = [str(file) for file in dict.fromkeys(files) if _time(file) > _time(since)]
-    return first_names(newer or [str(file) for file in files[:1]], 3)
+    return f"newer: {first_names(newer, 3)}" if newer else "".join(str(file) for file in files[:1])
 
 
 def _time(file: Path) -> float:
