@@ -78,3 +78,17 @@ def test_a_run_that_has_begun_stays(world: Path) -> None:
     rows = (world / "train.jsonl").read_text().replace("is", "was")
     (world / "train.jsonl").write_text(rows)
     assert "the training data" in refused_unwritten(world)
+
+
+def test_data_model_and_adapter_are_refused_together(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(VqaTask, "load", lambda *_: pytest.fail("the model is loaded"))
+    (world / "train.jsonl").write_text('{"image": "0.png", "question": "?"}\n' + (world / "train.jsonl").read_text())
+    data, adapter = refused_unwritten(world, "recipe.start_adapter=nowhere").split("recipe.data.on_bad=skip")
+    assert "train.jsonl:1: " in data
+    assert adapter.splitlines()[1:] == [
+        f"start_adapter: {world / 'nowhere'} is not a PEFT adapter (it has no adapter_config.json)"
+    ]
+    said = refused_unwritten(world, "recipe.model=./nothing")
+    assert "train.jsonl:1: " in said and said.count("model './nothing'") == 1, (
+        "the model is refused once, beside the data"
+    )

@@ -146,7 +146,10 @@ def test_a_recipe_that_cannot_be_evaluated_is_not_trained(world: Path) -> None:
 def test_checkpoints_the_base_and_adapters_of_others(world: Path, tiny_qwen3: Path) -> None:
     run, whole = world / "run", lines_of(world / "run/answers/adapter-test")
     said = done(world, "run", "--checkpoint", "last")
+    assert "--checkpoint last is step-000002\n" in said.out
     assert "answers in run/answers/step-000002-test:\n" in said.out
+    said = done(world, "run", "--checkpoint", "best", "--scores-only")
+    assert re.search(r"^--checkpoint best is step-00000\d, by its validation loss$", said.out, re.M)
     assert lines_of(run / "answers/step-000002-test") == whole
     done(world, "run", "--base", "--plan", "plan.yaml")
     base = lines_of(run / "answers/base-test")

@@ -201,8 +201,12 @@ def test_a_changed_stage_is_noticed(home: Path, stopped: Path) -> None:
         train(home, run, "recipe.learning_rate=0.002")
     questions = (home / "train.jsonl").read_text()
     (home / "train.jsonl").write_text(questions.replace('"question": "', '"question": "so, ', 1))
-    with pytest.raises(BadInput, match="the training data changed since stage find was begun; choose another --out"):
+    with pytest.raises(BadInput) as caught:
         train(home, run)
+    assert str(caught.value) == (
+        f"{run / 'stages/1-find'}: the training data (newer: {home / 'train.jsonl'}) changed since stage find was "
+        "begun; put it back as it was, or choose another --out"
+    )
     (home / "train.jsonl").write_text(questions)
     (run / "stages.json").write_text("{}")
     with pytest.raises(BadInput, match=r"stages\.json: is not what a run wrote"):

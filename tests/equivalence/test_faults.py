@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -25,8 +26,9 @@ from torch import Tensor
 from sameday.hardware.ranks import Ranks
 from sameday.spec.plan import Plan
 from sameday.tasks.vqa import task as vqa
+from sameday.train.optim import Gradients
 from sameday.verify.arm import Plant
-from sameday.verify.compare import Comparison
+from sameday.verify.compare import Comparison, compare
 
 RECIPE: dict[str, Any] = {
     "order": "by_image",
@@ -237,3 +239,14 @@ def test_catch_rates_in_bf16(tmp_path: Path) -> None:
     assert not problems, "\n".join(problems)
     missed = {name for name, each in caught.items() if not any(each)}
     assert missed <= TOO_SMALL.keys(), sorted(missed - TOO_SMALL.keys())
+
+
+def test_a_gradient_clipped_by_another_norm_is_found_in_both_arms(stages: Stages) -> None:
+    """What both arms do wrong is no difference between them: each is held against what it told itself."""
+    half = patch.object(Gradients, "norm", lambda gradients: torch.linalg.vector_norm(gradients.all[::2]))
+    job = stages["classify"].plain(Plan()).job("half", Plan())
+    trace = arms.run(job, lambda _task, _ranks: half)
+    found = compare(trace, trace, None).differences
+    assert [each.name for each in found] == ["its norm", "its norm"] and found[0].step == 1
+    told = r"\d\.\de[+-]\d\d away from what the plan told, clipped as the recipe says \(limit 2e-03\)"
+    assert re.fullmatch(told, found[0].text)

@@ -84,7 +84,7 @@ def test_what_is_not_there_is_left_out_with_a_word() -> None:
     measured = measure([prediction("yes", "yes")], resamples=20)
     assert [note for note in measured["notes"] if "installed" not in note and "METEOR" not in note] == [
         "no open question: left out",
-        "no answer is a list of labels: left out",
+        "no answer is a list of several labels: lists have no line of their own",
         "no answer is a number: numeric match is left out",
         "no question has a stage: left out",
         "no question has a type: left out",
@@ -281,3 +281,21 @@ def test_files_of_another_machine_are_matched_by_their_lines() -> None:
     moved = [replace(each, where=f"/elsewhere/{each.where}", image="x") for each in first]
     pairs, *alone = matched(first, moved)
     assert alone == [0, 0] and all(one == other for one, other in pairs)
+
+
+def test_questions_without_an_image_are_no_images() -> None:
+    """Each is drawn by itself, as images are."""
+    three = [prediction("yes", "yes", n, image=f"line {n}") for n in range(3)]
+    alone = measure(three, resamples=20)
+    assert (alone["images"], alone["without_image"]) == (0, 3)
+    assert next(told(alone)).startswith("3 questions without an image: ")
+    both = measure([*three, prediction("yes", "no", 9, image="one")], resamples=20)
+    assert (both["images"], both["without_image"]) == (1, 3)
+    assert next(told(both)).startswith("4 questions on 1 image, 3 of them without an image: ")
+    assert measure(three, resamples=20)["metrics"]["exact_match"]["low"] == pytest.approx(0.2924, abs=1e-4)
+
+
+def test_a_type_is_told_in_one_line() -> None:
+    lines = list(told(measure([prediction("yes", "yes", type="colour\r\nrc=0 done " + 90 * "x")], resamples=20)))
+    (line,) = (line for line in lines if line.startswith("type "))
+    assert line.startswith(f"type colour rc=0 done {42 * 'x'}…, 1 question on ")

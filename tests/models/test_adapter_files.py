@@ -22,10 +22,11 @@ from worlds import FAMILIES, draw_image, lines_of, make_task, tiny_recipe, write
 from sameday.commands.launch import train_from_files
 from sameday.data.questions.images import open_rgb
 from sameday.models.handover import READ_ALIKE
-from sameday.record import checkpoint
+from sameday.record import checkpoint, room
 from sameday.spec.plan import Plan
 from sameday.spec.vqa import VqaRecipe
 from sameday.tasks.vqa.task import VqaTask
+from sameday.train import state
 
 QUICK = {
     "effective_batch": 4,
@@ -287,3 +288,24 @@ def test_a_whole_model_is_taken_back_to_the_bit(whole: Finished) -> None:
     there, here = base(whole.run / "model").state_dict(), task.model.module.state_dict()
     assert there.keys() == here.keys()
     assert all(torch.equal(there[key], here[key]) for key in there)
+
+
+def test_room_is_asked_for_all_files_of_a_first_checkpoint(
+    tmp_path: Path, tiny_qwen3: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokenizer beside small weights is most of it."""
+    asked: dict[str, int] = {}
+
+    def room_for(what: str, folder: Path, size: int, then: str) -> Any:
+        asked[what] = size
+        return room.room_for(what, folder, size, then)
+
+    monkeypatch.setattr(state, "room_for", room_for)
+    run = trained(tmp_path, tiny_qwen3, max_steps=2).run
+    for what, folder in (
+        ("checkpoint step-000002", run / "checkpoints/step-000002"),
+        ("the finished adapter", run / "adapter"),
+    ):
+        size, weights = checkpoint.size(folder), sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        assert size > 1.2 * weights, "too little lies beside the weights to tell"
+        assert asked[what] == pytest.approx(size, rel=0.25), what

@@ -163,6 +163,12 @@ def test_what_is_no_run_is_refused(runs: Runs, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert refused(tmp_path, "report", "empty") == "empty: is not a run folder: it has no recipe.yaml"
     assert refused(runs.home, "report", "images", "images") == "images: is given twice"
+    said = refused(tmp_path, "report", "nowhere", "file", "empty")
+    assert said.splitlines() == [
+        "nowhere: no such folder",
+        "file: is a file, not a run folder",
+        "empty: is not a run folder: it has no recipe.yaml",
+    ]
     said = refused(runs.home, "report", "images", "-o", "none/report.html")
     assert said == "--out none/report.html: must be a file in a folder that is there"
     said = refused(runs.home, "report", "images", "--tune", "none.json")

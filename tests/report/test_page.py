@@ -426,3 +426,10 @@ assert not {"torch", "numpy", "transformers", "matplotlib"} & set(sys.modules)
     done = subprocess.run([sys.executable, "-c", code, runs.images, out], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"written: {out}\n" and out.stat().st_size > 20_000
+
+
+def test_nothing_out_of_a_file_changes_how_the_rest_is_shown(runs: Runs) -> None:
+    [run] = gather([runs.finished])
+    run.label = "a\x1b[2J\x00\u202egnp.exe\x9b"
+    page = render([run])
+    assert not set(page) & set("\x1b\x00\u202e\x9b") and "a\\x1b[2J\\x00\\u202egnp.exe\\x9b" in page

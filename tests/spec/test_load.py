@@ -278,3 +278,29 @@ def test_the_experiments_are_what_they_say() -> None:
     follows = {name: [stage.follows for stage in made[name].stage_recipes()] for name in ("exp3", "exp4")}
     assert follows == {"exp3": [False, False, False], "exp4": [False, True, True]}
     assert [stage.recipe.data.where for stage in made["exp4"].stage_recipes()] == [{"stage": (n,)} for n in "123"]
+
+
+def test_contradictions_of_a_recipe_in_one_error(folder: Path) -> None:
+    told = recipe_error(
+        "model: m\ndata: {train: t.jsonl, where: {stage: 2}}\ntrain: all\nmin_pixels: 9000\nmax_pixels: 5000\n"
+        "betas: [0.9, 1.0]\nbest: nonsense\ndouble_quant: true\nstart_adapter: a\n"
+        "stages:\n- {name: a, where: {stage: 1}, start: base}\n- {name: a, where: {stage: 3}, start: base}\n"
+    )
+    places = [line.partition(": ")[0].rpartition("/")[2] for line in told.splitlines()]
+    said = [line.partition(": ")[2] for line in told.splitlines()]
+    assert said == [
+        "best.metric 'nonsense': must be one of loss, exact_match",
+        "betas [0.9, 1.0]: each must be at least 0 and less than 1",
+        "start_adapter continues an adapter, so train must be lora",
+        "double_quant is for base_format nf4, and base_format is precision",
+        "min_pixels 9000 is larger than max_pixels 5000",
+        "stages: the name 'a' is given twice; must be another for each",
+        "stages[0].where.stage is 1, and data.where.stage is 2: no question is both",
+        "stages[1].where.stage is 3, and data.where.stage is 2: no question is both",
+    ]
+    assert [place.rpartition(":")[2] for place in places] == ["7", "6", "9", "8", "4", "10", "10", "10"]
+
+
+def test_a_colon_without_a_space_is_told(folder: Path) -> None:
+    told = recipe_error("model: m\ndata: {train: t.jsonl, where: {stage:1}}\n")
+    assert told.endswith("true or false, or a list of them: YAML wants a space behind the colon")

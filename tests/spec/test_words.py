@@ -16,7 +16,7 @@ from typed import refused
 import sameday
 from sameday.data.labelled.cifar import BadBatch, load
 from sameday.demo import patterns
-from sameday.spec.words import tell, visible
+from sameday.spec.words import in_one_line, tell, visible
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e"
 SEEN = "\\x1b]0;owned\\x07\\x1b[2J\\x9b31m\\u202e"
@@ -87,3 +87,8 @@ def test_a_demo_module_helps(
     said = capsys.readouterr()
     assert said.out.startswith("usage: python -m sameday.demo.patterns [-h] folder\n")
     assert said.err.endswith("error: the following arguments are required: folder\n")
+
+
+def test_a_name_out_of_a_file_is_one_short_line() -> None:
+    assert in_one_line("a\n b\r\nc\u2028d") == "a b c d"
+    assert in_one_line("x" * 60) == "x" * 60 and in_one_line("x" * 61) == "x" * 59 + "…"

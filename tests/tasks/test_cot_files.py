@@ -99,6 +99,26 @@ def test_evaluation_takes_the_heads_back(finished: Finished) -> None:
     assert task.evaluate("val", Ranks()) == pytest.approx(saved, rel=1e-5)
 
 
+def test_heads_that_a_task_does_not_have_are_told(finished: Finished) -> None:
+    """Without them the same adapter is another model."""
+    (finished.folder / "plan.yaml").write_text("device: cpu\n")
+    fields = yaml.safe_load((finished.folder / "recipe.yaml").read_text())
+    others = {name: value for name, value in fields.items() if name not in ("heads", "task")}
+    (finished.folder / "others.yaml").write_text(yaml.safe_dump(others))
+    words = ("--plan", "plan.yaml", "--split", "val", "--scores-only", "--adapter")
+    said = sameday(finished.folder, "eval", "others.yaml", *words, "run/adapter")
+    assert said.code == 0, said.err
+    assert (
+        f"{finished.adapter}: was trained with heads for stages (heads.safetensors), which task vqa does not have: the "
+        "adapter alone is another model than the one that was trained\n"
+    ) in said.out
+    assert "heads" not in sameday(finished.folder, "eval", "recipe.yaml", *words, "run/adapter").out
+    plain = finished.folder / "plain"
+    shutil.copytree(finished.adapter, plain, ignore=shutil.ignore_patterns("heads*", MANIFEST))
+    said = sameday(finished.folder, "eval", "recipe.yaml", *words, "plain")
+    assert f"{plain}: has no heads for stages: theirs start at zero, as on the base model\n" in said.out
+
+
 def test_heads_of_another_form_are_not_restored(finished: Finished, tmp_path: Path) -> None:
     task = finished.task()
     folder = shutil.copytree(finished.adapter, tmp_path / "adapter")

@@ -49,3 +49,12 @@ def test_what_was_checked_is_not_encoded_again(
     monkeypatch.setattr(Encoder, "encode", never)
     task = setup.load(PLAN, torch.device("cpu"), checked)
     assert task.splits == whole.splits and len(whole.left_out) == 1
+
+
+def test_a_plan_that_shares_nothing_says_so(tmp_path: Path, tiny_qwen3: Path) -> None:
+    recipe = worlds.tiny_recipe(tiny_qwen3)
+    worlds.write_world(tmp_path, 3, counts=(2,), hard=False)
+    one = worlds.make_task(tmp_path, recipe, Plan(share_images=True)).notes
+    said = "plan.share_images shares nothing, because plan.max_questions is 1; null leaves it to plan.token_budget"
+    assert [note for note in one if "shares" in note] == [said]
+    assert not [note for note in worlds.make_task(tmp_path, recipe, Plan()).notes if "shares" in note]

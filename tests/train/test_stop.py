@@ -125,8 +125,11 @@ def test_changed_data_is_refused(home: Path, tmp_path: Path) -> None:
     # The question file is as it was: only pixels behind one of its names are others.
     shutil.copy(tmp_path / "images/1.png", tmp_path / "images/0.png")
     process = finished(tmp_path, *SETS, out="reference", code=EXIT_BAD_INPUT)
-    both = "the training data and the validation data changed since this checkpoint"
-    assert f"reference/checkpoints/step-000024: {both}" in process.stderr
+    image = tmp_path / "images/0.png"
+    both = f"the training data (newer: {image}) and the validation data (newer: {image})"
+    ways = "put it back as it was, or choose another --out"
+    assert f"error: reference: {both} changed since step-000024 was saved; {ways}\n" in process.stderr
+    assert "questions" not in process.stdout, "the run was announced"
     assert weights(tmp_path / "reference") == weights(home / "reference")
 
 

@@ -184,6 +184,7 @@ def test_a_step_whose_loss_is_not_known_yet_when_the_arm_is_killed(
         (("float32.yaml", "--plan", "shared.yaml", "--steps", "3"), "--steps 3: two epochs"),
         (("float32.yaml", "--recipes"), "--recipes compares finished runs"),
         ((".", "images", "model"), "3 folders: give one recipe, two finished runs"),
+        ((".",), "1 folder: give one recipe, two finished runs"),
         ((".", "images", "--plan", "shared.yaml"), "--plan: belong to `verify RECIPE`"),
     ],
 )

@@ -27,6 +27,11 @@ from sameday.tasks.registry import setup_of
 if TYPE_CHECKING:
     from sameday.evaluate.prediction import Prediction
     from sameday.hardware.ranks import Ranks
+    from sameday.spec.recipe import Recipe
+
+
+LAST, BEST = "last", "best"
+"""Checkpoints that have another number at another time."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,8 @@ def evaluate(asked: Request, group: Ranks | None = None) -> dict[str, float]:
                 # Asked again: a run that goes on may have removed the checkpoint since, or written a newer one.
                 folder = ranks.from_first(lambda: weights_of(run, asked.checkpoint))
                 target = _target(asked, run, setup, folder, evaluation)
+                if asked.checkpoint in (LAST, BEST):
+                    session.say(_which(asked.checkpoint, folder, run.recipe))
             task.restore(folder)
         bad = [name for name, parameter in task.trained().items() if not parameter.isfinite().all()]
         if bad:
@@ -204,6 +211,11 @@ def _measured(predictions: Sequence[Prediction], folder: Path, say: Say, more: M
         say(f"  {line}")
 
 
+def _which(asked: str, folder: Path, recipe: Recipe) -> str:
+    by = "" if asked == LAST else f", by its validation {'loss' if recipe.best is None else recipe.best.metric}"
+    return f"--checkpoint {asked} is {folder.name}{by}"
+
+
 def _line(scores: dict[str, float]) -> str:
     return "  ".join(f"{name} {value:.4g}" for name, value in scores.items())
 
@@ -322,9 +334,9 @@ def weights_of(run: RunFolder, which: str | None) -> Path:
                 f"{run.path}: the run is not finished: it has no {run.result.name}/ yet; --checkpoint last, best or "
                 f"step-N takes one of its checkpoints: {listed}"
             )
-    elif which == "last":
+    elif which == LAST:
         folder = next((path for path in reversed(kept.values()) if checkpoint.fault(path) is None), None)
-    elif which == "best":
+    elif which == BEST:
         folder = kept.get(checkpoint.best_step(run.checkpoints) or -1)
     elif number is not None:
         folder = kept.get(int(number[1]))

@@ -7,16 +7,18 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from sameday.commands.changed import refuse_changed
 from sameday.commands.evaluate import evaluate_result
 from sameday.commands.session import ASKED_FOR, Session, Specs, note_stop
 from sameday.data.problems import Problem, grouped
-from sameday.record.folder import RunFolder, as_begun, default_path
+from sameday.record import checkpoint
+from sameday.record.folder import RunFolder, as_begun, default_path, refuse_other_recipe
 from sameday.spec.errors import BadInput, CompileFailed, RunStopped
 from sameday.spec.evaluation import Evaluation
 from sameday.spec.recipe import differences
-from sameday.spec.words import tell
+from sameday.spec.words import count, tell
 from sameday.tasks.base import TRAINING, Caching, Task
 from sameday.tasks.registry import setup_of
 
@@ -64,6 +66,7 @@ def train_from_specs(
             if evaluation is not None:
                 ranks.from_first(lambda: session.setup.check_evaluation(evaluation, session.audited.splits))
             splits = ranks.from_first(lambda: session.setup.drop_too_long(session.audited.splits))
+            ranks.from_first(lambda: _check_data(session, path, splits))
             ranks.from_first(lambda: check_cpu(session, splits, stop_after))
             for choice in session.choices():
                 session.say(choice)
@@ -129,9 +132,18 @@ def check_batch(session: Session, whole: bool = True) -> None:
         )
 
 
+def _check_data(session: Session, path: Path, splits: Any) -> None:
+    """What can only be compared with a loaded model is compared when the run goes on."""
+    if (known := checkpoint.newest_digests(path / "checkpoints")) is not None:
+        refuse_other_recipe(path, session.recipe)
+        record, digests = known
+        files, began = session.setup.data_files(splits), f"{record.parent.name} was saved"
+        refuse_changed(path, digests, session.setup.data_digests(splits), files, record, began)
+
+
 def _announce(session: Session, run: RunFolder) -> None:
     recipe, audited = session.recipe, session.audited
-    session.say(f"{recipe.name} {recipe.fingerprint} in {run.path}: {audited.sizes['train']} {recipe.sample}s")
+    session.say(f"{recipe.name} {recipe.fingerprint} in {run.path}: {count(audited.sizes['train'], recipe.sample)}")
     if not run.begun:
         return
     run.write_json("skipped.json", [asdict(each) for each in audited.left_out])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sameday.record.folder import RunFolder
 from sameday.record.times import Spent
-from sameday.spec.errors import EXIT_OUT_OF_MEMORY, BadInput, RunStopped, refuse
+from sameday.spec.errors import EXIT_OUT_OF_MEMORY, BadInput, NothingToLearn, RunStopped, refuse
 from sameday.spec.load import load_specs
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
@@ -118,8 +118,7 @@ class Session:
             machine = detect_machine(device_kind(specs.plan), memory)
             there = [split for split in splits if setup.lacks(split) is None]
             with spent.on("audit"):
-                audited = group.from_first(lambda: setup.audit(say, there, few) if there else Audited({}, {}, []))
-            group.from_first(lambda: setup.check_model(say))
+                audited = group.from_first(lambda: _audited(setup, say, there, few))
             # The first rank's plan is everyone's: ranks that cut a step differently would drop samples.
             plan, reasons = group.from_first(lambda: _plan(specs, setup, machine, ranks or group.size))
             resolved = group.from_first(lambda: resolve(plan, setup, machine))
@@ -170,6 +169,24 @@ def _check_best(setup: TaskSetup) -> None:
     lacking = None if setup.recipe.best is None else setup.lacks("val")
     if lacking is not None:
         raise BadInput(f"recipe.best chooses weights by their validation score, and {lacking}")
+
+
+def _audited(setup: TaskSetup, say: Say, splits: Sequence[str], few: Mapping[str, int] | None) -> Audited:
+    """The data, once the model has been looked at too: what is wrong with either is told at once."""
+    audited, wrong = Audited({}, {}, []), ""
+    try:
+        audited = setup.audit(say, splits, few) if splits else audited
+    except NothingToLearn:  # and nothing else is wrong
+        raise
+    except BadInput as error:
+        wrong = str(error)
+    try:
+        setup.check_model(silent if wrong else say)
+    except BadInput as error:
+        if str(error) not in wrong:  # the data may have been read for a model that is not known
+            wrong = "\n".join(filter(None, (wrong, str(error))))
+    refuse([wrong] if wrong else [])
+    return audited
 
 
 def _plan(specs: Specs, setup: TaskSetup, machine: Machine, ranks: int) -> tuple[Plan, dict[str, str]]:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sameday.commands.changed import Files, refuse_changed
 from sameday.commands.session import Session, Specs, note_stop, prepare_environment, silent
 from sameday.evaluate.predictions import write_json
 from sameday.record.folder import STAGES, RunFolder, begun, default_path, refuse_other_recipe
@@ -57,6 +58,7 @@ class Staged:
     folder: str
     samples: dict[str, int]
     data: dict[str, str]
+    files: Files
     without: str | None = None
 
 
@@ -103,9 +105,10 @@ def _checked(specs: Specs) -> tuple[list[Staged], Plan]:
                 check_cpu(session, splits, None)
                 plan = session.plan if not any(each.samples for each in staged) else plan
                 digests = session.setup.data_digests(splits)
-                staged.append(Staged(stage, folder, session.audited.sizes, digests))
+                files = session.setup.data_files(splits)
+                staged.append(Staged(stage, folder, session.audited.sizes, digests, files))
         except NothingToLearn as error:
-            staged.append(Staged(stage, folder, {}, {}, str(error)))
+            staged.append(Staged(stage, folder, {}, {}, {}, str(error)))
         except BadInput as error:
             wrong.setdefault(str(error), []).append(stage.name)
     if wrong:
@@ -175,10 +178,10 @@ class _Run:
                 status=WAITING if each.samples else NO_SAMPLES,
             )
             old = noted.get(each.folder) if begun(self.path / each.folder) else None
-            record.append(now if old is None else self._unchanged(old, now, record))
+            record.append(now if old is None else self._unchanged(old, now, record, each.files))
         return record
 
-    def _unchanged(self, old: Entry, now: Entry, record: Sequence[Entry]) -> Entry:
+    def _unchanged(self, old: Entry, now: Entry, record: Sequence[Entry], files: Files) -> Entry:
         """What was noted, where everything is as it was; BadInput otherwise."""
         place, ways = self.path / old.folder, "put it back as it was, or choose another --out"
         if (old.fingerprint, old.start) != (now.fingerprint, now.start) or now.status == NO_SAMPLES:
@@ -186,12 +189,8 @@ class _Run:
                 f"{place}: stage {old.name} was begun with another recipe, another stage before it or other samples "
                 f"({old.fingerprint} there, {now.fingerprint} here); choose another --out"
             )
-        changed = [name for name, digest in now.data.items() if old.data.get(name, digest) != digest]
-        if changed:
-            raise BadInput(
-                f"{place}: the {' and the '.join(changed)} changed since stage {old.name} was begun; choose another "
-                "--out"
-            )
+        since, began = place / "environment.json", f"stage {old.name} was begun"
+        refuse_changed(place, old.data, now.data, files, since, began)
         before = next((each for each in record if each.name == old.start), None)
         if before is not None and old.start_digest != before.result_digest:
             raise BadInput(

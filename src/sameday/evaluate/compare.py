@@ -81,4 +81,4 @@ def _compared(sums: Sums, values: list[dict[str, float]], spread: list[dict[str,
             "high": high,
             "questions": sums.count(name),
         }
-    return {"questions": len(sums.rows), "images": len(sums.images), "metrics": metrics}
+    return {"questions": len(sums.rows), "images": len(sums.images) - sums.without_image, "metrics": metrics}

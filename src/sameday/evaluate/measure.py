@@ -83,7 +83,8 @@ def _measured(sums: Sums, values: dict[str, float], spread: list[dict[str, Float
         resampled = np.concatenate([each[name] for each in spread]) if spread and name in spread[0] else np.array([])
         low, high = spread_of(value, resampled, len(sums.images), name != "tokens")
         metrics[name] = {"value": value, "low": low, "high": high, "questions": sums.count(name)}
-    return {"questions": len(sums.rows), "images": len(sums.images), "metrics": metrics}
+    without = {"without_image": sums.without_image} if sums.without_image else {}
+    return {"questions": len(sums.rows), "images": len(sums.images) - sums.without_image, **without, "metrics": metrics}
 
 
 def spread_of(value: float, resampled: Floats, images: int, share: bool) -> tuple[float | None, float | None]:
@@ -103,7 +104,7 @@ def _notes(whole: Sums, groups: Groups) -> list[str]:
     notes = [many] if whole.many_classes else []
     notes += [f"no {kind} question: left out" for kind in ("closed", "open") if kind not in groups["answer"]]
     if "list" not in groups["answer"]:
-        notes.append("no answer is a list of labels: left out")
+        notes.append("no answer is a list of several labels: lists have no line of their own")
     if "numeric_match" not in whole.names:
         notes.append("no answer is a number: numeric match is left out")
     return notes + [f"no question has a {by}: left out" for by in ("stage", "type") if not groups[by]]

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from sameday.data.questions.sample import WITHOUT_IMAGE
 from sameday.evaluate.bootstrap import Floats
 from sameday.evaluate.normal import labels, normalise
 from sameday.evaluate.overlap import (
@@ -114,6 +115,7 @@ class Sums:
     def __init__(self, questions: Questions, rows: Sequence[int] | Any) -> None:
         self.rows = np.asarray(rows)
         self.images, self._place = np.unique(questions.images[self.rows], return_inverse=True)
+        self.without_image = sum(questions.predictions[row].image.startswith(WITHOUT_IMAGE) for row in self.rows)
         self.names = [name for name, all_ in questions.numbers.items() if not np.isnan(all_[self.rows]).all()]
         columns = []
         for name in self.names:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sameday.spec.words import count
+from sameday.spec.words import count, in_one_line
 
 NAMES = {
     "exact_match": "exact match (accuracy)",
@@ -53,8 +53,12 @@ def between(name: str, low: float | None, high: float | None, sign: str = "") ->
     return f"{shown(name, low, sign).removesuffix('%')} to {shown(name, high, sign)}"
 
 
-def counted(questions: int, images: int) -> str:
-    return f"{count(questions, 'question')} on {count(images, 'image')}"
+def counted(questions: int, images: int, without: int = 0) -> str:
+    """`without` of the questions have no image: each is drawn by itself, and is none."""
+    asked = count(questions, "question")
+    if without == questions:
+        return f"{asked} without an image"
+    return f"{asked} on {count(images, 'image')}" + (f", {without:,} of them without an image" if without else "")
 
 
 def told(measured: Mapping[str, Any]) -> Iterator[str]:
@@ -63,12 +67,16 @@ def told(measured: Mapping[str, Any]) -> Iterator[str]:
         yield from measured["notes"]
         return
     figures = [_figure(name, measured["metrics"][name]) for name in MAIN if name in measured["metrics"]]
-    yield f"{counted(measured['questions'], measured['images'])}: {'; '.join(figures)}"
+    yield f"{_asked(measured)}: {'; '.join(figures)}"
     for by, word in GROUPS.items():
         for key, group in measured["groups"][by].items():
             figure = _figure("exact_match", group["metrics"]["exact_match"])
-            yield f"{word}{key}, {counted(group['questions'], group['images'])}: {figure}"
+            yield f"{word}{in_one_line(key)}, {_asked(group)}: {figure}"
     yield from measured["notes"]
+
+
+def _asked(group: Mapping[str, Any]) -> str:
+    return counted(group["questions"], group["images"], group.get("without_image", 0))
 
 
 def _figure(name: str, each: Mapping[str, Any]) -> str:

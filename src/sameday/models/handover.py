@@ -13,6 +13,9 @@ from sameday.spec.vlm import VlmRecipe
 
 IMAGE_SETTINGS, VIDEO_SETTINGS = "preprocessor_config.json", "video_preprocessor_config.json"
 
+SMALL_FILES = 10_000
+"""About how many bytes README, chat template and the other settings take."""
+
 READ_ALIKE = """\
 if image.mode.startswith("I"):  # 16 bits of grey
     image = Image.fromarray(((np.asarray(image).astype(np.int64) + 128) // 257).astype(np.uint8))
@@ -34,6 +37,11 @@ def save_settings(folder: Path, family: Family, encoder: Encoder) -> None:
     _write(folder / IMAGE_SETTINGS, json.loads((folder / IMAGE_SETTINGS).read_text()) | whole)
     if family.video_processor is not None:
         _write(folder / VIDEO_SETTINGS, {"video_processor_type": family.video_processor} | whole)
+
+
+def settings_size(encoder: Encoder) -> int:
+    """About how many bytes these files take, with the README: nearly all of them are the tokenizer's."""
+    return len(encoder.tokenizer.backend_tokenizer.to_str(pretty=True).encode()) + SMALL_FILES
 
 
 def save_readme(

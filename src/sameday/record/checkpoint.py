@@ -99,6 +99,15 @@ def candidates(folder: Path, recipe: Recipe, say: Callable[[str], None]) -> Iter
         yield Checkpoint(path, step, state)
 
 
+def newest_digests(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+    """What the newest checkpoint whose record can be read was trained on, and the file that says so. Its weights are
+    not looked at."""
+    for _, path in reversed(steps(folder)):
+        if (state := _state(path)) is not None:
+            return path / STATE, state["digests"]
+    return None
+
+
 def _state(path: Path) -> dict[str, Any] | None:
     try:
         state = dict(json.loads((path / STATE).read_text()))

@@ -15,7 +15,7 @@ from sameday.report.answers import Answers, read_answers
 from sameday.report.beside import MOST, OLD_PHASES, Profile, Tune, Verdict, read_beside, read_json
 from sameday.report.words import count, in_order
 from sameday.spec.document import dump_yaml
-from sameday.spec.errors import EXIT_DISK_FULL, EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, EXIT_STOPPED, BadInput
+from sameday.spec.errors import EXIT_DISK_FULL, EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, EXIT_STOPPED, BadInput, refuse
 from sameday.spec.plan import Plan
 from sameday.spec.reading import METRICS
 from sameday.spec.recipe import Recipe
@@ -188,10 +188,14 @@ def gather(
             raise BadInput(f"{path}: is given twice")
         seen[path.resolve()] = path
     labels = _labels(paths)
-    runs = []
+    runs, problems = [], []
     for i, path in enumerate(paths):
         named = [given[i] if i < len(given) else None for given in (profiles, tunes, verdicts)]
-        runs.append(_read_run(path, labels[i], *named))
+        try:
+            runs.append(_read_run(path, labels[i], *named))
+        except BadInput as error:
+            problems.append(str(error))
+    refuse(problems)
     return runs
 
 

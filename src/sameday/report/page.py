@@ -20,7 +20,7 @@ from sameday.report.answers import answer_files
 from sameday.report.beside import COMMANDS
 from sameday.report.curves import floor_chart, spikes, timeline_charts, training_curves, validated_once
 from sameday.report.gather import Run, gather, with_stages
-from sameday.spec.words import number
+from sameday.spec.words import number, visible
 from sameday.spec.writing import check_output, write_text
 
 MOST_SKIPPED = 200
@@ -50,8 +50,8 @@ def render(
     """`more` goes behind the first section. Without a heading the page is called by its recipes."""
     context = _context(runs, now or datetime.now(UTC)) | {"more": more}
     page = _template().render(context | ({"heading": heading} if heading else {}))
-    # Names of files and JSON may hold half characters, which no UTF-8 file can.
-    return page.encode("utf-8", "replace").decode("utf-8")
+    # Names of files and JSON may hold half characters, which no UTF-8 file can, and what changes how others are shown.
+    return visible(page.encode("utf-8", "replace").decode("utf-8"))
 
 
 @cache

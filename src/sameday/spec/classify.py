@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from sameday.spec.identity import IS_PATH
 from sameday.spec.limits import COUNTED, SEEDS, at_most
@@ -85,19 +86,18 @@ class ClassifyRecipe(Recipe):
             raise ValueError("must be greater than 0")
         return value
 
-    @model_validator(mode="after")
-    def _whole_patches(self) -> ClassifyRecipe:
+    def contradictions(self) -> Iterator[str]:
+        yield from super().contradictions()
         size, patch = self.data.image_size, self.model.patch
         if size % patch:
-            raise ValueError(f"data.image_size {size} is no multiple of model.patch {patch}")
-        if (tokens := self.model.tokens(size)) > MOST_TOKENS:
-            raise ValueError(
+            yield f"data.image_size {size} is no multiple of model.patch {patch}"
+        elif (tokens := self.model.tokens(size)) > MOST_TOKENS:
+            yield (
                 f"data.image_size {size} with model.patch {patch} gives {tokens:,} tokens; at most {MOST_TOKENS:,}, "
                 "since attention computes a score for each pair of them"
             )
         if self.augment is not None and size > 256:
-            raise ValueError(f"data.image_size {size}: crops can be made of at most 256; larger needs augment null")
-        return self
+            yield f"data.image_size {size}: crops can be made of at most 256; larger needs augment null"
 
     @property
     def dropout(self) -> float:

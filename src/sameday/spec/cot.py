@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from sameday.spec.heads import STAGES, Heads
 from sameday.spec.order import Order
@@ -27,18 +28,17 @@ class CotRecipe(VlmRecipe):
         description="In which order images are seen; all of an image's questions stand in one step.",
     )
 
-    @model_validator(mode="after")
-    def _whole_images(self) -> CotRecipe:
+    def contradictions(self) -> Iterator[str]:
+        yield from super().contradictions()
         order = self.order
         if order.kind not in ("by_image", "listed"):
             apart = "spreads an image's questions over the epoch" if order.kind == "shuffle" else "takes stages apart"
-            raise ValueError(
+            yield (
                 f"order {order.kind} {apart}, and a stage's context comes from the image's other questions in the same "
                 "step; allowed: by_image (images at random), listed (images as in the file)"
             )
         if order.max_per_image is not None:
-            raise ValueError(
+            yield (
                 f"order.max_per_image {order.max_per_image} would take an image's questions apart, and a stage's "
                 "context comes from the image's other questions in the same step: leave it out"
             )
-        return self

@@ -41,7 +41,8 @@ def _conditions(given: Any) -> Any:
         several = values if isinstance(values, list | tuple) else [values]
         texts = [compared(str(name), value) for value in several]
         if not texts or None in texts:
-            raise ValueError("must give each field a text, a number, true or false, or a list of them")
+            hint = ": YAML wants a space behind the colon" if ":" in str(name) and values is None else ""
+            raise ValueError(f"must give each field a text, a number, true or false, or a list of them{hint}")
         conditions[name] = tuple(sorted({text for text in texts if text is not None}))
     return conditions
 

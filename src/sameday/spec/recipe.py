@@ -7,7 +7,7 @@ import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -117,16 +117,17 @@ class Recipe(Strict):
         return values
 
     @model_validator(mode="after")
-    def _known_metric(self) -> Recipe:
-        if self.best is not None and self.best.metric not in self.scores:
-            raise ValueError(f"best.metric {self.best.metric!r}: must be one of {', '.join(self.scores)}")
+    def _consistent(self) -> Self:
+        if problems := list(self.contradictions()):
+            raise ValueError("\n".join(problems))
         return self
 
-    @model_validator(mode="after")
-    def _decay_rates(self) -> Recipe:
+    def contradictions(self) -> Iterator[str]:
+        """What is wrong with fields that are good one by one: a line each, all of them told together."""
+        if self.best is not None and self.best.metric not in self.scores:
+            yield f"best.metric {self.best.metric!r}: must be one of {', '.join(self.scores)}"
         if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"betas {list(self.betas)}: each must be at least 0 and less than 1")
-        return self
+            yield f"betas {list(self.betas)}: each must be at least 0 and less than 1"
 
     @classmethod
     def task_words(cls) -> str:

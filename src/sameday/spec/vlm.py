@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -154,30 +155,29 @@ class VlmRecipe(Recipe):
         short = {"order": "kind", "prompt": "default"}
         return values | {name: {key: values[name]} for name, key in short.items() if isinstance(values.get(name), str)}
 
-    @model_validator(mode="after")
-    def _consistent(self) -> VlmRecipe:
+    def contradictions(self) -> Iterator[str]:
+        yield from super().contradictions()
         if self.start_adapter is not None and self.train != "lora":
-            raise ValueError("start_adapter continues an adapter, so train must be lora")
+            yield "start_adapter continues an adapter, so train must be lora"
         if self.base_format == "nf4" and self.train == "all":
-            raise ValueError(
+            yield (
                 "base_format nf4 stores weights that are not trained, and train is all; allowed: train lora, or "
                 "base_format precision"
             )
         if self.double_quant and self.base_format != "nf4":
-            raise ValueError(f"double_quant is for base_format nf4, and base_format is {self.base_format}")
+            yield f"double_quant is for base_format nf4, and base_format is {self.base_format}"
         if self.min_pixels and self.max_pixels and self.min_pixels > self.max_pixels:
-            raise ValueError(f"min_pixels {self.min_pixels} is larger than max_pixels {self.max_pixels}")
-        return self
-
-    @model_validator(mode="after")
-    def _stages_fit(self) -> VlmRecipe:
+            yield f"min_pixels {self.min_pixels} is larger than max_pixels {self.max_pixels}"
         names = [stage.name for stage in self.stages]
         if twice := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"stages: the name {twice[0]!r} is given twice; must be another for each")
+            yield f"stages: the name {twice[0]!r} is given twice; must be another for each"
         if self.train != "lora" and any(stage.start == "previous" for stage in self.stages[1:]):
-            raise ValueError("stages that start from the previous one go on with its adapter, so train must be lora")
-        self.stage_recipes()
-        return self
+            yield "stages that start from the previous one go on with its adapter, so train must be lora"
+        for number, stage in enumerate(self.stages):
+            try:
+                self._of_stage(number, stage)
+            except ValueError as error:
+                yield str(error)
 
     def stage_recipes(self) -> list[StageRecipe]:
         return [

@@ -18,6 +18,12 @@ def visible(text: str) -> str:
     return _COMMANDS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
+def in_one_line(text: str, most: int = 60) -> str:
+    """Text out of a file as a name in a sentence: without line breaks, and cut where it is long."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
 def tell(text: object = "", file: IO[str] | None = None) -> None:
     """To standard output, or a file that is open."""
     print(visible(str(text)), file=file, flush=True)

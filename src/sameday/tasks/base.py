@@ -31,6 +31,9 @@ Say = Callable[[str], None]
 TRAINING = ("train", "val")
 """Splits that training reads."""
 
+DATA = {"train": "training data", "val": "validation data"}
+"""How they are called where their digests are compared."""
+
 OPTIMIZER_TRIPS = 8
 """How often AdamW moves as many bytes as are trained: the weights and both moments are read and written, the gradient
 is written and read."""
@@ -165,6 +168,10 @@ class TaskSetup(ABC):
     def data_digests(self, splits: Any) -> dict[str, str]:
         """What a training learns from and is validated on, by name, for data that is ready to be loaded: changes when
         its content does."""
+        return {}
+
+    def data_files(self, splits: Any) -> dict[str, list[Path]]:
+        """The files of each of these, by the same names: the one that lists the others first."""
         return {}
 
     def epoch_steps(self, audited: Audited) -> list[int]:
@@ -417,6 +424,10 @@ class Task(ABC):
 
     @abstractmethod
     def save(self, folder: Path) -> None: ...
+
+    def bytes_beside(self) -> int:
+        """About how many bytes `save` writes besides the weights."""
+        return 0
 
     @abstractmethod
     def restore(self, folder: Path) -> None: ...

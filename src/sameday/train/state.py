@@ -116,7 +116,8 @@ def save(recipe: Recipe, plan: Plan, run: RunFolder, task: Task, steps: Steps, s
     kept, state.saved = state.saved, state.step
     earlier = [path for step, path in checkpoint.steps(run.checkpoints) if step == kept]
     tensors = (*steps.trained.values(), *optimizer_tensors(steps.optimizer, steps.trained).values())
-    need = max([sum(tensor.nbytes for tensor in tensors), *map(checkpoint.size, earlier)])
+    need = sum(tensor.nbytes for tensor in tensors)
+    need = max(need, *map(checkpoint.size, earlier)) if earlier else need + task.bytes_beside()
     then = f"Make room and run again: it goes on from step {kept}." if kept else "Make room and run again."
     name = checkpoint.name_of(state.step)
     with room_for(f"checkpoint {name}", run.path, need, then):
@@ -148,7 +149,7 @@ def finish_run(
     say: Callable[[str], None],
 ) -> dict[str, float]:
     """The finished weights, the last or the best, with a record of which; returns their scores."""
-    need = sum(parameter.nbytes for parameter in task.trained().values())
+    need = sum(parameter.nbytes for parameter in task.trained().values()) + task.bytes_beside()
     then = "Make room and run again: all steps are saved."
     by, best = run.recipe.best, state.best
     result: dict[str, Any] = {"weights": "last", "step": state.step}

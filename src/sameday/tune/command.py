@@ -241,7 +241,8 @@ def tune(
     with _orderly_end():
         ground = _ground(specs, say)
         name = ground.machine.name
-        say(f"{recipe.name} on {name}: {minutes:g} minutes; s/step (least to most), times the plain plan's speed")
+        long = f"{minutes:g} minute{'' if minutes == 1 else 's'}"
+        say(f"{recipe.name} on {name}: {long}; s/step (least to most), times the plain plan's speed")
         state, worth = _explored(ground, 60 * minutes - (time.monotonic() - began), check, say)
         table = as_json(recipe, ground.machine, minutes, state, worth)
         tell("\n".join(lines(table)))

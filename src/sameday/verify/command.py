@@ -13,7 +13,7 @@ from typing import Any
 
 from sameday.record.folder import plain, run_files
 from sameday.spec.errors import BadInput, RunStopped
-from sameday.spec.words import tell
+from sameday.spec.words import count, tell
 from sameday.spec.writing import check_output, write_text
 
 DEFAULTS: dict[str, Any] = {"plan": None, "against": None, "sets": (), "steps": 8, "precision": None, "ranks": 1}
@@ -53,5 +53,5 @@ def _report(what: Sequence[Path], asked: dict[str, Any], recipes: bool) -> Any:
     if odd:
         raise BadInput(f"{', '.join(odd)}: belong to `verify RECIPE`; finished runs have their plans already")
     if not recipes and len(what) != 2:
-        raise BadInput(f"{len(what)} folders: give one recipe, two finished runs, or more runs with --recipes")
+        raise BadInput(f"{count(len(what), 'folder')}: give one recipe, two finished runs, or more runs with --recipes")
     return compare_recipes(what) if recipes else compare_runs(what[0], what[1])

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from sameday.verify.limits import LIMITS, Limits
-from sameday.verify.replay import replay
+from sameday.verify.replay import clipping, replay
 from sameday.verify.structure import Difference, structure
 from sameday.verify.trace import Record, Tensors, Trace
 
@@ -283,8 +283,15 @@ def _exact_parts(here: dict[str, Any], there: dict[str, Any]) -> Iterator[tuple[
 
 
 def _replayed(comparison: Comparison, trace: Trace, arm: str, limits: Limits) -> None:
-    """An arm against itself: its weights are what AdamW makes of its gradients, the resume included."""
-    for step, name, off in replay(trace.start, [trace.last[s] for s in sorted(trace.last)]):
+    """An arm against itself: its gradients are clipped as the recipe says, and its weights are what AdamW makes of
+    them, the resume included."""
+    records = [trace.last[s] for s in sorted(trace.last)]
+    for step, off in clipping(records):
+        if not off <= limits.replay:
+            text = f"{off:.1e} away from what {arm} told, clipped as the recipe says (limit {limits.replay:.0e})"
+            comparison.differences.append(Difference(step, "gradient in training", "its norm", text))
+            break
+    for step, name, off in replay(trace.start, records):
         comparison.note("replay", off, name)
         if not off <= limits.replay:
             text = f"{off:.1e} away from AdamW on {arm}'s own gradients (limit {limits.replay:.0e})"

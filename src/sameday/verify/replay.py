@@ -36,6 +36,17 @@ def replay(start: Any, records: Sequence[Any]) -> Iterator[tuple[int, str, float
         yield record.step, whose, worst
 
 
+def clipping(records: Sequence[Any]) -> Iterator[tuple[int, float]]:
+    """For each step how far the norm of the gradient that reached the optimizer is from the norm that the loop told,
+    cut to the recipe's largest; relative."""
+    for record in records:
+        largest = record.facts["largest norm"]
+        told = record.norm if largest is None else min(record.norm, largest)
+        if math.isfinite(told) and told > 0:  # not known of a step in which the process was killed
+            squares = (float(tensor.double().square().sum()) for tensor in load_file(record.gradient).values())
+            yield record.step, abs(math.sqrt(sum(squares)) - told) / told
+
+
 def _adamw(weight: Tensor, gradient: Tensor, m: Tensor, v: Tensor, step: int, group: dict[str, Any]) -> Tensor:
     g, (b1, b2), rate = gradient.double(), group["betas"], group["lr"]
     m.mul_(b1).add_(g, alpha=1 - b1)

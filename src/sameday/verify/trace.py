@@ -146,6 +146,7 @@ class Witness:
             "divided by": self._task.count(ids),
             "samples": sorted(everyone, key=lambda seen: (seen["id"], sorted(seen["digests"].items()))),
             "groups": groups,
+            "largest norm": self._task.recipe.max_grad_norm,
         }
         self._append(STEPS, record)
         self._save("gradient", {name: p.grad for name, p in self._task.trained().items() if p.grad is not None})

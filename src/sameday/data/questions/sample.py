@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+WITHOUT_IMAGE = "line "
+"""How the key of a question begins that has no image: no image is called so."""
+
 
 @dataclass(frozen=True)
 class ImageRef:
@@ -64,7 +67,7 @@ class Sample:
     @property
     def image_key(self) -> str:
         """Equal for questions about the same images; unique to the question where it has none."""
-        return "+".join(i.digest for i in self.images) or f"line {self.id}"
+        return "+".join(i.digest for i in self.images) or f"{WITHOUT_IMAGE}{self.id}"
 
 
 def last_user_text(messages: Sequence[Message]) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sameday.spec.questions import compared, where_words
+from sameday.spec.words import in_one_line
 
 LISTED = 12
 """Values of a field that are listed."""
@@ -79,6 +80,6 @@ class Tally:
 
 
 def _listed(there: Counter[str]) -> str:
-    shown = [f"{value} ({count:,})" for value, count in there.most_common(LISTED)]
+    shown = [f"{in_one_line(value)} ({count:,})" for value, count in there.most_common(LISTED)]
     more = f" and {len(there) - LISTED:,} other values" if len(there) > LISTED else ""
     return ", ".join(sorted(shown) if not more else shown) + more

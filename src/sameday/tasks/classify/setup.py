@@ -13,7 +13,7 @@ from sameday.spec.errors import BadInput, refuse
 from sameday.spec.load import resolve_path
 from sameday.spec.plan import Plan
 from sameday.spec.staged import staged
-from sameday.tasks.base import TRAINING, Audited, Choice, Resolved, Say, TaskSetup
+from sameday.tasks.base import DATA, TRAINING, Audited, Choice, Resolved, Say, TaskSetup
 from sameday.tasks.classify.words import recipe_words
 
 if TYPE_CHECKING:
@@ -79,6 +79,12 @@ class ClassifySetup(TaskSetup):
         return read_pictures(
             self.path, split, data.image_size, data.val, data.split_seed, limit=data.limit, progress=progress
         )
+
+    def data_digests(self, splits: Any) -> dict[str, str]:
+        return {DATA[split]: pictures.digest for split, pictures in splits.items() if split in DATA}
+
+    def data_files(self, splits: Any) -> dict[str, list[Path]]:
+        return {what: [self.path] for what in self.data_digests(splits)}
 
     def epoch_flop(self, plan: Plan, splits: Any) -> float:
         from sameday.models.build import build_model

@@ -32,7 +32,7 @@ from sameday.models.vision_bdh import VisionBDH
 from sameday.models.vision_flops import count_images
 from sameday.spec.classify import ClassifyRecipe
 from sameday.spec.plan import Plan
-from sameday.tasks.base import ASKED_TO_STOP, NO_MEMORY, StepCost, Task, optimizer_bytes
+from sameday.tasks.base import ASKED_TO_STOP, DATA, NO_MEMORY, StepCost, Task, optimizer_bytes
 from sameday.tasks.classify.automatic import images_place
 
 
@@ -176,8 +176,7 @@ class ClassifyTask(Task):
         return dict(self.model.named_parameters())
 
     def digests(self) -> dict[str, str]:
-        known = {"train": "training data", "val": "validation data"}
-        return {what: self.splits[split].digest for split, what in known.items() if split in self.splits}
+        return {what: self.splits[split].digest for split, what in DATA.items() if split in self.splits}
 
     def save(self, folder: Path) -> None:
         recipe, split = self.recipe, next(iter(self.splits.values()))

@@ -75,6 +75,10 @@ class CotTask(VqaTask):
         recipe = self.recipe
         return whole_image_steps(self.places, recipe.order, recipe.effective_batch, recipe.seed, epoch)
 
+    def start_notes(self, start: Path) -> Iterator[str]:
+        if not has_heads(start):
+            yield f"{start}: has no heads for stages: theirs start at zero, as on the base model"
+
     def epoch_start(self, epoch: int) -> int:
         while len(self._starts) <= epoch:
             self._starts.append(self._starts[-1] + len(self._epoch(len(self._starts) - 1)))

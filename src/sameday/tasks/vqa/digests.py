@@ -14,6 +14,7 @@ from torch import Tensor
 from sameday.data.questions.processor import ImageProcessor
 from sameday.data.questions.sample import Sample
 from sameday.spec.vlm import VlmRecipe
+from sameday.tasks.base import DATA
 
 ASIDE = ("truncation", "padding")
 """What whoever called a tokenizer last left in it."""
@@ -25,8 +26,7 @@ def data_digest(samples: Sequence[Sample]) -> str:
 
 def data_digests(recipe: VlmRecipe, splits: Mapping[str, Sequence[Sample]]) -> dict[str, str]:
     """Where a table or rules sort the questions, what came of it too."""
-    known = {"train": "training data", "val": "validation data"}
-    digests = {what: data_digest(splits[split]) for split, what in known.items() if split in splits}
+    digests = {what: data_digest(splits[split]) for split, what in DATA.items() if split in splits}
     if recipe.categories is not None:
         digests["categories"] = _of(repr([(s.id, s.stage, s.type) for s in splits.get("train", [])]))
     return digests

@@ -256,6 +256,18 @@ class VqaSetup(TaskSetup):
 
         return data_digests(self.recipe, splits)
 
+    def data_files(self, splits: Any) -> dict[str, list[Path]]:
+        data, categories = self.recipe.data, self.recipe.categories
+        listed = {"training data": ("train", data.train), "validation data": ("val", data.val)}
+        files = {
+            what: [resolve_path(self.home, file), *(image.path for each in splits[split] for image in each.images)]
+            for what, (split, file) in listed.items()
+            if file is not None and split in splits
+        }
+        if categories is not None and categories.table is not None:
+            files["categories"] = [resolve_path(self.home, categories.table)]
+        return files
+
     @cached_property
     def _encoder(self) -> Encoder:
         from sameday.tasks.vqa.task import load_encoder, load_processor

@@ -34,7 +34,9 @@ from sameday.models.families import family_of
 from sameday.models.families.base import Family
 from sameday.models.flops import Counted
 from sameday.models.generate import Logits
-from sameday.models.handover import save_readme, save_settings
+from sameday.models.handover import save_readme, save_settings, settings_size
+from sameday.models.heads import WEIGHTS as HEADS
+from sameday.models.heads import has_heads
 from sameday.models.vlm import VisionLanguageModel, load_base
 from sameday.models.vlm_flops import count as count_flops
 from sameday.spec.errors import BadInput
@@ -87,7 +89,10 @@ class VqaTask(Task):
         self.cache = cache or Opened(Source(processor), "none", [])
         self.source = self.cache.source
         resizing = processor.note(find_spec("torchvision") is not None)
-        self.notes: Sequence[str] = [*model.notes, *self.cache.notes, *([resizing] if resizing else [])]
+        alone = plan.share_images and plan.max_questions == 1 and not self.whole_images
+        one = "plan.share_images shares nothing, because plan.max_questions is 1; null leaves it to plan.token_budget"
+        said = (resizing, one if alone else None)
+        self.notes: Sequence[str] = [*model.notes, *self.cache.notes, *(each for each in said if each)]
         self.device, self._start_digest = model.device, start_digest
         self.places = [Place(s.id, s.image_key, s.stage) for s in splits.get("train", [])]
         self._epoch = lru_cache(maxsize=2)(self._epoch_steps)
@@ -116,7 +121,17 @@ class VqaTask(Task):
         contents = {image.digest for image in images_of(splits)}
         folder = Path(staged(resolve_path(recipe_dir, plan.cache_dir)))
         cache = open_cache(recipe, plan, folder, processor, model, contents)
-        return cls(recipe, plan, model, encoder, processor, splits, splits.left_out, cache, start_digest)
+        task = cls(recipe, plan, model, encoder, processor, splits, splits.left_out, cache, start_digest)
+        task.notes = [*task.notes, *([] if start is None else task.start_notes(start))]
+        return task
+
+    def start_notes(self, start: Path) -> Iterator[str]:
+        """What there is to say about an adapter that this one starts from."""
+        if has_heads(start):
+            yield (
+                f"{start}: was trained with heads for stages ({HEADS}), which task {self.recipe.task} does not have: "
+                "the adapter alone is another model than the one that was trained"
+            )
 
     # Order: recipe
 
@@ -251,6 +266,9 @@ class VqaTask(Task):
         self.model.save(folder)
         save_settings(folder, self.model.family, self.encoder)
         save_readme(folder, self.model.family, self.encoder, self.recipe, self.model.name)
+
+    def bytes_beside(self) -> int:
+        return settings_size(self.encoder)
 
     def restore(self, folder: Path) -> None:
         self.model.restore(folder)
