@@ -71,7 +71,8 @@ def test_a_format_that_the_cpu_is_slow_at(home: Path, monkeypatch: pytest.Monkey
     sentence += "another recipe, and the faster one here"
     assert f"{sentence}\n" in sameday(home, *TRAIN, "--set", "recipe.precision=bf16", *asked).out
     if not asked:
-        assert refused(home, *TRAIN, "--set", "recipe.precision=bf16", *LONG).endswith(f"all the same. {sentence}")
+        long = (*TRAIN[:-1], "long", "--set", "recipe.precision=bf16", *LONG)
+        assert refused(home, *long).endswith(f"all the same. {sentence}")
     rates["bf16"] = 1e11
     assert "slower" not in sameday(home, *TRAIN, "--set", "recipe.precision=bf16", "--set", "recipe.seed=8", *asked).out
 

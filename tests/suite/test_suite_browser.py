@@ -130,7 +130,7 @@ def test_the_page_looks_again_by_itself_every_two_seconds(browser: Browser, tmp_
 
 
 def test_names_and_log_text_stay_text(browser: Browser, tmp_path: Path, impatient: None) -> None:
-    path, folder = write_suite(tmp_path / NASTY, name=f"{EVIL} & night", out=NASTY)
+    path, folder = write_suite(tmp_path / NASTY, name=f"{NASTY} & night", out=NASTY)
     train_some(folder, "exp1", range(1, 4))
     with folder.log("exp1").open("a") as file:
         file.write(f"{EVIL}\n{NASTY}\n</pre></script><svg onload=alert(1)>\x1b]0;title\x07 \u202egnp.exe\n")
@@ -138,7 +138,7 @@ def test_names_and_log_text_stay_text(browser: Browser, tmp_path: Path, impatien
     with running(folder, "exp2", [0, 1]), served(path, folder) as server:
         folder.change("exp2", host=f"{NASTY}2")
         browser.open(server.address, 390)
-        shows(browser, "document.getElementById('name').textContent", f"{EVIL} & night")
+        shows(browser, "document.getElementById('name').textContent", f"{NASTY} & night")
         browser.evaluate("choose('exp1')")
         shows(browser, "document.getElementById('log').textContent.includes('onload')", True)
         log = browser.evaluate("document.getElementById('log').textContent")
@@ -148,7 +148,7 @@ def test_names_and_log_text_stay_text(browser: Browser, tmp_path: Path, impatien
         assert EVIL in browser.evaluate("document.querySelector('#failures pre').textContent")
         assert NASTY in browser.evaluate("document.getElementById('out').textContent")
         assert f"{NASTY}2" in browser.evaluate("document.getElementById('gpus').textContent")
-        assert browser.evaluate("document.title").startswith(EVIL)
+        assert browser.evaluate("document.title").startswith(NASTY)
         assert browser.evaluate("document.scripts.length") == 1
         assert browser.evaluate("document.querySelectorAll('img, [onerror], [onload], main script').length") == 0
         # The policy would stop it anyway.

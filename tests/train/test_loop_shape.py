@@ -23,11 +23,13 @@ def calls_of(name: str) -> set[tuple[str, str]]:
 
 
 def test_only_the_commit_of_a_step_steps_an_optimizer() -> None:
-    """The others show a step that is done."""
+    """The others show a step that is done; and the plain loop that ours is compared with is nobody's part of it."""
     assert calls_of("step") == {
         ("train/commit.py", "self._optimizer"),
         ("train/loop.py", "watch"),
         ("profile/timeline.py", "watch"),
+        ("verify/peer/loop.py", "optimizer"),
+        ("verify/peer/loop.py", "scheduler"),
     }
 
 

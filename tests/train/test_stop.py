@@ -135,7 +135,7 @@ def test_changed_data_is_refused(home: Path, tmp_path: Path) -> None:
 
 def test_newest_and_best_are_kept(tmp_path: Path, tiny_qwen3: Path) -> None:
     # A rate that grows until it does harm, and answers that nobody taught: the best step is not among the last.
-    growing: dict[str, Any] = {"learning_rate": 3.0, "schedule": "linear", "warmup_steps": 24}
+    growing: dict[str, Any] = {"learning_rate": 30.0, "schedule": "linear", "warmup_steps": 24}
     folder = write_run(tmp_path, tiny_qwen3, num_epochs=6, **growing)
     rows = [json.loads(line) for line in (folder / "val.jsonl").read_text().splitlines()]
     answers = [{**row, "answer": worlds.WORDS[i]} for i, row in enumerate(rows)]

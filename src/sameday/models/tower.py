@@ -1,5 +1,5 @@
 """The vision tower made ready for torch.compile: its attention becomes one opaque operator, so that a block is one
-graph whatever images come by. Its patch embedding is a matmul, which the library calls a convolution."""
+graph whatever images come by."""
 
 # No `from __future__ import annotations`: torch reads the operator's schema from real annotations.
 from itertools import groupby
@@ -35,14 +35,6 @@ def make_compilable(tower: nn.Module) -> None:
     opaque = type(f"Opaque{library.__name__}", (library,), {"forward": _attend})
     for block in blocks:
         block.attn.__class__ = opaque
-    embed: Any = tower.patch_embed
-    embed.__class__ = type(f"Linear{type(embed).__name__}", (type(embed),), {"forward": _embed})
-
-
-def _embed(self: Any, hidden_states: Tensor) -> Tensor:
-    """Each patch is seen by the kernel once: the kernel and the stride are of the patch's own size."""
-    weight = self.proj.weight
-    return F.linear(hidden_states.to(weight.dtype), weight.flatten(1), self.proj.bias)
 
 
 def _attend(

@@ -81,6 +81,7 @@ def train(model: Any, trained: dict[str, Any], processor: Any, job: Job, out: Pa
             "order": [question["name"] for question in questions],
             "samples": samples,
             "groups": [{**group, "names": sorted(trained)}],
+            "largest norm": limit,
         }
         append(out / "steps.jsonl", record)
         append(out / "metrics.jsonl", {"step": number, "loss": loss, "grad_norm": float(norm)})
