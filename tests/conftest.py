@@ -33,7 +33,7 @@ if not torch.cuda.is_available():
     forks.use()
 
 # A first example pays for imports and caches, which says nothing about the code under test.
-settings.register_profile("sameday", deadline=None, max_examples=60)
+settings.register_profile("sameday", deadline=None)
 settings.register_profile("quick", deadline=None, max_examples=15)
 settings.load_profile("sameday")
 

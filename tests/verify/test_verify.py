@@ -145,7 +145,6 @@ def test_other_masks_are_not_looked_at_where_a_plan_draws_its_own(tmp_path: Path
     assert not stage.compare(PADDED, other_seed).same and stage.compare(PADDED).same
 
 
-@pytest.mark.soak
 def test_a_bug_in_the_installed_package_is_found(world: Path, tmp_path: Path) -> None:
     """Only rows with a shared prefix are affected: what the plain plan lays out stays right."""
     (tmp_path / "sitecustomize.py").write_text(
