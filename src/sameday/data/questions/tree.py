@@ -46,25 +46,32 @@ def agreements(texts: Sequence[Text]) -> list[int]:
 
 
 def grow(agree: Sequence[int]) -> Tree:
-    """Of sorted texts, of which these are the agreements: the tree of two levels that saves the most."""
+    """Of sorted texts, of which these are the agreements: the tree of two levels that saves the most, of those
+    whose forks hold neighbours."""
     questions, root = len(agree) + 1, min(agree, default=0)
-    forks = _forks(agree, 0, questions, root)
+    forks = _forks(agree, root)
     if forks:
         inside = {number for fork in forks for number in range(fork.first, fork.last)}
         forks += [Fork(number, number + 1, root + 1) for number in range(questions) if number not in inside]
     return Tree(questions, root, tuple(sorted(forks, key=lambda fork: fork.first)))
 
 
-def _forks(agree: Sequence[int], first: int, last: int, root: int) -> list[Fork]:
-    """Those of the questions from `first` to `last` that save the most: one of all, or those of its parts."""
-    inside = agree[first : last - 1]
-    if not inside:
-        return []
-    tokens = min(inside)
-    whole = [Fork(first, last, tokens)] if tokens - root >= LEAST else []
-    cuts = [first, *(first + 1 + place for place, common in enumerate(inside) if common == tokens), last]
-    parts = [fork for start, end in pairwise(cuts) for fork in _forks(agree, start, end, root)]
-    return max(whole, parts, key=lambda forks: _saved(forks, root))
+def _forks(agree: Sequence[int], root: int) -> list[Fork]:
+    """Those that save the most: for the first questions of one more each time, with the last of them alone, or in a
+    fork with some before it."""
+    best: list[tuple[int, list[Fork]]] = [(0, [])]
+    for last in range(1, len(agree) + 2):
+        found, tokens = best[-1], max(agree, default=0)
+        for first in range(last - 2, -1, -1):
+            tokens = min(tokens, agree[first])
+            if tokens - root < LEAST:
+                break
+            saved, before = best[first]
+            saved += (last - first - 1) * (tokens - root)
+            if saved > found[0]:
+                found = saved, [*before, Fork(first, last, tokens)]
+        best.append(found)
+    return best[-1][1]
 
 
 def _saved(forks: Sequence[Fork], root: int) -> int:
