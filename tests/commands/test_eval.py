@@ -266,7 +266,7 @@ class Killed(BaseException):
 def test_killed_at_random_it_gives_the_same_file(
     task: VqaTask, cascade: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between two batches, or in the middle of a line."""
+    """Between two batches, in the middle of a line, or of a file that was to take the place of another."""
     whole = answered(task, tmp_path / "whole", cascade, [])
     rng, append = random.Random(cascade), PredictionFile.append
     for attempt in range(3):
@@ -278,6 +278,7 @@ def test_killed_at_random_it_gives_the_same_file(
             if next(calls) == last:  # noqa: B023
                 text = self.path.read_bytes()
                 os.truncate(self.path, len(text) - rng.randrange(min(len(text), 300)))
+                (self.folder / f".{self.path.name}.1.tmp").write_bytes(text[:100])
                 raise Killed
 
         with monkeypatch.context() as patch, pytest.raises(Killed):
@@ -286,6 +287,7 @@ def test_killed_at_random_it_gives_the_same_file(
         said: list[str] = []
         kept = len(read_predictions(folder / "predictions.jsonl"))
         assert answered(task, folder, cascade, said) == whole
+        assert {path.name for path in folder.iterdir()} == {path.name for path in (tmp_path / "whole").iterdir()}
         assert said == ([f"{folder}/predictions.jsonl: {kept} of 10 answers are there already"] if kept else [])
 
 

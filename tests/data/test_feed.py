@@ -341,7 +341,7 @@ def test_memory_is_not_written_before_it_was_read_on_the_gpu() -> None:
         for batches in feed:
             for batch in batches:
                 torch.cuda._sleep(200_000_000)
-                found.append(torch.stack([batch.values.float().mean(), batch.parts.cu_prefix.float().mean()]))
+                found.append(torch.stack([batch.values.float().mean(), batch.parts.cu_keys.float().mean()]))
                 del batch
             feed.look_ahead()
     assert torch.stack(found).tolist() == [[n, n + 2] for n in range(6)]

@@ -26,6 +26,7 @@ from sameday.suite.times.remedies import Changeable, remedies
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # a suite's GPUs are pretended where there are none
     (tmp_path / "recipe.yaml").write_text(dump_yaml(sets.tiny_recipe(num_epochs=5)))
     return tmp_path
 

@@ -13,7 +13,7 @@ from typing import Any
 from sameday.evaluate.prediction import Prediction
 from sameday.record.folder import plain
 from sameday.record.room import room_for
-from sameday.spec.writing import write_text
+from sameday.spec.writing import remove_remains, write_text
 
 PREDICTIONS, SETTINGS, METRICS = "predictions.jsonl", "settings.json", "metrics.json"
 AGAIN = "Make room and run again: the answers so far are kept."
@@ -56,6 +56,7 @@ class PredictionFile:
     def begin(self, say: Callable[[str], None]) -> list[Prediction]:
         """What there is already. Answers of other settings are not mixed in: they are removed, and it is said."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        remove_remains(self.folder)
         there = _settings(self.folder / SETTINGS)
         kept = read_predictions(self.path)
         if there != self.settings:

@@ -31,7 +31,7 @@ from sameday.spec.plan import Plan
 from sameday.spec.reading import JSON, read_file
 from sameday.spec.recipe import Recipe, differences
 from sameday.spec.words import tell
-from sameday.spec.writing import write_text
+from sameday.spec.writing import remove_remains, write_text
 
 DISTRIBUTIONS = (
     *("sameday", "torch", "torchvision", "triton", "transformers", "tokenizers", "peft", "accelerate"),
@@ -326,8 +326,8 @@ class RunFolder:
                 )
 
     def _start(self) -> None:
-        for remains in (*self.path.glob(".*.tmp"), *self.checkpoints.glob(".*.tmp")):
-            remains.unlink()  # half a file of a killed run
+        remove_remains(self.path)
+        remove_remains(self.checkpoints)
         (self.path / STOPPED).unlink(missing_ok=True)
         recipe_path, environment_path = self.path / "recipe.yaml", self.path / "environment.json"
         environment = _environment(self.recipe_dir)

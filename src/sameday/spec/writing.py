@@ -75,6 +75,12 @@ def write_text(path: Path, text: str) -> None:
     sync(path.parent)  # the rename itself lives in the folder
 
 
+def remove_remains(folder: Path) -> None:
+    """Halves of files that a killed `write_text` left in a folder that no other process writes in."""
+    for remains in folder.glob(".*.tmp"):
+        remains.unlink(missing_ok=True)
+
+
 def sync(path: Path) -> None:
     """A file or folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
