@@ -43,12 +43,12 @@ def make_mask(
     group: Tensor, branch: Tensor, fork: Tensor, one_per_row: bool, segments: Segments | None, kernel: str
 ) -> Mask:
     """The mask in the form `kernel` (sdpa, flex or split) takes. Padding comes last in a row, so that where a row is
-    one question plain causal attention is already exact."""
+    one question plain causal attention is already exact; split takes such a row like any other."""
+    if kernel == "split" and segments is not None:
+        return segments
     if one_per_row:
         return None
-    if kernel == "split":
-        assert segments is not None, "split attention is for packed rows"
-        return segments
+    assert kernel != "split", "split attention is for packed rows"
     if kernel == "sdpa":
         return visible(group, branch, fork)
     assert kernel == "flex", kernel

@@ -30,6 +30,7 @@ from sameday.models.adapters import adapter_parameters, add_adapters, prepare_ad
 from sameday.models.digest import digest_of
 from sameday.models.families import family_of
 from sameday.models.families.base import Family, Grids
+from sameday.models.layers import any_size, compile_layers
 from sameday.models.start import WEIGHTS, check_base, load_start, other_format, write_origin
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
@@ -108,15 +109,10 @@ class VisionLanguageModel:
         return base
 
     def _compile(self) -> None:
-        """In place, so that parameters keep their names. A graph serves all layers; there are a few of them, for the
-        first layer and the others, training and evaluation, one row length and any. Past torch's limit of eight the
-        rest would silently run uncompiled."""
-        torch._dynamo.config.recompile_limit = 32
         layers = list(self.text.layers)
         if not self.tower_trained:
             layers += self.family.compilable_blocks(self.tower)
-        for layer in layers:
-            layer.compile(backend=COMPILE_BACKEND)
+        compile_layers(layers, COMPILE_BACKEND)
 
     def trained(self) -> dict[str, nn.Parameter]:
         """What the optimizer updates, by name; float32 in every plan."""
@@ -133,6 +129,8 @@ class VisionLanguageModel:
         rows, length = batch.tokens.shape
         if self.recipe.train == "lora" and self.recipe.lora.dropout and self.module.training:
             self.keys.set(batch.keys, self.recipe.seed, step)
+            if self.plan.compile == "layers":
+                any_size(self.keys.tokens)
         x = self.text.embed_tokens(batch.tokens)
         deepstack: list[Tensor] = []
         if batch.grids:

@@ -1,0 +1,44 @@
+"""Layers under torch.compile: one graph serves all of them and whatever comes by.
+
+Left to itself torch.compile makes a graph for the first length that it meets and another for any length, one for inputs
+that are views of other tensors and one for those that are not, in the middle of a run and for a quarter of a minute
+each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def compile_layers(layers: Iterable[nn.Module], backend: str) -> None:
+    """In place, so that parameters keep their names. There are still a few graphs: for the first layer, whose input has
+    no gradient, and the others, training and evaluation. Past torch's limit of eight the rest would silently run
+    uncompiled."""
+    torch._dynamo.config.recompile_limit = 32
+    for layer in layers:
+        layer.compile(backend=backend)
+        assert layer._compiled_call_impl is not None
+        layer._compiled_call_impl = _steady(layer._compiled_call_impl)
+
+
+def any_size(value: Any) -> None:
+    """Let the sizes of a tensor, or of all tensors in a tuple, be any from the first graph on, except the width of
+    features."""
+    if isinstance(value, Tensor):
+        torch._dynamo.maybe_mark_dynamic(value, tuple(range(value.ndim - value.is_floating_point())))
+    elif isinstance(value, tuple):
+        for each in value:
+            any_size(each)
+
+
+def _steady(run: Callable[..., Any]) -> Callable[..., Any]:
+    def call(x: Tensor, *more: Any, **named: Any) -> Any:
+        if x._is_view():
+            x = torch.ops.aten._unsafe_view(x, x.shape)  # the same numbers, no longer a view
+        any_size((x, *more, *named.values()))
+        return run(x, *more, **named)
+
+    return call
