@@ -17,8 +17,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from typed import Said, refused, sameday, write_recipe
-from worlds import FAMILIES, write_world
+from worlds import write_world
 
+from sameday.models.families import known_families
 from sameday.record.folder import RunFolder, read_metrics
 from sameday.record.manifest import MANIFEST, write_manifest
 from sameday.spec.convert.config import convert
@@ -311,7 +312,7 @@ def test_an_unsupported_model_is_refused(world: Path, plan: tuple[str, ...]) -> 
     (world / "bert").mkdir()
     (world / "bert/config.json").write_text(json.dumps(bert))
     said = refused(world, "train", "recipe.yaml", "--set", "recipe.model=bert", *plan)
-    assert said == f"recipe.model: model type 'bert' is not supported; allowed: {', '.join(FAMILIES)}"
+    assert said == f"recipe.model: model type 'bert' is not supported; allowed: {', '.join(known_families())}"
     assert not (world / "runs").exists()
 
 

@@ -36,12 +36,14 @@ class Parts:
 
 @dataclass(frozen=True)
 class TinyTokenizer:
-    """What the tokenizer of a small model needs: special tokens, which of them end a turn and pad, the template."""
+    """What the tokenizer of a small model needs: special tokens, which of them end a turn and pad, the template; and
+    which one it puts before every text."""
 
     special: tuple[str, ...]
     end_of_turn: str
     padding: str
     chat_template: str
+    begin: str | None = None
 
 
 class Family(ABC):
@@ -53,8 +55,8 @@ class Family(ABC):
     position_axes: int = 1
     language_name = "language_model"
     """In the names of the decoder's layers; a LoRA target that begins with it is of the decoder alone."""
-    tower_name: str
-    """In the names of the tower's layers."""
+    tower_names: tuple[str, ...]
+    """Each layer of the tower has one of them in its name."""
     video_processor: str | None = None
     """transformers' class, where its AutoProcessor wants one beside the image processor."""
 
@@ -76,6 +78,17 @@ class Family(ABC):
 
     @abstractmethod
     def resize(self, processor: Any, image: Image.Image) -> np.ndarray: ...
+
+    def pixel_values(self, processor: Any, image: Image.Image, resize: bool = True) -> Tensor:
+        how = {} if resize else {"do_resize": False}
+        made: Tensor = processor(images=[image], return_tensors="pt", **how)["pixel_values"]
+        return made
+
+    def image_settings(self, processor: Any) -> dict[str, Any]:
+        return {}
+
+    def processor_settings(self, processor: Any) -> dict[str, Any]:
+        return {}
 
     def image_tokens(self, grid: tuple[int, int], merge: int) -> int:
         high, wide = grid
@@ -103,6 +116,9 @@ class Family(ABC):
         rope = text.rope_parameters["rope_type"]
         if rope in ("dynamic", "longrope"):
             raise BadInput(f"rope type {rope!r} depends on the length of the row; allowed: those that do not")
+
+    def in_tower(self, layer: str) -> bool:
+        return any(f".{name}." in f".{layer}" for name in self.tower_names)
 
     # Decoder
 

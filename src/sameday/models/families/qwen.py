@@ -37,7 +37,7 @@ class QwenVL(Family):
     )
     max_aspect_ratio = qwen_images.MAX_ASPECT_RATIO
     position_axes = 3
-    tower_name = "visual"
+    tower_names = ("visual",)
     video_processor: str | None = "Qwen2VLVideoProcessor"
 
     # Images and positions

@@ -399,7 +399,7 @@ class VqaSetup(TaskSetup):
     def plain_settings(self) -> dict[str, Any]:
         from sameday.tasks.vqa.plain import settings
 
-        return settings(self.recipe, self.home)
+        return settings(self.recipe, self.home) | {"closing": self._encoder.closing}
 
     def choices(self, machine: Machine) -> list[Choice]:
         compiles = machine.device == "cuda" and machine.triton
