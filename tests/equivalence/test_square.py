@@ -57,12 +57,6 @@ def their_questions(task: VqaTask, ids: Sequence[int], closing: str) -> Iterator
         yield loop.prepare(processor, question, job)
 
 
-def alone(task: VqaTask, ids: Sequence[int]) -> list[int]:
-    """Without conversations of several turns, whose later turns other tokenizers would join to earlier ones."""
-    samples = task.splits["train"]
-    return [i for i in ids if sum(message.role == "user" for message in samples[i].messages) == 1]
-
-
 @pytest.mark.parametrize("plan", [None, "shared, packed", "shared, packed, split"])
 @pytest.mark.parametrize("family", SQUARE)
 def test_a_step_is_that_of_transformers_and_peft(bench: Bench, family: str, plan: str | None) -> None:
@@ -107,7 +101,7 @@ def test_a_saved_adapter_has_the_same_logits_in_plain_peft(bench: Bench, family:
     base = AutoModelForImageTextToText.from_pretrained(bench.models[family], dtype=torch.float32)
     model = PeftModel.from_pretrained(base, str(tmp_path)).eval()
     task.training(False)
-    ids = alone(task, range(len(task.splits["train"])))[:6]
+    ids = range(0, len(task.splits["train"]), 2)
     for i, inputs in zip(ids, their_questions(task, ids, task.encoder.closing), strict=True):
         encoded = task._encode(task.splits["train"][i])
         assert inputs["input_ids"][0].tolist() == encoded.tokens.tolist()
@@ -130,8 +124,7 @@ def answers(task: VqaTask, samples: Sequence[Sample]) -> list[list[int]]:
 @pytest.mark.parametrize("family", SQUARE)
 def test_generated_answers_are_those_of_generate(bench: Bench, family: str) -> None:
     task = bench.task(scene(family), PLANS["shared, packed"])
-    ids = alone(task, range(len(task.splits["train"])))
-    samples = [task.splits["train"][i] for i in ids]
+    samples = task.splits["train"][::2]
     counts = np.bincount([token for each in answers(task, samples) for token in each])
     task.model.end_tokens = frozenset(np.argsort(counts)[-2:].tolist())  # random weights seldom end an answer
     found = answers(task, samples)
@@ -140,7 +133,8 @@ def test_generated_answers_are_those_of_generate(bench: Bench, family: str) -> N
     plain.model.end_tokens = task.model.end_tokens
     assert answers(plain, samples) == found
     model = theirs(task, bench.models[family]).eval()
-    for inputs, tokens in zip(their_questions(task, ids, task.encoder.closing), found, strict=True):
+    given = their_questions(task, range(0, len(task.splits["train"]), 2), task.encoder.closing)
+    for inputs, tokens in zip(given, found, strict=True):
         asked = int((inputs.pop("labels")[0] != loop.IGNORED).int().argmax())
         length = inputs["input_ids"].shape[1]
         cut = {name: x[:, :asked] if x.shape == (1, length) else x for name, x in inputs.items()}

@@ -128,12 +128,19 @@ class Encoder:
                 context = self._begin + context  # as transformers' processors do, where the template has it not
             ids += context
             targets += [False] * len(context)
-            ids += (answer := self._tokenize(whole[len(prompt) :]))
-            behind = self._behind_end(answer) if self.answer_end == "end_token" else 0
-            targets += [True] * (len(answer) - behind) + [False] * behind
-            done = whole
+            ids += (answer := self._tokenize(said := self._answer(whole[len(prompt) :])))
+            targets += [True] * len(answer)
+            done = prompt + said
         last = len(targets) - targets[::-1].index(True)
         return ids[:last], targets[:last]
+
+    def _answer(self, text: str) -> str:
+        """As much of what the template makes of an answer as is learned. The rest belongs to the next turn, with which
+        the tokenizer may join it."""
+        end = self.family.markers.end_of_turn
+        if self.answer_end == "turn" or end not in text:
+            return text
+        return text[: text.index(end) + len(end)]
 
     @cached_property
     def _begin(self) -> list[int]:

@@ -4,7 +4,7 @@ are what most decoders in transformers have in common."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from sameday.kernels import attention
 from sameday.kernels.patches import Patching
 from sameday.models.flops import Places, Work, attention_flops, linear_flops, mlp_flops
 from sameday.spec.errors import BadInput
+from sameday.spec.vlm import VlmRecipe
 
 Grids = Sequence[tuple[int, int]]
 """How many patches each image is high and wide."""
@@ -116,6 +117,10 @@ class Family(ABC):
         rope = text.rope_parameters["rope_type"]
         if rope in ("dynamic", "longrope"):
             raise BadInput(f"rope type {rope!r} depends on the length of the row; allowed: those that do not")
+
+    def problems(self, config: Any, recipe: VlmRecipe) -> Iterator[str]:
+        """What a recipe asks for that models of this family do not do."""
+        return iter(())
 
     def in_tower(self, layer: str) -> bool:
         return any(f".{name}." in f".{layer}" for name in self.tower_names)

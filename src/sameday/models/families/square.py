@@ -3,7 +3,7 @@ see their own image, a projector behind it, and positions along one axis."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -18,6 +18,7 @@ from sameday.kernels.patches import Patching
 from sameday.models.families import square_images
 from sameday.models.families.base import Family, Grids, Parts
 from sameday.models.flops import Flops, Pairs, Work, attention_flops, linear_flops, mlp_flops
+from sameday.spec.vlm import VlmRecipe
 
 
 class Tower(nn.Module):
@@ -42,7 +43,8 @@ class Square(Family):
     def load_image_processor(
         self, model: str, revision: str | None, backend: str, min_pixels: int | None, max_pixels: int | None
     ) -> Any:
-        return square_images.load_image_processor(model, revision, backend, min_pixels, max_pixels)
+        assert min_pixels is max_pixels is None, "the recipe is refused before"
+        return square_images.load_image_processor(model, revision, backend)
 
     def pixel_limits(self, processor: Any) -> tuple[int, int]:
         return processor.image_size**2, processor.image_size**2
@@ -64,6 +66,9 @@ class Square(Family):
 
     def positions(self, encoded: Encoded, merge: int) -> np.ndarray:
         return square_images.one_axis(encoded.length)
+
+    def problems(self, config: Any, recipe: VlmRecipe) -> Iterator[str]:
+        yield from square_images.other_sizes(config, recipe)
 
     # Decoder
 

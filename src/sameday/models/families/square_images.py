@@ -3,6 +3,8 @@ processor, and cut into patches row by row, or in blocks that the tower's output
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from sameday.kernels.patches import Patching
 from sameday.spec.errors import BadInput
+from sameday.spec.vlm import VlmRecipe
 
 INPUTS_IN_PYTHON = """\
 inputs = processor(images=[image], return_tensors="pt")
@@ -20,9 +23,17 @@ MADE_OF = ("do_resize", "do_center_crop", "do_pad", "size", "crop_size")
 """Settings that a resized image depends on."""
 
 
-def load_image_processor(
-    model: str, revision: str | None, backend: str, min_pixels: int | None, max_pixels: int | None
-) -> Any:
+def other_sizes(config: Any, recipe: VlmRecipe) -> Iterator[str]:
+    side = config.vision_config.image_size
+    for name in ("min_pixels", "max_pixels"):
+        if (asked := getattr(recipe, name)) is not None:
+            yield (
+                f"recipe.{name} is {asked}: models of type {config.model_type} take every image at {side}×{side} "
+                "pixels; remove it"
+            )
+
+
+def load_image_processor(model: str, revision: str | None, backend: str) -> Any:
     """With the sides of patches and of the blocks that become one token, which the model's configuration has."""
     import transformers
     from transformers import AutoConfig
@@ -31,12 +42,6 @@ def load_image_processor(
     config = AutoConfig.from_pretrained(model, revision=revision)
     vision = config.vision_config
     side = int(vision.image_size)
-    for name, asked in (("min_pixels", min_pixels), ("max_pixels", max_pixels)):
-        if asked is not None:
-            raise BadInput(
-                f"recipe.{name} is {asked}: models of type {config.model_type} take every image at {side}×{side} "
-                "pixels; remove it"
-            )
     if backend == "torchvision":
         try:
             import torchvision  # noqa: F401
@@ -107,8 +112,8 @@ def whole_images(patches: Tensor, grid: tuple[int, int], how: Patching) -> Tenso
 
 
 def settings(processor: Any) -> dict[str, Any]:
-    made: dict[str, Any] = {name: getattr(processor, name, None) for name in MADE_OF}
-    return {name: dict(value) if hasattr(value, "keys") else value for name, value in made.items()}
+    saved = processor.to_dict()
+    return {name: json.dumps(saved.get(name), sort_keys=True) for name in MADE_OF}
 
 
 def one_axis(length: int) -> np.ndarray:

@@ -225,6 +225,7 @@ class VqaSetup(TaskSetup):
         except (OSError, ValueError, AttributeError, TypeError) as error:
             raise BadInput(f"model {recipe.model!r}: its configuration cannot be read: {error}") from None
         family_of(config.model_type).check_supported(config)
+        refuse(family_of(config.model_type).problems(config, recipe))
         if getattr(config, "quantization_config", None) is not None:
             raise BadInput(
                 f"model {recipe.model!r}: its weights are stored quantized; allowed: a model in bf16 or float32, which "

@@ -161,7 +161,7 @@ def conversation(question: Any, job: Job) -> list[dict[str, Any]]:
         {
             "role": message["role"],
             "content": [
-                {"type": "image", "image": load_image(next(images))} if part["type"] == "image" else part
+                {"type": "image", "image": load_image(next(images))} if part["type"] == "image" else dict(part)
                 for part in message["content"]
             ],
         }
