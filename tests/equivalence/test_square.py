@@ -135,7 +135,7 @@ def test_generated_answers_are_those_of_generate(bench: Bench, family: str) -> N
     model = theirs(task, bench.models[family]).eval()
     given = their_questions(task, range(0, len(task.splits["train"]), 2), task.encoder.closing)
     for inputs, tokens in zip(given, found, strict=True):
-        asked = int((inputs.pop("labels")[0] != loop.IGNORED).int().argmax())
+        asked = int((inputs.pop("labels")[0] == loop.IGNORED).nonzero().max()) + 1
         length = inputs["input_ids"].shape[1]
         cut = {name: x[:, :asked] if x.shape == (1, length) else x for name, x in inputs.items()}
         how = {"do_sample": False, "max_new_tokens": NEW, "pad_token_id": 0}
