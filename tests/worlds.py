@@ -26,7 +26,7 @@ from sameday.tasks.vqa.task import VqaTask
 
 WORDS = ["is", "there", "a", "red", "polyp", "near", "the", "left", "wall", "what", "size", "shape", "colour"]
 WORDS += ["how", "many", "instruments", "can", "you", "see", "here"]
-SQUARE = ("llava",)
+SQUARE = ("gemma3", "llava")
 """Families whose images are squares of one size; their towers have a q_proj too."""
 FAMILIES = tuple(family for family in known_families() if family not in SQUARE)
 """The others: images of many sizes, positions along three axes."""

@@ -182,6 +182,7 @@ def test_pieces_of_a_conversation_have_the_tokens_of_the_whole(tmp_path: Path) -
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "mistral": {"text": {"model_type": "mistral", "head_dim": 24}},
+    "mistral with a window": {"text": {"model_type": "mistral", "sliding_window": 9}},
     "two blocks": {"layers": [-2, 1]},
     "the last block": {"layers": -1},
 }
@@ -221,10 +222,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a class token": (
         {"vision_feature_select_strategy": "full"},
         "vision_feature_select_strategy 'full' in the model's config: only 'default', which leaves the class token out",
-    ),
-    "a window": (
-        {"text_config": {"model_type": "mistral", "sliding_window": 64}},
-        "sliding_window 64 in the decoder's config: only null is supported",
     ),
     "a block": ({"vision_feature_layer": -9}, "vision_feature_layer -9 in the model's config: the tower has 4 states"),
 }

@@ -79,6 +79,7 @@ def _tokenizer(texts: Iterable[str], vocab_size: int, settings: TinyTokenizer) -
         eos_token=settings.end_of_turn,
         pad_token=settings.padding,
         bos_token=settings.begin,
+        model_specific_special_tokens=dict(settings.named),
         additional_special_tokens=[token for token in settings.special if token not in named],
         chat_template=settings.chat_template,
         clean_up_tokenization_spaces=False,

@@ -194,7 +194,9 @@ class Encoder:
         for turn in chat:
             if self.closing and turn["role"] == "assistant":
                 turn["content"][-1]["text"] += self.closing
-        return self.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=generate)
+        text: str = self.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=generate)
+        written = self.family.markers.written
+        return text if written is None else text.replace(*written)
 
     def _tokenize(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -17,12 +17,15 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Markers:
     """The tokens that a chat template is made of. `image` stands once for each of an image's tokens, `user_header`
-    opens a user's turn, and `special` are those that must not stand in text: they would become real tokens."""
+    opens a user's turn, and `special` are those that must not stand in text: they would become real tokens. Where a
+    template writes something else for an image, `written` is that, and what the library's processor makes of it, with
+    `image` in it once."""
 
     image: str
     end_of_turn: str
     user_header: str
     special: tuple[str, ...]
+    written: tuple[str, str] | None = None
 
 
 class QuestionFamily(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,8 @@ from sameday.models.flops import Places, Work, attention_flops, linear_flops, ml
 from sameday.spec.errors import BadInput
 from sameday.spec.vlm import VlmRecipe
 
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""Kinds of decoder layers, as transformers calls them."""
 Grids = Sequence[tuple[int, int]]
 """How many patches each image is high and wide."""
 
@@ -37,14 +39,15 @@ class Parts:
 
 @dataclass(frozen=True)
 class TinyTokenizer:
-    """What the tokenizer of a small model needs: special tokens, which of them end a turn and pad, the template; and
-    which one it puts before every text."""
+    """What the tokenizer of a small model needs: special tokens, which of them end a turn and pad, the template; which
+    one it puts before every text; and those that the library's processor asks for by name."""
 
     special: tuple[str, ...]
     end_of_turn: str
     padding: str
     chat_template: str
     begin: str | None = None
+    named: Mapping[str, str] = field(default_factory=dict)
 
 
 class Family(ABC):
@@ -130,14 +133,32 @@ class Family(ABC):
     @abstractmethod
     def parts(self, model: Any) -> Parts: ...
 
-    @abstractmethod
-    def rotary(self, text: Any, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of all positions, as the decoder's layers take them."""
+    def kernels(self, config: Any) -> tuple[str, ...]:
+        """Of attention, those that can follow what its layers see."""
+        return "sdpa", "flex", "split"
 
-    def mask(self, batch: Batch, kernel: str) -> attention.Mask:
+    def layer_kinds(self, text: Any) -> Sequence[str]:
+        """Of each decoder layer. Those of one kind share masks and rotary embeddings."""
+        return [FULL] * len(text.layers)
+
+    def window(self, text: Any, kind: str) -> int | None:
+        """How many places back a token sees in layers of this kind, itself included; None: all."""
+        return None
+
+    @abstractmethod
+    def rotary(self, text: Any, positions: Tensor, dtype: torch.dtype, kind: str) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of all positions, as the decoder's layers of this kind take them."""
+
+    def sight(self, text: Any, batch: Batch, kind: str) -> attention.Sight | None:
+        """In what layers of this kind differ from the usual rule."""
+        window = self.window(text, kind)
+        return None if window is None else attention.Sight(batch.positions[0], window)
+
+    def mask(self, text: Any, batch: Batch, kernel: str, kind: str) -> attention.Mask:
         """Who sees whom: each token those before it in its group, of the prefix, its own fork and its own branch."""
         levels = batch.group, batch.branch, batch.fork
-        return attention.make_mask(*levels, batch.one_per_row, batch.segments, kernel)
+        sight = self.sight(text, batch, kind)
+        return attention.make_mask(*levels, batch.one_per_row, batch.segments, kernel, sight)
 
     # Vision tower
 

@@ -58,11 +58,6 @@ class Llava(Square):
                 f"vision_feature_select_strategy {config.vision_feature_select_strategy!r} in the model's config: only "
                 "'default', which leaves the class token out, is supported"
             )
-        if getattr(text, "sliding_window", None) is not None:
-            raise BadInput(
-                f"sliding_window {text.sliding_window} in the decoder's config: only null is supported, attention to "
-                "all tokens before"
-            )
         if vision.attention_dropout:
             raise BadInput(f"attention_dropout {vision.attention_dropout} in the tower's config: only 0 is supported")
         states = vision.num_hidden_layers + 1
@@ -80,6 +75,15 @@ class Llava(Square):
             "num_additional_image_tokens": self.class_tokens,
             "vision_feature_select_strategy": "default",
         }
+
+    # Decoder: that of Mistral may have a window, the same one in all layers
+
+    def kernels(self, config: Any) -> tuple[str, ...]:
+        slides = getattr(config.get_text_config(), "sliding_window", None) is not None
+        return ("sdpa", "flex") if slides else super().kernels(config)
+
+    def window(self, text: Any, kind: str) -> int | None:
+        return getattr(text.config, "sliding_window", None)
 
     # Vision tower
 

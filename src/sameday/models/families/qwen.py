@@ -70,7 +70,7 @@ class QwenVL(Family):
     def parts(self, model: Any) -> Parts:
         return Parts(model.model.language_model, model.model.visual, model.lm_head)
 
-    def rotary(self, text: Any, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def rotary(self, text: Any, positions: Tensor, dtype: torch.dtype, kind: str) -> tuple[Tensor, Tensor]:
         """Elementwise, where the library multiplies matrices: TF32 would corrupt the angles."""
         rope = text.rotary_emb
         angles = positions[..., None].float() * rope.inv_freq.float()

@@ -78,7 +78,7 @@ class Square(Family):
     def tower(self, model: Any) -> Tower:
         raise NotImplementedError
 
-    def rotary(self, text: Any, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def rotary(self, text: Any, positions: Tensor, dtype: torch.dtype, kind: str) -> tuple[Tensor, Tensor]:
         rope = text.rotary_emb
         return square_images.rotary(rope.inv_freq, rope.attention_scaling, positions, dtype)
 

@@ -310,7 +310,14 @@ class VqaSetup(TaskSetup):
     def check_plan(self, plan: Plan, machine: Machine) -> None:
         from sameday.tasks.vqa.automatic import attention_kernel
 
-        attention_kernel(plan, machine, self.recipe.precision)
+        attention_kernel(plan, machine, self.recipe.precision, self._splits)
+
+    def _splits(self) -> bool:
+        """Whether split attention can follow the model; what is wrong with a model is told where it is loaded."""
+        try:
+            return "split" in self.family.kernels(self.config)
+        except BadInput:
+            return True
 
     def resolve_auto(self, plan: Plan, machine: Machine) -> Resolved:
         from sameday.tasks.vqa.automatic import attention_kernel
@@ -326,7 +333,7 @@ class VqaSetup(TaskSetup):
 
             problems += [why for why in [lacking(machine.device)] if why is not None]
         try:
-            kernel, why = attention_kernel(plan, machine, self.recipe.precision)
+            kernel, why = attention_kernel(plan, machine, self.recipe.precision, self._splits)
         except BadInput as error:
             problems.append(str(error))
         refuse(problems)

@@ -287,7 +287,8 @@ class VqaTask(Task):
         if set(change) & {"share_images", "packing", "attention"}:
             automatic = changed.plan.model_copy(update={"attention": change.get("attention", "auto")})
             machine = detect_machine(self.device.type)
-            kernel: Any = attention_kernel(automatic, machine, self.recipe.precision)[0]
+            splits = "split" in self.model.family.kernels(self.model.text.config)
+            kernel: Any = attention_kernel(automatic, machine, self.recipe.precision, lambda: splits)[0]
             changed.model.kernel = kernel
         return changed
 
