@@ -6,15 +6,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
-from test_gradients import PLANS, Bench, Result, Scenario, assert_same, scenario, work
+from test_gradients import PLANS, Bench, Result, Scenario, assert_same, distance, scenario, work
 from worlds import SQUARE
 
 from sameday.data.questions.sample import Sample
 from sameday.hardware.ranks import Ranks
+from sameday.models.families import family_of
 from sameday.tasks.base import Answer
 from sameday.tasks.vqa.task import VqaTask
 from sameday.verify.peer import loop
@@ -43,6 +45,35 @@ def test_every_plan_gives_the_gradient_of_one_question_at_a_time(bench: Bench, f
         task = bench.task(here, PLANS[plan])
         assert_same(work(task), bench.plain(here))
         assert_same(work(task, size=2), bench.plain(here))
+
+
+def test_a_window_counts_places_of_the_question_and_not_of_the_row(bench: Bench) -> None:
+    """A fault of one layout alone, which a comparison with the other finds."""
+    here = scene("gemma3", loss_weight="token")
+    family, made = family_of("gemma3"), family_of("gemma3").sight
+
+    def of_the_row(text: Any, batch: Any, kind: str) -> Any:
+        sight = made(text, batch, kind)
+        assert sight is not None
+        return sight._replace(position=torch.arange(batch.tokens.shape[1]).expand_as(batch.tokens))
+
+    with patch.object(family, "sight", of_the_row):
+        wrong = work(bench.task(here, PLANS["shared, packed"]))
+        alone = work(bench.task(here))
+    assert distance(wrong.flat, bench.plain(here).flat) > 1e-3
+    assert_same(alone, bench.plain(here))
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@torch.no_grad()
+def test_flex_attention_follows_the_same_rule(bench: Bench) -> None:
+    """Plans refuse it on a CPU, where torch has no backward pass for it; the forward pass can be compared."""
+    task = bench.task(scene("gemma3"), PLANS["shared, packed"])
+    (batch, *_) = task.batches(0, None, Ranks())
+    losses = []
+    for task.model.kernel in ("sdpa", "flex"):
+        losses.append(task.loss_sum(batch, 0)[1])
+    assert distance(losses[1], losses[0]) < 1e-6
 
 
 # transformers' own

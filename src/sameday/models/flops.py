@@ -103,8 +103,7 @@ def block_pairs(group: Tensor, branch: Tensor, fork: Tensor, tile: int = TILE) -
 
 def tile_pairs(seen: Tensor, tile: int = TILE) -> int:
     """The same of any dense mask, (rows, length, length)."""
-    rows, length, _ = seen.shape
-    room = -length % tile
+    room = -seen.shape[1] % tile
     tiles = nn.functional.pad(seen, (0, room, 0, room)).unflatten(2, (-1, tile)).unflatten(1, (-1, tile))
     return int(tiles.any(4).any(2).sum()) * tile**2
 
