@@ -214,7 +214,8 @@ class Family(ABC):
         return q + k + v + attended + out + mlp, through
 
     def last_linear(self, layer: Any) -> Any:
-        """The last linear layer of a decoder layer, which recomputation need not compute again."""
+        """The last linear layer of a decoder layer, which recomputation need not compute again; None where something
+        behind it has to know its output."""
         return layer.mlp.down_proj
 
     # A small one of random weights

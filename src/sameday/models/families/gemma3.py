@@ -128,6 +128,9 @@ class Gemma3(Square):
         frequencies, scaling = (getattr(rope, f"{kind}_{name}") for name in ("inv_freq", "attention_scaling"))
         return square_images.rotary(frequencies, scaling, positions, dtype)
 
+    def last_linear(self, layer: Any) -> Any:
+        return None  # a norm follows
+
     # Vision tower
 
     def tower(self, model: Any) -> Tower:
