@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from typed import sameday
 from worlds import OF_THE_DECODER, SQUARE, lines_of, make_task, tiny_recipe, write_tiny, write_world
 
@@ -57,13 +58,26 @@ def test_an_image_of_any_size_is_what_the_librarys_processor_makes_of_it(
 # A run, end to end
 
 
+def as_on_the_hub(model: Path, folder: Path) -> Path:
+    """With the names that tensors of the tower have in files of earlier releases."""
+    shutil.copytree(model, folder)
+    tensors = load_file(folder / "model.safetensors")
+    old = {name.replace("vision_tower.", "vision_tower.vision_model."): tensor for name, tensor in tensors.items()}
+    assert old.keys() != tensors.keys()
+    save_file(old, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
 @pytest.mark.parametrize("family", SQUARE)
-def test_a_run_is_trained_cached_saved_and_asked_by_its_readme(
+def test_a_run_is_trained_cached_saved_merged_and_asked_by_its_readme(
     tiny_models: dict[str, Path], family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from transformers import AutoModelForImageTextToText
+
     write_world(tmp_path, 11, counts=(4, 3), hard=False)
     lora = {"r": 2, "alpha": 4, "target_modules": OF_THE_DECODER}
-    recipe = tiny_recipe(tiny_models[family], effective_batch=4, learning_rate=0.05, max_steps=2, lora=lora)
+    model = as_on_the_hub(tiny_models[family], tmp_path / "model")
+    recipe = tiny_recipe(model, effective_batch=4, learning_rate=0.05, max_steps=2, lora=lora)
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(PLAN | {"cache_dir": "cache"}))
     train_from_files(tmp_path / "recipe.yaml", tmp_path / "plan.yaml", tmp_path / "run", [])
@@ -88,6 +102,13 @@ def test_a_run_is_trained_cached_saved_and_asked_by_its_readme(
         found = held["model"].cpu()(**inputs).logits[0].float()
     torch.testing.assert_close(found, mine[:asked], atol=1e-5, rtol=1e-5)
     assert held["answer"][0, asked] == mine[asked - 1].argmax()
+
+    said = sameday(tmp_path, "merge", "run", "-o", "whole")
+    assert said.code == 0 and "of them changed by the adapter" in said.out, said.err
+    whole, told = AutoModelForImageTextToText.from_pretrained(tmp_path / "whole", output_loading_info=True)
+    assert not told["missing_keys"] and not told["unexpected_keys"]
+    with torch.no_grad():
+        torch.testing.assert_close(whole.eval()(**inputs).logits[0], found, atol=1e-5, rtol=1e-4)
 
 
 @torch.no_grad()
