@@ -47,6 +47,26 @@ def test_every_plan_gives_the_gradient_of_one_question_at_a_time(bench: Bench, f
         assert_same(work(task, size=2), bench.plain(here))
 
 
+@pytest.mark.parametrize("family", SQUARE)
+def test_all_weights_and_the_tower_trained(bench: Bench, family: str, tmp_path: Path) -> None:
+    from transformers import AutoModelForImageTextToText
+
+    here = scenario(family, 5, (3, 2), train="all", train_vision=True, loss_weight="sample", effective_batch=6)
+    expected = bench.plain(here)
+    trained = {name for name, tensor in expected.tensors.items() if tensor.any()}
+    for part in ("vision_tower", "multi_modal_projector", "embed_tokens"):
+        assert any(part in name for name in trained), part
+    task = bench.task(here, PLANS["shared, packed"])
+    found = work(task)
+    # What is added to all keys changes no softmax: the gradient of such a bias is nothing but rounding.
+    for each in (found, expected):
+        each.tensors = {name: tensor for name, tensor in each.tensors.items() if not name.endswith("k_proj.bias")}
+    assert_same(found, expected)
+    task.save(tmp_path)
+    library = AutoModelForImageTextToText.from_pretrained(tmp_path, dtype=torch.float32).state_dict()
+    assert all(torch.equal(library[name], tensor) for name, tensor in task.model.module.state_dict().items())
+
+
 def test_a_window_counts_places_of_the_question_and_not_of_the_row(bench: Bench) -> None:
     """A fault of one layout alone, which a comparison with the other finds."""
     here = scene("gemma3", loss_weight="token")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,12 @@ from sameday.data.questions.encode import Encoder
 from sameday.data.questions.images import open_rgb
 from sameday.data.questions.processor import ImageProcessor
 from sameday.data.questions.sample import ImageRef, Message, Sample
+from sameday.hardware.machine import detect_machine
 from sameday.models.families import family_of
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
+from sameday.tasks.vqa.automatic import attention_kernel
+from sameday.tasks.vqa.setup import VqaSetup
 from sameday.verify.peer import loop
 
 PLAN = {"device": "cpu", "share_images": True, "packing": True, "max_questions": None, "cache": "features"}
@@ -234,30 +238,106 @@ def test_other_decoders_and_blocks_of_the_tower_give_the_librarys_logits(
 # What is refused
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "a decoder": ({"text_config": {"model_type": "qwen2"}}, "this model's decoder is of type 'qwen2'; allowed with a"),
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "a decoder": (
+        "llava",
+        {"text_config": {"model_type": "qwen2"}},
+        "this model's decoder is of type 'qwen2'; allowed with a model of type llava: llama, mistral",
+    ),
     "a tower": (
+        "llava",
         {"vision_config": {"model_type": "siglip_vision_model"}},
         "this model's vision tower is of type 'siglip_vision_model'; allowed: clip_vision_model",
     ),
     "a class token": (
+        "llava",
         {"vision_feature_select_strategy": "full"},
-        "vision_feature_select_strategy 'full' in the model's config: only 'default', which leaves the class token out",
+        "vision_feature_select_strategy 'full' in the model's config: only 'default', which leaves the class token "
+        "out, is supported",
     ),
-    "a block": ({"vision_feature_layer": -9}, "vision_feature_layer -9 in the model's config: the tower has 4 states"),
+    "a block": (
+        "llava",
+        {"vision_feature_layer": -9},
+        "vision_feature_layer -9 in the model's config: the tower has 4 states",
+    ),
+    "a soft cap": (
+        "gemma3",
+        {"text_config": {"final_logit_softcapping": 30.0}},
+        "final_logit_softcapping 30.0 in the model's config: transformers leaves it out of models with images, and "
+        "only null is supported",
+    ),
+    "both directions": (
+        "gemma3",
+        {"text_config": {"use_bidirectional_attention": True}},
+        "use_bidirectional_attention in the model's config: a decoder that answers sees only before",
+    ),
+    "dropout": (
+        "gemma3",
+        {"vision_config": {"attention_dropout": 0.1}},
+        "attention_dropout 0.1 in the tower's config: only 0 is supported",
+    ),
+    "blocks of patches": (
+        "gemma3",
+        {"mm_tokens_per_image": 9},
+        "mm_tokens_per_image 9 in the model's config: 8×8 patches cannot be averaged to a square of so many",
+    ),
 }
 
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_a_model_that_would_be_another_is_refused_by_name(tiny_models: dict[str, Path], what: str) -> None:
-    from transformers import LlavaConfig
+    from transformers import CONFIG_MAPPING
 
-    changes, sentence = REFUSED[what]
-    written = json.loads((tiny_models["llava"] / "config.json").read_text())
+    family, changes, sentence = REFUSED[what]
+    written = json.loads((tiny_models[family] / "config.json").read_text())
     for key, value in changes.items():
         written[key] = written[key] | value if isinstance(value, dict) else value
-    with pytest.raises(BadInput, match=sentence.replace("(", r"\(")):
-        family_of("llava").check_supported(LlavaConfig(**written))
+    with pytest.raises(BadInput) as refused:
+        family_of(family).check_supported(CONFIG_MAPPING[family](**written))
+    assert str(refused.value) == sentence
+
+
+IMAGES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "pan and scan": (
+        "gemma3",
+        {"do_pan_and_scan": True},
+        "its image settings cut an image into several (do_pan_and_scan), which is not supported; allowed: "
+        "do_pan_and_scan false",
+    ),
+    "another size": (
+        "llava",
+        {"crop_size": {"height": 32, "width": 40}},
+        "its image settings make 40×32 pixels of an image, and its vision tower takes 48×48",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", IMAGES)
+def test_image_settings_that_do_not_fit_are_refused(tiny_models: dict[str, Path], tmp_path: Path, what: str) -> None:
+    family, changes, sentence = IMAGES[what]
+    folder = shutil.copytree(tiny_models[family], tmp_path / family)
+    settings = json.loads((folder / "preprocessor_config.json").read_text())
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings | changes))
+    with pytest.raises(BadInput) as refused:
+        ImageProcessor.load(family_of(family), str(folder))
+    assert str(refused.value) == f"model {str(folder)!r}: {sentence}"
+
+
+SPLITS = (
+    "plan.attention split: split attention cannot follow this model's layers, of which some see a window or images in "
+    "both directions; allowed: auto, sdpa, flex"
+)
+
+
+def test_split_attention_is_refused_where_layers_see_otherwise(tiny_models: dict[str, Path], home: Path) -> None:
+    asked = Plan(device="cpu", share_images=True, packing=True, max_questions=None, attention="split")
+    with pytest.raises(BadInput) as refused:
+        VqaSetup(tiny_recipe(tiny_models["gemma3"]), home).resolve_auto(asked, detect_machine("cpu"))
+    assert str(refused.value) == SPLITS
+    open_choice = asked.model_copy(update={"attention": "auto"})
+    gpu = replace(detect_machine("cpu"), device="cuda", triton=True, capability=(9, 0))
+    chosen = attention_kernel(open_choice, gpu, "bf16", lambda: False)
+    assert chosen == ("flex", f"there is a GPU with Triton, and {SPLITS.split(': ')[1].split(';')[0]}")
 
 
 @pytest.fixture
