@@ -96,7 +96,7 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
     torch.set_num_threads(1)
     root = tmp_path_factory.mktemp("models")
-    return {family: worlds.write_tiny(root / family, family) for family in worlds.FAMILIES}
+    return {family: worlds.write_tiny(root / family, family) for family in (*worlds.FAMILIES, *worlds.SQUARE)}
 
 
 @pytest.fixture(scope="session")

@@ -17,8 +17,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from typed import Said, refused, sameday, write_recipe
-from worlds import FAMILIES, write_world
+from worlds import write_world
 
+from sameday.models.families import known_families
 from sameday.record.folder import RunFolder, read_metrics
 from sameday.record.manifest import MANIFEST, write_manifest
 from sameday.spec.convert.config import convert
@@ -311,7 +312,7 @@ def test_an_unsupported_model_is_refused(world: Path, plan: tuple[str, ...]) -> 
     (world / "bert").mkdir()
     (world / "bert/config.json").write_text(json.dumps(bert))
     said = refused(world, "train", "recipe.yaml", "--set", "recipe.model=bert", *plan)
-    assert said == f"recipe.model: model type 'bert' is not supported; allowed: {', '.join(FAMILIES)}"
+    assert said == f"recipe.model: model type 'bert' is not supported; allowed: {', '.join(known_families())}"
     assert not (world / "runs").exists()
 
 
@@ -525,7 +526,7 @@ def test_ranks_share_an_evaluation(copied: Finished) -> None:
 
 
 def test_convert_refuses_what_would_be_another_model(tmp_path: Path) -> None:
-    old = "model: llava-hf/llava-1.5-7b-hf\ntrain_json: t.json\nload_in_4bit: true\nours: {a: 1}\n"
+    old = "model: llava-hf/llava-v1.6-mistral-7b-hf\ntrain_json: t.json\nload_in_4bit: true\nours: {a: 1}\n"
     (tmp_path / "old.yaml").write_text(old)
     said = refused(tmp_path, "convert", "old.yaml", "-o", "new")
     assert [line.split(" is ")[0] for line in said.splitlines()] == [
@@ -533,9 +534,9 @@ def test_convert_refuses_what_would_be_another_model(tmp_path: Path) -> None:
         "old.yaml:1: model",
         "old.yaml:3: load_in_4bit",
     ]
-    assert "of a family that is not supported (allowed: qwen2_5_vl, qwen2_vl, qwen3_vl)" in said
+    assert f"of a family that is not supported (allowed: {', '.join(known_families())})" in said
     assert not (tmp_path / "new").exists()
-    (tmp_path / "old.yaml").write_text(old.replace("llava-hf/llava-1.5-7b-hf", "Qwen/Qwen3-VL-8B-Instruct"))
+    (tmp_path / "old.yaml").write_text(old.replace("llava-hf/llava-v1.6-mistral-7b-hf", "Qwen/Qwen3-VL-8B-Instruct"))
     done = sameday(tmp_path, "convert", "old.yaml", "-o", "new", "--drop", "load_in_4bit", "--drop", "ours")
     assert done.code == 0, done.err
     assert "2 keys dropped:" in done.out and (tmp_path / "new" / "recipe.yaml").exists()

@@ -26,7 +26,11 @@ from sameday.tasks.vqa.task import VqaTask
 
 WORDS = ["is", "there", "a", "red", "polyp", "near", "the", "left", "wall", "what", "size", "shape", "colour"]
 WORDS += ["how", "many", "instruments", "can", "you", "see", "here"]
-FAMILIES = tuple(known_families())
+SQUARE = ("gemma3", "llava")
+"""Families whose images are squares of one size; their towers have a q_proj too."""
+FAMILIES = tuple(family for family in known_families() if family not in SQUARE)
+"""The others: images of many sizes, positions along three axes."""
+OF_THE_DECODER = [f"language_model.{name}_proj" for name in "qkvo"]
 SIZES = ((48, 48), (96, 64), (64, 112), (32, 80), (120, 120))
 
 
@@ -114,11 +118,12 @@ def cot_recipe(model: Path, **changes: Any) -> CotRecipe:
 
 
 def _fields(model: Path) -> dict[str, Any]:
+    square = model.name in SQUARE  # as `tiny_models` calls its folders
     return {
         "model": str(model),
         "precision": "float32",
         "data": {"train": "train.jsonl", "val": "val.jsonl", "image_root": "images"},
-        "lora": {"r": 4, "alpha": 8},
+        "lora": {"r": 4, "alpha": 8} | ({"target_modules": OF_THE_DECODER} if square else {}),
         "effective_batch": 16,
         "learning_rate": 1e-3,
     }

@@ -125,7 +125,7 @@ def positions_run_on(task: Any, _ranks: Any) -> Any:
 def height_and_width_swapped(task: Any, _ranks: Any) -> Any:
     """M-RoPE turns by the column where it should by the row."""
     rotary = task.model._rotary
-    return patch.object(task.model, "_rotary", lambda positions, dtype: rotary(positions[[0, 2, 1]], dtype))
+    return patch.object(task.model, "_rotary", lambda positions, *how: rotary(positions[[0, 2, 1]], *how))
 
 
 @planted(SHARED, "gradient", "models.vlm")
@@ -133,7 +133,7 @@ def angles_in_half_precision(task: Any, _ranks: Any) -> Any:
     """RoPE's angles are rounded to bf16 before their cosine is taken."""
     rope = task.model.text.rotary_emb
 
-    def rotary(positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    def rotary(positions: Tensor, dtype: torch.dtype, _kind: str) -> tuple[Tensor, ...]:
         angles = (positions[..., None].bfloat16() * rope.inv_freq.bfloat16()).float()
         return tuple(rope.recomposition_frequencies(turn(angles)).to(dtype) for turn in (torch.cos, torch.sin))
 

@@ -39,8 +39,9 @@ class Rows:
             own=padded,
             own_length=torch.tensor(own),
             last=torch.zeros(len(own), dtype=torch.long),
-            position=torch.zeros(len(own), dtype=torch.long),
+            position=torch.tensor([shared[g] + length for g, length in zip(self.group, own, strict=True)]),
             longest_shared=max(shared),
+            shared_position=torch.cat([torch.arange(length) for length in shared]),
         ).to(torch.device(device))
         self.key, self.value = (self.drawn(1, KEY_HEADS, total).to(device, dtype) for _ in range(2))
 
@@ -48,23 +49,26 @@ class Rows:
         return torch.randn(*shape, WIDTH, generator=self.generator, dtype=torch.float64)
 
 
-def plainly(rows: Rows, question: int, query: Tensor, more: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """(heads, width): softmax over all keys of the question, in float64."""
+def plainly(
+    rows: Rows, question: int, query: Tensor, more: list[tuple[Tensor, Tensor]], window: int | None = None
+) -> Tensor:
+    """(heads, width): softmax over all keys of the question, or the last ones, in float64."""
     places = torch.cat([rows.shared[rows.group[question]], rows.own[question]]).to(rows.key.device)
     seen = []
     for x, new in ((rows.key, [key for key, _ in more]), (rows.value, [value for _, value in more])):
         whole = torch.cat([x[0, :, places], *(each[question, :, :] for each in new)], 1)
+        whole = whole if window is None else whole[:, -window:]
         seen.append(whole.double().repeat_interleave(HEADS // KEY_HEADS, 0))
     scores = query[question].double() @ seen[0].transpose(1, 2) * WIDTH**-0.5
     return (scores.softmax(-1) @ seen[1])[:, 0]
 
 
 def decoded(
-    rows: Rows, leave: set[int], dtype: torch.dtype, flash: bool, device: str = "cpu"
+    rows: Rows, leave: set[int], dtype: torch.dtype, flash: bool, device: str = "cpu", window: int | None = None
 ) -> list[tuple[Tensor, Tensor]]:
     """Pairs of what came out and what should, of questions that are still there. Some `leave` after the first token."""
     answering = Answering(rows.places, NEW, flash)
-    layer: LayerKeys = answering.layer()
+    layer: LayerKeys = answering.layer(window)
     layer.record(rows.key, rows.value)
     live, more, pairs = list(range(len(rows.group))), list[tuple[Tensor, Tensor]](), []
     for step in range(NEW):
@@ -78,7 +82,7 @@ def decoded(
         more.append((key, value))
         out = layer.attend(query[live], key[live], value[live], WIDTH**-0.5)
         assert out.shape == (len(live), 1, HEADS, WIDTH) and out.dtype == dtype
-        pairs += [(out[i, 0], plainly(rows, question, query, more)) for i, question in enumerate(live)]
+        pairs += [(out[i, 0], plainly(rows, question, query, more, window)) for i, question in enumerate(live)]
     return pairs
 
 
@@ -94,6 +98,17 @@ def test_two_pieces_are_one_attention(drawn: list[tuple[int, list[int]]], leave:
     for out, expected in decoded(rows, leave, torch.float64, flash):
         # What flash attention gives on a GPU, and plain PyTorch here, is taken as float32.
         torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-6 if flash else 1e-9)
+
+
+@given(groups, st.sets(st.integers(0, 15)), st.integers(1, 12), st.booleans())
+@settings(max_examples=40)
+def test_with_a_window_only_the_last_keys_are_seen(
+    drawn: list[tuple[int, list[int]]], leave: set[int], window: int, flash: bool
+) -> None:
+    """Whether they are shared or a question's own; also where no shared one is left."""
+    rows = Rows([length for length, _ in drawn], [own for _, own in drawn], torch.float64)
+    for out, expected in decoded(rows, leave, torch.float64, flash, window=window):
+        torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.skipif(

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
-from worlds import FAMILIES
+from worlds import FAMILIES, SQUARE
 
 from sameday.data.questions.batch import Batch
 from sameday.hardware.ranks import Ranks
@@ -92,6 +92,12 @@ CASES += [
     for recipe in ("adapters with dropout on some layers", "adapters in the tower", "all, tower too")
 ]
 CASES += [("qwen3_vl", {"precision": "bf16"}, "one at a time, labels only")]
+SQUARE_RECIPES: list[dict[str, Any]] = [
+    {"train_vision": True, "lora": {"r": 8, "alpha": 8, "target_modules": ["q_proj", "out_proj", "fc1"]}},
+    {"train": "all", "train_vision": True},
+]
+CASES += [(family, {}, plan) for family in SQUARE for plan in ("4 at a time", "shared", "shared, full checkpointing")]
+CASES += [(family, recipe, "one at a time, full checkpointing") for family in SQUARE for recipe in SQUARE_RECIPES]
 PROMPT = {
     "prompt": {
         "by": "stage",
@@ -177,7 +183,7 @@ def make(world: Path, model: Path, plan: dict[str, Any], **recipe: Any) -> VqaTa
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root, two = tmp_path_factory.mktemp("models"), {"num_hidden_layers": 2}
-    return {family: worlds.write_tiny(root / family, family, text=two) for family in FAMILIES}
+    return {family: worlds.write_tiny(root / family, family, text=two) for family in (*FAMILIES, *SQUARE)}
 
 
 @pytest.fixture(scope="module")

@@ -441,14 +441,19 @@ def test_four_bits_are_kept(tmp_path: Path, old: dict[str, Any], double: bool, p
     assert "-> recipe.base_format = nf4 " in re.sub(" +", " ", render(done.notes))
 
 
-@pytest.mark.parametrize("name", ["llava-hf/llava-1.5-7b-hf", "google/medgemma-4b-it", "Qwen/Qwen2.5-7B-Instruct"])
+OTHERS = ["llava-hf/llava-v1.6-mistral-7b-hf", "google/paligemma-3b-pt-224", "google/gemma-3n-E4B-it"]
+OTHERS += ["Qwen/Qwen2.5-7B-Instruct", "llava-hf/llava-onevision-qwen2-7b-ov-hf"]
+
+
+@pytest.mark.parametrize("name", OTHERS)
 def test_a_model_of_another_family_is_refused(tmp_path: Path, name: str) -> None:
-    allowed = "by its name it is of a family that is not supported (allowed: qwen2_5_vl, qwen2_vl, qwen3_vl)"
+    allowed = f"by its name it is of a family that is not supported (allowed: {', '.join(known_families())})"
     assert refused(tmp_path, model_name_or_path=name) == [f"old.yaml:1: model_name_or_path is {name}; {allowed}"]
 
 
 def test_models_by_name_and_by_folder(tmp_path: Path) -> None:
-    for name in ("Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen2-VL-2B", "unsloth/Qwen3-VL-8B-Instruct"):
+    qwen = ("Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen2-VL-2B", "unsloth/Qwen3-VL-8B-Instruct")
+    for name in (*qwen, "llava-hf/llava-1.5-7b-hf", "google/medgemma-4b-it", "google/gemma-3-4b-it"):
         assert why(converted(tmp_path, model_name_or_path=name), "model_name_or_path") == ""
     done = converted(tmp_path, model_name_or_path="hospital/ours")
     assert why(done, "model_name_or_path").startswith(
@@ -456,13 +461,13 @@ def test_models_by_name_and_by_folder(tmp_path: Path) -> None:
     )
     (line,) = refused(tmp_path, model_name_or_path="unsloth/Qwen3-VL-8B-Instruct-bnb-4bit")
     assert "by its name its weights are quantized, and no recipe says that" in line
-    for kind in ("qwen3_vl", "gemma3"):
+    for kind in ("qwen3_vl", "gemma3n"):
         (tmp_path / "ours").mkdir(exist_ok=True)
         (tmp_path / "ours" / "config.json").write_text(json.dumps({"model_type": kind}))
         if kind == "qwen3_vl":
             assert why(converted(tmp_path, model_name_or_path="ours"), "model_name_or_path") == ""
     (line,) = refused(tmp_path, model_name_or_path="ours")
-    assert "its model type is gemma3, which is not supported (allowed: qwen2_5_vl," in line
+    assert "its model type is gemma3n, which is not supported (allowed: gemma3, llava, qwen2_5_vl," in line
 
 
 def test_data_under_other_names(tmp_path: Path) -> None:

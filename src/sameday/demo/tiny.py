@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, PreTrainedTokenizerFast
 
 from sameday.models.families import DEFAULT, family_of
@@ -39,7 +40,10 @@ def write_model(
     tokenizer = tokenizer or _tokenizer(texts, vocab_size, made.tiny_tokenizer())
     tokenizer.save_pretrained(folder)
     config = made.tiny_config(tokenizer, text or {}, vision or {})
-    made.tiny_image_processor(config).save_pretrained(folder)
+    images = made.tiny_image_processor(config)
+    images.save_pretrained(folder)
+    if more := made.processor_settings(images):
+        (folder / "processor_config.json").write_text(json.dumps(more))
     with torch.random.fork_rng(devices=[] if device == "cpu" else None):
         torch.manual_seed(seed)
         model_class = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
@@ -66,11 +70,16 @@ def _tokenizer(texts: Iterable[str], vocab_size: int, settings: TinyTokenizer) -
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    named = (settings.end_of_turn, settings.padding)
+    named = (settings.end_of_turn, settings.padding, settings.begin)
+    if settings.begin is not None:
+        begin = (settings.begin, tokenizer.token_to_id(settings.begin))
+        tokenizer.post_processor = processors.TemplateProcessing(f"{begin[0]} $A", special_tokens=[begin])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=settings.end_of_turn,
         pad_token=settings.padding,
+        bos_token=settings.begin,
+        model_specific_special_tokens=dict(settings.named),
         additional_special_tokens=[token for token in settings.special if token not in named],
         chat_template=settings.chat_template,
         clean_up_tokenization_spaces=False,

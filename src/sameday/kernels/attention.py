@@ -30,6 +30,24 @@ class Recorded(NamedTuple):
     value: Tensor
 
 
+class Sight(NamedTuple):
+    """In what some layers differ from the rule. With a `window` a token sees only so many places back, itself included,
+    as `position` (rows, length) counts them in its own question, wherever it stands in a row. Tokens of one `image`
+    (rows, length), numbered in each row and -1 where there is none, see each other in both directions."""
+
+    position: Tensor
+    window: int | None = None
+    image: Tensor | None = None
+
+    def applied(self, seen: Tensor, row: Any, i: Any, j: Any) -> Tensor:
+        """What the rule lets token i see of token j, with these differences."""
+        if self.image is not None:
+            seen = seen | ((self.image[row, i] == self.image[row, j]) & (self.image[row, i] >= 0))
+        if self.window is not None:
+            seen = seen & (self.position[row, i] - self.position[row, j] < self.window)
+        return seen
+
+
 def visible(group: Tensor, branch: Tensor, fork: Tensor) -> Tensor:
     """The rule as a dense mask, (rows, 1, length, length): query i sees key j when j is not after i, both are in one
     group, and j is in the prefix, in i's own fork or in i's own branch: of each level in none (0) or in i's own."""
@@ -40,25 +58,38 @@ def visible(group: Tensor, branch: Tensor, fork: Tensor) -> Tensor:
 
 
 def make_mask(
-    group: Tensor, branch: Tensor, fork: Tensor, one_per_row: bool, segments: Segments | None, kernel: str
+    group: Tensor,
+    branch: Tensor,
+    fork: Tensor,
+    one_per_row: bool,
+    segments: Segments | None,
+    kernel: str,
+    sight: Sight | None = None,
 ) -> Mask:
     """The mask in the form `kernel` (sdpa, flex or split) takes. Padding comes last in a row, so that where a row is
-    one question plain causal attention is already exact; split takes such a row like any other."""
+    one question plain causal attention is already exact, unless layers have a `sight` of their own; split takes such
+    a row like any other."""
+    rows, length = group.shape
     if kernel == "split" and segments is not None:
+        assert sight is None, "split attention knows neither windows nor images"
         return segments
-    if one_per_row:
+    if one_per_row and sight is None:
         return None
     assert kernel != "split", "split attention is for packed rows"
     if kernel == "sdpa":
-        return visible(group, branch, fork)
+        seen = visible(group, branch, fork)
+        if sight is None:
+            return seen
+        row, at = torch.arange(rows, device=group.device), torch.arange(length, device=group.device)
+        return sight.applied(seen[:, 0], row[:, None, None], at[:, None], at)[:, None]
     assert kernel == "flex", kernel
 
     def rule(row: Tensor, _head: Tensor, i: Tensor, j: Tensor) -> Tensor:
         own_branch = (branch[row, j] == 0) | (branch[row, i] == branch[row, j])
         own_fork = (fork[row, j] == 0) | (fork[row, i] == fork[row, j])
-        return (i >= j) & (group[row, i] == group[row, j]) & own_branch & own_fork
+        seen = (i >= j) & (group[row, i] == group[row, j]) & own_branch & own_fork
+        return seen if sight is None else sight.applied(seen, row, i, j)
 
-    rows, length = group.shape
     return create_block_mask(rule, rows, None, length, length, device=str(group.device))
 
 

@@ -19,7 +19,8 @@ class Places:
 
     shared: the groups' shared tokens, one group after the other, group g from cu[g] to cu[g + 1]; shared_group: whose
     each is. group (n,): of each question, in ascending order. own (n, longest): the question's own tokens, of which
-    the first own_length[i] count. last (n,): where the prompt ends; position (n,): of the first token after it."""
+    the first own_length[i] count. last (n,): where the prompt ends; position (n,): of the first token after it.
+    shared_position: of each shared token along the first axis, for layers with a window."""
 
     shared: Tensor
     shared_group: Tensor
@@ -30,6 +31,7 @@ class Places:
     last: Tensor
     position: Tensor
     longest_shared: int
+    shared_position: Tensor | None = None
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Places:
         return self._mapped(lambda x: x.to(device, non_blocking=non_blocking))
@@ -50,18 +52,20 @@ class Answering:
         """With `room` for so many tokens of each answer. `flash`: there is flash attention for the keys' format."""
         self.places, self.room, self.flash = places, places.own.shape[1] + room, flash
         self.group, self.length = places.group, places.own_length.clone()
+        self.first = places.position - places.own_length
+        """Position of each question's first own token."""
         self.longest = places.own.shape[1]
         self.layers: list[LayerKeys] = []
         self._count(places.group)
 
-    def layer(self) -> LayerKeys:
-        """The next layer's keys, to be recorded in the prefill."""
-        self.layers.append(LayerKeys(self))
+    def layer(self, window: int | None = None) -> LayerKeys:
+        """The next layer's keys, to be recorded in the prefill. With a window new tokens see only so many back."""
+        self.layers.append(LayerKeys(self, window))
         return self.layers[-1]
 
     def keep(self, rows: Tensor) -> None:
         """The others have ended and leave the batch; what they shared stays."""
-        self.group, self.length = self.group[rows], self.length[rows]
+        self.group, self.length, self.first = self.group[rows], self.length[rows], self.first[rows]
         for layer in self.layers:
             layer.key, layer.value = layer.key[rows], layer.value[rows]
         self._count(self.group)
@@ -73,6 +77,17 @@ class Answering:
         self.length = self.length + 1
         self.longest += 1
         self.unused = torch.arange(self.longest, device=self.length.device) >= self.length[:, None]
+        self._hidden: dict[int | None, tuple[Tensor, Tensor]] = {None: (self.unused, self.others)}
+
+    def hidden(self, window: int | None) -> tuple[Tensor, Tensor]:
+        """Which own keys (questions, longest) and which shared ones (questions, tokens) a new token does not see."""
+        if window not in self._hidden:
+            assert window is not None and self.places.shared_position is not None
+            place = self.length[:, None] - 1
+            own = self.unused | (place - torch.arange(self.longest, device=place.device) >= window)
+            far = self.first[:, None] + place - self.places.shared_position >= window
+            self._hidden[window] = own, self.others | far
+        return self._hidden[window]
 
     def _count(self, group: Tensor) -> None:
         counts = torch.bincount(group, minlength=len(self.places.cu) - 1)
@@ -84,8 +99,8 @@ class Answering:
 class LayerKeys:
     """Keys and values of one layer. Shared: (tokens, key heads, width). Own: (questions, key heads, room, width)."""
 
-    def __init__(self, answering: Answering) -> None:
-        self.answering = answering
+    def __init__(self, answering: Answering, window: int | None = None) -> None:
+        self.answering, self.window = answering, window
         self.shared_key = self.shared_value = self.key = self.value = torch.empty(0)
 
     def record(self, key: Tensor, value: Tensor) -> None:
@@ -105,8 +120,13 @@ class LayerKeys:
         """(questions, heads, 1, width) in, (questions, 1, heads, width) out. The new keys are kept."""
         now = self.answering
         self.key[now.at], self.value[now.at] = key[:, :, 0], value[:, :, 0]
-        own = own_attention(query[:, :, 0], self.key[:, :, : now.longest], self.value[:, :, : now.longest], now, scale)
-        return merged(shared_attention(query[:, :, 0], self.shared_key, self.shared_value, now, scale), own, query)
+        unused, others = now.hidden(self.window)
+        asked, keys = query[:, :, 0], (self.key[:, :, : now.longest], self.value[:, :, : now.longest])
+        if now.flash and self.window is None:
+            shared = flash_attention(asked, self.shared_key, self.shared_value, now, scale)
+        else:
+            shared = shared_attention(asked, self.shared_key, self.shared_value, others, scale)
+        return merged(shared, own_attention(asked, *keys, unused, scale), query)
 
 
 Piece = tuple[Tensor, Tensor]
@@ -120,29 +140,34 @@ def merged(a: Piece, b: Piece, query: Tensor) -> Tensor:
     return out.to(query.dtype)[:, None]
 
 
-def own_attention(query: Tensor, key: Tensor, value: Tensor, now: Answering, scale: float) -> Piece:
+def own_attention(query: Tensor, key: Tensor, value: Tensor, unused: Tensor, scale: float) -> Piece:
     """Over a question's own keys: (questions, heads, width) × (questions, key heads, keys, width)."""
     with torch.autocast(query.device.type, enabled=False):  # it would take the scores to half precision
         asked = _wide(query).unflatten(1, (key.shape[1], -1))
         scores = asked @ _wide(key).transpose(2, 3) * scale
-        scores = scores.masked_fill(now.unused[:, None, None], float("-inf"))
+        scores = scores.masked_fill(unused[:, None, None], float("-inf"))
         return (scores.softmax(-1) @ _wide(value)).flatten(1, 2), scores.logsumexp(-1).flatten(1)
 
 
-def shared_attention(query: Tensor, key: Tensor, value: Tensor, now: Answering, scale: float) -> Piece:
-    """Over the shared keys of a question's group: (questions, heads, width) × (tokens, key heads, width). Flash
-    attention reads each key once for all questions of its group; elsewhere a dense mask says whose each is."""
-    if now.flash:
-        out, lse = variable_length(
-            query.contiguous(), key, value, now.cu, now.places.cu, now.most, now.places.longest_shared, False, scale
-        )
-        return out.float(), lse.T
+def flash_attention(query: Tensor, key: Tensor, value: Tensor, now: Answering, scale: float) -> Piece:
+    """Over the shared keys of a question's group: (questions, heads, width) × (tokens, key heads, width). Each key is
+    read once for all questions of its group."""
+    out, lse = variable_length(
+        query.contiguous(), key, value, now.cu, now.places.cu, now.most, now.places.longest_shared, False, scale
+    )
+    return out.float(), lse.T
+
+
+def shared_attention(query: Tensor, key: Tensor, value: Tensor, others: Tensor, scale: float) -> Piece:
+    """The same where there is no flash attention: `others` (questions, tokens) says which keys are not seen. Where that
+    are all of them, because a window ends before, the log-sum-exp says that nothing is to be added."""
     with torch.autocast(query.device.type, enabled=False):
         asked = _wide(query).unflatten(1, (key.shape[1], -1)).transpose(0, 1)  # key heads, questions, sharing heads
         scores = asked.flatten(1, 2) @ _wide(key).permute(1, 2, 0) * scale
         scores = scores.unflatten(1, (len(query), -1))
-        scores = scores.masked_fill(now.others[:, None], float("-inf"))
-        out = (scores.softmax(-1).flatten(1, 2) @ _wide(value).transpose(0, 1)).unflatten(1, (len(query), -1))
+        scores = scores.masked_fill(others[:, None], float("-inf"))
+        weights = scores.softmax(-1).nan_to_num(0.0)
+        out = (weights.flatten(1, 2) @ _wide(value).transpose(0, 1)).unflatten(1, (len(query), -1))
         return out.transpose(0, 1).flatten(1, 2), scores.logsumexp(-1).transpose(0, 1).flatten(1)
 
 

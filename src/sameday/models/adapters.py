@@ -34,7 +34,7 @@ def resolve_targets(model: nn.Module, family: Family, lora: Lora, allow_tower: b
             qualified = True
             patterns.append(rf".*\.{re.escape(family.language_name)}\..*\.{re.escape(short)}")
             continue
-        tower = [name for name in layers if _in_tower(name, family)]
+        tower = [name for name in layers if family.in_tower(name)]
         if tower and not allow_tower:
             raise BadInput(
                 f"lora.target_modules: {target!r} is also a layer of the frozen vision tower ({tower[0]}, and "
@@ -43,16 +43,12 @@ def resolve_targets(model: nn.Module, family: Family, lora: Lora, allow_tower: b
             )
         patterns.append(rf"(.*\.)?{re.escape(short)}")
     targets = "|".join(patterns) if qualified else list(lora.target_modules)
-    if allow_tower and not any(_in_tower(name, family) for name in adapted_layers(model, targets)):
+    if allow_tower and not any(family.in_tower(name) for name in adapted_layers(model, targets)):
         raise BadInput(
             "train_vision is true, and none of lora.target_modules "
             f"({', '.join(lora.target_modules)}) is a layer of the vision tower"
         )
     return targets
-
-
-def _in_tower(layer: str, family: Family) -> bool:
-    return f".{family.tower_name}." in f".{layer}"
 
 
 def add_adapters(model: nn.Module, family: Family, lora: Lora, seed: int, allow_tower: bool) -> Any:

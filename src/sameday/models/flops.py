@@ -101,6 +101,13 @@ def block_pairs(group: Tensor, branch: Tensor, fork: Tensor, tile: int = TILE) -
     return tiles * tile**2
 
 
+def tile_pairs(seen: Tensor, tile: int = TILE) -> int:
+    """The same of any dense mask, (rows, length, length)."""
+    room = -seen.shape[1] % tile
+    tiles = nn.functional.pad(seen, (0, room, 0, room)).unflatten(2, (-1, tile)).unflatten(1, (-1, tile))
+    return int(tiles.any(4).any(2).sum()) * tile**2
+
+
 def split_pairs(pieces: Segments, tile: int | None) -> int:
     """Of all calls. Without a tile, as in plain PyTorch, a piece is a whole square."""
     near = sum(n**2 if tile is None else causal_pairs(n, tile) for n in pieces.cu.diff().tolist())

@@ -12,6 +12,7 @@ from sameday.models.families.base import Family
 from sameday.spec.vlm import VlmRecipe
 
 IMAGE_SETTINGS, VIDEO_SETTINGS = "preprocessor_config.json", "video_preprocessor_config.json"
+WHOLE_SETTINGS = "processor_config.json"
 
 SMALL_FILES = 10_000
 """About how many bytes README, chat template and the other settings take."""
@@ -35,6 +36,8 @@ def save_settings(folder: Path, family: Family, encoder: Encoder) -> None:
     encoder.processor.save(folder)
     whole = {"processor_class": PROCESSOR_MAPPING_NAMES[family.model_type]}
     _write(folder / IMAGE_SETTINGS, json.loads((folder / IMAGE_SETTINGS).read_text()) | whole)
+    if more := encoder.processor.whole_settings:
+        _write(folder / WHOLE_SETTINGS, more | whole)
     if family.video_processor is not None:
         _write(folder / VIDEO_SETTINGS, {"video_processor_type": family.video_processor} | whole)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from fnmatch import fnmatch
@@ -9,6 +10,8 @@ from pathlib import Path
 
 from sameday.spec.errors import BadInput
 
+OLD_TEMPLATE = "chat_template.json"
+"""Where processors of earlier releases kept their chat template."""
 WANTED = ("*.safetensors", "*.json", "*.txt", "*.jinja", "*.model")
 
 
@@ -37,3 +40,16 @@ def announce_download(model: str, revision: str | None, say: Callable[[str], Non
     if size > free:
         raise BadInput(f"{text}. HF_HOME names another place.")
     say(text)
+
+
+def processor_template(model: str, revision: str | None) -> str:
+    """The chat template of a model whose tokenizer has none, but whose processor has one, as many on the hub do."""
+    from transformers.utils import cached_file
+
+    try:
+        file = cached_file(model, OLD_TEMPLATE, revision=revision, _raise_exceptions_for_missing_entries=False)
+        if file is not None:
+            return str(json.loads(Path(file).read_text(encoding="utf-8"))["chat_template"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"model {model!r}: its {OLD_TEMPLATE} cannot be read: {error}") from None
+    raise BadInput(f"model {model!r} has no chat template, neither its tokenizer nor a {OLD_TEMPLATE}")

@@ -27,7 +27,11 @@ INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 EARLIER = (
     ("model.language_model.", "model."),
     ("model.language_model.", "language_model.model."),
+    ("lm_head.", "language_model.lm_head."),
     ("model.visual.", "visual."),
+    ("model.vision_tower.", "vision_tower."),
+    ("model.vision_tower.", "vision_tower.vision_model."),
+    ("model.multi_modal_projector.", "multi_modal_projector."),
 )
 """How names of this release's modules begin, and how in files of earlier ones."""
 COPIED = ("config.json", "generation_config.json")

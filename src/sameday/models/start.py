@@ -97,7 +97,7 @@ def adapter_form(model: nn.Module, family: Family, folder: Path, whose: str) -> 
         raise BadInput(
             f"{whose} {folder}: its target_modules {_listed(config)} name no linear layer of the recipe's model"
         )
-    tower = any(f".{family.tower_name}." in f".{name}" for name in layers)
+    tower = any(family.in_tower(name) for name in layers)
     # Names as they are written, where a recipe could have them; else every layer that the pattern means.
     names = config.target_modules
     exact = not isinstance(names, str) and {name.rsplit(".", 1)[-1] for name in layers} == set(names)

@@ -78,6 +78,7 @@ class VisionLanguageModel:
         self.module: Any = self._trainable(base, start_adapter).to(device)
         parts = family.parts(base)
         self.text, self.tower, self.head = parts.text, parts.tower, parts.head
+        self.kinds = family.layer_kinds(self.text)
         self.tower_trained = any(p.requires_grad for p in self.tower.parameters())
         self.patching = family.tower_patching(self.tower)
         self.feature_shape = family.feature_shape(self.tower)
@@ -137,14 +138,14 @@ class VisionLanguageModel:
             with during("tower"):
                 features, deepstack = self._features_at_tokens(batch)
             x = x.flatten(0, 1).index_copy(0, batch.image_slots, features.to(x.dtype)).view_as(x)
-        rotary = self._rotary(batch.positions, x.dtype)
-        mask = self.family.mask(batch, self.kernel)
+        rotary = {kind: self._rotary(batch.positions, x.dtype, kind) for kind in set(self.kinds)}
+        masks = {kind: self.family.mask(self.text, batch, self.kernel, kind) for kind in set(self.kinds)}
         kept = None if keys is None else self._room_for_keys(x)
-        for number, layer in enumerate(self.text.layers):
-            seen = mask if kept is None else attention.Recorded(mask, *kept)
-            x = self._run(layer.forward if eager else layer, x, rotary, seen)
+        for number, (layer, kind) in enumerate(zip(self.text.layers, self.kinds, strict=True)):
+            seen = masks[kind] if kept is None else attention.Recorded(masks[kind], *kept)
+            x = self._run(layer.forward if eager else layer, x, rotary[kind], seen)
             if keys is not None and kept is not None:
-                keys.layer().record(*kept)
+                keys.layer(self.family.window(self.text, kind)).record(*kept)
             if number < len(deepstack):
                 # DeepStack: features of earlier blocks of the tower are added at the image's own places.
                 x = x.flatten(0, 1).index_add(0, batch.image_slots, deepstack[number].to(x.dtype)).view_as(x)
@@ -153,10 +154,11 @@ class VisionLanguageModel:
     def next_hidden(self, tokens: Tensor, positions: Tensor, keys: Answering) -> Tensor:
         """The last hidden states (n, width) of one more token (n,) of each question that is still answered."""
         x = self.text.embed_tokens(tokens[:, None])
-        rotary = self._rotary(positions.expand(self.family.position_axes, -1)[..., None], x.dtype)
+        places = positions.expand(self.family.position_axes, -1)[..., None]
+        rotary = {kind: self._rotary(places, x.dtype, kind) for kind in set(self.kinds)}
         keys.advance()
-        for layer, kept in zip(self.text.layers, keys.layers, strict=True):
-            x = layer.forward(x, position_embeddings=rotary, attention_mask=kept)
+        for layer, kind, kept in zip(self.text.layers, self.kinds, keys.layers, strict=True):
+            x = layer.forward(x, position_embeddings=rotary[kind], attention_mask=kept)
         return self.text.norm(x)[:, 0]
 
     def logits(self, hidden: Tensor, at: Tensor) -> Tensor:
@@ -186,8 +188,8 @@ class VisionLanguageModel:
         shape = len(x), text.num_key_value_heads, x.shape[1], width
         return x.new_empty(shape, dtype=dtype), x.new_empty(shape, dtype=dtype)
 
-    def _rotary(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        return self.family.rotary(self.text, positions, dtype)
+    def _rotary(self, positions: Tensor, dtype: torch.dtype, kind: str) -> tuple[Tensor, Tensor]:
+        return self.family.rotary(self.text, positions, dtype, kind)
 
     def _features_at_tokens(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """The tower's output and DeepStack's features at each image token."""

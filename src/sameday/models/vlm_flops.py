@@ -3,13 +3,16 @@ least. What differs between families is asked of the family."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sameday.data.questions.batch import Batch
+from sameday.kernels.attention import visible
 from sameday.models.flops import (
     FLEX_BACKWARD,
     FUSED_BACKWARD,
@@ -25,6 +28,7 @@ from sameday.models.flops import (
     linear_flops,
     matmul_flops,
     split_pairs,
+    tile_pairs,
     triangle,
 )
 from sameday.models.vlm import VisionLanguageModel
@@ -36,14 +40,14 @@ def count(model: VisionLanguageModel, batch: Batch) -> Counted:
 
 
 def executed(model: VisionLanguageModel, batch: Batch) -> Work:
-    return _work(model, batch, executed_extent(model, batch), True)
+    return _work(model, batch, {kind: executed_extent(model, batch, kind) for kind in set(model.kinds)}, True)
 
 
 def needed(model: VisionLanguageModel, batch: Batch) -> Work:
     """The same for every batch of these questions that shares the same prefixes."""
-    arrays = batch.group, batch.branch, batch.fork, batch.target_at
-    extent = needed_extent(*(x.cpu().numpy() for x in arrays))
-    return _work(model, batch, extent, False)
+    batch = batch.to(torch.device("cpu"))
+    extent = needed_extent(*(x.numpy() for x in (batch.group, batch.branch, batch.fork, batch.target_at)))
+    return _work(model, batch, {kind: _seen(model, batch, kind, extent) for kind in set(model.kinds)}, False)
 
 
 @dataclass(frozen=True)
@@ -55,10 +59,10 @@ class Extent:
     logits: int
 
 
-def executed_extent(model: VisionLanguageModel, batch: Batch) -> Extent:
+def executed_extent(model: VisionLanguageModel, batch: Batch, kind: str) -> Extent:
     rows, length = batch.tokens.shape
     tokens = rows * length
-    places = Places(tokens, tokens, _text_pairs(model, batch))
+    places = Places(tokens, tokens, _text_pairs(model, batch, kind))
     return Extent(places, places, len(batch.target_at) if model.plan.label_only_logits else tokens)
 
 
@@ -93,17 +97,41 @@ def needed_extent(group: np.ndarray, branch: np.ndarray, fork: np.ndarray, targe
     return Extent(Places(tokens, tokens, Pairs(pairs)), Places(count, tokens, Pairs(asked_pairs)), count)
 
 
-def _text_pairs(model: VisionLanguageModel, batch: Batch) -> Pairs:
+def _seen(model: VisionLanguageModel, batch: Batch, kind: str, extent: Extent) -> Extent:
+    """The same tokens, with the pairs that layers of this kind see, which may be others."""
+    if model.family.sight(model.text, batch, kind) is None:
+        return extent
+    seen = _dense(model, batch, kind).flatten(0, 1)
+    usual = visible(batch.group, batch.branch, batch.fork)[:, 0].flatten(0, 1)
+    labels = torch.zeros(len(seen), dtype=torch.bool)
+    labels[batch.target_at] = True
+    rows, length = batch.tokens.shape
+    needed = (usual & labels[:, None]).view(rows, length, length).any(1).flatten()
+    each, last = (Pairs(int(seen[asking].sum())) for asking in (needed, labels))
+    return Extent(replace(extent.each, pairs=each), replace(extent.last, pairs=last), extent.logits)
+
+
+def _dense(model: VisionLanguageModel, batch: Batch, kind: str) -> Tensor:
+    """Who sees whom, (rows, length, length)."""
+    mask = model.family.mask(model.text, batch.to(torch.device("cpu")), "sdpa", kind)
+    assert isinstance(mask, Tensor)
+    return mask[:, 0]
+
+
+def _text_pairs(model: VisionLanguageModel, batch: Batch, kind: str) -> Pairs:
     rows, length = batch.tokens.shape
     heads, key_heads, width = model.family.heads(model.text)
     dtype = _dtype(model)
-    if batch.one_per_row:
+    sight = model.family.sight(model.text, batch, kind)
+    if batch.one_per_row and sight is None:
         fused = is_fused(model.device, dtype, heads, key_heads, width, masked=False)
         return Pairs(rows * causal_pairs(length), FUSED_BACKWARD) if fused else Pairs(rows * length**2)
     if model.kernel == "split":
         assert batch.segments is not None
         flash = model.device.type == "cuda" and dtype == torch.bfloat16
         return Pairs(split_pairs(batch.segments, TILE if flash else None), FUSED_BACKWARD)
+    if model.kernel == "flex" and sight is not None:
+        return Pairs(tile_pairs(_dense(model, batch, kind)), FLEX_BACKWARD)
     if model.kernel == "flex":
         return Pairs(block_pairs(batch.group.cpu(), batch.branch.cpu(), batch.fork.cpu()), FLEX_BACKWARD)
     # Keys and values are repeated for it.
@@ -111,20 +139,20 @@ def _text_pairs(model: VisionLanguageModel, batch: Batch) -> Pairs:
     return Pairs(rows * length**2, FUSED_BACKWARD if fused else None)
 
 
-def _work(model: VisionLanguageModel, batch: Batch, extent: Extent, executed: bool) -> Work:
+def _work(model: VisionLanguageModel, batch: Batch, extents: Mapping[str, Extent], executed: bool) -> Work:
     work, features = _tower(model, batch, executed)
     again = executed and model.plan.checkpointing == "full"
     wanted = model.text.embed_tokens.weight.requires_grad or (bool(features) and features[0])
     layers = list(model.text.layers)
-    for number, layer in enumerate(layers):
-        places = extent.last if number == len(layers) - 1 else extent.each
+    for number, (layer, kind) in enumerate(zip(layers, model.kinds, strict=True)):
+        places = extents[kind].last if number == len(layers) - 1 else extents[kind].each
         layer_work, wanted = model.family.layer_flops(model.text, layer, places, wanted)
         if again and wanted:
             last = model.family.last_linear(layer)
             layer_work = _with_recomputation(layer_work, last, places.asking, model.plan.compile != "none")
         work += layer_work
         wanted = wanted or (number + 1 < len(features) and features[number + 1])
-    head, _ = linear_flops(model.head, extent.logits, wanted)
+    head, _ = linear_flops(model.head, extents[model.kinds[-1]].logits, wanted)
     return work + Work(head=head.layers + head.adapters)
 
 
@@ -133,7 +161,7 @@ def _with_recomputation(work: Work, last: Any, tokens: int, compiled: bool) -> W
     layer's `last` matmul has as an input: that one is not computed again."""
     where, matmul = ("adapters", [*last.lora_B.values()][-1]) if hasattr(last, "base_layer") else ("layers", last)
     parts = {name: replace(part, recomputed=part.forward) for name, part in work.parts().items()}
-    if not compiled:
+    if not compiled and last is not None:
         spared, _ = matmul_flops(matmul, tokens, False)
         parts[where] = replace(parts[where], recomputed=parts[where].forward - spared.forward)
     return Work(**parts)

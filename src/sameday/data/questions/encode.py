@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from sameday.data.questions.processor import ImageProcessor
 
 
+TEXT_MARK = "\u00a7"
+"""Stands for a question's text, to see what a chat template puts behind it."""
 OWN = 2
 """Tokens before its first target that a question shares with no other: the one that predicts it, whose logits must be
 the question's own, and one before, so that none of its predicting places ends up in a fork."""
@@ -121,14 +123,52 @@ class Encoder:
                     f"{sample.where}: the model's chat template rewrites earlier turns when a later one is added, "
                     "so the answer cannot be told from the prompt"
                 )
-            ids += (context := self._tokenize(prompt[len(done) :]))
+            context = self._tokenize(prompt[len(done) :])
+            if not done and self._begin and not prompt.startswith(self.tokenizer.bos_token):
+                context = self._begin + context  # as transformers' processors do, where the template has it not
+            ids += context
             targets += [False] * len(context)
-            ids += (answer := self._tokenize(whole[len(prompt) :]))
-            behind = self._behind_end(answer) if self.answer_end == "end_token" else 0
-            targets += [True] * (len(answer) - behind) + [False] * behind
-            done = whole
+            ids += (answer := self._tokenize(said := self._answer(whole[len(prompt) :])))
+            targets += [True] * len(answer)
+            done = prompt + said
         last = len(targets) - targets[::-1].index(True)
         return ids[:last], targets[:last]
+
+    def _answer(self, text: str) -> str:
+        """As much of what the template makes of an answer as is learned. The rest belongs to the next turn, with which
+        the tokenizer may join it."""
+        end = self.family.markers.end_of_turn
+        if self.answer_end == "turn" or end not in text:
+            return text
+        return text[: text.index(end) + len(end)]
+
+    @cached_property
+    def _begin(self) -> list[int]:
+        """The token that the tokenizer puts before every text; most of these have none."""
+        first = self.tokenizer("a")["input_ids"][:1]
+        return first if first == [self.tokenizer.bos_token_id] else []
+
+    @cached_property
+    def closing(self) -> str:
+        """What is put behind each answer: the token that ends a turn, where the chat template leaves it out. Without it
+        nothing would be learned about where to stop."""
+        chat = [{"role": role, "content": [{"type": "text", "text": "a"}]} for role in ("user", "assistant")]
+        prompt = self.tokenizer.apply_chat_template(chat[:1], tokenize=False, add_generation_prompt=True)
+        whole = self.tokenizer.apply_chat_template(chat, tokenize=False)
+        end = self.family.markers.end_of_turn
+        return "" if end in whole[len(prompt) :] else end
+
+    @cached_property
+    def note(self) -> str | None:
+        if not self.closing:
+            return None
+        return f"the model's chat template does not end answers: {self.closing} is put behind each, and learned"
+
+    @cached_property
+    def _before_answer(self) -> int:
+        """How many tokens the chat template has between a question's text and its answer."""
+        marked = self._render((Message("user", (TEXT_MARK,)),), generate=True)
+        return len(self._tokenize(marked[marked.rindex(TEXT_MARK) + len(TEXT_MARK) :]))
 
     def _behind_end(self, answer: list[int]) -> int:
         """How many tokens the chat template has behind the one that ends a turn."""
@@ -144,14 +184,19 @@ class Encoder:
         return self._behind_end(self._tokenize(whole[len(prompt) :]))
 
     def _render(self, messages: tuple[Message, ...], generate: bool) -> str:
-        chat = [
+        chat: list[dict[str, Any]] = [
             {
                 "role": m.role,
                 "content": [{"type": "text", "text": p} if isinstance(p, str) else {"type": "image"} for p in m.parts],
             }
             for m in messages
         ]
-        return self.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=generate)
+        for turn in chat:
+            if self.closing and turn["role"] == "assistant":
+                turn["content"][-1]["text"] += self.closing
+        text: str = self.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=generate)
+        written = self.family.markers.written
+        return text if written is None else text.replace(*written)
 
     def _tokenize(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -184,7 +229,7 @@ class Encoder:
         excess = len(tokens) - limit
         if excess > 0:
             # What closes the question (end of turn, the assistant's opening) stays.
-            closing = answer - 1 - int((tokens[:answer][::-1] == self.end_token).argmax())
+            closing = answer - self._before_answer
             first = max(after_image, self._text_start(tokens, closing))
             if closing - first < excess:
                 raise BadInput(

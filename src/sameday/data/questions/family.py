@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import numpy as np
     from PIL import Image
+    from torch import Tensor
 
     from sameday.data.questions.encode import Encoded
     from sameday.kernels.patches import Patching
@@ -16,12 +17,15 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Markers:
     """The tokens that a chat template is made of. `image` stands once for each of an image's tokens, `user_header`
-    opens a user's turn, and `special` are those that must not stand in text: they would become real tokens."""
+    opens a user's turn, and `special` are those that must not stand in text: they would become real tokens. Where a
+    template writes something else for an image, `written` is that, and what the library's processor makes of it, with
+    `image` in it once."""
 
     image: str
     end_of_turn: str
     user_header: str
     special: tuple[str, ...]
+    written: tuple[str, str] | None = None
 
 
 class QuestionFamily(Protocol):
@@ -50,6 +54,16 @@ class QuestionFamily(Protocol):
 
     def resize(self, processor: Any, image: Image.Image) -> np.ndarray:
         """The image as the processor resizes it, in bytes: (height, width, 3)."""
+
+    def pixel_values(self, processor: Any, image: Image.Image, resize: bool = True) -> Tensor:
+        """What the processor makes of an image, or of one that need not be resized: (patches, numbers of a patch), in
+        the order in which patches are cut."""
+
+    def image_settings(self, processor: Any) -> dict[str, Any]:
+        """What a resized image depends on besides the library's usual settings."""
+
+    def processor_settings(self, processor: Any) -> dict[str, Any]:
+        """What transformers' processor of text and images together has to know besides, as it is saved."""
 
     def image_tokens(self, grid: tuple[int, int], merge: int) -> int:
         """How many tokens of the language model an image becomes."""

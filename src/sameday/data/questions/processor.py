@@ -45,6 +45,11 @@ class ImageProcessor:
         """transformers' own."""
         return type(self._processor)
 
+    @property
+    def whole_settings(self) -> dict[str, Any]:
+        """What transformers' processor of text and images together has to know besides."""
+        return self.family.processor_settings(self._processor)
+
     def save(self, folder: Path) -> None:
         """The settings, as transformers reads them."""
         self._processor.save_pretrained(str(folder))
@@ -66,7 +71,7 @@ class ImageProcessor:
         """What the processor makes of each byte in each colour, (3, 256) float32: asked of the processor itself."""
         side = self.patch_size * self.merge_size * -(-16 // (self.patch_size * self.merge_size))
         grey = np.arange(side * side).reshape(side, side, 1).repeat(3, 2).astype(np.uint8)
-        made = self._processor(images=[Image.fromarray(grey)], do_resize=False, return_tensors="pt")["pixel_values"]
+        made = self.family.pixel_values(self._processor, Image.fromarray(grey), resize=False)
         bytes_of = torch.arange(256, dtype=torch.int32).expand(3, 256)
         grid = side // self.patch_size
         places = patches(torch.from_numpy(grey).flatten(), [(grid, grid)], self.patching, bytes_of)
@@ -88,6 +93,7 @@ class ImageProcessor:
             "multiple": self.patch_size * self.merge_size,
             "pillow": PIL.__version__,
             "transformers": transformers.__version__,
+            **self.family.image_settings(self._processor),
         }
         if self.backend == "torchvision":
             import torchvision
@@ -103,7 +109,7 @@ class ImageProcessor:
         method = {"image_backend": self.backend, "resample": int(mine.resample), "rescale_factor": mine.rescale_factor}
         sizes = {"min_pixels": self.min_pixels, "max_pixels": self.max_pixels, "merge_size": self.merge_size}
         patch = {"patch_size": self.patch_size, "frames": self.patching.frames}
-        return {**method, **flags, **scales, **sizes, **patch}
+        return {**method, **flags, **scales, **sizes, **patch, **self.family.image_settings(mine)}
 
     def note(self, installed: bool) -> str | None:
         """What a user has to know where torchvision is `installed`, which transformers takes then by itself."""
@@ -114,5 +120,4 @@ class ImageProcessor:
     def pixels(self, image: Image.Image) -> np.ndarray:
         """What the vision tower takes, by transformers alone: float32 of shape (patches, patch_dim)."""
         # Never as an array: one that is 1 or 3 pixels high would be taken for channels first.
-        out = self._processor(images=[image], return_tensors="pt")
-        return out["pixel_values"].numpy().astype(np.float32, copy=False)
+        return self.family.pixel_values(self._processor, image).numpy().astype(np.float32, copy=False)

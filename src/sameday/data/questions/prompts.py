@@ -60,4 +60,5 @@ def places_of(layout: Layout) -> Places:
         last=torch.from_numpy(last),
         position=torch.from_numpy(positions[:, last].max(0) + 1),
         longest_shared=max(lengths),
+        shared_position=torch.from_numpy(positions[0, np.concatenate(shared)]),
     )

@@ -26,7 +26,7 @@ _OTHER_NAMES = {
     "conversations": "conversation conv",
 }
 _STAND_FOR = {"image": "image_filename", "question": "instruction"}
-_LLAVA_ROLES = {"human": "user", "gpt": "assistant", "system": "system"}
+_SPEAKERS = {"human": "user", "gpt": "assistant", "system": "system"}
 _ROLES = ("system", "user", "assistant")
 
 TYPES = ("type", "question_type", "question_class", "answer_type", "content_type")
@@ -58,7 +58,7 @@ def parse_line(obj: Any) -> Raw:
         images, turns = _paths(obj, _one_of(obj, "images", "image"), required=False), _openai_turns(obj["messages"])
     elif "conversations" in obj:
         named = _one_of(obj, "image", "images")
-        images, turns = _paths(obj, named, required=False), _llava_turns(obj["conversations"])
+        images, turns = _paths(obj, named, required=False), _spoken_turns(obj["conversations"])
     elif obj.keys() & {"image", "image_filename"} and obj.keys() & {"question", "answer", "instruction"}:
         return _plain(obj)
     else:
@@ -197,14 +197,14 @@ def _openai_part(part: Any, where: str) -> list[str | None]:
     return [None]
 
 
-def _llava_turns(conversations: Any) -> list[Turn]:
+def _spoken_turns(conversations: Any) -> list[Turn]:
     turns: list[Turn] = []
     for number, turn in enumerate(_objects(conversations, "conversations")):
         where = f"conversations[{number}]: "
         speaker = _text(turn, "from", where)
-        if speaker not in _LLAVA_ROLES:
-            raise ValueError(f"{where}from {speaker!r} is unknown; known are {', '.join(_LLAVA_ROLES)}")
-        turns.append((_LLAVA_ROLES[speaker], _split(_text(turn, "value", where))))
+        if speaker not in _SPEAKERS:
+            raise ValueError(f"{where}from {speaker!r} is unknown; known are {', '.join(_SPEAKERS)}")
+        turns.append((_SPEAKERS[speaker], _split(_text(turn, "value", where))))
     return turns
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 DEFAULT = "qwen3_vl"
 """What the demo makes a small one of."""
 
-HELPERS = ("base", "qwen", "qwen_images", "qwen_tiny")
+HELPERS = ("base", "qwen", "qwen_images", "qwen_tiny", "square", "square_images")
 """What families share."""
 
 

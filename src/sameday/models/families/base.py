@@ -4,8 +4,8 @@ are what most decoders in transformers have in common."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,10 @@ from sameday.kernels import attention
 from sameday.kernels.patches import Patching
 from sameday.models.flops import Places, Work, attention_flops, linear_flops, mlp_flops
 from sameday.spec.errors import BadInput
+from sameday.spec.vlm import VlmRecipe
 
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""Kinds of decoder layers, as transformers calls them."""
 Grids = Sequence[tuple[int, int]]
 """How many patches each image is high and wide."""
 
@@ -36,12 +39,15 @@ class Parts:
 
 @dataclass(frozen=True)
 class TinyTokenizer:
-    """What the tokenizer of a small model needs: special tokens, which of them end a turn and pad, the template."""
+    """What the tokenizer of a small model needs: special tokens, which of them end a turn and pad, the template; which
+    one it puts before every text; and those that the library's processor asks for by name."""
 
     special: tuple[str, ...]
     end_of_turn: str
     padding: str
     chat_template: str
+    begin: str | None = None
+    named: Mapping[str, str] = field(default_factory=dict)
 
 
 class Family(ABC):
@@ -53,8 +59,8 @@ class Family(ABC):
     position_axes: int = 1
     language_name = "language_model"
     """In the names of the decoder's layers; a LoRA target that begins with it is of the decoder alone."""
-    tower_name: str
-    """In the names of the tower's layers."""
+    tower_names: tuple[str, ...]
+    """Each layer of the tower has one of them in its name."""
     video_processor: str | None = None
     """transformers' class, where its AutoProcessor wants one beside the image processor."""
 
@@ -76,6 +82,17 @@ class Family(ABC):
 
     @abstractmethod
     def resize(self, processor: Any, image: Image.Image) -> np.ndarray: ...
+
+    def pixel_values(self, processor: Any, image: Image.Image, resize: bool = True) -> Tensor:
+        how = {} if resize else {"do_resize": False}
+        made: Tensor = processor(images=[image], return_tensors="pt", **how)["pixel_values"]
+        return made
+
+    def image_settings(self, processor: Any) -> dict[str, Any]:
+        return {}
+
+    def processor_settings(self, processor: Any) -> dict[str, Any]:
+        return {}
 
     def image_tokens(self, grid: tuple[int, int], merge: int) -> int:
         high, wide = grid
@@ -104,19 +121,44 @@ class Family(ABC):
         if rope in ("dynamic", "longrope"):
             raise BadInput(f"rope type {rope!r} depends on the length of the row; allowed: those that do not")
 
+    def problems(self, config: Any, recipe: VlmRecipe) -> Iterator[str]:
+        """What a recipe asks for that models of this family do not do."""
+        return iter(())
+
+    def in_tower(self, layer: str) -> bool:
+        return any(f".{name}." in f".{layer}" for name in self.tower_names)
+
     # Decoder
 
     @abstractmethod
     def parts(self, model: Any) -> Parts: ...
 
-    @abstractmethod
-    def rotary(self, text: Any, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of all positions, as the decoder's layers take them."""
+    def kernels(self, config: Any) -> tuple[str, ...]:
+        """Of attention, those that can follow what its layers see."""
+        return "sdpa", "flex", "split"
 
-    def mask(self, batch: Batch, kernel: str) -> attention.Mask:
+    def layer_kinds(self, text: Any) -> Sequence[str]:
+        """Of each decoder layer. Those of one kind share masks and rotary embeddings."""
+        return [FULL] * len(text.layers)
+
+    def window(self, text: Any, kind: str) -> int | None:
+        """How many places back a token sees in layers of this kind, itself included; None: all."""
+        return None
+
+    @abstractmethod
+    def rotary(self, text: Any, positions: Tensor, dtype: torch.dtype, kind: str) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of all positions, as the decoder's layers of this kind take them."""
+
+    def sight(self, text: Any, batch: Batch, kind: str) -> attention.Sight | None:
+        """In what layers of this kind differ from the usual rule."""
+        window = self.window(text, kind)
+        return None if window is None else attention.Sight(batch.positions[0], window)
+
+    def mask(self, text: Any, batch: Batch, kernel: str, kind: str) -> attention.Mask:
         """Who sees whom: each token those before it in its group, of the prefix, its own fork and its own branch."""
         levels = batch.group, batch.branch, batch.fork
-        return attention.make_mask(*levels, batch.one_per_row, batch.segments, kernel)
+        sight = self.sight(text, batch, kind)
+        return attention.make_mask(*levels, batch.one_per_row, batch.segments, kernel, sight)
 
     # Vision tower
 
@@ -172,7 +214,8 @@ class Family(ABC):
         return q + k + v + attended + out + mlp, through
 
     def last_linear(self, layer: Any) -> Any:
-        """The last linear layer of a decoder layer, which recomputation need not compute again."""
+        """The last linear layer of a decoder layer, which recomputation need not compute again; None where something
+        behind it has to know its output."""
         return layer.mlp.down_proj
 
     # A small one of random weights

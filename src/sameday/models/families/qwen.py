@@ -37,7 +37,7 @@ class QwenVL(Family):
     )
     max_aspect_ratio = qwen_images.MAX_ASPECT_RATIO
     position_axes = 3
-    tower_name = "visual"
+    tower_names = ("visual",)
     video_processor: str | None = "Qwen2VLVideoProcessor"
 
     # Images and positions
@@ -70,7 +70,7 @@ class QwenVL(Family):
     def parts(self, model: Any) -> Parts:
         return Parts(model.model.language_model, model.model.visual, model.lm_head)
 
-    def rotary(self, text: Any, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def rotary(self, text: Any, positions: Tensor, dtype: torch.dtype, kind: str) -> tuple[Tensor, Tensor]:
         """Elementwise, where the library multiplies matrices: TF32 would corrupt the angles."""
         rope = text.rotary_emb
         angles = positions[..., None].float() * rope.inv_freq.float()

@@ -60,7 +60,8 @@ class _Converter(Settings):
         allowed = f"(allowed: {', '.join(families)})"
         kind = _model_type(resolve_path(self.folder, name) / "config.json")
         squeezed = re.sub(r"[^a-z0-9]", "", name.lower())
-        told = any(family.replace("_", "") in squeezed for family in families)
+        names = [each for family in families for each in (family.replace("_", ""), *keys.ALSO_CALLED.get(family, ()))]
+        told = any(each in squeezed for each in names) and not keys.LOOK_ALIKE.search(name.lower())
         if kind is not None and kind not in families:
             self.refuse("model_name_or_path", f"its model type is {kind}, which is not supported {allowed}")
         elif kind is None and not told and keys.OTHER_FAMILIES.search(name.lower()):

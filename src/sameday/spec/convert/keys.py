@@ -255,6 +255,9 @@ OTHER_FAMILIES = re.compile(
     r"(?<![a-z])(?:qwen|llava|(?:med|pali)?gemma|llama|internvl|idefics|smolvlm|phi|minicpm|pixtral|mistral|blip|"
     r"instructblip|deepseek|molmo|kosmos|florence|glm|ovis|cogvlm|moondream)"
 )
+# How models of a supported family are called besides, and names that only look like those of one.
+ALSO_CALLED = {"gemma3": ("medgemma",)}
+LOOK_ALIKE = re.compile(r"llava[-_]?(?:next|onevision|interleave|v?1\.6)|paligemma|gemma-?3n")
 QUANTIZED = re.compile(r"(?<![a-z0-9])(?:bnb|awq|gptq|gguf|fp8|nf4|int4|int8|4bit|8bit)(?![a-z0-9])")
 # Names under which LLaMA-Factory has the chat template that these models have by themselves.
 OWN_TEMPLATES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_nothink")

@@ -28,7 +28,8 @@ def states(question, answer=()):
     for token in answer:
         inputs["input_ids"] = torch.cat([inputs["input_ids"], torch.tensor([[token]])], 1)
         inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-        inputs["mm_token_type_ids"] = torch.nn.functional.pad(inputs["mm_token_type_ids"], (0, 1))
+        for kind in [name for name in inputs if name.endswith("token_type_ids")]:
+            inputs[kind] = torch.nn.functional.pad(inputs[kind], (0, 1))
     return whole.model(**inputs.to(device)).last_hidden_state[0]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from sameday.hardware.kernels import without_flash
@@ -16,28 +16,35 @@ BYTES_PER_ACTIVATION = 30 * 2
 
 SCALE_BYTES, DOUBLE_SCALE_BYTES = 4 / 64, (1 + 4 / 256) / 64
 """Of the scales of a weight in four bits: a float32 for 64 weights, or a byte, and a float32 for 256 such bytes."""
+NO_SPLIT = "split attention cannot follow this model's layers, of which some see a window or images in both directions"
 
 
-def attention_kernel(plan: Plan, machine: Machine, precision: str) -> tuple[str, str]:
-    """Which kernel runs where rows hold several questions, and why. BadInput where the one asked for cannot."""
+def attention_kernel(
+    plan: Plan, machine: Machine, precision: str, splits: Callable[[], bool] = lambda: True
+) -> tuple[str, str]:
+    """Which kernel runs where rows hold several questions, and why. BadInput where the one asked for cannot. `splits`
+    says whether split attention can follow what the model's layers see; it is asked where that matters."""
     no_flash = without_flash(machine, precision)
-    refuse(problems_of(plan, machine, no_flash))
+    refuse(problems_of(plan, machine, no_flash, splits))
     if plan.attention != "auto":
         return plan.attention, "asked for"
     if not plan.share_images and not plan.packing:
         return "sdpa", "each row is one question, which plain causal attention serves"
     if machine.device == "cpu":
         return "sdpa", "on a CPU a dense mask is the fastest"
-    if plan.packing and not no_flash:
+    cannot = None if not plan.packing or no_flash or splits() else NO_SPLIT
+    if plan.packing and not no_flash and not cannot:
         return "split", "rows are packed and there is flash attention"
-    missing = no_flash or "rows are not packed, which flash attention needs"
+    missing = no_flash or cannot or "rows are not packed, which flash attention needs"
     if machine.triton:
         return "flex", f"there is a GPU with Triton, and {missing}"
     return "sdpa", f"without Triton only the dense mask is there, and {missing}"
 
 
-def problems_of(plan: Plan, machine: Machine, no_flash: str | None) -> Iterator[str]:
-    """Everything for which a plan cannot run on this machine, whatever the model is."""
+def problems_of(
+    plan: Plan, machine: Machine, no_flash: str | None, splits: Callable[[], bool] = lambda: True
+) -> Iterator[str]:
+    """Everything for which a plan cannot run on this machine, or its attention not follow the model."""
     if plan.attention == "flex" and machine.device == "cpu":
         yield "plan.attention flex has no backward pass on a CPU; allowed there: auto, sdpa, split"
     elif plan.attention == "flex" and not machine.triton:
@@ -46,6 +53,8 @@ def problems_of(plan: Plan, machine: Machine, no_flash: str | None) -> Iterator[
         yield "plan.attention split is for packed rows: set plan.packing true, or attention sdpa or flex"
     if plan.attention == "split" and machine.device == "cuda" and no_flash:
         yield f"plan.attention split is flash attention on a GPU, and {no_flash}; allowed: sdpa, flex"
+    if plan.attention == "split" and not splits():
+        yield f"plan.attention split: {NO_SPLIT}; allowed: auto, sdpa, flex"
 
 
 def choose_plan(recipe: VlmRecipe, machine: Machine, config: Any, ranks: int) -> tuple[Plan, dict[str, str]]:

@@ -225,6 +225,7 @@ class VqaSetup(TaskSetup):
         except (OSError, ValueError, AttributeError, TypeError) as error:
             raise BadInput(f"model {recipe.model!r}: its configuration cannot be read: {error}") from None
         family_of(config.model_type).check_supported(config)
+        refuse(family_of(config.model_type).problems(config, recipe))
         if getattr(config, "quantization_config", None) is not None:
             raise BadInput(
                 f"model {recipe.model!r}: its weights are stored quantized; allowed: a model in bf16 or float32, which "
@@ -309,7 +310,14 @@ class VqaSetup(TaskSetup):
     def check_plan(self, plan: Plan, machine: Machine) -> None:
         from sameday.tasks.vqa.automatic import attention_kernel
 
-        attention_kernel(plan, machine, self.recipe.precision)
+        attention_kernel(plan, machine, self.recipe.precision, self._splits)
+
+    def _splits(self) -> bool:
+        """Whether split attention can follow the model; what is wrong with a model is told where it is loaded."""
+        try:
+            return "split" in self.family.kernels(self.config)
+        except BadInput:
+            return True
 
     def resolve_auto(self, plan: Plan, machine: Machine) -> Resolved:
         from sameday.tasks.vqa.automatic import attention_kernel
@@ -325,7 +333,7 @@ class VqaSetup(TaskSetup):
 
             problems += [why for why in [lacking(machine.device)] if why is not None]
         try:
-            kernel, why = attention_kernel(plan, machine, self.recipe.precision)
+            kernel, why = attention_kernel(plan, machine, self.recipe.precision, self._splits)
         except BadInput as error:
             problems.append(str(error))
         refuse(problems)
@@ -399,7 +407,7 @@ class VqaSetup(TaskSetup):
     def plain_settings(self) -> dict[str, Any]:
         from sameday.tasks.vqa.plain import settings
 
-        return settings(self.recipe, self.home)
+        return settings(self.recipe, self.home) | {"closing": self._encoder.closing}
 
     def choices(self, machine: Machine) -> list[Choice]:
         compiles = machine.device == "cuda" and machine.triton

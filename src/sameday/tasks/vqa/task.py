@@ -37,6 +37,7 @@ from sameday.models.generate import Logits
 from sameday.models.handover import save_readme, save_settings, settings_size
 from sameday.models.heads import WEIGHTS as HEADS
 from sameday.models.heads import has_heads
+from sameday.models.hub import processor_template
 from sameday.models.vlm import VisionLanguageModel, load_base
 from sameday.models.vlm_flops import count as count_flops
 from sameday.spec.errors import BadInput
@@ -91,7 +92,7 @@ class VqaTask(Task):
         resizing = processor.note(find_spec("torchvision") is not None)
         alone = plan.share_images and plan.max_questions == 1 and not self.whole_images
         one = "plan.share_images shares nothing, because plan.max_questions is 1; null leaves it to plan.token_budget"
-        said = (resizing, one if alone else None)
+        said = (resizing, encoder.note, one if alone else None)
         self.notes: Sequence[str] = [*model.notes, *self.cache.notes, *(each for each in said if each)]
         self.device, self._start_digest = model.device, start_digest
         self.places = [Place(s.id, s.image_key, s.stage) for s in splits.get("train", [])]
@@ -286,7 +287,8 @@ class VqaTask(Task):
         if set(change) & {"share_images", "packing", "attention"}:
             automatic = changed.plan.model_copy(update={"attention": change.get("attention", "auto")})
             machine = detect_machine(self.device.type)
-            kernel: Any = attention_kernel(automatic, machine, self.recipe.precision)[0]
+            splits = "split" in self.model.family.kernels(self.model.text.config)
+            kernel: Any = attention_kernel(automatic, machine, self.recipe.precision, lambda: splits)[0]
             changed.model.kernel = kernel
         return changed
 
@@ -457,7 +459,10 @@ def _check_stages(recipe: VlmRecipe, samples: Sequence[Sample]) -> None:
 def load_encoder(recipe: VlmRecipe, recipe_dir: Path, processor: ImageProcessor) -> Encoder:
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(resolve_model(recipe_dir, recipe.model), revision=recipe.revision)
+    name = resolve_model(recipe_dir, recipe.model)
+    tokenizer = AutoTokenizer.from_pretrained(name, revision=recipe.revision)
+    if tokenizer.chat_template is None:
+        tokenizer.chat_template = processor_template(name, recipe.revision)
     return Encoder(tokenizer, processor, recipe.system_prompt, recipe.max_length, recipe.answer_end)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,7 @@ def gradient(model: Any, processor: Any, questions: Sequence[Any], job: Job) -> 
         share = 1 / len(questions) if job["loss_weight"] == "sample" else count / sum(answers)
         (loss * share).backward()
         total += loss.item() * share
-        samples.append({"id": question["id"], "loss": loss.item(), **seen(inputs, question, model.dtype)})
+        samples.append({"id": question["id"], "loss": loss.item(), **seen(inputs, question, model)})
     return total, samples
 
 
@@ -160,12 +161,15 @@ def conversation(question: Any, job: Job) -> list[dict[str, Any]]:
         {
             "role": message["role"],
             "content": [
-                {"type": "image", "image": load_image(next(images))} if part["type"] == "image" else part
+                {"type": "image", "image": load_image(next(images))} if part["type"] == "image" else dict(part)
                 for part in message["content"]
             ],
         }
         for message in question["messages"]
     ]
+    for message in chat:
+        if message["role"] == "assistant":  # nothing where the chat template ends an answer by itself
+            message["content"][-1]["text"] += job["closing"]
     if job["system_prompt"] is not None and chat[0]["role"] != "system":
         chat.insert(0, {"role": "system", "content": [{"type": "text", "text": job["system_prompt"]}]})
     return chat
@@ -219,7 +223,7 @@ def load_model(job: Job) -> Any:
 # What is kept
 
 
-def seen(inputs: Inputs, question: Any, dtype: torch.dtype) -> dict[str, Any]:
+def seen(inputs: Inputs, question: Any, model: Any) -> dict[str, Any]:
     """A question as the model was given it."""
     labels = inputs["labels"][0]
     kept: dict[str, Any] = {
@@ -229,11 +233,25 @@ def seen(inputs: Inputs, question: Any, dtype: torch.dtype) -> dict[str, Any]:
         "modes": [Image.open(image).mode for image in question["images"]],
     }
     if "pixel_values" in inputs:
-        pixels = inputs["pixel_values"].to(dtype).float().contiguous().numpy()
-        kept["grids"] = inputs["image_grid_thw"][:, 1:].tolist()
+        cut, kept["grids"] = as_patches(inputs, model.config)
+        pixels = cut.to(model.dtype).float().contiguous().numpy()
         kept["pixels"] = hashlib.blake2b(pixels.tobytes(), digest_size=8).hexdigest()
         kept["some pixels"] = pixels.reshape(-1)[:: max(1, pixels.size // SAMPLED)].tolist()
     return kept
+
+
+def as_patches(inputs: Inputs, config: Any) -> tuple[Tensor, list[list[int]]]:
+    """Pixel values patch by patch, in the blocks that become one token, and how many patches images are high and wide.
+    Some image processors give them so; others give whole images."""
+    pixels = inputs["pixel_values"]
+    if pixels.ndim == 2:
+        return pixels, inputs["image_grid_thw"][:, 1:].tolist()
+    side = config.vision_config.patch_size
+    high, wide = (n // side for n in pixels.shape[2:])
+    tokens = int((inputs["input_ids"] == config.image_token_id).sum())
+    block = math.isqrt(len(pixels) * high * wide // tokens)
+    cut = pixels.unflatten(3, (-1, block, side)).unflatten(2, (-1, block, side)).permute(0, 2, 5, 3, 6, 1, 4, 7)
+    return cut.reshape(-1, pixels.shape[1] * side * side), [[high, wide]] * len(pixels)
 
 
 def save(path: Path, tensors: dict[str, Any]) -> None:
