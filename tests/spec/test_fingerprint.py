@@ -243,6 +243,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
                 "where": {},
                 "skip": {},
                 "fields": {},
+                "split": None,
                 "limit": None,
             },
             "on_bad": "stop",

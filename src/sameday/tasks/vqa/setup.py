@@ -63,7 +63,14 @@ class VqaSetup(TaskSetup):
     recipe: VlmRecipe
 
     def lacks(self, split: str) -> str | None:
-        return f"the recipe has no data.{split}" if getattr(self.recipe.data, split) is None else None
+        there = getattr(self.recipe.data, split) is not None or split in self._held_out
+        return None if there else f"the recipe has no data.{split}"
+
+    @property
+    def _held_out(self) -> Mapping[str, float]:
+        """Splits that are shares of the training file, which is then read for any of them."""
+        split = self.recipe.data.split
+        return {} if split is None else split.shares
 
     def audit(self, say: Say, splits: Sequence[str] = TRAINING, few: Mapping[str, int] | None = None) -> Audited:
         from sameday.data.problems import in_lines, report
@@ -80,7 +87,7 @@ class VqaSetup(TaskSetup):
         root = resolve_path(self.home, data.image_root)
         if not root.is_dir():
             errors.append(f"recipe.data.image_root is {data.image_root}, and {root} is not a folder")
-        for name in splits:
+        for name in dict.fromkeys("train" if each in self._held_out else each for each in splits):
             file = getattr(data, name)
             if file is None:
                 continue
@@ -93,7 +100,8 @@ class VqaSetup(TaskSetup):
                     on_bad=data.on_bad,
                     progress=_progress(name, say),
                     label=file,
-                    few=None if few is None else few[name],
+                    # What is held out only the whole file tells.
+                    few=None if few is None or (data.split is not None and name == "train") else few[name],
                     wanted=wanted,
                     all_values=name == "train",
                     say=say,
@@ -107,6 +115,8 @@ class VqaSetup(TaskSetup):
                 errors += [error.others] if error.others else []
             except BadInput as error:
                 errors.append(str(error))
+        if data.split is not None and "train" in audited:
+            audited |= self._divided(audited.pop("train"), splits, few, empty, say)
         if lost:  # said once, whatever the number of files
             errors.append(lost_images(root, next(iter(lost.values())), list(lost)))
         none = {"train": empty["train"]} if "train" in empty else empty if not audited and not errors else {}
@@ -126,6 +136,32 @@ class VqaSetup(TaskSetup):
             say(f"left out: {report(skipped, in_lines(skipped), self.home / data.train)}")
         sizes = {name: len(samples) for name, samples in audited.items()}
         return Audited(audited, sizes, [LeftOut(problem.where, problem.what) for problem in skipped])
+
+    def _divided(
+        self,
+        samples: Sequence[Sample],
+        splits: Sequence[str],
+        few: Mapping[str, int] | None,
+        empty: dict[str, str],
+        say: Say,
+    ) -> dict[str, list[Sample]]:
+        """Those sides of the training file that are asked for; `empty` gets a sentence about each that has nothing."""
+        from sameday.data.questions.split import divided, image_by_image, images_in, told
+
+        split, file = self.recipe.data.split, self.recipe.data.train
+        assert split is not None
+        sides = divided(samples, split)
+        if few is None:
+            say(told(file, sides, split))
+        asked = {name: side for name, side in sides.items() if name in splits}
+        for name in [name for name, side in asked.items() if not side]:
+            which = f"recipe.data.split.{name} {split.shares[name]:g}" if name in split.shares else "recipe.data.split"
+            empty[name] = (
+                f"{which}, seed {split.seed}, leaves {name} none of the {images_in(samples)} images of {file}; "
+                "allowed: more images, other shares, another seed"
+            )
+            del asked[name]
+        return asked if few is None else {name: image_by_image(side, few[name]) for name, side in asked.items()}
 
     @cached_property
     def wanted(self) -> Wanted:
@@ -258,7 +294,8 @@ class VqaSetup(TaskSetup):
 
     def data_files(self, splits: Any) -> dict[str, list[Path]]:
         data, categories = self.recipe.data, self.recipe.categories
-        listed = {"training data": ("train", data.train), "validation data": ("val", data.val)}
+        judged = data.train if "val" in self._held_out else data.val
+        listed = {"training data": ("train", data.train), "validation data": ("val", judged)}
         files = {
             what: [resolve_path(self.home, file), *(image.path for each in splits[split] for image in each.images)]
             for what, (split, file) in listed.items()

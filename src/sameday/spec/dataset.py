@@ -1,0 +1,91 @@
+"""Files of questions: which are trained on and which judge, where their images lie, what they call our keys."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from sameday.spec.identity import IS_PATH
+from sameday.spec.limits import COUNTED, SEEDS
+from sameday.spec.questions import Where
+from sameday.spec.recipe import Strict
+
+KEYS = ("image", "question", "answer", "stage", "type", "instruction")
+
+
+class Split(Strict):
+    """Shares of the images of `train` that are held out. Its pixels and the seed alone decide about an image."""
+
+    val: float = Field(0.0, ge=0, lt=1, description="Share of the images whose questions are for validation.")
+    test: float = Field(0.0, ge=0, lt=1, description="Share of the images whose questions are for the test.")
+    seed: int = Field(0, ge=0, **SEEDS, description="Another one holds out other images.")
+
+    @model_validator(mode="after")
+    def _leaves_some(self) -> Split:
+        both = self.val + self.test
+        if not 0 < both < 1:
+            raise ValueError(f"val and test are {both:g} together; must be more than 0 and less than 1")
+        return self
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Those that are held out, by the name of their split."""
+        return {name: share for name, share in (("val", self.val), ("test", self.test)) if share}
+
+
+class Data(Strict):
+    """Question files (JSON lines, a JSON array, CSV or parquet) and where their images lie."""
+
+    train: str = Field(
+        description="File of training questions, or a pattern such as raw-*.parquet. Paths are relative to the "
+        "recipe's folder.",
+        json_schema_extra=IS_PATH,
+    )
+    val: str | None = Field(None, description="File of validation questions.", json_schema_extra=IS_PATH)
+    test: str | None = Field(None, description="File of test questions.", json_schema_extra=IS_PATH)
+    image_root: str = Field(
+        ".", description="Folder that image paths are relative to, and may not leave.", json_schema_extra=IS_PATH
+    )
+    where: Where = Field(
+        default_factory=dict,
+        description="Only questions whose line has these values: {stage: 1}, {stage: [1, 2], type: yes/no}.",
+    )
+    skip: Where = Field(
+        default_factory=dict,
+        description='Lines that are passed over for one of these values: {answer: [nan, "N/A"]}.',
+    )
+    fields: dict[str, str] = Field(
+        default_factory=dict, description="What the files call these keys: {question: query, stage: complexity}."
+    )
+    limit: int | None = Field(
+        None,
+        ge=1,
+        **COUNTED,
+        description="Use only the first so many questions of each file that where leaves.",
+    )
+    split: Split | None = Field(
+        None, description="Where train is all there is: shares of its images that are held out, {val: 0.1, test: 0.1}."
+    )
+    on_bad: Literal["stop", "skip"] = Field(
+        "stop", description="Bad lines stop the run, or are left out and recorded in the run folder."
+    )
+
+    @field_validator("fields")
+    @classmethod
+    def _our_keys(cls, fields: dict[str, str]) -> dict[str, str]:
+        if unknown := sorted(fields.keys() - set(KEYS)):
+            raise ValueError(
+                f"must name keys among {', '.join(KEYS)}, each with a column, and has {', '.join(unknown)}"
+            )
+        return fields
+
+    @model_validator(mode="after")
+    def _held_out_once(self) -> Data:
+        for name in () if self.split is None else self.split.shares:
+            if getattr(self, name) is not None:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)!r}, and split.{name} holds a share of train out: one of them is "
+                    "allowed"
+                )
+        return self
