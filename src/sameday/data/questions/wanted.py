@@ -14,6 +14,7 @@ from sameday.data.questions.read import Raw, parse_line
 from sameday.data.questions.tables import Say
 from sameday.data.questions.where import Tally, holds
 from sameday.spec.questions import Prompt
+from sameday.spec.vlm import VlmRecipe
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,13 @@ class Wanted:
     """Lines that are passed over for one of these values."""
     fields: dict[str, str] = field(default_factory=dict)
     """What the file calls our keys."""
+
+    @classmethod
+    def by(cls, recipe: VlmRecipe, home: Path) -> Wanted:
+        """A recipe whose paths start at `home`."""
+        categorizer = None if recipe.categories is None else Categorizer.load(recipe.categories, home)
+        data = recipe.data
+        return cls(data.where, categorizer, recipe.prompt, data.skip, data.fields)
 
 
 @dataclass(frozen=True)

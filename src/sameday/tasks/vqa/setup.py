@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -74,7 +74,7 @@ class VqaSetup(TaskSetup):
 
     def audit(self, say: Say, splits: Sequence[str] = TRAINING, few: Mapping[str, int] | None = None) -> Audited:
         from sameday.data.problems import in_lines, report
-        from sameday.data.questions.audit import NoneLeft, WrongRoot, check, lost_images
+        from sameday.data.questions.audit import NoneLeft, WrongRoot, check, lost_images, tenths
 
         family, unknown = self._family_or_error(say)
         refuse(self._special_texts(() if family is None else family.markers.special))
@@ -98,7 +98,7 @@ class VqaSetup(TaskSetup):
                     family,
                     limit=data.limit,
                     on_bad=data.on_bad,
-                    progress=_progress(name, say),
+                    progress=tenths(name, say),
                     label=file,
                     # What is held out only the whole file tells.
                     few=None if few is None or (data.split is not None and name == "train") else few[name],
@@ -166,13 +166,9 @@ class VqaSetup(TaskSetup):
     @cached_property
     def wanted(self) -> Wanted:
         """Which questions the recipe takes, and how they are asked."""
-        from sameday.data.questions.categories import Categorizer
         from sameday.data.questions.wanted import Wanted
 
-        recipe = self.recipe
-        categorizer = None if recipe.categories is None else Categorizer.load(recipe.categories, self.home)
-        data = recipe.data
-        return Wanted(data.where, categorizer, recipe.prompt, data.skip, data.fields)
+        return Wanted.by(self.recipe, self.home)
 
     def _special_texts(self, special: Sequence[str]) -> Iterator[str]:
         from sameday.data.questions.read import PLACEHOLDER
@@ -484,16 +480,3 @@ class VqaSetup(TaskSetup):
 
     def words(self) -> tuple[str, str]:
         return recipe_words(self.recipe)
-
-
-def _progress(name: str, say: Say) -> Callable[[int, int], None]:
-    """A line at each tenth of a long audit; nothing for a short one."""
-    shown = 0
-
-    def show(done: int, total: int) -> None:
-        nonlocal shown
-        if total >= 500 and done * 10 // total > shown:
-            shown = done * 10 // total
-            say(f"checking {name}: {done} of {total} images decoded")
-
-    return show
