@@ -244,6 +244,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
                 "skip": {},
                 "fields": {},
                 "split": None,
+                "weight": 1.0,
+                "mix": [],
                 "limit": None,
             },
             "on_bad": "stop",

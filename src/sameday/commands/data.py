@@ -32,7 +32,7 @@ from sameday.data.questions.summary import (
 )
 from sameday.data.questions.tables import Say
 from sameday.data.questions.wanted import Wanted
-from sameday.spec.dataset import Data, Split
+from sameday.spec.dataset import Data, QuestionSet, Split
 from sameday.spec.errors import BadInput
 from sameday.spec.load import load_recipe, recipe_from, resolve_path
 from sameday.spec.vlm import VlmRecipe
@@ -160,37 +160,46 @@ def _model(name: str) -> str:
 
 def look(given: Given, family: QuestionFamily | None, say: Say) -> Looked:
     """Every line and image of every split, as a run would check them; what is bad is listed, and the rest looked at."""
-    data, looked, lost = given.data, Looked(), dict[str, str]()
-    root = resolve_path(given.home, data.image_root)
-    wanted = Wanted(data.where, None, None, data.skip, data.fields)
+    data, looked = given.data, Looked()
+    for part in data.sets:
+        _look_at(given, part, family, looked, say)
+    if not any(looked.splits.values()):
+        train = resolve_path(given.home, data.train)
+        listed = report(looked.problems, in_lines(looked.problems), train) if looked.problems else ""
+        raise BadInput("\n".join(filter(None, [listed, *looked.said, f"no good question remains in {train}"])))
+    return looked
+
+
+def _look_at(given: Given, part: QuestionSet, family: QuestionFamily | None, looked: Looked, say: Say) -> None:
+    """One of several sets that are mixed, or the only one."""
+    data, lost, splits = given.data, dict[str, str](), dict[str, list[Sample]]()
+    root = resolve_path(given.home, part.image_root)
+    wanted = Wanted(data.where_of(part), None, None, part.skip, part.fields)
     if given.recipe is not None:
-        wanted = Wanted.by(given.recipe, given.home)
+        wanted = Wanted.by(given.recipe, given.home, part)
     for name in ("train", "val", "test"):
-        file = getattr(data, name)
+        file = getattr(part, name)
         if file is None:
             continue
         path = resolve_path(given.home, file)
         label = path.name
         result = audit(path, root, family, data.limit, progress=tenths(name, say), label=label, wanted=wanted, say=say)
-        looked.splits[name], looked.rows[name] = result.samples, result.tally.lines
+        splits[name], looked.rows[name] = result.samples, looked.rows.get(name, 0) + result.tally.lines
         looked.problems += result.problems
         looked.said += result.hints
-        looked.said += [f"{label}: {result.tally.told()}"] if data.where else []
-        looked.said += [f"{label}: {result.tally.passed_over()}"] if data.skip else []
+        looked.said += [f"{label}: {result.tally.told()}"] if wanted.where else []
+        looked.said += [f"{label}: {result.tally.passed_over()}"] if wanted.skip else []
         looked.said += result.tally.missing(label)
         if result.lost is not None:
             lost[label] = result.lost
     if lost:
         raise BadInput(lost_images(root, next(iter(lost.values())), list(lost)) + "; --image-root names it")
-    if not any(looked.splits.values()):
-        train = resolve_path(given.home, data.train)
-        listed = report(looked.problems, in_lines(looked.problems), train) if looked.problems else ""
-        raise BadInput("\n".join(filter(None, [listed, *looked.said, f"no good question remains in {train}"])))
-    if data.split is not None:
-        sides = divided(looked.splits["train"], data.split)
-        looked.said.append(told(Path(data.train).name, sides, data.split))
-        looked.splits |= sides
-    return looked
+    if part.split is not None:
+        sides = divided(splits["train"], part.split)
+        looked.said.append(told(Path(part.train).name, sides, part.split))
+        splits |= sides
+    for name, samples in splits.items():
+        looked.splits.setdefault(name, []).extend(samples)
 
 
 # The screen
@@ -200,7 +209,8 @@ def screen(given: Given, looked: Looked, encoder: Encoder | None, width: int) ->
     """All of it, a line each, none wider than so many columns unless a word of it is."""
     there = {name: summary_of(side) for name, side in looked.splits.items() if side}
     first = next(iter(there))
-    files = [f"{_short(given, getattr(given.data, name))} ({name})" for name in looked.rows]
+    sets = given.data.sets
+    files = [f"{_short(given, getattr(p, name))} ({name})" for p in sets for name in looked.rows if getattr(p, name)]
     yield from _wrapped(f"{', '.join(files)}; images in {_short(given, given.data.image_root)}", width)
     for each in (*given.guessed, *looked.said):
         yield from _wrapped(each, width)

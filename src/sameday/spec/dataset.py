@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from sameday.spec.identity import IS_PATH
-from sameday.spec.limits import COUNTED, SEEDS
+from sameday.spec.limits import COUNTED, SEEDS, at_most
 from sameday.spec.questions import Where
 from sameday.spec.recipe import Strict
 
@@ -34,7 +34,7 @@ class Split(Strict):
         return {name: share for name, share in (("val", self.val), ("test", self.test)) if share}
 
 
-class Data(Strict):
+class QuestionSet(Strict):
     """Question files (JSON lines, a JSON array, CSV or parquet) and where their images lie."""
 
     train: str = Field(
@@ -58,17 +58,15 @@ class Data(Strict):
     fields: dict[str, str] = Field(
         default_factory=dict, description="What the files call these keys: {question: query, stage: complexity}."
     )
-    limit: int | None = Field(
-        None,
-        ge=1,
-        **COUNTED,
-        description="Use only the first so many questions of each file that where leaves.",
-    )
     split: Split | None = Field(
         None, description="Where train is all there is: shares of its images that are held out, {val: 0.1, test: 0.1}."
     )
-    on_bad: Literal["stop", "skip"] = Field(
-        "stop", description="Bad lines stop the run, or are left out and recorded in the run folder."
+    weight: float = Field(
+        1.0,
+        gt=0,
+        **at_most(1000, "an epoch would see each question more than a thousand times"),
+        description="How often an epoch sees each question of train: 2 is twice; 0.5 is half of them, and the next "
+        "epoch sees the other half.",
     )
 
     @field_validator("fields")
@@ -81,7 +79,7 @@ class Data(Strict):
         return fields
 
     @model_validator(mode="after")
-    def _held_out_once(self) -> Data:
+    def _held_out_once(self) -> Self:
         for name in () if self.split is None else self.split.shares:
             if getattr(self, name) is not None:
                 raise ValueError(
@@ -89,3 +87,44 @@ class Data(Strict):
                     "allowed"
                 )
         return self
+
+
+class Data(QuestionSet):
+    """A set of questions, others that are mixed with it, and what holds for all of them."""
+
+    limit: int | None = Field(
+        None,
+        ge=1,
+        **COUNTED,
+        description="Use only the first so many questions of each file that where leaves.",
+    )
+    on_bad: Literal["stop", "skip"] = Field(
+        "stop", description="Bad lines stop the run, or are left out and recorded in the run folder."
+    )
+    mix: tuple[QuestionSet, ...] = Field(
+        (),
+        description="Sets that are trained on too, each with files, image_root and weight of its own; where holds too.",
+    )
+
+    @model_validator(mode="after")
+    def _asks_for_something(self) -> Self:
+        for number, other in enumerate(self.mix):
+            for name, values in self.where_of(other).items():
+                if not values:
+                    raise ValueError(
+                        f"mix[{number}].where.{name} is {' or '.join(other.where[name])}, and where.{name} is "
+                        f"{' or '.join(self.where[name])}: no question is both"
+                    )
+        return self
+
+    @property
+    def sets(self) -> tuple[QuestionSet, ...]:
+        return (self, *self.mix)
+
+    def where_of(self, part: QuestionSet) -> dict[str, tuple[str, ...]]:
+        """The conditions on the questions of one of the sets: its own, and those of all."""
+        both = {**part.where, **self.where}
+        return {
+            name: tuple(value for value in values if value in part.where.get(name, values))
+            for name, values in both.items()
+        }

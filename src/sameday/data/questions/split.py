@@ -57,8 +57,10 @@ def told(label: str, sides: dict[str, list[Sample]], split: Split) -> str:
     return f"{label} is divided by its images' content, seed {split.seed}: {'; '.join(parts)}"
 
 
-def image_by_image(samples: Sequence[Sample], most: int) -> list[Sample]:
-    """So many samples and no more: all about the first image, then all about the next."""
+def image_by_image(samples: Sequence[Sample], most: int | None) -> list[Sample]:
+    """So many samples and no more: all about the first image, then all about the next. Without a number as they are."""
+    if most is None:
+        return list(samples)
     images: dict[str, list[Sample]] = {}
     for sample in samples:
         images.setdefault(sample.image_key, []).append(sample)

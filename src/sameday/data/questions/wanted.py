@@ -13,6 +13,7 @@ from sameday.data.questions.lines import Line, read_lines
 from sameday.data.questions.read import Raw, parse_line
 from sameday.data.questions.tables import Say
 from sameday.data.questions.where import Tally, holds
+from sameday.spec.dataset import QuestionSet
 from sameday.spec.questions import Prompt
 from sameday.spec.vlm import VlmRecipe
 
@@ -30,11 +31,11 @@ class Wanted:
     """What the file calls our keys."""
 
     @classmethod
-    def by(cls, recipe: VlmRecipe, home: Path) -> Wanted:
-        """A recipe whose paths start at `home`."""
+    def by(cls, recipe: VlmRecipe, home: Path, part: QuestionSet | None = None) -> Wanted:
+        """Of one of the sets of a recipe, by itself its first; paths start at `home`."""
         categorizer = None if recipe.categories is None else Categorizer.load(recipe.categories, home)
-        data = recipe.data
-        return cls(data.where, categorizer, recipe.prompt, data.skip, data.fields)
+        part = part or recipe.data
+        return cls(recipe.data.where_of(part), categorizer, recipe.prompt, part.skip, part.fields)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.spec.vlm import VlmRecipe
 from sameday.spec.vqa import VqaRecipe
-from sameday.tasks.base import TRAINING, Audited, Caching, Choice, LeftOut, Resolved, Say, TaskSetup
+from sameday.tasks.base import DATA, TRAINING, Audited, Caching, Choice, LeftOut, Resolved, Say, TaskSetup
 from sameday.tasks.vqa.words import recipe_words
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sameday.data.questions.wanted import Wanted
     from sameday.hardware.machine import Machine
     from sameday.models.families.base import Family
+    from sameday.spec.dataset import QuestionSet
     from sameday.spec.evaluation import Evaluation
     from sameday.tasks.vqa.task import VqaTask
 
@@ -63,62 +64,25 @@ class VqaSetup(TaskSetup):
     recipe: VlmRecipe
 
     def lacks(self, split: str) -> str | None:
-        there = getattr(self.recipe.data, split) is not None or split in self._held_out
+        there = any(self._file(part, split) is not None for part in self.recipe.data.sets)
         return None if there else f"the recipe has no data.{split}"
 
-    @property
-    def _held_out(self) -> Mapping[str, float]:
-        """Splits that are shares of the training file, which is then read for any of them."""
-        split = self.recipe.data.split
-        return {} if split is None else split.shares
+    @staticmethod
+    def _file(part: QuestionSet, split: str) -> str | None:
+        """The file that questions of a split come from: its own, or the training file, of which it is a share."""
+        held = {} if part.split is None else part.split.shares
+        file: str | None = part.train if split in held else getattr(part, split)
+        return file
 
     def audit(self, say: Say, splits: Sequence[str] = TRAINING, few: Mapping[str, int] | None = None) -> Audited:
         from sameday.data.problems import in_lines, report
-        from sameday.data.questions.audit import NoneLeft, WrongRoot, check, lost_images, tenths
+        from sameday.data.questions.sets import Reading, seen_in_epoch
 
         family, unknown = self._family_or_error(say)
         refuse(self._special_texts(() if family is None else family.markers.special))
-        data, wanted = self.recipe.data, self.wanted
-        audited: dict[str, list[Sample]] = {}
-        skipped: list[Any] = []
-        errors: list[str] = []
-        empty: dict[str, str] = {}
-        lost: dict[str, str] = {}
-        root = resolve_path(self.home, data.image_root)
-        if not root.is_dir():
-            errors.append(f"recipe.data.image_root is {data.image_root}, and {root} is not a folder")
-        for name in dict.fromkeys("train" if each in self._held_out else each for each in splits):
-            file = getattr(data, name)
-            if file is None:
-                continue
-            try:
-                audited[name], problems = check(
-                    resolve_path(self.home, file),
-                    root if root.is_dir() else None,
-                    family,
-                    limit=data.limit,
-                    on_bad=data.on_bad,
-                    progress=tenths(name, say),
-                    label=file,
-                    # What is held out only the whole file tells.
-                    few=None if few is None or (data.split is not None and name == "train") else few[name],
-                    wanted=wanted,
-                    all_values=name == "train",
-                    say=say,
-                    stages=self.needed_stages,
-                )
-                skipped += problems
-            except NoneLeft as error:
-                empty[name] = str(error)
-            except WrongRoot as error:
-                lost[file] = error.name
-                errors += [error.others] if error.others else []
-            except BadInput as error:
-                errors.append(str(error))
-        if data.split is not None and "train" in audited:
-            audited |= self._divided(audited.pop("train"), splits, few, empty, say)
-        if lost:  # said once, whatever the number of files
-            errors.append(lost_images(root, next(iter(lost.values())), list(lost)))
+        data = self.recipe.data
+        reading = Reading(self.recipe, self.home, family, self.needed_stages, say, few).read(splits)
+        audited, empty, errors = reading.splits, reading.empty, reading.errors
         none = {"train": empty["train"]} if "train" in empty else empty if not audited and not errors else {}
         if errors or (none and unknown is not None):
             raise BadInput("\n".join([*errors, *none.values()]))
@@ -132,36 +96,13 @@ class VqaSetup(TaskSetup):
             say(f"{why}; the run has no {name} scores")
         if few is None:
             self._say_unused_templates(audited, say)
-        if skipped:
-            say(f"left out: {report(skipped, in_lines(skipped), self.home / data.train)}")
+        if reading.skipped:
+            say(f"left out: {report(reading.skipped, in_lines(reading.skipped), self.home / data.train)}")
         sizes = {name: len(samples) for name, samples in audited.items()}
-        return Audited(audited, sizes, [LeftOut(problem.where, problem.what) for problem in skipped])
-
-    def _divided(
-        self,
-        samples: Sequence[Sample],
-        splits: Sequence[str],
-        few: Mapping[str, int] | None,
-        empty: dict[str, str],
-        say: Say,
-    ) -> dict[str, list[Sample]]:
-        """Those sides of the training file that are asked for; `empty` gets a sentence about each that has nothing."""
-        from sameday.data.questions.split import divided, image_by_image, images_in, told
-
-        split, file = self.recipe.data.split, self.recipe.data.train
-        assert split is not None
-        sides = divided(samples, split)
-        if few is None:
-            say(told(file, sides, split))
-        asked = {name: side for name, side in sides.items() if name in splits}
-        for name in [name for name, side in asked.items() if not side]:
-            which = f"recipe.data.split.{name} {split.shares[name]:g}" if name in split.shares else "recipe.data.split"
-            empty[name] = (
-                f"{which}, seed {split.seed}, leaves {name} none of the {images_in(samples)} images of {file}; "
-                "allowed: more images, other shares, another seed"
-            )
-            del asked[name]
-        return asked if few is None else {name: image_by_image(side, few[name]) for name, side in asked.items()}
+        if "train" in sizes:
+            sizes["train"] = seen_in_epoch(audited["train"], [part.weight for part in data.sets])
+        left_out = [LeftOut(problem.where, problem.what) for problem in reading.skipped]
+        return Audited(audited, sizes, left_out, reading.counts())
 
     @cached_property
     def wanted(self) -> Wanted:
@@ -290,13 +231,12 @@ class VqaSetup(TaskSetup):
 
     def data_files(self, splits: Any) -> dict[str, list[Path]]:
         data, categories = self.recipe.data, self.recipe.categories
-        judged = data.train if "val" in self._held_out else data.val
-        listed = {"training data": ("train", data.train), "validation data": ("val", judged)}
-        files = {
-            what: [resolve_path(self.home, file), *(image.path for each in splits[split] for image in each.images)]
-            for what, (split, file) in listed.items()
-            if file is not None and split in splits
-        }
+        files: dict[str, list[Path]] = {}
+        for split, what in DATA.items():
+            listed = [file for part in data.sets if (file := self._file(part, split)) is not None]
+            if listed and split in splits:
+                images = (image.path for each in splits[split] for image in each.images)
+                files[what] = [*(resolve_path(self.home, file) for file in listed), *images]
         if categories is not None and categories.table is not None:
             files["categories"] = [resolve_path(self.home, categories.table)]
         return files
@@ -309,6 +249,7 @@ class VqaSetup(TaskSetup):
 
     def epoch_flop(self, plan: Plan, splits: Any) -> float:
         """Of the language model: a tower adds a tenth or so."""
+        from sameday.data.questions.sets import seen_in_epoch
         from sameday.tasks.vqa.automatic import language_weights
 
         samples: list[Sample] = splits["train"]
@@ -320,6 +261,7 @@ class VqaSetup(TaskSetup):
         # A matmul forward and one for its input's gradient; one more for the weights' where they are trained.
         matmuls = 2 if self.recipe.train == "lora" else 3
         tokens = prefixes * prefix + len(samples) * rest
+        tokens *= seen_in_epoch(samples, [part.weight for part in self.recipe.data.sets]) / len(samples)
         return 2 * matmuls * tokens * language_weights(self.config.get_text_config())
 
     def load(self, plan: Plan, device: torch.device, splits: Any) -> VqaTask:

@@ -27,6 +27,9 @@ def recipe_words(recipe: VlmRecipe) -> tuple[str, str]:
     what += f"The base model's weights are stored as {recipe.base_words}. " if recipe.base_format == "nf4" else ""
     what += "The vision tower is trained too." if recipe.train_vision else "The vision tower is frozen."
     data = f"Questions come from {recipe.data.train}, {ORDERS[recipe.order.kind]}"
+    if recipe.data.mix:
+        mixed = [f"{part.train} (weight {number(part.weight)})" for part in recipe.data.mix]
+        data += f", mixed with {', '.join(mixed)}"
     if recipe.order.max_per_image:
         data += f", at most {recipe.order.max_per_image} of one image in a step"
     data += f"; validated on {_judged_by(recipe)}. " if _judged_by(recipe) else "; there is no validation set. "
