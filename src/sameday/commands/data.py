@@ -3,6 +3,7 @@ start from."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import sys
@@ -17,7 +18,9 @@ import yaml
 
 from sameday.data.problems import Problem, in_lines, report
 from sameday.data.questions.audit import audit, lost_images, tenths
+from sameday.data.questions.audit_cache import cache_home
 from sameday.data.questions.guess import by_split, image_root, meaning_of, question_files
+from sameday.data.questions.hub import brought, located, name_of
 from sameday.data.questions.lines import read_lines
 from sameday.data.questions.sample import Sample
 from sameday.data.questions.split import divided, images_in, told
@@ -32,7 +35,7 @@ from sameday.data.questions.summary import (
 )
 from sameday.data.questions.tables import Say
 from sameday.data.questions.wanted import Wanted
-from sameday.spec.dataset import Data, QuestionSet, Split
+from sameday.spec.dataset import Data, QuestionSet, Split, hub_name
 from sameday.spec.errors import BadInput
 from sameday.spec.load import load_recipe, recipe_from, resolve_path
 from sameday.spec.vlm import VlmRecipe
@@ -100,11 +103,20 @@ def _given(what: Sequence[str], model: str | None, root: Path | None, say: Say) 
     paths = [Path(each) for each in what]
     if len(paths) == 1 and paths[0].suffix.lower() in (".yaml", ".yml"):
         return _of_recipe(paths[0], model, root)
+    paths = [_brought(each, say) for each in what]
     if missing := [str(each) for each in paths if not each.exists() and not _is_pattern(each)]:
         raise BadInput(f"{first_names(missing)}: not found; files of questions, a folder or a recipe are needed")
     files = [file for path in paths for file in (question_files(path) if path.is_dir() else [path])]
-    splits = by_split(files)
-    return _guessed(splits, model, root, say)
+    return _guessed(by_split(files), model, root, say)
+
+
+def _brought(what: str, say: Say) -> Path:
+    """A file or a folder, of a set on the Hub too."""
+    try:
+        name = hub_name(what)
+    except ValueError as error:
+        raise BadInput(f"{what}: {error}") from None
+    return Path(what) if name is None else brought(name, say) / (name.path or "")
 
 
 def _is_pattern(path: Path) -> bool:
@@ -126,7 +138,7 @@ def _guessed(splits: Mapping[str, Path], model: str | None, root: Path | None, s
     """The recipe's data as names of files, columns and images suggest it."""
     train = splits["train"]
     home = train.absolute().parent
-    unpack_into = root or home
+    unpack_into = root or (home if name_of(train) is None else _own_folder(train))
 
     def rows() -> Iterator[Any]:
         for line in read_lines(train, images=unpack_into, say=say):
@@ -151,6 +163,16 @@ def _guessed(splits: Mapping[str, Path], model: str | None, root: Path | None, s
         assert isinstance(made, VlmRecipe)
         recipe = made
     return Given(Data.model_validate(values) if recipe is None else recipe.data, home, recipe, tuple(guessed))
+
+
+def _own_folder(train: Path) -> Path:
+    """Nothing is written into the Hub's cache: images of its tables go to ours."""
+    cache = cache_home()
+    if cache is None:
+        raise BadInput(f"{train}: there is no cache folder for its images; --image-root names one")
+    folder = cache / "unpacked" / hashlib.blake2b(str(train).encode(), digest_size=6).hexdigest()
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _model(name: str) -> str:
@@ -181,7 +203,7 @@ def _look_at(given: Given, part: QuestionSet, family: QuestionFamily | None, loo
         file = getattr(part, name)
         if file is None:
             continue
-        path = resolve_path(given.home, file)
+        path = located(given.home, file, name, say)
         label = path.name
         result = audit(path, root, family, data.limit, progress=tenths(name, say), label=label, wanted=wanted, say=say)
         splits[name], looked.rows[name] = result.samples, looked.rows.get(name, 0) + result.tally.lines
@@ -367,7 +389,7 @@ def recipe_text(given: Given, looked: Looked, model: str, folder: Path) -> str:
     """A recipe with what was guessed, whose paths start at `folder`. It trains, or there is no question to train on."""
     old = given.data
     data: dict[str, Any] = {
-        name: _from(folder, resolve_path(given.home, getattr(old, name)))
+        name: file if (file := getattr(old, name)).startswith("hf:") else _from(folder, resolve_path(given.home, file))
         for name in ("train", "val", "test")
         if getattr(old, name) is not None
     }
@@ -405,6 +427,8 @@ def _yaml(values: Mapping[str, Any], notes: Mapping[str, str], indent: str = "")
 
 def _from(folder: Path, path: Path) -> str:
     """As a recipe in this folder names it: below it, or from the root."""
+    if (name := name_of(path)) is not None:
+        return name
     path = Path(os.path.abspath(path))
     return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
 

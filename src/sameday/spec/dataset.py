@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -11,7 +13,36 @@ from sameday.spec.limits import COUNTED, SEEDS, at_most
 from sameday.spec.questions import Where
 from sameday.spec.recipe import Strict
 
+_HUB = re.compile(r"hf:(?://)?(?:datasets/)?([\w.-]+/[\w.-]+)(?:@([\w.-]+))?(?:/(.+))?")
+HUB_FORM = "hf:OWNER/NAME, with @REVISION, /FILE or both behind it"
 KEYS = ("image", "question", "answer", "stage", "type", "instruction")
+
+
+@dataclass(frozen=True)
+class HubName:
+    """A set on the Hub, or files of it."""
+
+    repo: str
+    revision: str | None = None
+    path: str | None = None
+
+    def __str__(self) -> str:
+        revision, path = f"@{self.revision}" if self.revision else "", f"/{self.path}" if self.path else ""
+        return f"hf:{self.repo}{revision}{path}"
+
+    @property
+    def patterns(self) -> list[str]:
+        return [self.path] if self.path else []
+
+
+def hub_name(value: str) -> HubName | None:
+    """None for a file here."""
+    if not value.startswith("hf:"):
+        return None
+    parts = _HUB.fullmatch(value)
+    if parts is None:
+        raise ValueError(f"must be a file, or a set on the Hub as {HUB_FORM}")
+    return HubName(parts[1], parts[2], parts[3])
 
 
 class Split(Strict):
@@ -38,8 +69,8 @@ class QuestionSet(Strict):
     """Question files (JSON lines, a JSON array, CSV or parquet) and where their images lie."""
 
     train: str = Field(
-        description="File of training questions, or a pattern such as raw-*.parquet. Paths are relative to the "
-        "recipe's folder.",
+        description="File of training questions, a pattern such as raw-*.parquet, or a set on the Hub: hf:OWNER/NAME. "
+        "Paths are relative to the recipe's folder.",
         json_schema_extra=IS_PATH,
     )
     val: str | None = Field(None, description="File of validation questions.", json_schema_extra=IS_PATH)
@@ -68,6 +99,12 @@ class QuestionSet(Strict):
         description="How often an epoch sees each question of train: 2 is twice; 0.5 is half of them, and the next "
         "epoch sees the other half.",
     )
+
+    @field_validator("train", "val", "test")
+    @classmethod
+    def _named(cls, value: str | None) -> str | None:
+        hub_name(value or "")
+        return value
 
     @field_validator("fields")
     @classmethod

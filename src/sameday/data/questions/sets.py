@@ -13,6 +13,7 @@ from sameday.data.order import epoch_size
 from sameday.data.problems import Problem
 from sameday.data.questions.audit import NoneLeft, WrongRoot, check, lost_images, tenths
 from sameday.data.questions.family import QuestionFamily
+from sameday.data.questions.hub import located
 from sameday.data.questions.sample import SET_SPAN, Sample
 from sameday.data.questions.split import divided, image_by_image, images_in, told
 from sameday.data.questions.tables import Say
@@ -77,7 +78,7 @@ class Reading:
                 continue
             try:
                 samples, problems = check(
-                    resolve_path(self.home, file),
+                    located(self.home, file, name, self.say),
                     root if root.is_dir() else None,
                     self.family,
                     limit=data.limit,
