@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import struct
+import zlib
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,16 @@ from sameday.spec.load import load_recipe
 from sameday.spec.vlm import VlmRecipe
 
 pytest.importorskip("pyarrow")
+
+
+def png_header(width: int, height: int) -> bytes:
+    """Of an image that claims a size, with next to nothing in it."""
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"0")) + chunk(b"IEND", b"")
 
 
 def run(*arguments: object) -> str:
@@ -132,6 +144,8 @@ def test_recipes_are_written_where_nothing_is_lost(tmp_path: Path, tiny_qwen3: P
     (folder / "r.yaml").write_text("model: mine\n")
     with pytest.raises(BadInput, match=r"r\.yaml: is there already, and this command did not write it; choose another"):
         run(folder, "--model", tiny_qwen3, "--recipe", folder / "r.yaml")
+    with pytest.raises(BadInput, match=r"--recipe .*: is for files of questions, and .*r\.yaml is a recipe already"):
+        run(folder / "r.yaml", "--model", tiny_qwen3, "--recipe", folder / "other.yaml")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     run(folder / "train.jsonl", "--model", tiny_qwen3, "--recipe", elsewhere / "r.yaml")
@@ -164,6 +178,23 @@ def test_what_cannot_be_looked_at(tmp_path: Path) -> None:
     good = {"image": {"bytes": jpeg(1), "path": None}, "question": "q?", "answer": "a"}
     path = write_parquet(tmp_path / "train.parquet", [good, good | {"image": {"bytes": b"no image", "path": None}}])
     assert re.search(r"train\.parquet:2: image '\.unpacked/\w+\.bin' is not an image that Pillow\s+can read", run(path))
+    bomb = png_header(60_000, 60_000)
+    write_parquet(path, [good, good | {"image": {"bytes": bomb, "path": None}}])
+    assert "has 3,600,000,000 pixels, more than the" in " ".join(run(path).split()), "refused before it is decoded"
+    write_parquet(path, [{name: value for name, value in good.items() if name != "answer"}])
+    with pytest.raises(BadInput, match=r"train\.parquet:1: has no 'answer'(.|\n)*no good question remains in "):
+        run(path)
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(BadInput, match=r"train\.parquet: is no parquet file, or only a part of one: "):
         run(path)
+
+
+def test_a_recipe_is_looked_at_without_its_model(tmp_path: Path) -> None:
+    write_world(tmp_path / "one", 3, counts=(3, 2), hard=False)
+    write_world(tmp_path / "two", 4, counts=(4,), hard=False)
+    data = {"train": "one/train.jsonl", "image_root": "one/images"}
+    data |= {"mix": [{"train": "two/train.jsonl", "image_root": "two/images", "weight": 2}]}
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump({"model": "./nowhere", "data": data}))
+    said = run(tmp_path / "r.yaml")
+    assert "one/train.jsonl (train), two/train.jsonl (train); images in one/images, two/images" in said
+    assert "With --model: in tokens too." in said and re.search(r"rows in the file +9\n", said)

@@ -85,9 +85,17 @@ def inspect_data(what: Sequence[str], model: str | None, out: Path | None, root:
 
     if out is not None and model is None:
         raise BadInput(f"--recipe {out}: needs --model, the name or folder of the model that is to be trained")
+    if out is not None and _is_recipe(what):
+        raise BadInput(f"--recipe {out}: is for files of questions, and {what[0]} is a recipe already")
     check_output("--recipe", out, map(Path, what), BEGINS.encode())
     given = _given(what, model, root, say)
-    encoder = None if given.recipe is None else _encoder(given.recipe, given.home, say)
+    encoder = None
+    try:
+        encoder = None if given.recipe is None else _encoder(given.recipe, given.home, say)
+    except BadInput as error:
+        if model is not None:
+            raise
+        say(f"tokens are not counted: {error}")  # a recipe's data can be looked at without its model
     looked = look(given, None if encoder is None else encoder.family, say)
     for line in screen(given, looked, encoder, min(shutil.get_terminal_size((WIDTH, 40)).columns, WIDTH)):
         tell(line)
@@ -100,9 +108,8 @@ def inspect_data(what: Sequence[str], model: str | None, out: Path | None, root:
 
 
 def _given(what: Sequence[str], model: str | None, root: Path | None, say: Say) -> Given:
-    paths = [Path(each) for each in what]
-    if len(paths) == 1 and paths[0].suffix.lower() in (".yaml", ".yml"):
-        return _of_recipe(paths[0], model, root)
+    if _is_recipe(what):
+        return _of_recipe(Path(what[0]), model, root)
     paths = [_brought(each, say) for each in what]
     if missing := [str(each) for each in paths if not each.exists() and not _is_pattern(each)]:
         raise BadInput(f"{first_names(missing)}: not found; files of questions, a folder or a recipe are needed")
@@ -117,6 +124,10 @@ def _brought(what: str, say: Say) -> Path:
     except ValueError as error:
         raise BadInput(f"{what}: {error}") from None
     return Path(what) if name is None else brought(name, say) / (name.path or "")
+
+
+def _is_recipe(what: Sequence[str]) -> bool:
+    return len(what) == 1 and Path(what[0]).suffix.lower() in (".yaml", ".yml")
 
 
 def _is_pattern(path: Path) -> bool:
@@ -233,7 +244,8 @@ def screen(given: Given, looked: Looked, encoder: Encoder | None, width: int) ->
     first = next(iter(there))
     sets = given.data.sets
     files = [f"{_short(given, getattr(p, name))} ({name})" for p in sets for name in looked.rows if getattr(p, name)]
-    yield from _wrapped(f"{', '.join(files)}; images in {_short(given, given.data.image_root)}", width)
+    roots = dict.fromkeys(_short(given, part.image_root) for part in sets)
+    yield from _wrapped(f"{', '.join(files)}; images in {', '.join(roots)}", width)
     for each in (*given.guessed, *looked.said):
         yield from _wrapped(each, width)
     yield ""
@@ -396,10 +408,9 @@ def recipe_text(given: Given, looked: Looked, model: str, folder: Path) -> str:
     data["image_root"] = _from(folder, resolve_path(given.home, old.image_root))
     data |= {name: dict(getattr(old, name)) for name in ("fields", "where", "skip") if getattr(old, name)}
     data |= {name: {key: list(each) for key, each in data[name].items()} for name in ("where", "skip") if name in data}
-    split = old.split or _split(looked.splits)
+    split = _split(looked.splits)
     train = divided(looked.splits["train"], split)["train"] if split is not None else looked.splits["train"]
     data |= {} if split is None else {"split": split.model_dump()}
-    data |= {"limit": old.limit} if old.limit is not None else {}
     data |= {"on_bad": "skip"} if looked.problems else {}
     values: dict[str, Any] = {"model": _model(model), "data": data, "order": "by_image"}
     values |= {"effective_batch": min(16, len(train)), "learning_rate": 5e-5, "num_epochs": 3}

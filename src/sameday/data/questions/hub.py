@@ -46,9 +46,9 @@ def brought(name: HubName, say: Say) -> Path:
         files = snapshot_download(name.repo, dry_run=True, **asked)
     except Exception as error:
         raise BadInput(
-            f"{name}: is not in the cache ({constants.HF_HUB_CACHE}), and the Hub did not give it: {first_line(error)}; "
-            f"on a machine with a network `hf download {name.repo} --repo-type dataset` brings it, and HF_HOME names "
-            "the cache"
+            f"{name}: is not in the cache ({constants.HF_HUB_CACHE}), and the Hub did not give it: "
+            f"{first_line(error)}; on a machine with a network `hf download {name.repo} --repo-type dataset` brings "
+            "it, and HF_HOME names the cache"
         ) from None
     if not files:
         raise BadInput(f"{name}: has no file of questions there; known are {', '.join(name.patterns or _all_kinds())}")
