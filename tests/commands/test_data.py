@@ -97,6 +97,10 @@ def test_sets_as_they_are_downloaded_train(shape: str, tmp_path: Path, tiny_qwen
     sets = ["plan.device=cpu", "recipe.max_steps=2", "recipe.precision=float32", "recipe.effective_batch=4"]
     scores = train_from_files(folder / "recipe.yaml", None, tmp_path / "run", sets)
     assert scores["samples"] > 0 and scores["loss"] > 0, "there is something to validate on"
+    if shape == "kvasir":  # what is held out by content is asked about too
+        arguments = ["eval", str(tmp_path / "run"), "--split", "test", "--scores-only", "--set", "plan.device=cpu"]
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == 0, done.output
     again = run(folder / "recipe.yaml")
     assert "order by_image" in again and "learned: " in again
 

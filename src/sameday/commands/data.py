@@ -114,7 +114,11 @@ def _given(what: Sequence[str], model: str | None, root: Path | None, say: Say) 
     if missing := [str(each) for each in paths if not each.exists() and not _is_pattern(each)]:
         raise BadInput(f"{first_names(missing)}: not found; files of questions, a folder or a recipe are needed")
     files = [file for path in paths for file in (question_files(path) if path.is_dir() else [path])]
-    return _guessed(by_split(files), model, root, say)
+    splits = by_split(files)
+    for file in files:
+        if file not in splits.values():
+            say(f"{file}: is not looked at, because its name says neither train, val nor test")
+    return _guessed(splits, model, root, say)
 
 
 def _brought(what: str, say: Say) -> Path:

@@ -51,6 +51,8 @@ def test_numbered_parts_are_one(tmp_path: Path) -> None:
 def test_what_is_trained_on_must_be_known(tmp_path: Path) -> None:
     one, other, val = tmp_path / "a.json", tmp_path / "b.json", tmp_path / "val.json"
     assert by_split([one]) == {"train": one} and by_split([val, one]) == {"train": one, "val": val}
+    train = tmp_path / "train.json"
+    assert by_split([one, train, other]) == {"train": train}, "others are left"
     assert by_split([val]) == {"train": val}, "a single file is looked at, whatever it is called"
     with pytest.raises(BadInput) as error:
         by_split([one, other])

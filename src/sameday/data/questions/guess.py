@@ -86,7 +86,8 @@ def _asks(path: Path) -> bool:
 
 
 def by_split(files: Sequence[Path]) -> dict[str, Path]:
-    """The file of each split; a single one without a name of its own is trained on. BadInput where it is not known."""
+    """The file of each split, and none whose name says no split, unless it is the only one to train on. BadInput where
+    that is not known."""
     named = [(split_named(each), each) for each in files]
     splits: dict[str, Path] = {}
     unnamed = [each for split, each in named if split is None]
@@ -96,10 +97,10 @@ def by_split(files: Sequence[Path]) -> dict[str, Path]:
         if split is not None:
             splits[split] = each
     if "train" not in splits and len(unnamed) == 1:
-        splits["train"] = unnamed.pop()
+        splits["train"] = unnamed[0]
     if "train" not in splits and len(files) == 1:
         splits = {"train": files[0]}
-    if "train" not in splits or unnamed:
+    if "train" not in splits:
         listed = ", ".join(each.name for each in files)
         raise BadInput(
             f"which file is trained on is not known of {listed}; give one file, or name them train, val, test"

@@ -51,7 +51,7 @@ class Reading:
             self.splits = {name: samples[: self.few[name]] for name, samples in self.splits.items()}
         for root, names in self._lost.items():  # said once, whatever the number of files
             self.errors.append(lost_images(root, next(iter(names.values())), list(names)))
-        for name in self.empty.keys() & self.splits.keys():
+        for name in [name for name in self.empty if name in self.splits]:  # other sets have some
             self.say(self.empty.pop(name))
         if len(sets) > 1 and self.few is None:
             self._tell_mix()
