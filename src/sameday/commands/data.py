@@ -7,51 +7,37 @@ import hashlib
 import os
 import shutil
 import sys
-import textwrap
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from sameday.commands.data_screen import screen
 from sameday.data.problems import Problem, in_lines, report
 from sameday.data.questions.audit import audit, lost_images, tenths
 from sameday.data.questions.audit_cache import cache_home
 from sameday.data.questions.guess import by_split, image_root, meaning_of, question_files
 from sameday.data.questions.hub import brought, located, name_of
 from sameday.data.questions.lines import read_lines
-from sameday.data.questions.sample import Sample
+from sameday.data.questions.sample import SET_SPAN, Sample
 from sameday.data.questions.split import divided, images_in, told
-from sameday.data.questions.summary import (
-    ORDERS,
-    Spread,
-    Summary,
-    images_a_step,
-    on_several_sides,
-    steps_in,
-    summary_of,
-)
 from sameday.data.questions.tables import Say
 from sameday.data.questions.wanted import Wanted
 from sameday.spec.dataset import Data, QuestionSet, Split, hub_name
 from sameday.spec.errors import BadInput
 from sameday.spec.load import load_recipe, recipe_from, resolve_path
 from sameday.spec.vlm import VlmRecipe
-from sameday.spec.words import count, first_names, in_one_line, tell
+from sameday.spec.words import count, first_names, tell
 from sameday.spec.writing import check_output, write_text
 
 if TYPE_CHECKING:
-    from sameday.data.questions.encode import Encoded, Encoder
+    from sameday.data.questions.encode import Encoder
     from sameday.data.questions.family import QuestionFamily
 
 WIDTH = 100
 """Columns that are used at most, however wide a terminal is."""
-STEPS = 64
-"""Steps whose tokens stand for an epoch's."""
-SHOWN = 2
-"""Questions that are shown as the model reads them."""
 BEGINS = "# A recipe to start from"
 SEEDS = 100
 """Seeds that are tried for a set so small that a side of it may be empty."""
@@ -142,7 +128,7 @@ def _of_recipe(path: Path, model: str | None, root: Path | None) -> Given:
     recipe = load_recipe(path)
     if not isinstance(recipe, VlmRecipe):
         raise BadInput(f"{path}: is a recipe of task {recipe.task}, which has no questions about images")
-    changes: dict[str, Any] = {} if model is None else {"model": model}
+    changes: dict[str, Any] = {} if model is None else {"model": _model(model)}
     if root is not None:
         changes["data"] = recipe.data.model_copy(update={"image_root": str(root.absolute())})
     recipe = recipe.model_copy(update=changes)
@@ -198,8 +184,10 @@ def _model(name: str) -> str:
 def look(given: Given, family: QuestionFamily | None, say: Say) -> Looked:
     """Every line and image of every split, as a run would check them; what is bad is listed, and the rest looked at."""
     data, looked = given.data, Looked()
-    for part in data.sets:
-        _look_at(given, part, family, looked, say)
+    for number, part in enumerate(data.sets):
+        for name, samples in _look_at(given, part, family, looked, say).items():
+            numbered = (replace(each, id=each.id + number * SET_SPAN) for each in samples)
+            looked.splits.setdefault(name, []).extend(numbered)
     if not any(looked.splits.values()):
         train = resolve_path(given.home, data.train)
         listed = report(looked.problems, in_lines(looked.problems), train) if looked.problems else ""
@@ -207,8 +195,10 @@ def look(given: Given, family: QuestionFamily | None, say: Say) -> Looked:
     return looked
 
 
-def _look_at(given: Given, part: QuestionSet, family: QuestionFamily | None, looked: Looked, say: Say) -> None:
-    """One of several sets that are mixed, or the only one."""
+def _look_at(
+    given: Given, part: QuestionSet, family: QuestionFamily | None, looked: Looked, say: Say
+) -> dict[str, list[Sample]]:
+    """The good questions of one of several sets that are mixed, or of the only one; `looked` hears of all else."""
     data, lost, splits = given.data, dict[str, str](), dict[str, list[Sample]]()
     root = resolve_path(given.home, part.image_root)
     wanted = Wanted(data.where_of(part), None, None, part.skip, part.fields)
@@ -235,167 +225,7 @@ def _look_at(given: Given, part: QuestionSet, family: QuestionFamily | None, loo
         sides = divided(splits["train"], part.split)
         looked.said.append(told(Path(part.train).name, sides, part.split))
         splits |= sides
-    for name, samples in splits.items():
-        looked.splits.setdefault(name, []).extend(samples)
-
-
-# The screen
-
-
-def screen(given: Given, looked: Looked, encoder: Encoder | None, width: int) -> Iterator[str]:
-    """All of it, a line each, none wider than so many columns unless a word of it is."""
-    there = {name: summary_of(side) for name, side in looked.splits.items() if side}
-    first = next(iter(there))
-    sets = given.data.sets
-    files = [f"{_short(given, getattr(p, name))} ({name})" for p in sets for name in looked.rows if getattr(p, name)]
-    roots = dict.fromkeys(_short(given, part.image_root) for part in sets)
-    yield from _wrapped(f"{', '.join(files)}; images in {', '.join(roots)}", width)
-    for each in (*given.guessed, *looked.said):
-        yield from _wrapped(each, width)
-    yield ""
-    yield from _table(there, looked.rows)
-    yield from _sentences(there[first], width)
-    for (one, other), images in on_several_sides(looked.splits).items():
-        yield from _wrapped(
-            f"{count(images, 'image')} of {one} are in {other} too: scores of it will be too good", width
-        )
-    yield ""
-    yield from _sharing(looked.splits[first], encoder, given.recipe, width)
-    yield ""
-    yield from _samples(looked.splits[first], encoder, width)
-    if looked.problems:
-        yield ""
-        of = resolve_path(given.home, given.data.train)
-        for line in report(looked.problems, in_lines(looked.problems), of).splitlines():
-            yield from _wrapped(line, width)
-
-
-def _short(given: Given, file: str) -> str:
-    path = resolve_path(given.home, file)
-    inside = path.is_relative_to(given.home)
-    return str(path.relative_to(given.home)) if inside and path != given.home else str(path)
-
-
-def _wrapped(text: str, width: int, indent: str = "    ") -> list[str]:
-    """A word that is too long, such as a path, stays whole."""
-    wrapper = textwrap.TextWrapper(width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-    return wrapper.wrap(text) or [""]
-
-
-def _spread(spread: Spread | None) -> str:
-    if spread is None:
-        return "-"
-    return (
-        f"{spread.least:,}-{spread.most:,}, median {spread.middle:,.0f}"
-        if spread.least < spread.most
-        else f"{spread.most:,}"
-    )
-
-
-def _table(there: Mapping[str, Summary], rows: Mapping[str, int]) -> Iterator[str]:
-    lines = {
-        "rows in the file": lambda name, _: f"{rows[name]:,}" if name in rows else "of train",
-        "questions": lambda _, each: f"{each.questions:,}",
-        "images, by content": lambda _, each: f"{each.images:,}",
-        "questions per image": lambda _, each: _spread(each.per_image),
-        "words of an answer": lambda _, each: _spread(each.words),
-        "asked twice": lambda _, each: f"{each.repeated:,}",
-        "with another answer": lambda _, each: f"{each.disagreeing:,}",
-        "images of two names": lambda _, each: f"{each.renamed:,}",
-    }
-    yield f"{'':20}" + "".join(f"{name:>22}" for name in there)
-    for label, cell in lines.items():
-        yield f"{label:20}" + "".join(f"{cell(name, each):>22}" for name, each in there.items())
-
-
-def _sentences(summary: Summary, width: int) -> Iterator[str]:
-    yield from _wrapped(f"image sizes: {_most(Counter({f'{w}×{h}': n for (w, h), n in summary.sizes.items()}))}", width)
-    yield from _wrapped(f"answers: {_most(summary.answers, summary.questions)}", width)
-    if summary.stages:
-        yield from _wrapped(f"stages: {_most(Counter({str(k): v for k, v in summary.stages.items()}))}", width)
-    if summary.types:
-        yield from _wrapped(f"types: {_most(summary.types)}", width)
-
-
-def _most(counted: Counter[str], of: int | None = None, listed: int = 5) -> str:
-    if not counted:
-        return "none"
-    parts = [
-        f"{in_one_line(text, 30)} ({n / of:.0%})" if of else f"{in_one_line(text, 30)} ({n:,})"
-        for text, n in counted.most_common(listed)
-    ]
-    more = len(counted) - listed
-    return ", ".join(parts) + (f" and {more:,} others" if more > 0 else "")
-
-
-def _sharing(samples: Sequence[Sample], encoder: Encoder | None, recipe: VlmRecipe | None, width: int) -> Iterator[str]:
-    """What computing each image of a step once gives, in each order."""
-    batch = min(16 if recipe is None else recipe.effective_batch, len(samples))
-    title = f"steps of {count(batch, 'question')}"
-    yield f"{title:26}{'images a step':>16}" + (f"{'tokens alone':>16}{'shared':>16}{'fewer':>10}" if encoder else "")
-    for kind in ORDERS:
-        steps = steps_in(kind, samples, batch)
-        line = f"  order {kind:18}{images_a_step(steps, samples):>16,.1f}"
-        if encoder is not None:
-            alone, shared = tokens_of(steps, samples, encoder)
-            line += f"{alone:>16,.0f}{shared:>16,.0f}{f'{alone / shared:.1f} times':>10}"
-        yield line
-    few = len(samples) > STEPS * batch
-    yield from _wrapped(
-        f"Tokens are those of a step, the mean of {f'{STEPS} steps' if few else 'all steps'}."
-        if encoder
-        else "With --model: in tokens too.",
-        width,
-    )
-
-
-def tokens_of(steps: Sequence[Sequence[int]], samples: Sequence[Sample], encoder: Encoder) -> tuple[float, float]:
-    """Of a step on average: each question by itself, and each image, and the text that its questions share, once."""
-    from sameday.data.questions.partition import Cut, Item, micro_batches
-
-    chosen = steps[:: -(-len(steps) // STEPS)]
-    alone = shared = 0
-    for step in chosen:
-        encoded = [encoder.encode(samples[i]) for i in step]
-        items = [Item(n, each.length, each.prefix, each.key, each.text) for n, each in enumerate(encoded)]
-        (parts,) = micro_batches(items, Cut(True, True, sys.maxsize))
-        alone += sum(each.length for each in encoded)
-        shared += sum(unit.tokens for part in parts for unit in part)
-    return alone / len(chosen), shared / len(chosen)
-
-
-def _samples(samples: Sequence[Sample], encoder: Encoder | None, width: int) -> Iterator[str]:
-    """Some questions of different images: as the model reads them, or as their file has them."""
-    first: dict[str, Sample] = {}
-    for sample in samples:
-        first.setdefault(sample.image_key, sample)
-    for sample in list(first.values())[:SHOWN]:
-        sizes = ", ".join(f"{image.width}×{image.height}" for image in sample.images) or "no image"
-        if encoder is None:
-            yield from _wrapped(f"{sample.where} ({sizes}): {in_one_line(sample.prompt, 300)}", width)
-            yield from _wrapped(f"    answer: {in_one_line(sample.answer, 300)}", width)
-            continue
-        encoded = encoder.encode(sample)
-        prompt, answer = as_read(encoded, encoder)
-        yield f"{sample.where} ({sizes}), {count(encoded.length, 'token')}, as the model reads it:"
-        lines = [*prompt.splitlines(), "learned: " + answer.replace("\n", "\\n")]
-        room = width - 4
-        yield from (f"    {line[at : at + room]}" for line in lines for at in range(0, max(1, len(line)), room))
-
-
-def as_read(encoded: Encoded, encoder: Encoder) -> tuple[str, str]:
-    """The tokens before the first answer and those that are learned, decoded; an image's as one with their number."""
-    pieces, runs = list[str](), list[tuple[bool, list[int]]]()
-    end = int(encoded.targets.argmax())
-    for token in encoded.tokens[:end].tolist():
-        image = token == encoder.image_token
-        if not runs or runs[-1][0] != image:
-            runs.append((image, []))
-        runs[-1][1].append(token)
-    for image, tokens in runs:
-        text = encoder.tokenizer.decode(tokens[:1] if image else tokens)
-        pieces.append(f"{text}×{len(tokens)}" if image else text)
-    return "".join(pieces), encoder.tokenizer.decode(encoded.tokens[encoded.targets].tolist())
+    return splits
 
 
 # The recipe
