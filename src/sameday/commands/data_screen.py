@@ -14,6 +14,7 @@ from sameday.data.questions.summary import (
     ORDERS,
     Spread,
     Summary,
+    common_images,
     images_a_step,
     on_several_sides,
     steps_in,
@@ -47,8 +48,7 @@ def screen(given: Given, looked: Looked, encoder: Encoder | None, width: int) ->
     yield from _table(there, looked.rows)
     yield from _sentences(there[first], width)
     for (one, other), images in on_several_sides(looked.splits).items():
-        shared = f"{one} and {other} have {count(images, 'image')} in common: scores of {other} will be too good"
-        yield from _wrapped(shared, width)
+        yield from _wrapped(common_images(one, other, images), width)
     yield ""
     yield from _sharing(looked.splits[first], encoder, given.recipe, width)
     yield ""

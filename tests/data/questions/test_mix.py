@@ -143,7 +143,8 @@ def test_sets_are_read_together(two_sets: Path, tiny_qwen3: Path) -> None:
     assert [each.set for each in train] == [0] * 9 + [1] * 6
     assert said == [
         "a mix of 2 sets: one/train.jsonl 9 questions, weight 1: 9 an epoch; two/train.jsonl 6 questions, weight 1.5: "
-        "9 an epoch"
+        "9 an epoch",
+        "train and val have 3 images in common: scores of val will be too good",
     ]
     assert audited.counts == {"train": {"one/train.jsonl": 9, "two/train.jsonl": 6}, "val": {"one/train.jsonl": 9}}
     files = setup.data_files(audited.splits)["training data"]

@@ -16,6 +16,7 @@ from sameday.data.questions.family import QuestionFamily
 from sameday.data.questions.hub import located
 from sameday.data.questions.sample import SET_SPAN, Sample
 from sameday.data.questions.split import divided, image_by_image, images_in, told
+from sameday.data.questions.summary import common_images, on_several_sides
 from sameday.data.questions.tables import Say
 from sameday.data.questions.wanted import Wanted
 from sameday.spec.dataset import QuestionSet, Split
@@ -135,6 +136,8 @@ class Reading:
         ]
         if train:
             self.say(f"a mix of {len(parts)} sets: {'; '.join(parts)}")
+        for (one, other), images in on_several_sides(self.splits).items():
+            self.say(common_images(one, other, images))
 
 
 def seen_in_epoch(samples: Sequence[Sample], weights: Sequence[float]) -> int:

@@ -11,6 +11,7 @@ from statistics import median
 from sameday.data.order import Place, epoch_steps
 from sameday.data.questions.sample import Sample
 from sameday.spec.order import Order
+from sameday.spec.words import count
 
 ORDERS = ("by_image", "shuffle")
 """What sharing gives is said of these."""
@@ -78,6 +79,10 @@ def on_several_sides(splits: Mapping[str, Sequence[Sample]]) -> dict[tuple[str, 
     names = list(there)
     pairs = [(one, other) for n, one in enumerate(names) for other in names[n + 1 :]]
     return {(one, other): both for one, other in pairs if (both := len(there[one] & there[other]))}
+
+
+def common_images(one: str, other: str, images: int) -> str:
+    return f"{one} and {other} have {count(images, 'image')} in common: scores of {other} will be too good"
 
 
 def steps_in(kind: str, samples: Sequence[Sample], batch: int, seed: int = 0) -> list[list[int]]:
