@@ -59,7 +59,9 @@ def train(
 
 @app.command()
 def data(
-    what: Annotated[list[str], typer.Argument(help="Files of questions, their folder, hf:OWNER/NAME, or a recipe (YAML).")],
+    what: Annotated[
+        list[str], typer.Argument(help="Files of questions, their folder, hf:OWNER/NAME, or a recipe (YAML).")
+    ],
     model: Annotated[
         str | None,
         typer.Option(help="Name or folder: in its tokens, and as it reads questions. Default: the recipe's."),
