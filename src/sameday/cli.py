@@ -57,6 +57,26 @@ def train(
     train_from_files(recipe, plan, out, sets, stop_after)
 
 
+@app.command()
+def data(
+    what: Annotated[
+        list[str], typer.Argument(help="Files of questions, their folder, hf:OWNER/NAME, or a recipe (YAML).")
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option(help="Name or folder: in its tokens, and as it reads questions. Default: the recipe's."),
+    ] = None,
+    recipe: Annotated[Path | None, typer.Option(help="Write a recipe to start from; needs --model.")] = None,
+    image_root: Annotated[
+        Path | None, typer.Option(help="Folder that images are named from. Default: searched.")
+    ] = None,
+) -> None:
+    """What a set of questions is like, on one screen: images, answers, duplicates, problems, what sharing gives."""
+    from sameday.commands.data import inspect_data
+
+    inspect_data(what, model, recipe, image_root)
+
+
 @app.command("eval")
 def evaluate(
     what: Annotated[Path, typer.Argument(help="Folder of a run, or a recipe (YAML).")],

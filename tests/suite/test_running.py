@@ -119,9 +119,13 @@ def test_what_jobs_would_find_hours_later_is_told_at_once(home: Home) -> None:
     """By run and by plan; nothing is begun."""
     (home.path / "bad.yaml").write_text("task: classify\nnum_epoch: 3\n")
     (home.path / "far.yaml").write_text((home.path / "recipe.yaml").read_text().replace("path: set", "path: nowhere"))
+    (home.path / "raw-0.parquet").touch()
+    files = {"train": "raw-*.parquet", "val": "none-*.parquet", "test": "hf:org/set"}
+    (home.path / "questions.yaml").write_text(json.dumps({"task": "vqa", "model": "org/model", "data": files}))
     job = {"do": "train", "recipe": "recipe.yaml", "after": ["good"]}
     jobs = {
         "good": training(),
+        "questions": job | {"recipe": "questions.yaml"},
         "typo": job | {"recipe": "bad.yaml"},
         "set": job | {"set": ["recipe.sead=1", "plan.foo=2"]},
         "data": job | {"recipe": "far.yaml"},
@@ -139,13 +143,15 @@ def test_what_jobs_would_find_hours_later_is_told_at_once(home: Home) -> None:
     assert "set: --set recipe.sead=1: sead is not a key here; nearest: seed\n" in said
     assert "set: --set plan.foo=2: foo is not a key here; allowed: share_images" in said
     assert told["data"] == f"{home.path}/nowhere of its recipe's data is not there"
+    assert told["questions"] == f"{home.path}/none-*.parquet of its recipe's data is not there"
     assert told["base"] == "base: task classify starts from random weights, and has no base model to evaluate"
     assert told["adapter"] == f"--adapter {home.path}/set: task classify has no adapters"
     assert told["cache"] == "task classify has no use for a cache" and "plan: " in said
     assert "cascade: --set plan.bar=1: bar is not a key here" in said
     assert told["cascade"] == "cascade: task classify generates no answers"
     code, planned = typed("plan", str(suite), "--out", str(out))
-    assert code and planned.splitlines() == [line for line in said.splitlines() if not line.startswith("data: ")]
+    elsewhere = ("data: ", "questions: ")
+    assert code and planned.splitlines() == [line for line in said.splitlines() if not line.startswith(elsewhere)]
 
 
 def test_where_out_is(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

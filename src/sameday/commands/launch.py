@@ -147,6 +147,8 @@ def _announce(session: Session, run: RunFolder) -> None:
     if not run.begun:
         return
     run.write_json("skipped.json", [asdict(each) for each in audited.left_out])
+    if audited.counts:
+        run.write_json("data.json", audited.counts)
     if audited.left_out:
         session.say("what was left out is recorded in skipped.json")
     resolved = {name: f"{value}: {why}" for name, (value, why) in session.resolved.values.items()}

@@ -54,6 +54,43 @@ def whole_image_steps(places: Sequence[Place], order: Order, batch: int, seed: i
     return steps
 
 
+def epoch_size(count: int, weight: float) -> int:
+    """How many questions of a set of so many an epoch sees."""
+    return max(1, round(count * weight)) if count else 0
+
+
+def mixed_epoch_steps(
+    places: Sequence[Place],
+    sets: Sequence[int],
+    weights: Sequence[float],
+    order: Order,
+    batch: int,
+    seed: int,
+    epoch: int,
+) -> list[list[int]]:
+    """As `epoch_steps`, with each place as often as the weight of its set says. `sets[i]` is the set of place i. Where
+    that is no whole number, an epoch takes a part of the set, image by image, and the next epoch goes on behind it:
+    over epochs all places of a set are seen equally often, give or take one."""
+    drawn: list[int] = []
+    copies: list[Place] = []
+    for number, weight in enumerate(weights):
+        members = [i for i, part in enumerate(sets) if part == number]
+        whole, rest = divmod(epoch_size(len(members), weight), max(1, len(members)))
+        together = [i for image in _images(places, members, Order(kind="by_image"), seed, 0) for i in image]
+        begin = epoch * rest
+        some = sorted(together[(begin + n) % len(members)] for n in range(rest))
+        for copy, each in enumerate([*[members] * whole, some]):
+            drawn += each
+            # A second time is a place of its own, so that it comes at another moment of the epoch.
+            copies += [_again(places[i], copy) for i in each]
+    steps = epoch_steps(copies, order, batch, seed, epoch)
+    return [[drawn[i] for i in step] for step in steps]
+
+
+def _again(place: Place, copy: int) -> Place:
+    return place if copy == 0 else Place(place.id + (copy << 40), (place.image, copy), place.stage)
+
+
 def permutation(count: int, *what: object) -> np.ndarray:
     """The numbers below `count` in an order that `what` decides, and nothing else: no generator's stream, whose
     versions differ. By splitmix64, which is one to one, so that no two numbers tie."""

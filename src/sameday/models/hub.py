@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
 
+from sameday.data.questions.hub import check_room, first_line
 from sameday.spec.errors import BadInput
 
 OLD_TEMPLATE = "chat_template.json"
@@ -26,20 +26,13 @@ def announce_download(model: str, revision: str | None, say: Callable[[str], Non
             return
         info = HfApi().model_info(model, revision=revision, files_metadata=True)
     except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise BadInput(
             f"model {model!r} is neither a folder nor in the cache ({constants.HF_HUB_CACHE}), "
-            f"and the hub did not give it: {reason}"
+            f"and the hub did not give it: {first_line(error)}"
         ) from None
     files = [f for f in info.siblings or [] if any(fnmatch(f.rfilename, pattern) for pattern in WANTED)]
     size = sum(f.size or 0 for f in files)
-    cache = Path(constants.HF_HUB_CACHE)
-    existing = next(p for p in (cache, *cache.parents) if p.exists())
-    free = shutil.disk_usage(existing).free
-    text = f"{model}: {size / 1e9:.1f} GB to download to {cache}, where {free / 1e9:.1f} GB are free"
-    if size > free:
-        raise BadInput(f"{text}. HF_HOME names another place.")
-    say(text)
+    check_room(model, size, say)
 
 
 def processor_template(model: str, revision: str | None) -> str:

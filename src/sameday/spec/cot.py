@@ -37,6 +37,14 @@ class CotRecipe(VlmRecipe):
                 f"order {order.kind} {apart}, and a stage's context comes from the image's other questions in the same "
                 "step; allowed: by_image (images at random), listed (images as in the file)"
             )
+        for name, part in zip(
+            ("data", *(f"data.mix[{n}]" for n in range(len(self.data.mix)))), self.data.sets, strict=True
+        ):
+            if part.weight != 1:
+                yield (
+                    f"{name}.weight is {part.weight:g}, which takes some of an image's questions more often than "
+                    "others, and a stage's context comes from all of them in the same step; must be 1"
+                )
         if order.max_per_image is not None:
             yield (
                 f"order.max_per_image {order.max_per_image} would take an image's questions apart, and a stage's "

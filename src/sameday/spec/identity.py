@@ -80,8 +80,9 @@ def paths_of(model: BaseModel) -> Iterator[str]:
     """The files and folders that a spec names, as written."""
     for name, field in type(model).model_fields.items():
         value = getattr(model, name)
-        if isinstance(value, BaseModel):
-            yield from paths_of(value)
+        if isinstance(value, BaseModel | tuple):
+            for inner in value if isinstance(value, tuple) else (value,):
+                yield from paths_of(inner) if isinstance(inner, BaseModel) else ()
         elif isinstance(value, str) and _is_path(field):
             yield value
 

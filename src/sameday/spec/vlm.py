@@ -5,62 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
+from sameday.spec.dataset import Data, Split
 from sameday.spec.evaluation import Evaluation
 from sameday.spec.identity import IS_PATH
 from sameday.spec.limits import COUNTED, at_most
 from sameday.spec.lora import Lora
 from sameday.spec.order import Order
-from sameday.spec.questions import Categories, Prompt, Where
-from sameday.spec.recipe import Recipe, StageRecipe, Strict
+from sameday.spec.questions import Categories, Prompt
+from sameday.spec.recipe import Recipe, StageRecipe
 from sameday.spec.stages import Stage
-
-KEYS = ("image", "question", "answer", "stage", "type", "instruction")
-
-
-class Data(Strict):
-    """Question files (JSON lines, a JSON array, CSV or parquet) and where their images lie."""
-
-    train: str = Field(
-        description="File of training questions, or a pattern such as raw-*.parquet. Paths are relative to the "
-        "recipe's folder.",
-        json_schema_extra=IS_PATH,
-    )
-    val: str | None = Field(None, description="File of validation questions.", json_schema_extra=IS_PATH)
-    test: str | None = Field(None, description="File of test questions.", json_schema_extra=IS_PATH)
-    image_root: str = Field(
-        ".", description="Folder that image paths are relative to, and may not leave.", json_schema_extra=IS_PATH
-    )
-    where: Where = Field(
-        default_factory=dict,
-        description="Only questions whose line has these values: {stage: 1}, {stage: [1, 2], type: yes/no}.",
-    )
-    skip: Where = Field(
-        default_factory=dict,
-        description='Lines that are passed over for one of these values: {answer: [nan, "N/A"]}.',
-    )
-    fields: dict[str, str] = Field(
-        default_factory=dict, description="What the files call these keys: {question: query, stage: complexity}."
-    )
-    limit: int | None = Field(
-        None,
-        ge=1,
-        **COUNTED,
-        description="Use only the first so many questions of each file that where leaves.",
-    )
-    on_bad: Literal["stop", "skip"] = Field(
-        "stop", description="Bad lines stop the run, or are left out and recorded in the run folder."
-    )
-
-    @field_validator("fields")
-    @classmethod
-    def _our_keys(cls, fields: dict[str, str]) -> dict[str, str]:
-        if unknown := sorted(fields.keys() - set(KEYS)):
-            raise ValueError(
-                f"must name keys among {', '.join(KEYS)}, each with a column, and has {', '.join(unknown)}"
-            )
-        return fields
 
 
 class VlmRecipe(Recipe):
@@ -71,7 +26,14 @@ class VlmRecipe(Recipe):
     )
     sample: ClassVar[str] = "question"
     plain: ClassVar[str] = "one question at a time"
-    scored_by: ClassVar[tuple[str, ...]] = ("data.val", "data.where", "loss_weight", "answer_end")
+    scored_by: ClassVar[tuple[str, ...]] = (
+        "data.val",
+        "data.split",
+        *(f"data.split.{name}" for name in Split.model_fields),
+        "data.where",
+        "loss_weight",
+        "answer_end",
+    )
     scores: ClassVar[tuple[str, ...]] = ("loss", "exact_match")
 
     model: str = Field(

@@ -50,11 +50,13 @@ class LeftOut:
 @dataclass(frozen=True)
 class Audited:
     """Data that was checked. `splits` goes from the first rank to the others, and into `load`; only the task knows what
-    it is. `sizes` counts the samples of each split."""
+    it is. `sizes` counts the samples of each split, of training those that an epoch sees; `counts` says where they come
+    from, where that is not one file."""
 
     splits: Any
     sizes: dict[str, int]
     left_out: list[LeftOut]
+    counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

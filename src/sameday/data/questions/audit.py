@@ -17,6 +17,7 @@ from sameday.data.questions.lines import NEEDED
 from sameday.data.questions.prompt import asked
 from sameday.data.questions.read import Raw, meant_keys
 from sameday.data.questions.sample import ImageRef, Sample, last_user_text
+from sameday.data.questions.tables import Say
 from sameday.data.questions.wanted import Reader, Wanted
 from sameday.data.questions.where import Tally
 from sameday.spec.errors import BadInput
@@ -340,3 +341,16 @@ def _decode_all(
 def cores() -> int:
     """The cores this process may use: a container or a batch job often has fewer than the machine."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def tenths(name: str, say: Say) -> Callable[[int, int], None]:
+    """A line at each tenth of a long audit; nothing for a short one."""
+    shown = 0
+
+    def show(done: int, total: int) -> None:
+        nonlocal shown
+        if total >= 500 and done * 10 // total > shown:
+            shown = done * 10 // total
+            say(f"checking {name}: {done} of {total} images decoded")
+
+    return show

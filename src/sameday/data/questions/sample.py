@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+SET_SPAN = 10**8
+"""Ids of the questions of one set; those of the next that is mixed with it begin there."""
 WITHOUT_IMAGE = "line "
 """How the key of a question begins that has no image: no image is called so."""
 
@@ -37,7 +39,7 @@ class Message:
 @dataclass(frozen=True)
 class Sample:
     """`id` is the number of its line in the file, or of its item in an array, so that randomness keyed by it survives
-    a changed selection."""
+    a changed selection; in the sets of a mix it goes on from `SET_SPAN`."""
 
     id: int
     where: str
@@ -63,6 +65,11 @@ class Sample:
     def answer(self) -> str:
         """The text of the last turn, which is always the assistant's."""
         return self.messages[-1].text
+
+    @property
+    def set(self) -> int:
+        """Which of the sets of a mix it is from."""
+        return self.id // SET_SPAN
 
     @property
     def image_key(self) -> str:

@@ -19,8 +19,8 @@ from sameday.spec.errors import BadInput
 
 UNPACKED = ".unpacked"
 """Folder of unpacked tables, below `image_root`."""
-AT_ONCE = 64
-"""Rows that are held: of large images some hundred megabytes."""
+AT_ONCE = 16
+"""Rows that are held: of large images about a hundred megabytes."""
 SAID = 2000
 """Rows between two words of progress."""
 INSTALL = "pip install 'sameday[parquet]'"

@@ -13,7 +13,9 @@ from sameday.data.questions.lines import Line, read_lines
 from sameday.data.questions.read import Raw, parse_line
 from sameday.data.questions.tables import Say
 from sameday.data.questions.where import Tally, holds
+from sameday.spec.dataset import QuestionSet
 from sameday.spec.questions import Prompt
+from sameday.spec.vlm import VlmRecipe
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,13 @@ class Wanted:
     """Lines that are passed over for one of these values."""
     fields: dict[str, str] = field(default_factory=dict)
     """What the file calls our keys."""
+
+    @classmethod
+    def by(cls, recipe: VlmRecipe, home: Path, part: QuestionSet | None = None) -> Wanted:
+        """Of one of the sets of a recipe, by itself its first; paths start at `home`."""
+        categorizer = None if recipe.categories is None else Categorizer.load(recipe.categories, home)
+        part = part or recipe.data
+        return cls(recipe.data.where_of(part), categorizer, recipe.prompt, part.skip, part.fields)
 
 
 @dataclass(frozen=True)

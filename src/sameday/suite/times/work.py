@@ -153,8 +153,9 @@ def wrong(suite: Suite, home: Path, folder: SuiteFolder, name: str, data: bool =
     problems: list[str] = []
     named = getattr(specs.recipe, "data", None)
     if data and job.of is None and named is not None:
-        files = sorted({resolve_path(specs.home, each) for each in paths_of(named)})
-        problems += [f"{path} of its recipe's data is not there" for path in files if not path.exists()]
+        files = sorted({resolve_path(specs.home, each) for each in paths_of(named) if not each.startswith("hf:")})
+        missing = [path for path in files if not path.exists() and not any(path.parent.glob(path.name))]
+        problems += [f"{path} of its recipe's data is not there" for path in missing]
     try:
         if job.of is not None:
             load_plan(planned, split_sets(sets_of(suite, name))[1], specs.recipe)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -14,7 +14,7 @@ from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.spec.vlm import VlmRecipe
 from sameday.spec.vqa import VqaRecipe
-from sameday.tasks.base import TRAINING, Audited, Caching, Choice, LeftOut, Resolved, Say, TaskSetup
+from sameday.tasks.base import DATA, TRAINING, Audited, Caching, Choice, LeftOut, Resolved, Say, TaskSetup
 from sameday.tasks.vqa.words import recipe_words
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sameday.data.questions.wanted import Wanted
     from sameday.hardware.machine import Machine
     from sameday.models.families.base import Family
+    from sameday.spec.dataset import QuestionSet
     from sameday.spec.evaluation import Evaluation
     from sameday.tasks.vqa.task import VqaTask
 
@@ -63,52 +64,25 @@ class VqaSetup(TaskSetup):
     recipe: VlmRecipe
 
     def lacks(self, split: str) -> str | None:
-        return f"the recipe has no data.{split}" if getattr(self.recipe.data, split) is None else None
+        there = any(self._file(part, split) is not None for part in self.recipe.data.sets)
+        return None if there else f"the recipe has no data.{split}"
+
+    @staticmethod
+    def _file(part: QuestionSet, split: str) -> str | None:
+        """The file that questions of a split come from: its own, or the training file, of which it is a share."""
+        held = {} if part.split is None else part.split.shares
+        file: str | None = part.train if split in held else getattr(part, split)
+        return file
 
     def audit(self, say: Say, splits: Sequence[str] = TRAINING, few: Mapping[str, int] | None = None) -> Audited:
         from sameday.data.problems import in_lines, report
-        from sameday.data.questions.audit import NoneLeft, WrongRoot, check, lost_images
+        from sameday.data.questions.sets import Reading, seen_in_epoch
 
         family, unknown = self._family_or_error(say)
         refuse(self._special_texts(() if family is None else family.markers.special))
-        data, wanted = self.recipe.data, self.wanted
-        audited: dict[str, list[Sample]] = {}
-        skipped: list[Any] = []
-        errors: list[str] = []
-        empty: dict[str, str] = {}
-        lost: dict[str, str] = {}
-        root = resolve_path(self.home, data.image_root)
-        if not root.is_dir():
-            errors.append(f"recipe.data.image_root is {data.image_root}, and {root} is not a folder")
-        for name in splits:
-            file = getattr(data, name)
-            if file is None:
-                continue
-            try:
-                audited[name], problems = check(
-                    resolve_path(self.home, file),
-                    root if root.is_dir() else None,
-                    family,
-                    limit=data.limit,
-                    on_bad=data.on_bad,
-                    progress=_progress(name, say),
-                    label=file,
-                    few=None if few is None else few[name],
-                    wanted=wanted,
-                    all_values=name == "train",
-                    say=say,
-                    stages=self.needed_stages,
-                )
-                skipped += problems
-            except NoneLeft as error:
-                empty[name] = str(error)
-            except WrongRoot as error:
-                lost[file] = error.name
-                errors += [error.others] if error.others else []
-            except BadInput as error:
-                errors.append(str(error))
-        if lost:  # said once, whatever the number of files
-            errors.append(lost_images(root, next(iter(lost.values())), list(lost)))
+        data = self.recipe.data
+        reading = Reading(self.recipe, self.home, family, self.needed_stages, say, few).read(splits)
+        audited, empty, errors = reading.splits, reading.empty, reading.errors
         none = {"train": empty["train"]} if "train" in empty else empty if not audited and not errors else {}
         if errors or (none and unknown is not None):
             raise BadInput("\n".join([*errors, *none.values()]))
@@ -122,21 +96,20 @@ class VqaSetup(TaskSetup):
             say(f"{why}; the run has no {name} scores")
         if few is None:
             self._say_unused_templates(audited, say)
-        if skipped:
-            say(f"left out: {report(skipped, in_lines(skipped), self.home / data.train)}")
+        if reading.skipped:
+            say(f"left out: {report(reading.skipped, in_lines(reading.skipped), self.home / data.train)}")
         sizes = {name: len(samples) for name, samples in audited.items()}
-        return Audited(audited, sizes, [LeftOut(problem.where, problem.what) for problem in skipped])
+        if "train" in sizes:
+            sizes["train"] = seen_in_epoch(audited["train"], [part.weight for part in data.sets])
+        left_out = [LeftOut(problem.where, problem.what) for problem in reading.skipped]
+        return Audited(audited, sizes, left_out, reading.counts())
 
     @cached_property
     def wanted(self) -> Wanted:
         """Which questions the recipe takes, and how they are asked."""
-        from sameday.data.questions.categories import Categorizer
         from sameday.data.questions.wanted import Wanted
 
-        recipe = self.recipe
-        categorizer = None if recipe.categories is None else Categorizer.load(recipe.categories, self.home)
-        data = recipe.data
-        return Wanted(data.where, categorizer, recipe.prompt, data.skip, data.fields)
+        return Wanted.by(self.recipe, self.home)
 
     def _special_texts(self, special: Sequence[str]) -> Iterator[str]:
         from sameday.data.questions.read import PLACEHOLDER
@@ -259,12 +232,12 @@ class VqaSetup(TaskSetup):
 
     def data_files(self, splits: Any) -> dict[str, list[Path]]:
         data, categories = self.recipe.data, self.recipe.categories
-        listed = {"training data": ("train", data.train), "validation data": ("val", data.val)}
-        files = {
-            what: [resolve_path(self.home, file), *(image.path for each in splits[split] for image in each.images)]
-            for what, (split, file) in listed.items()
-            if file is not None and split in splits
-        }
+        files: dict[str, list[Path]] = {}
+        for split, what in DATA.items():
+            listed = [file for part in data.sets if (file := self._file(part, split)) is not None]
+            if listed and split in splits:
+                images = (image.path for each in splits[split] for image in each.images)
+                files[what] = [*(resolve_path(self.home, file) for file in listed), *images]
         if categories is not None and categories.table is not None:
             files["categories"] = [resolve_path(self.home, categories.table)]
         return files
@@ -277,6 +250,7 @@ class VqaSetup(TaskSetup):
 
     def epoch_flop(self, plan: Plan, splits: Any) -> float:
         """Of the language model: a tower adds a tenth or so."""
+        from sameday.data.questions.sets import seen_in_epoch
         from sameday.tasks.vqa.automatic import language_weights
 
         samples: list[Sample] = splits["train"]
@@ -288,6 +262,7 @@ class VqaSetup(TaskSetup):
         # A matmul forward and one for its input's gradient; one more for the weights' where they are trained.
         matmuls = 2 if self.recipe.train == "lora" else 3
         tokens = prefixes * prefix + len(samples) * rest
+        tokens *= seen_in_epoch(samples, [part.weight for part in self.recipe.data.sets]) / len(samples)
         return 2 * matmuls * tokens * language_weights(self.config.get_text_config())
 
     def load(self, plan: Plan, device: torch.device, splits: Any) -> VqaTask:
@@ -455,16 +430,3 @@ class VqaSetup(TaskSetup):
 
     def words(self) -> tuple[str, str]:
         return recipe_words(self.recipe)
-
-
-def _progress(name: str, say: Say) -> Callable[[int, int], None]:
-    """A line at each tenth of a long audit; nothing for a short one."""
-    shown = 0
-
-    def show(done: int, total: int) -> None:
-        nonlocal shown
-        if total >= 500 and done * 10 // total > shown:
-            shown = done * 10 // total
-            say(f"checking {name}: {done} of {total} images decoded")
-
-    return show

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sameday.data.loader import feed
-from sameday.data.order import Place, epoch_steps
+from sameday.data.order import Place, epoch_steps, mixed_epoch_steps
 from sameday.data.problems import Problem, in_lines, report
 from sameday.data.questions.audit import SKIP
 from sameday.data.questions.batch import Batch, make_batch
@@ -25,6 +25,7 @@ from sameday.data.questions.partition import Cut, Item, MicroBatch, halve, micro
 from sameday.data.questions.processor import ImageProcessor
 from sameday.data.questions.sample import Sample, images_of
 from sameday.data.questions.seen import read_back
+from sameday.data.questions.sets import seen_in_epoch
 from sameday.data.questions.source import ReadImage, Source
 from sameday.data.seen import Seen
 from sameday.hardware.machine import detect_machine
@@ -137,10 +138,18 @@ class VqaTask(Task):
     # Order: recipe
 
     def _epoch_steps(self, epoch: int) -> list[list[int]]:
-        return epoch_steps(self.places, self.recipe.order, self.recipe.effective_batch, self.recipe.seed, epoch)
+        recipe, weights = self.recipe, self._weights
+        how = (recipe.order, recipe.effective_batch, recipe.seed, epoch)
+        if all(weight == 1 for weight in weights):
+            return epoch_steps(self.places, *how)
+        return mixed_epoch_steps(self.places, [s.set for s in self.splits["train"]], weights, *how)
+
+    @property
+    def _weights(self) -> list[float]:
+        return [part.weight for part in self.recipe.data.sets]
 
     def steps_per_epoch(self) -> int:
-        return -(-len(self.places) // self.recipe.effective_batch)
+        return -(-seen_in_epoch(self.splits.get("train", []), self._weights) // self.recipe.effective_batch)
 
     def step_ids(self, step: int) -> list[int]:
         epoch, number = divmod(step, self.steps_per_epoch())

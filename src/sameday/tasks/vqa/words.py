@@ -27,9 +27,12 @@ def recipe_words(recipe: VlmRecipe) -> tuple[str, str]:
     what += f"The base model's weights are stored as {recipe.base_words}. " if recipe.base_format == "nf4" else ""
     what += "The vision tower is trained too." if recipe.train_vision else "The vision tower is frozen."
     data = f"Questions come from {recipe.data.train}, {ORDERS[recipe.order.kind]}"
+    if recipe.data.mix:
+        mixed = [f"{part.train} (weight {number(part.weight)})" for part in recipe.data.mix]
+        data += f", mixed with {', '.join(mixed)}"
     if recipe.order.max_per_image:
         data += f", at most {recipe.order.max_per_image} of one image in a step"
-    data += f"; validated on {recipe.data.val}. " if recipe.data.val else "; there is no validation set. "
+    data += f"; validated on {_judged_by(recipe)}. " if _judged_by(recipe) else "; there is no validation set. "
     data += f"Only questions {where_words(recipe.data.where)} are used. " if recipe.data.where else ""
     data += f"Lines {where_words(recipe.data.skip).replace(' and ', ' or ')} are skipped. " if recipe.data.skip else ""
     data += f"Only the first {recipe.data.limit:,} of each file are used. " if recipe.data.limit else ""
@@ -45,3 +48,9 @@ def recipe_words(recipe: VlmRecipe) -> tuple[str, str]:
     data += "An answer is learned with the line break that follows its end. " if recipe.answer_end == "turn" else ""
     each = "answer token" if recipe.loss_weight == "token" else "question"
     return what, data + f"In the loss each {each} weighs the same."
+
+
+def _judged_by(recipe: VlmRecipe) -> str | None:
+    """The validation file, or the share of images that is held out for it, by content."""
+    split = recipe.data.split
+    return f"{split.val:.0%} of its images, by their content" if split is not None and split.val else recipe.data.val

@@ -1,0 +1,85 @@
+"""Sets of questions by their name on the Hub: in its cache, or downloaded into it once size and room are known."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from sameday.data.questions.guess import SUFFIXES, by_split, question_files
+from sameday.data.questions.tables import Say
+from sameday.spec.dataset import HubName, hub_name
+from sameday.spec.errors import BadInput
+from sameday.spec.load import resolve_path
+
+_IN_CACHE = re.compile(r"/datasets--([^/]+)--([^/]+)/snapshots/([^/]+)/(.+)$")
+
+
+def located(home: Path, value: str, split: str, say: Say) -> Path:
+    """The file, or the pattern of files, that a recipe in `home` names for a split; what the Hub has is brought."""
+    name = hub_name(value)
+    if name is None:
+        return resolve_path(home, value)
+    folder = brought(name, say)
+    if name.path:
+        return folder / name.path
+    splits = by_split(question_files(folder))
+    if split not in splits:
+        there = ", ".join(f"{each} ({file.name})" for each, file in splits.items())
+        raise BadInput(f"recipe.data.{split} is {value}, which has no file of that name; there are {there}")
+    return splits[split]
+
+
+def brought(name: HubName, say: Say) -> Path:
+    """The folder of a set's files. One that is in the cache is taken as it is, and nobody is asked."""
+    from huggingface_hub import constants, snapshot_download
+
+    asked: Any = {"repo_type": "dataset", "revision": name.revision, "allow_patterns": name.patterns or _all_kinds()}
+    try:
+        folder = Path(snapshot_download(name.repo, local_files_only=True, **asked))
+        if any(folder.glob(name.path or "**/*")):
+            return folder
+    except (OSError, ValueError):
+        pass  # not there, or not all of it
+    try:
+        files = snapshot_download(name.repo, dry_run=True, **asked)
+    except Exception as error:
+        raise BadInput(
+            f"{name}: is not in the cache ({constants.HF_HUB_CACHE}), and the Hub did not give it: "
+            f"{first_line(error)}; on a machine with a network `hf download {name.repo} --repo-type dataset` brings "
+            "it, and HF_HOME names the cache"
+        ) from None
+    if not files:
+        raise BadInput(f"{name}: has no file of questions there; known are {', '.join(name.patterns or _all_kinds())}")
+    check_room(str(name), sum(file.file_size or 0 for file in files if file.will_download), say)
+    try:
+        return Path(snapshot_download(name.repo, **asked))
+    except Exception as error:
+        raise BadInput(f"{name}: the download stopped: {first_line(error)}; the same command goes on with it") from None
+
+
+def _all_kinds() -> list[str]:
+    return [f"*{suffix}" for suffix in SUFFIXES]
+
+
+def check_room(what: str, size: int, say: Say) -> None:
+    """Says how much is to be downloaded; BadInput where the disk of the cache has no room for it."""
+    from huggingface_hub import constants
+
+    cache = Path(constants.HF_HUB_CACHE)
+    free = shutil.disk_usage(next(each for each in (cache, *cache.parents) if each.exists())).free
+    text = f"{what}: {size / 1e9:.1f} GB to download to {cache}, where {free / 1e9:.1f} GB are free"
+    if size > free:
+        raise BadInput(f"{text}. HF_HOME names another place.")
+    say(text)
+
+
+def first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def name_of(path: Path) -> str | None:
+    """A file of the cache as a recipe names it: of the version that it is now, whatever the Hub has later."""
+    place = _IN_CACHE.search(str(path.absolute()))
+    return None if place is None else f"hf:{place[1]}/{place[2]}@{place[3]}/{place[4]}"
