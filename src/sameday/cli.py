@@ -220,17 +220,29 @@ def report(
 
 @app.command()
 def convert(
-    old: Annotated[Path, typer.Argument(help="A Trainer-style config (YAML).")],
+    old: Annotated[Path, typer.Argument(help="A config (YAML), or a shell script that starts the trainer.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for recipe.yaml and plan.yaml.")] = Path("."),
     drop: Annotated[list[str], typer.Option(help="Leave out this key, or section, whatever it says.")] = [],  # noqa: B006
+    trainer: Annotated[
+        str | None,
+        typer.Option("--from", help="Whose it is: trainer, llamafactory, swift, trl, axolotl. Default: by its keys."),
+    ] = None,
+    train: Annotated[Path | None, typer.Option(help="File of training questions, instead of the config's.")] = None,
+    val: Annotated[Path | None, typer.Option(help="File of validation questions, likewise.")] = None,
+    images: Annotated[Path | None, typer.Option(help="Folder that image paths are relative to, likewise.")] = None,
 ) -> None:
-    """A Trainer-style config becomes a recipe and a plan; every key says where it went."""
+    """A config of another trainer becomes a recipe and a plan; every key says where it went."""
+    import os
+
     from sameday.models.families import known_families
     from sameday.spec.convert.config import convert as convert_file
     from sameday.spec.convert.conversion import render, write
 
-    conversion = convert_file(old, known_families(), drop)
+    given = {"--train": train, "--val": val, "--images": images}
+    near = {name: Path(os.path.relpath(path, old.parent)).as_posix() for name, path in given.items() if path}
+    conversion = convert_file(old, known_families(), drop, trainer, near)
     paths = write(conversion, out)
+    tell(conversion.recognised)
     tell(render(conversion.notes))
     tell(f"written: {', '.join(map(str, paths))}")
 

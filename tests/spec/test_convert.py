@@ -242,7 +242,7 @@ def test_a_config_without_model_or_data_is_refused(tmp_path: Path) -> None:
         convert(tmp_path / "old.yaml")
     assert str(error.value).splitlines() == [
         f"{tmp_path}/old.yaml: names no model: give model_name_or_path",
-        f"{tmp_path}/old.yaml: names no training questions: give train_file",
+        f"{tmp_path}/old.yaml: names no training questions: give train_file, or --train FILE",
     ]
 
 
