@@ -36,6 +36,7 @@ RANK = {
     "verify": 9,
     "tune": 10,
     "suite": 10,
+    "api": 11,
     "cli": 11,
     "__main__": 12,
 }
