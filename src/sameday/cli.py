@@ -170,6 +170,9 @@ def profile(
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps that are timed.")] = 20,
     warmup: Annotated[int, typer.Option(min=1, help="Steps before them.")] = 5,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write a trace of a few steps here (.json, .json.gz), for ui.perfetto.dev.")
+    ] = None,
     hardware: Annotated[
         bool, typer.Option("--hardware", help="Kernels, rates and environment variables instead; trains nothing.")
     ] = False,
@@ -180,12 +183,13 @@ def profile(
     from sameday.profile.command import hardware as list_hardware
     from sameday.profile.command import profile as run
 
-    if hardware and json is not None:
-        raise BadInput("--hardware has no --json: it lists what is there")
+    if hardware and (json is not None or trace is not None):
+        option = "--json" if json is not None else "--trace"
+        raise BadInput(f"--hardware has no {option}: it lists what is there")
     if hardware:
         list_hardware(recipe, plan, sets, tell)
     else:
-        run(recipe, plan, sets, steps, warmup, json, tell)
+        run(recipe, plan, sets, steps, warmup, json, tell, trace)
 
 
 @app.command()

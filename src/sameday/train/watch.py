@@ -39,14 +39,14 @@ class Watch:
         log_steps: int,
         device: torch.device,
         names: Callable[[int], Sequence[str]] = lambda _step: (),
+        track: str = "none",
     ) -> None:
-        """`names` are the samples of a step, as a user can find them."""
+        """`names` are the samples of a step, as a user can find them; `track` is a tracker that gets the numbers."""
         self.run, self.total, self.log_steps, self._names = run, total, log_steps, names
         self._losses: list[float] | None = None  # of the latest steps
         self.live: Any = None
         self.board: Any = None
-        tracked = run is not None and run.plan.track != "none"
-        self.tracker = Tracker(run.plan.track, run, self.say) if run is not None and tracked else None
+        self.tracker = Tracker(track, run, self.say) if run is not None and track != "none" else None
         self.gpu = gpu_use(device)
         self.device_name = detect_machine(device.type).name
         self._recent: list[tuple[float, int, float]] = []  # (seconds, samples, wait) of the latest steps
