@@ -136,6 +136,25 @@ def merge(
 
 
 @app.command()
+def push(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    repo: Annotated[str, typer.Argument(help="Its name on the Hub: USER/NAME.")],
+    checkpoint: Annotated[str | None, typer.Option(help="last, best or step-N. Default: the finished weights.")] = None,
+    private: Annotated[bool, typer.Option("--private", help="A new repository that only you see.")] = False,
+    base: Annotated[str | None, typer.Option(help="The base model's name on the Hub, where it was a folder.")] = None,
+    license: Annotated[str | None, typer.Option(help="What the card says: apache-2.0, cc-by-4.0, other.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Write the folder that would be pushed, and push nothing.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="With --dry-run: that folder. Default: RUN/push.")] = None,
+) -> None:
+    """A run's weights to the Hub, with a model card written from its record."""
+    from sameday.commands.push import push as run_push
+
+    run_push(run, repo, checkpoint, private, base, license, dry_run, out)
+
+
+@app.command()
 def verify(
     what: Annotated[list[Path], typer.Argument(help="A recipe (YAML), or two finished runs of one recipe.")],
     plan: Annotated[Path | None, typer.Option(help="The plan to judge (YAML). Default: as `train` chooses it.")] = None,
