@@ -63,7 +63,9 @@ ALIASES = {
     **{"num_workers": "dataloader_num_workers", "pin_memory": "dataloader_pin_memory"},
     **{"lr_scheduler": "lr_scheduler_type", "scheduler": "lr_scheduler_type", "optimizer": "optim"},
     **{"evaluation_strategy": "eval_strategy", "model_revision": "revision", "dtype": "torch_dtype"},
-    **dict.fromkeys(("NPROC_PER_NODE", "launch.nproc_per_node", "launch.num_processes"), "num_processes"),
+    **dict.fromkeys(
+        ("NPROC_PER_NODE", "launch.nproc_per_node", "launch.num_processes", "launch.num_gpus"), "num_processes"
+    ),
     **dict.fromkeys(("NNODES", "launch.nnodes"), "num_nodes"),
     **{"log_steps": "logging_steps", "gradient_clipping": "max_grad_norm", "compile": "torch_compile"},
 }

@@ -170,7 +170,7 @@ TRAINER = Trainer(
         **each("flash_attn use_unsloth use_unsloth_gc enable_liger_kernel use_v1_kernels", _SPEED),
         **each("use_reentrant_gc use_kv_cache offload_folder quantization_device_map", _SPEED),
         **each("tokenized_path preprocessing_batch_size buffer_size", "questions are read as they are"),
-        "ignore_pad_token_for_loss": "padding is never learned",
+        **each("ignore_pad_token_for_loss pad_to_multiple_of", "padding is never learned"),
         "init_special_tokens": "the vocabulary stays as it is",
         "use_audio_in_video": _VIDEO,
         **each("compute_accuracy predict_with_generate", "evaluation has scores of its own"),

@@ -100,7 +100,7 @@ TRAINER = Trainer(
     ),
     commands=("swift sft", "swift", "swift.cli"),
     aliases={
-        **dict.fromkeys(("train_type", "sft_type"), "tuner_type"),
+        "train_type": "tuner_type",
         **{"model": "model_name_or_path", "model_id_or_path": "model_name_or_path", "model_name": "model_name_told"},
         **{"MAX_PIXELS": "max_pixels", "MIN_PIXELS": "min_pixels", "quant_bits": "quantization_bit"},
         **{"IMAGE_MAX_TOKEN_NUM": "image_max_token_num", "IMAGE_MIN_TOKEN_NUM": "image_min_token_num"},
@@ -119,6 +119,9 @@ TRAINER = Trainer(
         **only("tuner_backend", "the adapters would be another program's", "peft", "unsloth"),
         **only("external_plugins custom_register_path custom_dataset_info", "code of its own may change anything"),
         **only("columns model_kwargs agent_template response_prefix", "questions would be read or asked otherwise"),
+        **only(
+            "sft_type", "it is of ms-swift 2, whose defaults were others: give the names of ms-swift 3 (train_type)"
+        ),
         **only("vit_lr aligner_lr", _RATES),
         **only("lorap_lr_ratio lora_lr_ratio", "A and B would have learning rates of their own"),
         **only("target_regex", "layers are named by target_modules"),
