@@ -98,6 +98,9 @@ def test_verify(world: Path, run: api.Run) -> None:
     assert verdict.same and verdict.code == 0 and verdict.details["exit_code"] == 0
     said = typed(world, "verify", "run", "shared")
     assert said.out.splitlines()[-1] == verdict.lines[-1]
+    asked = {"plan": world / "shared.yaml", "against": world / "plan.yaml"}
+    with pytest.raises(BadInput, match="steps"):  # of a recipe: what it compares is tested where it stands
+        api.verify(world / "recipe.yaml", steps=1, **asked)
     with pytest.raises(BadInput, match="belong to `verify RECIPE`; finished runs have their plans already"):
         api.verify(run, shared, steps=4)
 

@@ -290,7 +290,19 @@ assert not heavy(), heavy()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for command in ("demo", "train", "eval", "cache", "verify", "profile", "tune", "report", "convert", "suite"):
+    for command in (
+        "demo",
+        "train",
+        "eval",
+        "cache",
+        "verify",
+        "profile",
+        "tune",
+        "report",
+        "convert",
+        "push",
+        "suite",
+    ):
         assert re.search(rf"^\W*{command}\s", done.stdout, re.MULTILINE), done.stdout
 
 

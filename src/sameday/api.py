@@ -101,7 +101,7 @@ class Loaded:
             file.write_text("".join(rows), encoding="utf-8")
             asked = {"test": str(file), "image_root": str(Path(images).resolve()), "where": {}, "skip": {}}
             data = recipe.data.model_copy(update={**asked, "limit": None, "on_bad": "stop"})
-            setup = setup_of(recipe.model_copy(update={"data": data}), self.task_home)
+            setup = setup_of(recipe.model_copy(update={"data": data}), self._home)
             samples = setup.audit(lambda _text: None, ("test",)).splits["test"]
             found: dict[int, str] = {}
             for batch in self.task.answers(samples, max_new_tokens, Ranks()):
@@ -109,7 +109,7 @@ class Loaded:
         return [found[number] for number in range(len(questions))]
 
     @property
-    def task_home(self) -> Path:
+    def _home(self) -> Path:
         """The folder that paths of the recipe are relative to."""
         return Path(self.run._folder().recipe_dir)
 
@@ -188,9 +188,14 @@ def load(run: Run | File, checkpoint: str | None = None, *, set: Settings | None
 
     from sameday.commands.evaluate import Request, read_request, weights_of
     from sameday.commands.session import Session
+    from sameday.commands.stages import own_models
     from sameday.tasks.registry import setup_of
 
     path = run.path if isinstance(run, Run) else Path(run)
+    if own := own_models(path):
+        raise BadInput(
+            f"{path}: each of its stages has a model of its own: load one of {', '.join(map(str, own.values()))}"
+        )
     folder, specs = read_request(Request(path, checkpoint=checkpoint, sets=_sets(set)))
     assert folder is not None
     weights = weights_of(folder, checkpoint)
