@@ -114,7 +114,8 @@ def test_rendered_lines(tmp_path: Path) -> None:
     ahead = "made on the way, or ahead by `sameday cache --kind pixels`"
     assert f"use_vision_cache = true -> plan.cache = pixels ({ahead})" in rows
     assert (blank, heading) == ("", "2 keys dropped:")
-    assert first.endswith("dropped: a run always writes metrics.jsonl and TensorBoard events")
+    logged = "a run always writes metrics.jsonl and TensorBoard events; plan.track sends them to a tracker too"
+    assert first.endswith(f"dropped: {logged}")
     assert last.startswith("vision_cache_dir = cache ") and "plan.cache_dir is filled anew" in last
     assert "(not set) num_train_epochs -> recipe.num_epochs = 3 (the Trainer's default)" in rows
 

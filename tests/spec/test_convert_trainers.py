@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import worlds
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
+from typed import sameday
 from typer.testing import CliRunner
 
 from sameday.cli import app
@@ -181,6 +184,34 @@ def test_llama_factory_list_of_data(tmp_path: Path) -> None:
         ("none", f"{where} has no such name"),
     ):
         assert refused(tmp_path, {**old, "dataset": name}) == [f"dataset is {name}; {why}"]
+
+
+def test_what_comes_out_trains(tmp_path: Path, tiny_qwen25: Path) -> None:
+    """Adapters on all layers of a language model whose tower has layers of the same names."""
+    worlds.write_world(tmp_path / "data", 6, (3, 2), hard=False)
+    rows = [json.loads(line) for line in (tmp_path / "data" / "train.jsonl").read_text().splitlines()]
+    talks = [
+        {
+            "messages": [
+                {"role": "user", "content": f"<image>{row['question']}"},
+                {"role": "assistant", "content": row["answer"]},
+            ],
+            "images": [f"images/{row['image']}"],
+        }
+        for row in rows
+    ]
+    (tmp_path / "data" / "ours.json").write_text(json.dumps(talks))
+    columns = {"messages": "messages", "images": "images"}
+    entry = {"file_name": "ours.json", "formatting": "sharegpt", "columns": columns, "tags": {"role_tag": "role"}}
+    (tmp_path / "data" / "dataset_info.json").write_text(json.dumps({"ours": entry}))
+    old = {**QWEN25, "model_name_or_path": str(tiny_qwen25), "dataset": "ours", "max_samples": 4, "bf16": False}
+    old |= {"use_fast_image_processor": False, "image_max_pixels": 16384, "gradient_accumulation_steps": 2}
+    write(converted(tmp_path, {**old, "dataloader_num_workers": 0}), tmp_path / "new")
+    words = ("--plan", "new/plan.yaml", "--out", "run", "--max-steps", "1", "--set", "plan.device=cpu")
+    said = sameday(tmp_path, "train", "new/recipe.yaml", *words)
+    assert said.code == 0, said.err
+    names = list(load_file(tmp_path / "run" / "adapter" / "adapter_model.safetensors"))
+    assert any("down_proj" in name for name in names) and not any("visual" in name for name in names)
 
 
 # ms-swift: examples/train/multimodal and examples/models of its repository, and scripts of others

@@ -192,7 +192,7 @@ DROPPED = {
     "data_seed": "recipe.seed decides the order too",
     "resume_from_checkpoint": "the same command goes on where the run stopped",
     "remove_unused_columns": "questions are read as they are",
-    "report_to": _LOGGING,
+    "report_to": f"{_LOGGING}; plan.track sends them to a tracker too",
     "overwrite_output_dir": "a run folder is never overwritten",
     "attn_implementation": "plan.attention auto chooses the kernel",
     "task_type": "recipe.task says what is learned",
