@@ -22,6 +22,7 @@ from sameday.models.families import known_families
 from sameday.spec.convert.config import convert, examine
 from sameday.spec.convert.conversion import Conversion, write
 from sameday.spec.convert.script import read_script
+from sameday.spec.convert.targets import matched
 from sameday.spec.convert.trainers import TRAINERS
 from sameday.spec.errors import BadInput
 from sameday.spec.load import load_plan, load_recipe
@@ -478,6 +479,24 @@ def test_axolotl_keys_that_are_absent(tmp_path: Path) -> None:
         "warmup_ratio is not set; axolotl then takes 3% of all steps, at most 100, and no recipe says that: give "
         "warmup_ratio or warmup_steps"
     )
+
+
+@pytest.mark.parametrize(
+    ("pattern", "kind", "names"),
+    [
+        (PATTERN, "qwen3_vl", ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]),
+        (r".*language_model.*\.(q|v)_proj", "qwen2_5_vl", ["q_proj", "v_proj"]),
+        (r".*language_model.*\.(q|v)_proj", None, ["language_model.q_proj", "language_model.v_proj"]),
+        (r".*\.(q|v)_proj", "qwen3_vl", ["q_proj", "v_proj"]),
+        (r".*\.(q|v)_proj", None, None),  # some families have them in the tower too
+        (r".*proj", "qwen2_5_vl", None),
+        (r"model.language_model.layers.[0-3].self_attn.q_proj", "qwen3_vl", None),
+        (OLD_PATTERN, "qwen3_vl", None),
+        ("(", "qwen3_vl", None),
+    ],
+)
+def test_layers_of_a_pattern(pattern: str, kind: str | None, names: list[str] | None) -> None:
+    assert matched(pattern, kind) == names
 
 
 # Whose it is
