@@ -36,6 +36,7 @@ RANK = {
     "verify": 9,
     "tune": 10,
     "suite": 10,
+    "api": 11,
     "cli": 11,
     "__main__": 12,
 }
@@ -300,6 +301,7 @@ assert not heavy(), heavy()
         "tune",
         "report",
         "convert",
+        "push",
         "suite",
     ):
         assert re.search(rf"^\W*{command}\s", done.stdout, re.MULTILINE), done.stdout

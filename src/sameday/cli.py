@@ -156,6 +156,25 @@ def merge(
 
 
 @app.command()
+def push(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    repo: Annotated[str, typer.Argument(help="Its name on the Hub: USER/NAME.")],
+    checkpoint: Annotated[str | None, typer.Option(help="last, best or step-N. Default: the finished weights.")] = None,
+    private: Annotated[bool, typer.Option("--private", help="A new repository that only you see.")] = False,
+    base: Annotated[str | None, typer.Option(help="The base model's name on the Hub, where it was a folder.")] = None,
+    license: Annotated[str | None, typer.Option(help="What the card says: apache-2.0, cc-by-4.0, other.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Write the folder that would be pushed, and push nothing.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="With --dry-run: that folder. Default: RUN/push.")] = None,
+) -> None:
+    """A run's weights to the Hub, with a model card written from its record."""
+    from sameday.commands.push import push as run_push
+
+    run_push(run, repo, checkpoint, private, base, license, dry_run, out)
+
+
+@app.command()
 def verify(
     what: Annotated[list[Path], typer.Argument(help="A recipe (YAML), or two finished runs of one recipe.")],
     plan: Annotated[Path | None, typer.Option(help="The plan to judge (YAML). Default: as `train` chooses it.")] = None,
@@ -190,6 +209,9 @@ def profile(
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps that are timed.")] = 20,
     warmup: Annotated[int, typer.Option(min=1, help="Steps before them.")] = 5,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write a trace of a few steps here (.json, .json.gz), for ui.perfetto.dev.")
+    ] = None,
     hardware: Annotated[
         bool, typer.Option("--hardware", help="Kernels, rates and environment variables instead; trains nothing.")
     ] = False,
@@ -200,12 +222,13 @@ def profile(
     from sameday.profile.command import hardware as list_hardware
     from sameday.profile.command import profile as run
 
-    if hardware and json is not None:
-        raise BadInput("--hardware has no --json: it lists what is there")
+    if hardware and (json is not None or trace is not None):
+        option = "--json" if json is not None else "--trace"
+        raise BadInput(f"--hardware has no {option}: it lists what is there")
     if hardware:
         list_hardware(recipe, plan, sets, tell)
     else:
-        run(recipe, plan, sets, steps, warmup, json, tell)
+        run(recipe, plan, sets, steps, warmup, json, tell, trace)
 
 
 @app.command()
@@ -240,17 +263,29 @@ def report(
 
 @app.command()
 def convert(
-    old: Annotated[Path, typer.Argument(help="A Trainer-style config (YAML).")],
+    old: Annotated[Path, typer.Argument(help="A config (YAML), or a shell script that starts the trainer.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for recipe.yaml and plan.yaml.")] = Path("."),
     drop: Annotated[list[str], typer.Option(help="Leave out this key, or section, whatever it says.")] = [],  # noqa: B006
+    trainer: Annotated[
+        str | None,
+        typer.Option("--from", help="Whose it is: trainer, llamafactory, swift, trl, axolotl. Default: by its keys."),
+    ] = None,
+    train: Annotated[Path | None, typer.Option(help="File of training questions, instead of the config's.")] = None,
+    val: Annotated[Path | None, typer.Option(help="File of validation questions, likewise.")] = None,
+    images: Annotated[Path | None, typer.Option(help="Folder that image paths are relative to, likewise.")] = None,
 ) -> None:
-    """A Trainer-style config becomes a recipe and a plan; every key says where it went."""
+    """A config of another trainer becomes a recipe and a plan; every key says where it went."""
+    import os
+
     from sameday.models.families import known_families
     from sameday.spec.convert.config import convert as convert_file
     from sameday.spec.convert.conversion import render, write
 
-    conversion = convert_file(old, known_families(), drop)
+    given = {"--train": train, "--val": val, "--images": images}
+    near = {name: Path(os.path.relpath(path, old.parent)).as_posix() for name, path in given.items() if path}
+    conversion = convert_file(old, known_families(), drop, trainer, near)
     paths = write(conversion, out)
+    tell(conversion.recognised)
     tell(render(conversion.notes))
     tell(f"written: {', '.join(map(str, paths))}")
 

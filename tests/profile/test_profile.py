@@ -113,9 +113,26 @@ def test_fewer_threads_are_timed_on_a_cpu(
     assert timeline.with_fewer_threads(None, None, slow) == (), "where steps take long, that would too"  # type: ignore[arg-type]
 
 
+def check_trace(path: Path, said: str) -> None:
+    """As Perfetto reads it: complete events with a beginning and a length, phases inside of steps."""
+    assert f"3 steps traced in {path}: ui.perfetto.dev or chrome://tracing opens it\n" in said
+    events = json.loads(path.read_text())["traceEvents"]
+    ranges = [each for each in events if each.get("ph") == "X" and each.get("cat") == "user_annotation"]
+    steps = {each["name"]: each for each in ranges if re.fullmatch(r"step \d+", each["name"])}
+    assert list(steps) == ["step 7", "step 8", "step 9"]
+    for step in steps.values():
+        ends = step["ts"] + step["dur"] + 1
+        inside = {each["name"] for each in ranges if step["ts"] <= each["ts"] and each["ts"] + each["dur"] <= ends}
+        assert {"prepare", "forward", "backward", "optimizer"} <= inside, inside
+    assert any(each.get("cat") == "cpu_op" and each["name"].startswith("aten::") for each in events)
+    assert not list(path.parent.glob(".*steps.json")), "what it was written to is gone"
+
+
 def test_pictures(homes: dict[str, Path], tmp_path: Path) -> None:
     words = ["profile", str(homes["classify"] / "recipe.yaml"), "--steps", "3", "--json", str(tmp_path / "found.json")]
+    words += ["--trace", str(tmp_path / "steps.json")]
     done = CliRunner().invoke(app, [*words, "--set", "plan.device=cpu"], catch_exceptions=False)
+    check_trace(tmp_path / "steps.json", done.output)
     found = json.loads((tmp_path / "found.json").read_text())
     assert done.exit_code == 0 and {"prepare", "forward", "backward"} <= set(found["phases"])
     assert "disk" not in found["floor"]["resources"] and 0 < found["floor"]["share"] < 1
@@ -297,3 +314,17 @@ def test_what_spans_cover(begun: list[tuple[int, int]]) -> None:
     spans = [(float(begin), float(begin + length)) for begin, length in begun]
     inside = {tick for begin, length in begun for tick in range(begin, begin + length)}
     assert covered(spans) == len(inside)
+
+
+def test_where_a_trace_cannot_be_written(homes: dict[str, Path], tmp_path: Path) -> None:
+    recipe = str(homes["vqa"] / "recipe.yaml")
+    (tmp_path / "other.json").write_text("[]\n")
+    for words, why in (
+        (["--trace", "steps.txt"], "--trace steps.txt: must end with .json, or with .json.gz for a compressed one"),
+        (["--trace", str(tmp_path / "other.json")], "is there already, and this command did not write it"),
+        (["--trace", str(tmp_path / "no" / "a.json")], "must be a file in a folder that is there"),
+        (["--hardware", "--trace", "a.json"], "--hardware has no --trace: it lists what is there"),
+    ):
+        with pytest.raises(BadInput) as error:
+            CliRunner().invoke(app, ["profile", recipe, *words], catch_exceptions=False)
+        assert why in str(error.value)

@@ -114,7 +114,8 @@ def test_rendered_lines(tmp_path: Path) -> None:
     ahead = "made on the way, or ahead by `sameday cache --kind pixels`"
     assert f"use_vision_cache = true -> plan.cache = pixels ({ahead})" in rows
     assert (blank, heading) == ("", "2 keys dropped:")
-    assert first.endswith("dropped: a run always writes metrics.jsonl and TensorBoard events")
+    logged = "a run always writes metrics.jsonl and TensorBoard events; plan.track sends them to a tracker too"
+    assert first.endswith(f"dropped: {logged}")
     assert last.startswith("vision_cache_dir = cache ") and "plan.cache_dir is filled anew" in last
     assert "(not set) num_train_epochs -> recipe.num_epochs = 3 (the Trainer's default)" in rows
 
@@ -242,7 +243,7 @@ def test_a_config_without_model_or_data_is_refused(tmp_path: Path) -> None:
         convert(tmp_path / "old.yaml")
     assert str(error.value).splitlines() == [
         f"{tmp_path}/old.yaml: names no model: give model_name_or_path",
-        f"{tmp_path}/old.yaml: names no training questions: give train_file",
+        f"{tmp_path}/old.yaml: names no training questions: give train_file, or --train FILE",
     ]
 
 

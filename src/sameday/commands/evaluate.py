@@ -63,7 +63,7 @@ class Target:
 def evaluate(asked: Request, group: Ranks | None = None) -> dict[str, float]:
     """Ranks share the work; the first one says and records the outcome. A `group` of them may have been joined before,
     for all stages of a run."""
-    run, specs = _read(asked)
+    run, specs = read_request(asked)
     if run is not None and asked.adapter is None and not asked.base and (own := own_models(run.path)):
         return _evaluate_each(asked, run, specs, own, group)
     setup = setup_of(specs.recipe, specs.home)
@@ -223,7 +223,7 @@ def _line(scores: dict[str, float]) -> str:
 # What was asked for
 
 
-def _read(asked: Request) -> tuple[RunFolder | None, Specs]:
+def read_request(asked: Request) -> tuple[RunFolder | None, Specs]:
     """The run, if it is one, and what it or the recipe names."""
     refuse(_contradictions(asked))
     if asked.what.is_dir():

@@ -35,6 +35,10 @@ def train_from_files(
 ) -> dict[str, float]:
     """`sameday train`: starts a run, or goes on with it where its folder is there."""
     specs = Specs.from_files(recipe_path, plan_path, sets)
+    if specs.plan.track != "none":
+        from sameday.train.track import check_tracker
+
+        check_tracker(specs.plan)
     if specs.recipe.stage_recipes():
         from sameday.commands.stages import train_stages
 

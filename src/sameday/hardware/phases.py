@@ -6,7 +6,8 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -34,6 +35,7 @@ PHASES = {
 OTHER = "other"
 
 _clock: Clock | None = None
+_ranges = False
 
 
 class Clock:
@@ -108,18 +110,35 @@ def silence() -> None:
         _clock = None
 
 
+@contextmanager
+def as_ranges() -> Iterator[None]:
+    """While this lasts each phase is a range of torch's profiler too."""
+    global _ranges
+    _ranges = True
+    try:
+        yield
+    finally:
+        _ranges = False
+
+
 class during:
     """`with during("loss"): ...` gives the time inside to that phase, where a clock runs."""
 
-    __slots__ = ("_before", "_name")
+    __slots__ = ("_before", "_name", "_range")
 
     def __init__(self, name: str) -> None:
         self._name, self._before = name, OTHER
+        self._range: Any = None
 
     def __enter__(self) -> None:
+        if _ranges:
+            self._range = torch.profiler.record_function(self._name)
+            self._range.__enter__()
         if _clock is not None:
             self._before = _clock.turn(self._name)
 
-    def __exit__(self, *_exception: object) -> None:
+    def __exit__(self, *exception: Any) -> None:
         if _clock is not None:
             _clock.turn(self._before)
+        if self._range is not None:
+            self._range.__exit__(*exception)

@@ -12,6 +12,7 @@ from typing import Any
 
 from sameday.commands.session import Session, Specs
 from sameday.profile.summary import lines, steps_of, summed_up, wrapped
+from sameday.spec.errors import BadInput
 from sameday.spec.words import tell
 from sameday.spec.writing import check_output, write_text
 from sameday.tasks.base import TRAINING, Say
@@ -30,8 +31,11 @@ def profile(
     warmup: int,
     json_path: Path | None,
     say: Say,
+    trace: Path | None = None,
 ) -> None:
     check_output("--json", json_path, (recipe_path, plan_path))
+    if trace is not None:
+        _check_trace(trace, (recipe_path, plan_path, json_path))
     with closing(
         Session.start(Specs.from_files(recipe_path, plan_path, sets).first_stage(say), say, splits=TRAINING)
     ) as session:
@@ -45,6 +49,11 @@ def profile(
             say(note)
         say(f"{steps_of(warmup)} to warm up, {steps} to time")
         timed = record(session, task, steps, warmup, progress=progress(warmup + steps, say))
+        if trace is not None:
+            from sameday.profile.trace import TRACED, write_trace
+
+            write_trace(session, task, trace, warmup, timed.budget)
+            say(f"{steps_of(TRACED)} traced in {trace}: ui.perfetto.dev or chrome://tracing opens it")
         fewer = with_fewer_threads(session, task, timed) if task.device.type == "cpu" else ()
         say("the machine's rates: matmuls, memory, copies, disk")
         folder = session.setup.images_folder(session.plan)
@@ -53,6 +62,13 @@ def profile(
     tell("\n".join(lines(profiled)))
     if json_path is not None:
         write_text(json_path, json.dumps(profiled, indent=1) + "\n")
+
+
+def _check_trace(path: Path, inputs: Sequence[Path | None]) -> None:
+    begins = {".json": b"{\n", ".gz": b"\x1f\x8b"}
+    if path.suffix not in begins:
+        raise BadInput(f"--trace {path}: must end with .json, or with .json.gz for a compressed one")
+    check_output("--trace", path, inputs, begins[path.suffix])
 
 
 def hardware(recipe_path: Path, plan_path: Path | None, sets: Sequence[str], say: Say) -> None:

@@ -58,6 +58,8 @@ class Timeline:
     """Where the host waited for a GPU in a step, and how often, besides the loop's own place."""
     gpu: dict[str, float] = field(default_factory=dict)
     """What it told of itself meanwhile."""
+    budget: int | None = None
+    """What a micro-batch had to be lowered to; None where the plan's own was good."""
 
     @property
     def seconds(self) -> list[float]:
@@ -108,6 +110,7 @@ def record(
         statistics.mean(good.samples for good in goods),
         tuple(sum(lap.values()) for lap in laps if sum(lap.values()) > usual),
         memory=memory,
+        budget=budget,
         **(_watched(session, task, warmup, budget, kept) if watched and task.device.type == "cuda" else {}),
     )
 

@@ -29,7 +29,7 @@ ENDS = {
     EXIT_DISK_FULL: "disk full",
     EXIT_STOPPED: "asked to stop",
 }
-SELDOM = ("log_steps", "eval_steps", "save_steps", "save_total_limit")
+SELDOM = ("log_steps", "eval_steps", "save_steps", "save_total_limit", "track")
 """Plan fields that do not say how a step is computed."""
 
 

@@ -228,6 +228,13 @@ class Plan(Strict):
         3, "bitwise", "Newest checkpoints to keep; the best one is kept besides. null keeps all.", ge=1, **STEPS
     )
 
+    track: Literal["none", "wandb", "mlflow", "trackio"] = _field(
+        "none",
+        "bitwise",
+        "A tracker of experiments that gets the metrics too, every log_steps steps. It never stops a run: "
+        "metrics.jsonl has every record.",
+    )
+
     _every = field_validator("eval_steps", "save_steps")(steps_or_epoch)
 
     @field_validator("environment")

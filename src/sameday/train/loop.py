@@ -33,7 +33,7 @@ def train(
     best_every = None if recipe.best is None else recipe.best.every
     cadence = Cadence(total, task.epoch_ends(total), plan.save_steps, plan.eval_steps, stop_after, best_every)
     with (
-        Watch(run if ranks.first else None, total, plan.log_steps, task.device, partial(_names, task)) as watch,
+        _watch(run if ranks.first else None, total, plan, task) as watch,
         StopRequest() as stop,
         closing(Steps(recipe, plan, task, ranks, lambda: stop.asked)) as steps,
     ):
@@ -84,6 +84,10 @@ def train(
             scores = task.evaluate("val", ranks, state.budget)
         scores = _finished(watch, ranks, state, lambda: finish_run(plan, run, task, scores, state, watch.say))
         return checked_finite(scores, f"{run.path}: validation")
+
+
+def _watch(run: RunFolder | None, total: int, plan: Plan, task: Task) -> Watch:
+    return Watch(run, total, plan.log_steps, task.device, partial(_names, task), plan.track)
 
 
 def _names(task: Task, step: int) -> list[str]:

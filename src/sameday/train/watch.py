@@ -1,5 +1,5 @@
 """What a person sees while a run goes on: one live line on a terminal, one plain line per log interval elsewhere,
-the same numbers in metrics.jsonl and TensorBoard."""
+the same numbers in metrics.jsonl, TensorBoard and where the plan says so a tracker."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from sameday.record.times import What, note, process_age
 from sameday.spec.words import clock, first_names, tell, visible
 from sameday.train.spikes import WINDOW, usual_before_spike
 from sameday.train.steps import Good
+from sameday.train.track import Tracker
 
 WORTH_SAYING = 0.02
 """The share of the time spent waiting for input from which on the line tells it."""
@@ -38,12 +39,14 @@ class Watch:
         log_steps: int,
         device: torch.device,
         names: Callable[[int], Sequence[str]] = lambda _step: (),
+        track: str = "none",
     ) -> None:
-        """`names` are the samples of a step, as a user can find them."""
+        """`names` are the samples of a step, as a user can find them; `track` is a tracker that gets the numbers."""
         self.run, self.total, self.log_steps, self._names = run, total, log_steps, names
         self._losses: list[float] | None = None  # of the latest steps
         self.live: Any = None
         self.board: Any = None
+        self.tracker = Tracker(track, run, self.say) if run is not None and track != "none" else None
         self.gpu = gpu_use(device)
         self.device_name = detect_machine(device.type).name
         self._recent: list[tuple[float, int, float]] = []  # (seconds, samples, wait) of the latest steps
@@ -135,6 +138,8 @@ class Watch:
         with room_for("a chart", self.run.path, 100, "Make room and run again."):
             for name, value in values.items():
                 self.board.add_scalar(f"{group}/{name}", value, step)
+        if self.tracker is not None:
+            self.tracker.log({f"{group}/{name}": value for name, value in values.items()}, step)
 
     def say(self, text: str) -> None:
         if self.run is None:
@@ -150,6 +155,8 @@ class Watch:
     def __exit__(self, *_exception: object) -> None:
         Watch._before = process_age()
         silence()  # a step that failed is timed no further
+        if self.tracker is not None:
+            self.tracker.close()
         if self.live is not None:
             self.live.stop()
         if self.board is not None:

@@ -113,8 +113,9 @@ def run_part(job: Job, part: int, die: Callable[[], None], plant: Plant | None =
                 return
             ranks.from_first(lambda: opened.append(RunFolder.open(job.out / "run", job.recipe, job.plan, job.home)))
             run = opened[0] if opened else RunFolder(job.out / "run", job.recipe, job.plan, job.home)
+            untold = session.resolved.plan.model_copy(update={"track": "none"})  # an arm is nobody's experiment
             with witness.watching():
-                train(job.recipe, session.resolved.plan, witness, run, ranks)
+                train(job.recipe, untold, witness, run, ranks)
             if ranks.first:
                 shutil.copy(run.metrics_path, folder)
                 task.restore(run.result)

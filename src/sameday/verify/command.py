@@ -24,17 +24,22 @@ def verify(what: Sequence[Path], asked: dict[str, Any], recipes: bool, out: Path
     read = [file for each in what for file in (each, *run_files(each))]
     check_output("--json", out, (*read, asked.get("plan"), asked.get("against")))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that arms and folders are cleared
+    report = compared(what, asked, recipes)
+    tell("\n".join(report.lines()))
+    if out is not None:
+        write_text(out, json.dumps(plain(report.as_json()), indent=1) + "\n")
+    return int(report.exit_code)
+
+
+def compared(what: Sequence[Path], asked: dict[str, Any], recipes: bool) -> Any:
+    """The report, with its lines, its data and the exit code; BadInput where nothing could be compared."""
     try:
-        report = _report(what, asked, recipes)
+        return _report(what, asked, recipes)
     except (BadInput, RunStopped):
         raise
     except Exception:
         traceback.print_exc()
         raise BadInput("verify could not compare: see above") from None
-    tell("\n".join(report.lines()))
-    if out is not None:
-        write_text(out, json.dumps(plain(report.as_json()), indent=1) + "\n")
-    return int(report.exit_code)
 
 
 def _report(what: Sequence[Path], asked: dict[str, Any], recipes: bool) -> Any:

@@ -32,4 +32,5 @@ def _everywhere(device: str) -> Values:
         "eval_steps": ("epoch", 2, None),
         "save_steps": ("epoch", 2),
         "save_total_limit": (3, 1, None),
+        "track": ("none", "wandb"),  # an arm tells no tracker: tests/train/test_track.py compares real ones
     }

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,10 @@ from pydantic import ValidationError
 from sameday.spec.convert import keys
 from sameday.spec.convert.conversion import Conversion, Note, show
 from sameday.spec.convert.quantization import COMPUTE, quantization
-from sameday.spec.convert.settings import Settings
+from sameday.spec.convert.running import Running
+from sameday.spec.convert.script import is_script, read_script
+from sameday.spec.convert.targets import matched
+from sameday.spec.convert.trainers import recognise
 from sameday.spec.document import read_document
 from sameday.spec.errors import BadInput
 from sameday.spec.explain import validate
@@ -25,10 +27,37 @@ from sameday.spec.questions import Prompt, stage_number
 from sameday.spec.vqa import VqaRecipe
 
 
-def convert(path: Path, families: Sequence[str] = (), drop: Sequence[str] = ()) -> Conversion:
-    """Read a Trainer-style YAML. BadInput lists everything in it that no recipe can say. `families` are the supported
-    ones; without them any model is taken. `drop` names keys or sections to leave out, whatever they say."""
-    work = _Converter(read_document(path), path.parent, drop)
+def convert(
+    path: Path,
+    families: Sequence[str] = (),
+    drop: Sequence[str] = (),
+    trainer: str | None = None,
+    data: Mapping[str, str] | None = None,
+) -> Conversion:
+    """Read a config of transformers' Trainer or of another trainer, or a script that starts it. BadInput lists
+    everything in it that no recipe can say. `families` are the supported ones; without them any model is taken. `drop`
+    names keys or sections to leave out, whatever they say; `trainer` says whose config it is, where its keys are not
+    to; `data` are files of questions and images that stand instead of the config's, relative to its folder."""
+    return examine(path, families, drop, trainer, data).finish()
+
+
+def examine(
+    path: Path,
+    families: Sequence[str] = (),
+    drop: Sequence[str] = (),
+    trainer: str | None = None,
+    data: Mapping[str, str] | None = None,
+) -> _Converter:
+    """What becomes of each key, and what is refused."""
+    document, command = read_script(path) if is_script(path) else (read_document(path), "")
+    try:
+        whose, told_by = recognise((key for key, _ in keys.leaves(document.values, "")), command, trainer)
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from None
+    work = _Converter(document, path.parent, drop, whose, command, data)
+    work.told_by = told_by
+    work.take_defaults()
+    whose.prepare(work)
     work.model(families)
     quantization(work)
     work.simple()
@@ -46,11 +75,13 @@ def convert(path: Path, families: Sequence[str] = (), drop: Sequence[str] = ()) 
     work.best()
     work.name()
     work.remarks()
-    return work.finish()
+    return work
 
 
-class _Converter(Settings):
+class _Converter(Running):
     """Each method makes of some of the old settings what recipe and plan have for them."""
+
+    told_by = ""
 
     def model(self, families: Sequence[str]) -> None:
         """Of a folder its configuration says what it is; of a name on the Hub, as far as it tells, the name."""
@@ -58,7 +89,7 @@ class _Converter(Settings):
         if not name or not families:
             return
         allowed = f"(allowed: {', '.join(families)})"
-        kind = _model_type(resolve_path(self.folder, name) / "config.json")
+        kind = keys.model_type(resolve_path(self.folder, name) / "config.json")
         squeezed = re.sub(r"[^a-z0-9]", "", name.lower())
         names = [each for family in families for each in (family.replace("_", ""), *keys.ALSO_CALLED.get(family, ()))]
         told = any(each in squeezed for each in names) and not keys.LOOK_ALIKE.search(name.lower())
@@ -85,19 +116,22 @@ class _Converter(Settings):
                     why = "" if path.exists() else f"not found at {path}"
                 self.put(field, value, [name], why)
         for name, what in (("model_name_or_path", "model"), ("train_file", "training questions")):
-            if self.get(name, str) is None:
-                self.refused.append(f"{self.document.source}: names no {what}: give {name}")
+            if self.get(name, str) is None and not self.is_set(keys.DIRECT[name][0]):
+                option = ", or --train FILE" if name == "train_file" else ""
+                told = any(f": {each} is " in line for each in self.data_keys() for line in self.refused)
+                if name != "train_file" or not told:
+                    self.refused.append(f"{self.document.source}: names no {what}: give {name}{option}")
                 self._set(keys.DIRECT[name][0], "?")
-        for name, (neutral, effect) in keys.NEUTRAL.items():
+        for name, (neutral, effect) in self.neutral.items():
             if name in self.old and keys.cast(self.old[name][1], bool) not in (None, *neutral):
                 allowed = show(neutral[0] if neutral else None)
                 self.refuse(name, f"{effect}, and no recipe says that (allowed: {allowed})")
             else:
                 self.drop(name, "does nothing at this value")
         for name in self.old:
-            known = (*keys.DIRECT, *keys.NEUTRAL, *keys.COMPUTED)
+            known = {*self.handled, *self.neutral}
             if name not in known and not name.startswith(keys.QUANTIZATION):
-                self.drop(name, keys.DROPPED.get(name) or keys.dropped_start(name) or "")
+                self.drop(name, self.dropped.get(name) or keys.begins(name, self.starts) or "")
 
     def batch(self) -> None:
         per_device, accumulation = "per_device_train_batch_size", "gradient_accumulation_steps"
@@ -107,13 +141,21 @@ class _Converter(Settings):
             self.default("plan.max_questions", size, per_device)
         else:
             self.put("plan.max_questions", size, [per_device], "questions at once")
-        several = "on several devices, multiply by their number"
-        if times is None:
+        several, world = "on several devices, multiply by their number", self.world()
+        told = [name for name in keys.WORLD if self.get(name, int) is not None]
+        for name in keys.WORLD:
+            if name not in told:
+                self.drop(name, "null: one")
+        said = f"x {world} processes" if told else f"; {several}"
+        if times is None and not told:
             self.default("recipe.effective_batch", size, accumulation, f"{size} at once, none accumulated; {several}")
-        else:
-            whole = isinstance(size, int) and isinstance(times, int)
-            why = f"{size} at once x {times} accumulated; {several}"
-            self.put("recipe.effective_batch", size * times if whole else times, [accumulation], why)
+            return
+        if times is None:
+            self.drop(accumulation, "null: none")
+        whole = isinstance(size, int) and isinstance(times, int | None)
+        batch = size * (times or 1) * world if whole and times != 0 else times
+        why = f"{size} at once x {1 if times is None else times} accumulated {said}".replace(" ;", ";")
+        self.put("recipe.effective_batch", batch, [*([accumulation] if times is not None else []), *told], why)
 
     def length(self) -> None:
         limit, epochs = self.get("max_steps", int), self.get("num_train_epochs", int)
@@ -225,17 +267,22 @@ class _Converter(Settings):
 
     def adapters(self) -> None:
         targets = self.get("lora_target_modules", list)
+        if self.is_set("recipe.lora.target_modules") or self.new["recipe"].values.get("train") == "all":
+            return self.drop("lora_target_modules", "recipe.train is all")
         if not self.has_adapters():
             self.drop("lora_target_modules", "null: no adapters")
             why = "no LoRA key; the vision tower is frozen: set recipe.train_vision if the old run trained it"
             return self.default("recipe.train", "all", "lora", why)
         if isinstance(targets, str) and targets != "all" and re.fullmatch(r"\w+(?:[,\s]+\w+)*", targets):
             targets = re.split(r"[,\s]+", targets)
+        pattern = matched(targets, self.kind) if isinstance(targets, str) else None
         if targets is None:
             names = list(Lora.model_fields["target_modules"].default)
             why = "PEFT has no default for Qwen-VL: check what the old run used"
             self.default("recipe.lora.target_modules", names, "lora_target_modules", why)
-        elif isinstance(targets, str):
+        elif pattern:
+            self.put("recipe.lora.target_modules", pattern, ["lora_target_modules"], "the layers that it takes")
+        elif isinstance(targets, str) or targets in (["all-linear"], ["all"]):
             self.refuse("lora_target_modules", "must be a list of layer names, such as [q_proj, v_proj]")
         else:
             self.put("recipe.lora.target_modules", targets, ["lora_target_modules"])
@@ -274,7 +321,10 @@ class _Converter(Settings):
         backend = "pil" if fast is False else "torchvision"
         why = "the two resize about a third of the pixels one level apart"
         why += "" if here or backend == "pil" else "; torchvision is not installed here: a run will need it"
-        if fast is None:
+        if fast is None and self.trainer.image_backend:
+            self.drop("use_fast", "null: the default")
+            self.always("recipe.image_backend", *self.trainer.image_backend)
+        elif fast is None:
             default = "AutoProcessor's choice where torchvision is installed; set pil if the old run had the slow one"
             self.default("recipe.image_backend", backend, "use_fast", f"{default}: {why}")
         else:
@@ -285,65 +335,6 @@ class _Converter(Settings):
             kept = "pixels" if self.get("use_vision_cache", bool) else "none"
             why = "made on the way, or ahead by `sameday cache --kind pixels`" if kept == "pixels" else ""
             self.put("plan.cache", kept, ["use_vision_cache"], why)
-
-    def speed(self) -> None:
-        fields = {"gradient_checkpointing": ("checkpointing", "full"), "torch_compile": ("compile", "layers")}
-        for name, (field, on) in fields.items():
-            if self.get(name, bool) is None:
-                self.drop(name, "null: the default")
-            else:
-                self.put(f"plan.{field}", on if self.get(name, bool) else "none", [name])
-
-    def intervals(self) -> None:
-        """How often to save, evaluate and log. The model is the same: what is unclear takes the default."""
-        for what, none in (("save", "epoch"), ("eval", None)):
-            strategy, steps = self.text(f"{what}_strategy").lower(), self.get(f"{what}_steps", int)
-            field, names = f"plan.{what}_steps", [f"{what}_strategy"]
-            if strategy in ("no", "false"):  # YAML 1.1 reads `no` as false
-                self.put(field, none, names, "saved so often at least" if none else "at the end")
-            elif strategy in ("epoch", "best"):
-                self.put(field, "epoch", names)
-            elif isinstance(steps, int) and not isinstance(steps, bool):
-                self.put(field, steps, [f"{what}_steps", *names])
-                continue
-            elif strategy == "steps":
-                self.put(field, 500, names, "the Trainer's default")
-            else:
-                self.drop(names[0], f"{field} has no such choice")
-            chosen = self.new["plan"].values.get(f"{what}_steps", "epoch")
-            self.drop(f"{what}_steps", f"not used: {field} is {show(chosen)}")
-        steps = self.get("logging_steps", int)
-        if isinstance(steps, int):
-            self.put("plan.log_steps", steps, ["logging_steps"])
-        else:
-            self.drop("logging_steps", "plan.log_steps is a number of steps")
-
-    def best(self) -> None:
-        """Which weights are the result. How often they are compared decides it too, so that it goes into the recipe."""
-        first, metric, greater = "load_best_model_at_end", "metric_for_best_model", "greater_is_better"
-        if self.get(first, bool) is not True:
-            for name in (first, metric, greater):
-                self.drop(name, "the result is the last weights; the best checkpoint is kept beside them")
-            return
-        asked = self.text(metric).removeprefix("eval_") or "loss"
-        every = self.new["plan"].values.get("eval_steps", "epoch")
-        if asked not in VqaRecipe.scores:
-            self.refuse(metric, f"no such validation score is known (allowed: {', '.join(VqaRecipe.scores)})")
-        elif self.get(greater, bool) not in (None, asked != "loss"):
-            self.refuse(greater, f"the best {asked} is the {'lowest' if asked == 'loss' else 'highest'}")
-        elif every is None or self.get("validation_file", str) is None:
-            self.refuse(first, "without validation the best weights cannot be known")
-        else:
-            self.put("recipe.best", {"metric": asked, "every": every}, [first, metric, greater])
-
-    def name(self) -> None:
-        where = "the run folder is chosen with --out"
-        for name in ("run_name", "output_dir"):
-            clean = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(self.text(name)).name).strip("-.")
-            if clean and "name" not in self.new["recipe"].values:
-                self.put("recipe.name", clean, [name], where if name == "output_dir" else "")
-            else:
-                self.drop(name, where if name == "output_dir" else "no name in it")
 
     def template(self) -> bool:
         """Whether the config is LLaMA-Factory's: its templates have a line break at the end of an answer."""
@@ -363,8 +354,8 @@ class _Converter(Settings):
             weight = "near, not the same: the Trainer weighs by token inside a micro-batch of several questions"
         end = "a program that masks the prompt alone learns the line break after an answer too: then set turn"
         for field, value, why in (
-            ("recipe.loss_weight", "sample", weight),
-            *([] if self.template() else [("recipe.answer_end", "end_token", end)]),
+            ("recipe.loss_weight", *(self.trainer.loss_weight or ("sample", weight))),
+            *([] if self.template() else [("recipe.answer_end", *(self.trainer.answer_end or ("end_token", end)))]),
             ("recipe.order", "shuffle", "by_image is what lets images be shared, and is another recipe"),
             (
                 "plan.share_images",
@@ -372,8 +363,17 @@ class _Converter(Settings):
                 "to be tuned later, once the order keeps an image's questions together",
             ),
         ):
-            self._set(field, value)
-            self.notes.append(Note("(always)", field, None, why, value))
+            if not self.is_set(field):
+                self.always(field, value, why)
+
+    def always(self, field: str, value: Any, why: str) -> None:
+        self._set(field, value)
+        self.notes.append(Note("(always)", field, None, why, value))
+
+    def data_keys(self) -> list[str]:
+        """The config's own keys that say where training questions come from."""
+        names = ("dataset", *self.trainer.data)
+        return [key for key in self.leaves if self._canonical(key) in names]
 
     def finish(self) -> Conversion:
         specs: dict[str, Any] = {}
@@ -387,7 +387,7 @@ class _Converter(Settings):
             raise BadInput("\n".join(self.refused))
         order = {key: index for index, key in enumerate(self.leaves)}
         notes = sorted(self.notes, key=lambda note: order.get(note.key, len(order)))
-        return Conversion(specs["recipe"], specs["plan"], notes, self.folder)
+        return Conversion(specs["recipe"], specs["plan"], notes, self.folder, self.trainer, self.told_by)
 
 
 def _listed(value: Any) -> list[Any]:
@@ -395,13 +395,3 @@ def _listed(value: Any) -> list[Any]:
     if isinstance(value, str) and "," in value:
         return [each.strip() for each in value.split(",")]
     return value if isinstance(value, list) else [value]
-
-
-def _model_type(config: Path) -> str | None:
-    """As a model's folder has it; None where there is no such folder."""
-    try:
-        with config.open(encoding="utf-8") as file:
-            kind = json.loads(file.read(1_000_000)).get("model_type")
-    except (OSError, ValueError, AttributeError, RecursionError):
-        return None
-    return str(kind)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sameday.spec.convert.keys import PATHS
+from sameday.spec.convert.trainer import PLAIN, Trainer
 from sameday.spec.document import dump_yaml
 from sameday.spec.errors import BadInput
 from sameday.spec.load import resolve_path
@@ -41,6 +42,13 @@ class Conversion:
     plan: Plan
     notes: list[Note]
     config_dir: Path
+    trainer: Trainer = PLAIN
+    told_by: str = ""
+
+    @property
+    def recognised(self) -> str:
+        lines = [f"read as a config of {self.trainer.name}, by {self.told_by} (--from says otherwise)"]
+        return "\n".join([*lines, *self.trainer.remarks])
 
 
 def write(conversion: Conversion, out_dir: Path) -> tuple[Path, Path]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 # Sections about a cache of images, and the keys in them that turn it on.
@@ -61,6 +63,10 @@ ALIASES = {
     **{"num_workers": "dataloader_num_workers", "pin_memory": "dataloader_pin_memory"},
     **{"lr_scheduler": "lr_scheduler_type", "scheduler": "lr_scheduler_type", "optimizer": "optim"},
     **{"evaluation_strategy": "eval_strategy", "model_revision": "revision", "dtype": "torch_dtype"},
+    **dict.fromkeys(
+        ("NPROC_PER_NODE", "launch.nproc_per_node", "launch.num_processes", "launch.num_gpus"), "num_processes"
+    ),
+    **dict.fromkeys(("NNODES", "launch.nnodes"), "num_nodes"),
     **{"log_steps": "logging_steps", "gradient_clipping": "max_grad_norm", "compile": "torch_compile"},
 }
 
@@ -186,7 +192,7 @@ DROPPED = {
     "data_seed": "recipe.seed decides the order too",
     "resume_from_checkpoint": "the same command goes on where the run stopped",
     "remove_unused_columns": "questions are read as they are",
-    "report_to": _LOGGING,
+    "report_to": f"{_LOGGING}; plan.track sends them to a tracker too",
     "overwrite_output_dir": "a run folder is never overwritten",
     "attn_implementation": "plan.attention auto chooses the kernel",
     "task_type": "recipe.task says what is learned",
@@ -214,6 +220,10 @@ DROPPED = {
     **dict.fromkeys(("save_only_model", "save_on_each_node", "save_safetensors"), "a checkpoint is always whole"),
     "enable_jit_checkpoint": "a run that is asked to stop always saves",
 }
+_MACHINE = (
+    *("CUDA_", "NCCL_", "WANDB_", "HF_", "TOKENIZERS_", "OMP_", "PYTORCH_", "TORCH_", "MASTER_", "MODELSCOPE_"),
+    *("TRANSFORMERS_", "PYTHON", "PATH", "LD_", "ASCEND_", "DISABLE_VERSION_CHECK", "TMPDIR", "SLURM_"),
+)
 DROPPED_STARTS = {
     "ddp_": "under torchrun ranks add their gradients in one call",
     "fsdp": _RANKS,
@@ -226,6 +236,7 @@ DROPPED_STARTS = {
     **dict.fromkeys(("do_train", "do_eval", "do_predict"), _COMMAND),
     **dict.fromkeys(("eval_", "generation_", "include_for_metrics"), _EVALUATION),
     **dict.fromkeys(("wandb", "mlflow", "tensorboard", "trackio", "log_", "include_num_", "include_tokens_"), _LOGGING),
+    **dict.fromkeys(_MACHINE, "a variable of the machine"),
     "dataloader_": "batches are always prepared ahead, in order",
     "bf16_full_eval": "evaluation has the recipe's precision",
     "fp16_full_eval": "evaluation has the recipe's precision",
@@ -236,6 +247,7 @@ ELSEWHERE = {
     **dict.fromkeys(("eval", "evaluation", "validation", "test", "generation", "inference"), _EVALUATION),
     **dict.fromkeys(("logging", "tracking", "monitoring"), _LOGGING),
     **dict.fromkeys(("slurm", "cluster", "distributed", "hydra"), _FILES),
+    "launch": "how it was started changes nothing",
     **dict.fromkeys(CACHES, "plan.cache and plan.cache_dir say it; entries of another trainer cannot be read here"),
 }
 
@@ -273,7 +285,16 @@ SCHEDULES = {
 }
 DTYPES = dict.fromkeys(("bfloat16", "bf16", "bf16-mixed", "auto"), "bf16")
 DTYPES |= dict.fromkeys(("float32", "fp32", "32", "no", "false"), "float32")
+# Options of the command that name files, each with the settings that it stands instead of.
+REPLACED: dict[str, tuple[str, tuple[str, ...]]] = {
+    "--train": ("train_file", ("dataset", "dataset_dir")),
+    "--val": ("validation_file", ()),
+    "--images": ("image_root", ()),
+}
 PATHS = ("data.train", "data.val", "data.test", "data.image_root", "start_adapter")
+# How many processes train together: together they make an effective batch.
+WORLD = ("num_processes", "num_nodes")
+QWEN = ("qwen2_5_vl", "qwen2_vl", "qwen3_vl")
 COMPUTED = (
     *SWITCHES,
     *("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
@@ -307,6 +328,7 @@ COMPUTED = (
     ),
     *("use_vision_cache", "use_fast", "template", "betas", "mixed_precision", "instruction_template"),
     *("stage", "stage_filter", "question_type", "question_types"),
+    *WORLD,
 )
 
 KNOWN = {*ALIASES, *DIRECT, *NEUTRAL, *DROPPED, *COMPUTED}
@@ -320,20 +342,20 @@ def leaves(values: dict[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
-def canonical(key: str) -> str | None:
+def canonical(key: str, aliases: Mapping[str, str], known: Collection[str], starts: Mapping[str, str]) -> str | None:
     """Hugging Face's name for a key, whatever section it stands in. None if it is not known."""
     *sections, last = key.split(".")
     names = [key, ".".join(key.split(".")[-2:]), last]
     if sections and sections[-1].startswith(("lora", "peft", "adapter")):
         names.insert(0, f"lora.{last}")
     for name in names:
-        name = ALIASES.get(name, name)
-        if name in KNOWN or dropped_start(name) or name.startswith(QUANTIZATION):
+        name = aliases.get(name, name)
+        if name in known or begins(name, starts) or name.startswith(QUANTIZATION):
             return name
     return None
 
 
-def elsewhere(key: str) -> str | None:
+def elsewhere(key: str, dropped: Mapping[str, str], starts: Mapping[str, str]) -> str | None:
     """Why a key that stands in a section about something else is dropped. How often to evaluate, save and log is
     the plan's, wherever it stands."""
     *sections, last = key.split(".")
@@ -341,12 +363,22 @@ def elsewhere(key: str) -> str | None:
     if named or ALIASES.get(last, last).startswith(("eval_st", "save_st", "logging_steps")):
         return None
     return next(
-        (why for each in sections if (why := ELSEWHERE.get(each) or DROPPED.get(each) or dropped_start(each))), None
+        (why for each in sections if (why := ELSEWHERE.get(each) or dropped.get(each) or begins(each, starts))), None
     )
 
 
-def dropped_start(name: str) -> str | None:
-    return next((why for start, why in DROPPED_STARTS.items() if name.startswith(start)), None)
+def begins(name: str, starts: Mapping[str, str]) -> str | None:
+    return next((why for start, why in starts.items() if name.startswith(start)), None)
+
+
+def model_type(config: Path) -> str | None:
+    """As a model's folder has it; None where there is no such folder."""
+    try:
+        with config.open(encoding="utf-8") as file:
+            kind = json.loads(file.read(1_000_000)).get("model_type")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return None
+    return str(kind)
 
 
 def cast(value: Any, kind: type) -> Any:

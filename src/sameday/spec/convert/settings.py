@@ -3,31 +3,57 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from sameday.spec.convert import keys
 from sameday.spec.convert.conversion import Note, show
+from sameday.spec.convert.trainer import PLAIN, Trainer
 from sameday.spec.document import Document
+from sameday.spec.load import resolve_path
+
+ABSENT = "(not set) "
+_SECRET = re.compile(r"(?i)(?:api_?key|secret|password|(?:hub|hf|ms|om|wandb|swanlab|access|auth)_?token|^token)$")
 
 
 class Settings:
     """The old settings by their Hugging Face names, and what has been made of them so far."""
 
-    def __init__(self, document: Document, folder: Path, drop: Sequence[str]) -> None:
-        self.document, self.folder = document, folder
+    def __init__(
+        self,
+        document: Document,
+        folder: Path,
+        drop: Sequence[str],
+        trainer: Trainer = PLAIN,
+        command: str = "",
+        data: Mapping[str, str] | None = None,
+    ) -> None:
+        """`command` is the command line's words, where it is a script's. `data` are files that stand instead of those
+        that the config names, by the option that gives them."""
+        self.document, self.folder, self.trainer, self.command = document, folder, trainer, command
+        self.neutral = {**keys.NEUTRAL, **trainer.neutral}
+        self.dropped = {**keys.DROPPED, **trainer.dropped}
+        self.starts = {**keys.DROPPED_STARTS, **trainer.starts}
+        self.handled = {*keys.DIRECT, *keys.COMPUTED, *trainer.handled}
         self.old: dict[str, tuple[str, Any]] = {}
         self.notes: list[Note] = []
         self.refused: list[str] = []
+        self.refused_keys: list[str] = []
         self.why = dict(keys.WHY)
         self.new = {kind: Document(document.source) for kind in ("recipe", "plan")}
-        self.leaves = dict(keys.leaves(document.values, ""))
+        self.leaves = {
+            key: "***" if isinstance(value, str) and _SECRET.search(key) else value
+            for key, value in keys.leaves(document.values, "")
+        }
         for each in drop:
             if not any(_within(key, each) for key in self.leaves):
                 self.refused.append(f"--drop {each}: {document.source} has no such key")
         for key, value in self.leaves.items():
-            name, beside = keys.canonical(key), keys.elsewhere(key)
+            name, beside = self._canonical(key), keys.elsewhere(key, self.dropped, self.starts)
             if any(_within(key, each) for each in drop):
                 self._drop_key(key, "left out, as --drop asks; if it changed the model, this recipe asks for another")
             elif beside is not None:
@@ -41,6 +67,67 @@ class Settings:
                 self._drop_key(key, f"says the same as {self.old[name][0]}")
             else:
                 self.old[name] = (key, value)
+        for option, value in (data or {}).items():
+            self._replace(option, value)
+
+    @property
+    def kind(self) -> str | None:
+        """The model's type, of its folder or of its name; None where neither tells it."""
+        name = self.text("model_name_or_path")
+        told = keys.model_type(resolve_path(self.folder, name) / "config.json") if name else None
+        squeezed = re.sub(r"[^a-z0-9]", "", name.lower())
+        by_name = next((each for each in keys.QWEN if each.replace("_", "") in squeezed), None)
+        return told or by_name
+
+    def world(self) -> int:
+        """Processes that train together, as far as a launcher's flags say it."""
+        counts = [self.get(name, int) for name in keys.WORLD]
+        return math.prod(count for count in counts if isinstance(count, int) and count > 0)
+
+    def near(self, path: Path) -> str:
+        """A path as the config's folder sees it."""
+        return Path(os.path.relpath(path, self.folder.resolve())).as_posix()
+
+    def _canonical(self, key: str) -> str | None:
+        known = {*self.handled, *self.neutral, *self.dropped}
+        return keys.canonical(key, {**keys.ALIASES, **self.trainer.aliases}, known, self.starts)
+
+    def _replace(self, option: str, value: str) -> None:
+        """A file of the command line, instead of all that the config says about where to find it."""
+        name, others = keys.REPLACED[option]
+        for each in (name, *others, *(self.trainer.data if option == "--train" else ())):
+            if each in self.old:
+                self.drop(each, f"{option} replaces it")
+                del self.old[each]
+        self.leaves[option] = value
+        self.old[name] = (option, value)
+
+    def take_defaults(self) -> None:
+        """What the trainer takes where a key is absent, or null, becomes a setting like any other."""
+        for name, value in self.trainer.defaults(self).items():
+            if name in self.old and self.old[name][1] is not None:
+                continue
+            self.drop(name, "null: the default")
+            key = f"{ABSENT}{name}"
+            self.leaves[key] = value
+            self.old[name] = (key, value)
+
+    def is_set(self, field: str) -> bool:
+        kind, *path = field.split(".")
+        here: Any = self.new[kind].values
+        for step in path:
+            if not isinstance(here, dict) or step not in here:
+                return False
+            here = here[step]
+        return True
+
+    def done(self, name: str) -> None:
+        """Nothing is left to be made of it."""
+        self.old.pop(name, None)
+
+    def given(self, name: str) -> bool:
+        """Whether the config itself has a value for it."""
+        return name in self.old and self.old[name][1] is not None and not self.old[name][0].startswith(ABSENT)
 
     def _unknown(self, key: str, value: Any) -> None:
         """It may change the prompt, the data or the loss: only who knows the old program can let it go."""
@@ -62,13 +149,15 @@ class Settings:
         given = [self.old[name][0] for name in names if name in self.old]
         path = self._set(field, value)
         self.new[field.split(".")[0]].places[path] = f"{self._place(given[0])}: {given[0]}"
-        self.notes += [Note(key, field, self.leaves[key], why, value) for key in given]
+        for key in (key for key in given if key not in self.refused_keys):
+            said = f"{self.trainer.name}'s default" if key.startswith(ABSENT) else ""
+            self.notes.append(Note(key, field, self.leaves[key], "; ".join(filter(None, (said, why))), value))
 
     def default(self, field: str, value: Any, name: str, why: str = "the Trainer's default") -> None:
         """Set a new field that the old config left to its program's default."""
         self.drop(name, "null: the default")
         self._set(field, value)
-        self.notes.append(Note(f"(not set) {name}", field, None, why, value))
+        self.notes.append(Note(f"{ABSENT}{name}", field, None, why, value))
 
     def drop(self, name: str, why: str) -> None:
         """Let an old setting go, if it was given."""
@@ -79,9 +168,14 @@ class Settings:
         self._refuse_key(self.old[name][0], why)
 
     def _drop_key(self, key: str, why: str) -> None:
+        if key.startswith(ABSENT) or key in self.refused_keys:
+            return
         self.notes.append(Note(key, None, self.leaves[key], why))
 
     def _refuse_key(self, key: str, why: str) -> None:
+        self.notes = [note for note in self.notes if note.key != key]
+        if key not in self.refused_keys and not key.startswith(ABSENT):
+            self.refused_keys.append(key)
         self.refused.append(f"{self._place(key)}: {key} is {show(self.leaves[key])}; {why}")
 
     def _place(self, key: str) -> str:

@@ -37,7 +37,7 @@ OF_NO_COST = frozenset(
 """Recipe fields that change how many steps there are, or their numbers, and not what a step takes."""
 OF_TRAINING = frozenset({"order", "effective_batch", "loss_weight"})
 """Those that change no evaluation either."""
-LOOKING = frozenset(("log_steps", "eval_steps", "save_steps", "save_total_limit"))
+LOOKING = frozenset(("log_steps", "eval_steps", "save_steps", "save_total_limit", "track"))
 """Plan fields that say how often to look, which is counted by itself."""
 COUNTS = "counts.json"
 CPU = "CPU"

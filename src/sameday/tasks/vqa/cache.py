@@ -122,7 +122,10 @@ def automatic(
     return "none", "; ".join(why)
 
 
-ASIDE = ("cache", "cache_dir", "log_steps", "eval_steps", "eval_token_budget", "save_steps", "save_total_limit")
+ASIDE = (
+    *("cache", "cache_dir", "log_steps", "eval_steps", "eval_token_budget", "save_steps", "save_total_limit"),
+    "track",
+)
 """Plan fields that a step's time does not depend on."""
 
 

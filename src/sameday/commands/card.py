@@ -1,0 +1,104 @@
+"""A model card written from a run's record: what was trained, how it scored, on what it ran, and how to load it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sameday.record.folder import RunFolder
+from sameday.record.times import read_times
+from sameday.spec.document import dump_yaml
+from sameday.spec.words import clock
+from sameday.tasks.registry import setup_of
+
+SAME = ("bitwise", "rounding", "statistical")
+"""Verdicts of `sameday verify` that are not "different"."""
+_HEADER = re.compile(r"---\n(.*?)\n---\n", re.DOTALL)
+
+
+def split_readme(text: str) -> tuple[dict[str, Any], str]:
+    """The header of a README as the Hub has it, and the rest."""
+    found = _HEADER.match(text)
+    if found is None:
+        return {}, text
+    header = yaml.safe_load(found[1])
+    return (header if isinstance(header, dict) else {}), text[found.end() :].lstrip("\n")
+
+
+def card(run: RunFolder, weights: Path, base: str | None, license: str | None) -> str:
+    """In place of the README beside the weights, whose lines that load them it keeps. `base` is the base model's name
+    on the Hub, None where nobody knows it."""
+    readme = weights / "README.md"
+    header, body = split_readme(readme.read_text(encoding="utf-8") if readme.is_file() else f"# {run.recipe.name}\n")
+    header.pop("base_model", None)
+    named = {"base_model": base} if base else {}
+    said = {"license": license} if license else {}
+    header = {**named, **said, **header, "tags": ["sameday", *([run.recipe.result] if base else [])]}
+    trained, data = setup_of(run.recipe, run.recipe_dir).words()
+    sections = [
+        f"---\n{yaml.safe_dump(header, sort_keys=False).strip()}\n---\n\n{body.rstrip()}",
+        f"## What was trained\n\n{trained}\n\n{data}",
+        _scores(run, weights),
+        _record(run),
+        f"## Recipe\n\n```yaml\n{dump_yaml(run.recipe).rstrip()}\n```",
+    ]
+    return "\n\n".join(filter(None, sections)) + "\n"
+
+
+def without_folders(run: RunFolder, text: str) -> str:
+    """For others: of this machine's own paths only the last name."""
+    for path in sorted((path for path in run.recipe.paths() if Path(path).is_absolute()), key=len, reverse=True):
+        text = text.replace(path, Path(path).name)
+    return text
+
+
+def _scores(run: RunFolder, weights: Path) -> str:
+    """Of these weights: those at the end of the run, or of the step of a checkpoint."""
+    step = re.fullmatch(r"step-(\d+)", weights.name)
+    rows: dict[str, Mapping[str, Any]] = {}
+    if step is None:
+        rows = {"validation": run.finished_scores() or {}}
+        for path in sorted(run.path.glob("eval-*.json")):
+            rows[path.stem.removeprefix("eval-")] = _read(path)
+    else:
+        records = [each for each in run.metrics if each.get("step") == int(step[1]) and "split" in each]
+        rows = {str(each["split"]): {k: v for k, v in each.items() if k not in ("step", "split")} for each in records}
+    lines = [
+        f"| {where} | {name} | {value:.4g} |"
+        for where, scores in rows.items()
+        for name, value in scores.items()
+        if isinstance(value, int | float)
+    ]
+    return "\n".join(["## Scores\n", "| data | score | value |", "|---|---|---|", *lines]) if lines else ""
+
+
+def _record(run: RunFolder) -> str:
+    environment = _read(run.path / "environment.json")
+    versions = environment.get("versions")
+    steps = [each for each in run.metrics if "split" not in each and isinstance(each.get("seconds"), int | float)]
+    devices = sorted({str(each["device"]) for each in read_times(run.path) if each.get("device")})
+    judged = _read(run.path / "verify.json")
+    verified = judged.get("recipe") == run.recipe.fingerprint and judged.get("verdict") in SAME
+    rows = {
+        "recipe": run.recipe.fingerprint,
+        "steps": len({each.get("step") for each in steps}),
+        "time of the steps": clock(sum(each["seconds"] for each in steps)),
+        "device": ", ".join(devices),
+        "versions": ", ".join(f"{k} {v}" for k, v in versions.items()) if isinstance(versions, dict) else "",
+        "the same model as another plan trains": "verified" if verified else "",
+    }
+    lines = [f"| {name} | {value} |" for name, value in rows.items() if value]
+    return "\n".join(["## Record\n", "| | |", "|---|---|", *lines])
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,180 @@
+"""Configs of axolotl: its names and defaults (src/axolotl/utils/schemas and core/builders of its repository)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sameday.spec.convert.settings import Settings
+from sameday.spec.convert.swift import FILES
+from sameday.spec.convert.trainer import Trainer, each, only, words
+
+_PROMPT = "the prompt would be another one"
+_SPEED = "the plan says how it is computed"
+_FILES = "nothing in the model depends on it"
+_OTHER = "the model would be another one"
+_SCHEDULE = "the schedule would be another one"
+# Templates that are the models' own.
+_TEMPLATES = ("qwen2_vl", "qwen3_vl", "tokenizer_default")
+_PLUGINS = ("LigerPlugin", "CutCrossEntropyPlugin")
+_ROWS = ("path", "type", "field_messages", "ds_type", "split", "message_field_role", "message_field_content")
+
+
+def _defaults(settings: Settings) -> dict[str, Any]:
+    values: dict[str, Any] = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1}
+    values |= {"num_train_epochs": 1, "lr_scheduler_type": "cosine", "optim": "adamw_torch_fused", "max_length": 512}
+    if not settings.get("fp16", bool):
+        values["bf16"] = "auto"
+    if settings.text("adapter") == "qlora":
+        values |= {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+    return values
+
+
+def _prepare(settings: Settings) -> None:
+    _adapter(settings)
+    _questions(settings)
+    _intervals(settings)
+    if not settings.text("warmup_steps") and not settings.text("warmup_ratio"):
+        settings.refused.append(
+            f"{settings.document.source}: warmup_ratio is not set; axolotl then takes 3% of all steps, at most 100, "
+            "and no recipe says that: give warmup_ratio or warmup_steps"
+        )
+    if settings.text("chat_template") in ("", *_TEMPLATES):
+        settings.drop("chat_template", "the model's own chat template")
+    else:
+        settings.refuse("chat_template", f"{_PROMPT} (allowed: {', '.join(_TEMPLATES)})")
+    settings.done("chat_template")
+    asked = settings.old.get("plugins", ("", []))[1] or []
+    if isinstance(asked, list) and all(str(each).endswith(_PLUGINS) for each in asked):
+        settings.drop("plugins", _SPEED)
+    else:
+        settings.refuse("plugins", f"code of its own may change anything (allowed: {', '.join(_PLUGINS)})")
+    settings.done("plugins")
+
+
+def _adapter(settings: Settings) -> None:
+    chosen = settings.text("adapter")
+    if chosen in ("lora", "qlora"):
+        settings.put("recipe.train", "lora", ["adapter"])
+        if settings.get("lora_target_linear", bool):
+            settings.refuse(
+                "lora_target_linear", "the vision tower's layers would get adapters too; name layers instead"
+            )
+        else:
+            settings.drop("lora_target_linear", "does nothing at this value")
+    elif chosen:
+        settings.refuse("adapter", "the adapters would have another form (allowed: lora, qlora)")
+        settings.drop("lora_target_linear", "of an adapter that is refused")
+    else:
+        settings.drop("adapter", "null: none")
+        for name in [name for name in settings.old if name.startswith("lora_")]:
+            settings.drop(name, "does nothing: no adapter is asked for")
+            settings.done(name)
+        settings.default("recipe.train", "all", "adapter ", "axolotl's default: all weights, the vision tower's too")
+        settings.default("recipe.train_vision", True, "adapter, of the tower", "axolotl freezes nothing")
+    for name in ("adapter", "lora_target_linear"):
+        settings.done(name)
+
+
+def _questions(settings: Settings) -> None:
+    for name, field, option in (("datasets", "train", "--train"), ("test_datasets", "val", "--val")):
+        if name not in settings.old:
+            continue
+        rows = settings.old[name][1]
+        only = rows[0] if isinstance(rows, list) and len(rows) == 1 and isinstance(rows[0], dict) else None
+        path, unread = (str(only.get("path", "")), sorted(only.keys() - {*_ROWS})) if only else ("", [])
+        if not rows:
+            settings.drop(name, "null: none")
+        elif only is None:
+            settings.refuse(name, f"several sets of questions: join them in one file, and give {option} FILE")
+        elif unread or "[" in str(only.get("split", "")) or only.get("type", "chat_template") != "chat_template":
+            said = ", ".join(unread) or f"type {only.get('type')}, split {only.get('split')}"
+            settings.refuse(name, f"{said}: questions would be chosen or read otherwise; give {option} FILE")
+        elif not path.endswith(FILES):
+            settings.refuse(
+                name, f"{path} is no file of questions ({', '.join(FILES)}): fetch it, and give {option} FILE"
+            )
+        else:
+            settings.put(f"recipe.data.{field}", path, [name])
+        settings.done(name)
+
+
+def _intervals(settings: Settings) -> None:
+    for what in ("save", "eval"):
+        name, field = f"{what}s_per_epoch", f"plan.{what}_steps"
+        count = settings.get(name, int)
+        if not count:
+            settings.drop(name, "does nothing at this value")
+        else:
+            why = "" if count == 1 else "a plan has each epoch's end, or a number of steps"
+            settings.put(field, "epoch", [name], why)
+            for each in (f"{what}_steps", f"{what}_strategy"):
+                settings.drop(each, f"{name} says it")
+                settings.done(each)
+        settings.done(name)
+
+
+TRAINER = Trainer(
+    name="axolotl",
+    short="axolotl",
+    marks=words(
+        "base_model micro_batch_size sequence_len sample_packing val_set_size datasets adapter processor_type "
+        "lora_target_linear dataset_prepared_path skip_prepare_dataset pad_to_sequence_len evals_per_epoch "
+        "saves_per_epoch lora_model_dir flash_attention sdp_attention base_model_config special_tokens"
+    ),
+    commands=("axolotl",),
+    aliases={
+        **{"base_model": "model_name_or_path", "micro_batch_size": "per_device_train_batch_size"},
+        **{"sequence_len": "max_length", "sample_packing": "packing", "val_set_size": "val_size"},
+        **{"lora_model_dir": "start_adapter", "batch_size": "whole_batch_size", "bfloat16": "bf16"},
+        **{"peft_use_dora": "use_dora", "peft_use_rslora": "use_rslora", "lora_modules_to_save": "modules_to_save"},
+        **{"peft_init_lora_weights": "init_lora_weights", "lora_fan_in_fan_out": "fan_in_fan_out"},
+        **{"peft_layers_to_transform": "layers_to_transform", "peft_layers_pattern": "layers_pattern"},
+        **{"revision_of_model": "revision", "default_system_message": "system_prompt", "model_type": "model_class"},
+        "bnb_config_kwargs": "quantization_kwargs",
+    },
+    neutral={
+        **only("whole_batch_size", "give micro_batch_size and gradient_accumulation_steps"),
+        **only("roles_to_train", "other parts of a conversation would be learned", ["assistant"]),
+        **only("train_on_eos", "an answer would end elsewhere", "turn"),
+        **only("role_boundaries", "other parts of a conversation would be learned", []),
+        **only("chat_template_jinja", _PROMPT),
+        **only("rl reward_model relora lisa_n_layers", "no recipe trains so", False),
+        **only("special_tokens tokens added_tokens_overrides resize_token_embeddings_to_32x", _OTHER, {}, [], False),
+        **only("unfrozen_parameters", "other parts of the model would be trained", []),
+        **only("overrides_of_model_config overrides_of_model_kwargs rope_theta gptq", _OTHER, {}, False),
+        **only("cosine_min_lr_ratio cosine_constant_lr_ratio lr_div_factor lr_quadratic_warmup", _SCHEDULE, False),
+        **only("lr_groups embedding_lr embedding_lr_scale loraplus_lr_ratio", "parts would have other rates", []),
+        **only("curriculum_sampling", "questions would come in the order of the file", False),
+        **only("peft_layer_replication lora_target_parameters peft", "the adapters would have another form", [], {}),
+        **only("image_resize_algorithm", "images would be resized otherwise"),
+        **only("adam_beta3 adam_epsilon2", "the optimizer would be another one"),
+        **only("streaming pretraining_dataset", "questions would be read otherwise", False),
+        **only("excess_length_strategy", "too long questions would be treated otherwise", "drop"),
+        **only("quantization_kwargs", "the base model would be quantized otherwise", {}),
+    },
+    dropped={
+        **each("processor_type tokenizer_type model_class is_falcon_derived_model", _FILES),
+        **each("base_model_config tokenizer_config processor_config is_llama_derived_model", _FILES),
+        **each("skip_prepare_dataset dataset_prepared_path dataset_processes strict", _FILES),
+        **each("dataset_map_batch_size dataset_writer_batch_size dataset_num_proc dataset_keep_in_memory", _FILES),
+        **each("flash_attention sdp_attention eager_attention xformers_attention flex_attention", _SPEED),
+        **each("pad_to_sequence_len cut_cross_entropy xformers s2_attention lora_on_cpu", _SPEED),
+        **each("lora_mlp_kernel lora_qkv_kernel lora_o_kernel unsloth_cross_entropy_loss", _SPEED),
+        **each("save_first_step gc_steps profiler_steps axolotl_config_path", _FILES),
+        **each("shuffle_merged_datasets sample_packing_eff_est merge_lora merge_method", _FILES),
+        **each("qlora_sharded_model_loading torchdistx_path peft_autocast_adapter_dtype", _FILES),
+    },
+    starts={
+        **dict.fromkeys(("use_wandb", "use_mlflow", "use_comet", "comet_", "use_tensorboard"), "only logged"),
+        **dict.fromkeys(("liger_", "sample_packing_", "deepspeed_", "tensor_parallel", "context_parallel"), _SPEED),
+    },
+    handled=(
+        *("adapter", "lora_target_linear", "datasets", "test_datasets", "saves_per_epoch", "evals_per_epoch"),
+        *("chat_template", "plugins"),
+    ),
+    data=("datasets",),
+    defaults=_defaults,
+    prepare=_prepare,
+    answer_end=("end_token", "train_on_eos: turn, its default, learns the token that ends an answer and no line break"),
+    remarks=("axolotl before June 2026 learned questions about images too, whatever train_on_inputs says.",),
+)

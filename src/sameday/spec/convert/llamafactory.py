@@ -1,0 +1,194 @@
+"""Configs of LLaMA-Factory: its names and defaults (src/llamafactory/hparams of its repository)."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from sameday.spec.convert.settings import Settings
+from sameday.spec.convert.targets import language_layers
+from sameday.spec.convert.trainer import Trainer, each, only, words
+
+_PREFERENCES = "it belongs to a training by preferences or rewards"
+_OPTIMIZER = "the optimizer would be another one"
+_TOKENS = "the vocabulary would be another one"
+_OTHER = "the model would be another one"
+_SPEED = "the plan says how it is computed"
+_VIDEO = "images alone are learned here"
+_LIST = "dataset_info.json"
+
+
+def _defaults(settings: Settings) -> dict[str, Any]:
+    values: dict[str, Any] = {"finetuning_type": "lora", "max_length": 2048}
+    values |= {"max_pixels": 768 * 768, "min_pixels": 32 * 32}
+    if settings.get("disable_gradient_checkpointing", bool) is not True:
+        values["gradient_checkpointing"] = True
+    if not any(settings.get(name, bool) for name in ("bf16", "fp16", "pure_bf16")):
+        values["bf16"] = True
+        settings.why["bf16"] = "the base model's own format"
+    if settings.text("finetuning_type") in ("", "lora"):
+        rank = settings.get("lora_r", int)
+        rank = 8 if rank is None else rank
+        values |= {"lora_r": rank, "lora_dropout": 0.0, "lora_target_modules": "all"}
+        values |= {"lora_alpha": 2 * rank} if isinstance(rank, int) else {}
+    return values
+
+
+def _prepare(settings: Settings) -> None:
+    for name in ("max_pixels", "min_pixels"):
+        settings.why[name] = "near, not the same: it resizes to so many first, and the processor then to whole patches"
+    if settings.text("stage") in ("", "sft"):
+        settings.drop("stage", "a recipe is supervised fine-tuning")
+    else:
+        settings.refuse("stage", "no recipe trains so (allowed: sft)")
+    settings.done("stage")
+    method(settings, "finetuning_type")
+    if settings.text("lora_target_modules") == "all":
+        names = language_layers(settings.kind)
+        why = "the language model's linear layers, while tower and merger are frozen"
+        settings.put("recipe.lora.target_modules", names, ["lora_target_modules"], why)
+        settings.done("lora_target_modules")
+    if settings.get("disable_gradient_checkpointing", bool):
+        settings.put("plan.checkpointing", "none", ["disable_gradient_checkpointing"])
+    else:
+        settings.drop("disable_gradient_checkpointing", "does nothing at this value")
+    settings.done("disable_gradient_checkpointing")
+    if settings.get("disable_shuffling", bool):
+        settings.put("recipe.order", "listed", ["disable_shuffling"])
+    else:
+        settings.drop("disable_shuffling", "does nothing at this value")
+    settings.done("disable_shuffling")
+    _questions(settings)
+
+
+def method(settings: Settings, name: str) -> None:
+    """Adapters or all weights; of adapters nothing is said where there are none."""
+    chosen = settings.text(name)
+    if chosen in ("lora", "full"):
+        settings.put("recipe.train", "lora" if chosen == "lora" else "all", [name])
+    else:
+        settings.refuse(name, "another part of the model would be trained (allowed: lora, full)")
+    settings.done(name)
+    if chosen == "full":
+        for each in [each for each in settings.old if each.startswith("lora_")]:
+            settings.drop(each, "does nothing: all weights are trained")
+            settings.done(each)
+
+
+def _questions(settings: Settings) -> None:
+    """By the names in dataset_info.json, where it is found: beside the config, or where the command was typed."""
+    folder = settings.text("dataset_dir") or "data"
+    places = [(settings.folder / folder).resolve(), Path(folder).resolve()]
+    place = next((each for each in places if (each / _LIST).is_file()), None)
+    used = False
+    for name, field in (("dataset", "train"), ("eval_dataset", "val")):
+        if name not in settings.old:
+            continue
+        if not settings.text(name):
+            settings.drop(name, "null: none")
+        elif place is None:
+            option = "--train" if field == "train" else "--val"
+            settings.refuse(name, f"a name in {places[0] / _LIST}, which is not there: give {option} FILE")
+        else:
+            file, wrong = _listed(place, settings.text(name))
+            if wrong:
+                settings.refuse(name, wrong)
+            else:
+                settings.put(f"recipe.data.{field}", settings.near(file), [name], f"as {_LIST} has it")
+                used = True
+        settings.done(name)
+    if used and place is not None and settings.get("image_root", str) is None:
+        if settings.given("dataset_dir"):
+            settings.put("recipe.data.image_root", settings.near(place), ["dataset_dir"], "images stand there")
+        else:
+            settings.default("recipe.data.image_root", settings.near(place), "media_dir", "LLaMA-Factory's default")
+        settings.done("image_root")
+    else:
+        settings.drop("dataset_dir", "where the list of its questions stands")
+    settings.done("dataset_dir")
+
+
+def _listed(folder: Path, name: str) -> tuple[Path, str]:
+    """The file of a name, or what is wrong with it."""
+    nowhere = Path()
+    if "," in name:
+        return nowhere, "several sets of questions: join them in one file, and give --train FILE"
+    try:
+        entry = json.loads((folder / _LIST).read_text(encoding="utf-8")).get(name)
+    except (OSError, ValueError, AttributeError) as error:
+        return nowhere, f"{folder / _LIST} cannot be read: {error}"
+    if not isinstance(entry, dict):
+        return nowhere, f"{folder / _LIST} has no such name"
+    file, columns, tags = entry.get("file_name"), entry.get("columns", {}), entry.get("tags", {})
+    if not isinstance(file, str):
+        return nowhere, "it is fetched from a hub: give --train FILE"
+    if entry.get("formatting", "alpaca") != "sharegpt" or entry.get("ranking"):
+        return nowhere, "its lines are no conversations (formatting sharegpt): give --train FILE in a form that is read"
+    openai = columns.get("messages") == "messages" and tags.get("role_tag") == "role"
+    llava = columns.get("messages", "conversations") == "conversations" and tags.get("role_tag", "from") == "from"
+    if not (openai or llava) or columns.get("images", "images") not in ("images", "image"):
+        return nowhere, "its columns have names that are not read here: rename them in the data, and give --train FILE"
+    return Path(os.path.normpath(folder / file)), ""
+
+
+TRAINER = Trainer(
+    name="LLaMA-Factory",
+    short="llamafactory",
+    marks=words(
+        "finetuning_type cutoff_len lora_target template dataset_dir image_max_pixels video_max_pixels "
+        "overwrite_cache plot_loss quantization_bit pref_beta neat_packing media_dir flash_attn"
+    ),
+    commands=("llamafactory-cli", "llamafactory"),
+    neutral={
+        **only("train_on_prompt", "questions would be learned besides answers", False),
+        **only("mask_history", "only the last answer of a conversation would be learned", False),
+        **only("streaming", "the order would depend on a buffer", False),
+        **only("mix_strategy", "questions would be drawn from several sets", "concat"),
+        **only("interleave_probs tool_format", "questions would be drawn or asked otherwise"),
+        **only("neat_packing", "a packed row would count as one question of the batch", False),
+        **only("pissa_init create_new_adapter", "the adapters would start elsewhere", False),
+        **only("loraplus_lr_ratio", "A and B would have learning rates of their own"),
+        **only("use_galore use_apollo use_badam use_adam_mini use_muon", _OPTIMIZER, False),
+        **only("use_llama_pro shift_attn train_from_scratch use_mca", _OTHER, False),
+        **only("rope_scaling mixture_of_depths moe_aux_loss_coef adapter_folder", _OTHER),
+        **only("use_dft_loss use_asft_loss use_eaft_loss", "the loss would be another one", False),
+        **only("freeze_language_model", "the language model would not be trained", False),
+        **only("pure_bf16", "what is trained would have no float32 copies", False),
+        **only("fp8 upcast_layernorm upcast_lmhead_output", "another numeric format", False),
+        **only("resize_vocab split_special_tokens", _TOKENS, False),
+        **only("add_tokens add_special_tokens new_special_tokens_config", _TOKENS),
+        **only("early_stopping_steps", "training would stop before its last step"),
+        **only("image_do_pan_and_scan crop_to_patches", "images would be cut into several", False),
+        **only("pref_beta pref_ftx pref_loss pref_bco_weight dpo_label_smoothing ld_alpha", _PREFERENCES),
+        **only("kto_chosen_weight kto_rejected_weight simpo_gamma ref_model reward_model", _PREFERENCES),
+        **only("reward_model_type reward_model_adapters ref_model_adapters", _PREFERENCES),
+        **only("enable_thinking default_system", "the prompt would be another one"),
+    },
+    dropped={
+        **each("flash_attn use_unsloth use_unsloth_gc enable_liger_kernel use_v1_kernels", _SPEED),
+        **each("use_reentrant_gc use_kv_cache offload_folder quantization_device_map", _SPEED),
+        **each("tokenized_path preprocessing_batch_size buffer_size", "questions are read as they are"),
+        **each("ignore_pad_token_for_loss pad_to_multiple_of", "padding is never learned"),
+        "init_special_tokens": "the vocabulary stays as it is",
+        "use_audio_in_video": _VIDEO,
+        **each("compute_accuracy predict_with_generate", "evaluation has scores of its own"),
+        **each("include_effective_tokens_per_second print_param_status", "only printed"),
+        **each("placement_strategy resources_per_worker", "where it ran changes nothing"),
+        "FORCE_TORCHRUN": "how it was started changes nothing",
+    },
+    starts={
+        **{"video_": _VIDEO, "audio_": _VIDEO},
+        **dict.fromkeys(("ray_", "swanlab", "use_swanlab"), "where it ran and was logged changes nothing"),
+        **dict.fromkeys(("export_", "infer_", "vllm_", "sglang_"), "for what is done after training"),
+        **dict.fromkeys(("hf_hub_", "ms_hub_", "om_hub_", "loraplus_lr_e"), "nothing in the model depends on it"),
+        **dict.fromkeys(("galore_", "apollo_", "badam_", "freeze_trainable_", "freeze_extra_", "pissa_"), "not used"),
+        **dict.fromkeys(("ppo_", "oft_"), "not used by supervised fine-tuning of adapters"),
+    },
+    handled=("finetuning_type", "disable_gradient_checkpointing", "disable_shuffling", "dataset", "eval_dataset"),
+    data=("dataset", "dataset_dir"),
+    defaults=_defaults,
+    prepare=_prepare,
+    answer_end=("turn", "its templates end an answer with a line break"),
+)

@@ -1,0 +1,75 @@
+"""What an old config says about how a run goes: speed, how often to save and evaluate, which weights are the result."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from sameday.spec.convert.conversion import show
+from sameday.spec.convert.settings import Settings
+from sameday.spec.vqa import VqaRecipe
+
+
+class Running(Settings):
+    """Each method makes of some of the old settings what plan and recipe have for them."""
+
+    def speed(self) -> None:
+        fields = {"gradient_checkpointing": ("checkpointing", "full"), "torch_compile": ("compile", "layers")}
+        for name, (field, on) in fields.items():
+            if self.get(name, bool) is None:
+                self.drop(name, "null: the default")
+            else:
+                self.put(f"plan.{field}", on if self.get(name, bool) else "none", [name])
+
+    def intervals(self) -> None:
+        """How often to save, evaluate and log. The model is the same: what is unclear takes the default."""
+        for what, none in (("save", "epoch"), ("eval", None)):
+            strategy, steps = self.text(f"{what}_strategy").lower(), self.get(f"{what}_steps", int)
+            field, names = f"plan.{what}_steps", [f"{what}_strategy"]
+            if self.is_set(field):
+                continue
+            if strategy in ("no", "false"):  # YAML 1.1 reads `no` as false
+                self.put(field, none, names, "saved so often at least" if none else "at the end")
+            elif strategy in ("epoch", "best"):
+                self.put(field, "epoch", names)
+            elif isinstance(steps, int) and not isinstance(steps, bool):
+                self.put(field, steps, [f"{what}_steps", *names])
+                continue
+            elif strategy == "steps":
+                self.put(field, 500, names, "the Trainer's default")
+            else:
+                self.drop(names[0], f"{field} has no such choice")
+            chosen = self.new["plan"].values.get(f"{what}_steps", "epoch")
+            self.drop(f"{what}_steps", f"not used: {field} is {show(chosen)}")
+        steps = self.get("logging_steps", int)
+        if isinstance(steps, int):
+            self.put("plan.log_steps", steps, ["logging_steps"])
+        else:
+            self.drop("logging_steps", "plan.log_steps is a number of steps")
+
+    def best(self) -> None:
+        """Which weights are the result. How often they are compared decides it too, so that it goes into the recipe."""
+        first, metric, greater = "load_best_model_at_end", "metric_for_best_model", "greater_is_better"
+        if self.get(first, bool) is not True:
+            for name in (first, metric, greater):
+                self.drop(name, "the result is the last weights; the best checkpoint is kept beside them")
+            return
+        asked = self.text(metric).removeprefix("eval_") or "loss"
+        every = self.new["plan"].values.get("eval_steps", "epoch")
+        if asked not in VqaRecipe.scores:
+            self.refuse(metric, f"no such validation score is known (allowed: {', '.join(VqaRecipe.scores)})")
+        elif self.get(greater, bool) not in (None, asked != "loss"):
+            self.refuse(greater, f"the best {asked} is the {'lowest' if asked == 'loss' else 'highest'}")
+        elif every is None or self.get("validation_file", str) is None:
+            self.refuse(first, "without validation the best weights cannot be known")
+        else:
+            self.put("recipe.best", {"metric": asked, "every": every}, [first, metric, greater])
+
+    def name(self) -> None:
+        where = "the run folder is chosen with --out"
+        for name in ("run_name", "output_dir"):
+            clean = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(self.text(name)).name).strip("-.")
+            if clean and "name" not in self.new["recipe"].values:
+                self.put("recipe.name", clean, [name], where if name == "output_dir" else "")
+            else:
+                self.drop(name, where if name == "output_dir" else "no name in it")

@@ -1,0 +1,173 @@
+"""Command lines and configs of ms-swift: its names and defaults (swift/arguments and swift/trainers)."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from sameday.spec.convert.llamafactory import method
+from sameday.spec.convert.settings import Settings
+from sameday.spec.convert.targets import language_layers
+from sameday.spec.convert.trainer import Trainer, each, only, words
+
+_SPEED = "the plan says how it is computed"
+_VIDEO = "images alone are learned here"
+_HUB = "nothing in the model depends on where it is fetched from"
+_FORM = "the adapters would have another form"
+_RATES = "parts of the model would have learning rates of their own"
+FILES = (".json", ".jsonl", ".csv", ".parquet")
+# Pixels of the square that one image token stands for.
+_SIDE = {"qwen3_vl": 32, "qwen2_vl": 28, "qwen2_5_vl": 28}
+
+
+def _defaults(settings: Settings) -> dict[str, Any]:
+    full = settings.text("tuner_type") == "full"
+    size, world = settings.get("per_device_train_batch_size", int) or 1, settings.world()
+    values: dict[str, Any] = {"tuner_type": "lora", "per_device_train_batch_size": 1}
+    if isinstance(size, int) and size > 0:
+        values["gradient_accumulation_steps"] = max(1, math.ceil(16 / size / world))
+    values |= {"learning_rate": 1e-5 if full else 1e-4, "weight_decay": 0.1, "adam_beta2": 0.95}
+    values |= {"lr_scheduler_type": "cosine", "gradient_checkpointing": True}
+    if not any(settings.get(name, bool) for name in ("bf16", "fp16")) and not settings.text("torch_dtype"):
+        values["torch_dtype"] = "auto"
+    if not full:
+        values |= {"lora_r": 8, "lora_alpha": 32, "lora_dropout": 0.05, "lora_target_modules": "all-linear"}
+    return values
+
+
+def _prepare(settings: Settings) -> None:
+    full = settings.text("tuner_type") == "full"
+    method(settings, "tuner_type")
+    frozen = ("freeze_vision_tower", "freeze_multi_modal_projector")
+    if full and all(settings.get(name, bool) is False for name in frozen):
+        settings.put("recipe.train_vision", True, frozen, "tower and merger are trained with all the rest")
+        for name in frozen:
+            settings.done(name)
+    asked = settings.get("lora_target_modules", list)
+    if asked in ("all-linear", ["all-linear"], ["ALL"], "ALL"):
+        why = "the language model's linear layers, while tower and merger are frozen"
+        settings.put("recipe.lora.target_modules", language_layers(settings.kind), ["lora_target_modules"], why)
+        settings.done("lora_target_modules")
+    for name, field, option in (("dataset", "train", "--train"), ("val_dataset", "val", "--val")):
+        if name in settings.old:
+            local_file(settings, name, field, option)
+    for name, field in (("image_max_token_num", "max_pixels"), ("image_min_token_num", "min_pixels")):
+        if name in settings.old:
+            _tokens(settings, name, field)
+    if settings.get("padding_free", bool):
+        settings.put("plan.packing", True, ["padding_free"])
+    else:
+        settings.drop("padding_free", "does nothing at this value")
+    settings.done("padding_free")
+
+
+def local_file(settings: Settings, name: str, field: str, option: str) -> None:
+    """One file of questions is a recipe's; names on a hub, subsets and lists of files are not."""
+    value = settings.old[name][1]
+    files = value if isinstance(value, list) else [value]
+    only = str(files[0]) if len(files) == 1 else ""
+    if value in (None, "", []):
+        settings.drop(name, "null: none")
+    elif len(files) > 1:
+        settings.refuse(name, f"several sets of questions: join them in one file, and give {option} FILE")
+    elif only.endswith(FILES):
+        path = settings.folder / Path(only).expanduser()
+        settings.put(f"recipe.data.{field}", only, [name], "" if path.exists() else f"not found at {path}")
+    elif "#" in only:
+        settings.refuse(name, f"a subset that its program draws: write it to a file, and give {option} FILE")
+    else:
+        settings.refuse(name, f"no file of questions ({', '.join(FILES)}): fetch it, and give {option} FILE")
+    settings.done(name)
+
+
+def _tokens(settings: Settings, name: str, field: str) -> None:
+    count, side = settings.get(name, int), _SIDE.get(settings.kind or "")
+    if not isinstance(count, int) or side is None:
+        settings.refuse(name, f"a number of image tokens of a known family is needed ({', '.join(_SIDE)})")
+    else:
+        settings.put(f"recipe.{field}", count * side**2, [name], f"{count} tokens of {side}x{side} pixels")
+    settings.done(name)
+
+
+TRAINER = Trainer(
+    name="ms-swift",
+    short="swift",
+    marks=words(
+        "train_type tuner_type sft_type freeze_vit freeze_aligner split_dataset_ratio val_dataset attn_impl "
+        "truncation_strategy tuner_backend target_regex lora_dtype model_author loss_scale "
+        "load_from_cache_file lazy_tokenize vit_lr aligner_lr vit_gradient_checkpointing padding_free"
+    ),
+    commands=("swift sft", "swift", "swift.cli"),
+    aliases={
+        "train_type": "tuner_type",
+        **{"model": "model_name_or_path", "model_id_or_path": "model_name_or_path", "model_name": "model_name_told"},
+        **{"MAX_PIXELS": "max_pixels", "MIN_PIXELS": "min_pixels", "quant_bits": "quantization_bit"},
+        **{"IMAGE_MAX_TOKEN_NUM": "image_max_token_num", "IMAGE_MIN_TOKEN_NUM": "image_min_token_num"},
+        **{"split_dataset_ratio": "val_size", "adapters": "start_adapter", "lora_bias_trainable": "lora_bias"},
+        **{"init_weights": "init_lora_weights", "num_epochs": "num_train_epochs", "use_liger": "use_liger_kernel"},
+        "train_dataloader_shuffle": "shuffle",
+        "dataset_shuffle": "dataset_shuffle",
+    },
+    neutral={
+        **only("init_lora_weights", "the adapters would start elsewhere", True, "true"),
+        **only("task_type", "no recipe learns so", "causal_lm", "CAUSAL_LM"),
+        **only("num_labels problem_type", "no recipe learns so"),
+        **only("use_chat_template", "the prompt would be another one", True),
+        **only("loss_scale", "tokens of an answer would weigh differently", "default"),
+        **only("loss_type metric_class", "the loss would be another one", "cross_entropy"),
+        **only("tuner_backend", "the adapters would be another program's", "peft", "unsloth"),
+        **only("external_plugins custom_register_path custom_dataset_info", "code of its own may change anything"),
+        **only("columns model_kwargs agent_template response_prefix", "questions would be read or asked otherwise"),
+        **only(
+            "sft_type", "it is of ms-swift 2, whose defaults were others: give the names of ms-swift 3 (train_type)"
+        ),
+        **only("vit_lr aligner_lr", _RATES),
+        **only("lorap_lr_ratio lora_lr_ratio", "A and B would have learning rates of their own"),
+        **only("target_regex", "layers are named by target_modules"),
+        **only("target_parameters", _FORM, []),
+        **only("freeze_parameters trainable_parameters", "other parts of the model would be trained", []),
+        **only("freeze_parameters_regex trainable_parameters_regex", "other parts of the model would be trained"),
+        **only("freeze_parameters_ratio", "other parts of the model would be trained", 0),
+        **only("router_aux_loss_coef", "the loss would be another one", 0),
+        **only("enable_dft_loss enable_channel_loss use_galore", "the loss or the optimizer would be others", False),
+        **only("lisa_activated_layers", "the optimizer would be another one", 0),
+        **only("sequence_parallel_size", "a step would be cut otherwise", 1),
+        **only("streaming interleave_prob", "the order would depend on a buffer", False),
+        **only("dataset_shuffle", "questions would come in the order of the file (recipe.order listed)", True),
+        **only("rope_scaling max_model_len new_special_tokens", "the model would be another one", []),
+        **only("enable_thinking add_non_thinking_prefix", "the prompt would be another one"),
+        **only("resume_only_model", "the adapters would start elsewhere", False),
+        **only("max_epochs", "training would stop before its last step"),
+    },
+    dropped={
+        "truncation_strategy": "recipe.max_length never cuts image tokens or a whole answer",
+        "lora_dtype": "what is trained has float32 copies",
+        "model_type": "its configuration says what the model is",
+        "model_name_told": "its name for itself, in data that asks for it",
+        "model_author": "its name for itself, in data that asks for it",
+        **each("attn_impl use_liger_kernel vit_gradient_checkpointing padding_side", _SPEED),
+        **each("use_logits_to_keep ds3_gather_for_generation zero_hpz_partition_size", _SPEED),
+        **each("dataset_num_proc load_from_cache_file lazy_tokenize strict", "all lines are checked"),
+        **each("download_mode use_hf check_model local_repo_path", _HUB),
+        **each("add_version create_checkpoint_symlink save_args load_args use_flash_ckpt", _HUB),
+        **each("acc_strategy acc_steps predict_with_generate val_dataset_shuffle", "for evaluation"),
+        "FPS": _VIDEO,
+        "NODE_RANK": "which of the machines this is",
+    },
+    starts={
+        **dict.fromkeys(("VIDEO_", "FPS_", "AUDIO_", "video_"), _VIDEO),
+        **dict.fromkeys(("swanlab", "vllm_", "lmdeploy_", "sglang_"), "for logging, or after training"),
+        **dict.fromkeys(
+            ("galore_", "adalora_", "reft_", "boft_", "vera_", "fourier_", "llamapro_", "lisa_"), "not used"
+        ),
+        "lora_ga_": "not used",
+    },
+    handled=("tuner_type", "dataset", "val_dataset", "image_max_token_num", "image_min_token_num", "padding_free"),
+    data=("dataset",),
+    defaults=_defaults,
+    prepare=_prepare,
+    loss_weight=("token", "it divides a step's loss by all of its answer tokens"),
+    answer_end=("turn", "its templates end an answer with a line break"),
+    image_backend=("pil", "it resizes by qwen_vl_utils, which uses Pillow"),
+)

@@ -1,0 +1,63 @@
+"""What is particular about the configs of one trainer: its names, its defaults, and what no table can say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sameday.spec.convert.settings import Settings
+
+Neutral = Mapping[str, tuple[tuple[Any, ...], str]]
+"""Names that only pass at values that do nothing, each with what any other value would do."""
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """Everything here stands before what `keys` knows of all configs."""
+
+    name: str
+    """As people write it."""
+    short: str
+    """What --from takes."""
+    marks: frozenset[str] = frozenset()
+    """Keys by which its configs are recognised."""
+    commands: tuple[str, ...] = ()
+    """Words of a command line that starts it."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    neutral: Neutral = field(default_factory=dict)
+    dropped: Mapping[str, str] = field(default_factory=dict)
+    starts: Mapping[str, str] = field(default_factory=dict)
+    """Beginnings of names that are dropped."""
+    handled: tuple[str, ...] = ()
+    """Further names that `prepare` makes something of."""
+    data: tuple[str, ...] = ()
+    """Of them, those that say where training questions come from: --train replaces them."""
+    defaults: Callable[[Settings], Mapping[str, Any]] = lambda settings: {}
+    """What it takes where a name is absent, as far as it is not what transformers' Trainer takes."""
+    prepare: Callable[[Settings], None] = lambda settings: None
+    """Done before all else; names that it is done with are gone from `settings.old`."""
+    loss_weight: tuple[str, str] | None = None
+    answer_end: tuple[str, str] | None = None
+    image_backend: tuple[str, str] | None = None
+    """Of the recipe: the value, and why; None where the config or transformers' Trainer says it."""
+    remarks: tuple[str, ...] = ()
+    """What may differ between versions of it, and what to look at then."""
+
+
+def words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+def each(names: str, why: str) -> dict[str, str]:
+    """These names, with spaces between them, for the same reason."""
+    return dict.fromkeys(names.split(), why)
+
+
+def only(names: str, why: str, *values: Any) -> dict[str, tuple[tuple[Any, ...], str]]:
+    """Of these names, with spaces between them, only such values pass."""
+    return dict.fromkeys(names.split(), (values, why))
+
+
+PLAIN = Trainer("transformers' Trainer, or a script around it", "trainer")

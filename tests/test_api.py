@@ -1,0 +1,120 @@
+"""The commands for Python on a tiny model: the same records and the same errors as on the command line."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import worlds
+from typed import sameday as typed
+from typed import write_recipe
+
+import sameday
+from sameday import api
+from sameday.spec.errors import EXIT_STOPPED, BadInput, RunStopped
+
+CPU = {"plan.device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory, tiny_qwen3: Path) -> Path:
+    """Two runs of one recipe under two plans. Not to be written to."""
+    folder = worlds.write_world(tmp_path_factory.mktemp("api"), 6, (3, 2), hard=False)
+    data = {"train": "train.jsonl", "val": "val.jsonl", "test": "val.jsonl", "image_root": "images"}
+    write_recipe(folder, tiny_qwen3, data=data)
+    (folder / "plan.yaml").write_text(json.dumps({"device": "cpu"}))
+    (folder / "shared.yaml").write_text(json.dumps({"device": "cpu", "share_images": True, "packing": True}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(world: Path) -> api.Run:
+    return sameday.train(world / "recipe.yaml", world / "plan.yaml", world / "run")
+
+
+def test_train(world: Path, run: api.Run) -> None:
+    assert run.path == world / "run" and isinstance(run, api.Run)
+    assert [record["step"] for record in run.metrics if "split" not in record] == [1, 2]
+    assert set(run.scores) >= {"loss", "exact_match"} and run.plan.device == "cpu"
+    assert run.result == world / "run" / "adapter" and (run.result / "adapter_config.json").is_file()
+    typed_too = typed(world, "train", "recipe.yaml", "--plan", "plan.yaml", "--out", "typed")
+    assert typed_too.code == 0, typed_too.err
+    assert api.Run(world / "typed").recipe.fingerprint == run.recipe.fingerprint
+    losses = [[record["loss"] for record in each.metrics] for each in (run, api.Run(world / "typed"))]
+    assert losses[0] == losses[1]
+
+
+def test_settings_and_the_usual_folder(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = api.train(world / "recipe.yaml", set={**CPU, "recipe.lora": {"r": 1}}, max_steps=1, limit=2)
+    assert made.path == Path("runs") / f"small-{made.recipe.fingerprint}" and made.path.is_dir()
+    assert made.recipe.lora.r == 1 and made.recipe.max_steps == 1
+
+
+def test_stopping_early_is_an_exception_with_its_code(world: Path, tmp_path: Path, own_signals: None) -> None:
+    with pytest.raises(RunStopped) as stop:
+        api.train(world / "recipe.yaml", world / "plan.yaml", tmp_path / "run", stop_after=1)
+    assert stop.value.code == EXIT_STOPPED
+    assert len(api.train(world / "recipe.yaml", world / "plan.yaml", tmp_path / "run").metrics) >= 2
+
+
+def test_errors_are_those_of_the_command_line(world: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput) as error:
+        api.train(world / "recipe.yaml", out=tmp_path / "run", set={"recipe.effective_batch": 0, "plan.workers": "x"})
+    said = typed(world, "train", "recipe.yaml", "--set", "recipe.effective_batch=0", "--set", "plan.workers=x")
+    assert said.err.replace("recipe.yaml", str(world / "recipe.yaml")).startswith(f"error: {error.value}")
+    assert not (tmp_path / "run").exists()
+
+
+def test_evaluate(world: Path, run: api.Run, tmp_path: Path) -> None:
+    scores = sameday.evaluate(run, "val", scores_only=True, set=CPU)
+    assert scores["loss"] == pytest.approx(run.scores["loss"], rel=1e-6)
+    with pytest.raises(BadInput, match="there is no such run folder or recipe"):
+        api.evaluate(tmp_path / "nothing")
+
+
+def test_load(world: Path, run: api.Run) -> None:
+    loaded = sameday.load(run, set=CPU)
+    assert not loaded.model.training and loaded.run.scores == pytest.approx(run.scores)
+    rows = [json.loads(line) for line in (world / "val.jsonl").read_text().splitlines()]
+    asked = [{"image": row["image"], "question": row["question"]} for row in rows]
+    given = loaded.answers(asked, world / "images", max_new_tokens=4)
+    api.evaluate(run, "val", max_new_tokens=4, set=CPU, out=world / "answers")
+    made = [json.loads(line) for line in (world / "answers" / "predictions.jsonl").read_text().splitlines()]
+    assert given == [each["prediction"] for each in made]
+    with pytest.raises(BadInput, match=r"nowhere\.png"):
+        loaded.answers([{"image": "nowhere.png", "question": "what?"}], world / "images")
+    with pytest.raises(BadInput, match="has no such checkpoint as step-9"):
+        api.load(run, "step-9")
+
+
+def test_verify(world: Path, run: api.Run) -> None:
+    shared = api.train(world / "recipe.yaml", world / "shared.yaml", world / "shared")
+    verdict = sameday.verify(run, shared)
+    assert verdict.same and verdict.code == 0 and verdict.details["exit_code"] == 0
+    said = typed(world, "verify", "run", "shared")
+    assert said.out.splitlines()[-1] == verdict.lines[-1]
+    asked = {"plan": world / "shared.yaml", "against": world / "plan.yaml"}
+    with pytest.raises(BadInput, match="steps"):  # of a recipe: what it compares is tested where it stands
+        api.verify(world / "recipe.yaml", steps=1, **asked)
+    with pytest.raises(BadInput, match="belong to `verify RECIPE`; finished runs have their plans already"):
+        api.verify(run, shared, steps=4)
+
+
+def test_importing_it_is_fast_and_each_name_has_types() -> None:
+    code = (
+        "import sys, sameday, sameday.api; assert callable(sameday.train) and callable(sameday.load); "
+        "import sameday.train.cadence; assert callable(sameday.train) and sameday.train.cadence; "
+        "print(sorted({'torch', 'transformers', 'peft', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+    for name in ("train", "evaluate", "verify", "load"):
+        about = inspect.signature(getattr(api, name))
+        assert about.return_annotation and all(each.annotation for each in about.parameters.values())
+    with pytest.raises(AttributeError, match="module 'sameday' has no attribute 'nothing'"):
+        _ = sameday.nothing
