@@ -15,9 +15,9 @@ import worlds
 from typed import refused, sameday, write_recipe
 
 from sameday.record.folder import RunFolder
+from sameday.record.track import Tracker
 from sameday.spec.plan import Plan, claims
 from sameday.train import track
-from sameday.train.track import Tracker
 
 WRITTEN = """
 import json, os

@@ -36,7 +36,7 @@ def train_from_files(
     """`sameday train`: starts a run, or goes on with it where its folder is there."""
     specs = Specs.from_files(recipe_path, plan_path, sets)
     if specs.plan.track != "none":
-        from sameday.train.track import check_tracker
+        from sameday.record.track import check_tracker
 
         check_tracker(specs.plan)
     if specs.recipe.stage_recipes():

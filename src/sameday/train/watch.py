@@ -17,10 +17,10 @@ from sameday.hardware.phases import silence
 from sameday.record.folder import RunFolder
 from sameday.record.room import room_for
 from sameday.record.times import What, note, process_age
+from sameday.record.track import Tracker
 from sameday.spec.words import clock, first_names, tell, visible
 from sameday.train.spikes import WINDOW, usual_before_spike
 from sameday.train.steps import Good
-from sameday.train.track import Tracker
 
 WORTH_SAYING = 0.02
 """The share of the time spent waiting for input from which on the line tells it."""
