@@ -17,7 +17,7 @@ from typed import refused, sameday, write_recipe
 from sameday.record.folder import RunFolder
 from sameday.record.track import Tracker
 from sameday.spec.plan import Plan, claims
-from sameday.train import track
+from sameday.record import track
 
 WRITTEN = """
 import json, os
