@@ -9,10 +9,10 @@ import torch
 import torch._dynamo
 import worlds
 from torch._dynamo.utils import counters
+from worlds import FAMILIES, SQUARE
 
 from sameday.hardware.ranks import Ranks
 from sameday.models import vlm
-from sameday.models.families import known_families
 from sameday.spec.plan import Plan
 from sameday.tasks.vqa.task import VqaTask
 from sameday.train.steps import Steps
@@ -29,26 +29,31 @@ def gradient(task: VqaTask, step: int) -> torch.Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", known_families())
-def test_graphs_are_shared_by_all_layers(tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("family", "kinds"), [*((family, 1) for family in FAMILIES), *((family, 2) for family in SQUARE)])
+def test_graphs_are_shared_by_all_layers(
+    tmp_path: Path, family: str, kinds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`kinds`: graphs of the tower; where images are whole squares, one image is a graph of its own."""
     # The graphs are what is tested; which backend turns them into kernels is not.
     monkeypatch.setattr(vlm, "COMPILE_BACKEND", "eager")
     torch._dynamo.reset()
     counters.clear()
     worlds.write_world(tmp_path, 3, (9, 1, 5, 3, 7))
-    sizes = {"text": {"num_hidden_layers": LAYERS}, "vision": {"depth": BLOCKS}}
-    model = worlds.write_tiny(tmp_path / "model", family, **sizes)
-    lora = {"r": 4, "alpha": 8, "dropout": 0.1}
+    square = family in worlds.SQUARE
+    sizes = {"text": {"num_hidden_layers": LAYERS}, "vision": {} if square else {"depth": BLOCKS}}
+    model = worlds.write_tiny(tmp_path / family, family, **sizes)
+    lora = {"r": 4, "alpha": 8, "dropout": 0.1} | ({"target_modules": worlds.OF_THE_DECODER} if square else {})
     recipe = worlds.tiny_recipe(model, order="by_image", effective_batch=8, lora=lora)
-    tasks = [worlds.make_task(tmp_path, recipe, Plan(**PLAN, compile=how)) for how in ("layers", "none")]
+    plan = PLAN | ({"attention": "sdpa"} if family == "gemma3" else {})
+    tasks = [worlds.make_task(tmp_path, recipe, Plan(**plan, compile=how)) for how in ("layers", "none")]
     for task in tasks:
         worlds.stir(task)
     for step in range(tasks[0].steps_per_epoch()):
         compiled, plain = (gradient(task, step) for task in tasks)
         assert (compiled - plain).norm() <= 1e-6 * plain.norm(), step
         # The first layer, the others, the tower's blocks: with the first step, and never again.
-        assert counters["stats"]["unique_graphs"] == 3, step
+        assert counters["stats"]["unique_graphs"] == 2 + kinds, step
     scores = [task.evaluate("val", Ranks()) for task in tasks]
     assert scores[0] == pytest.approx(scores[1], rel=1e-6)
-    assert counters["stats"]["unique_graphs"] == 4
+    assert counters["stats"]["unique_graphs"] == 3 + kinds
     assert not counters["graph_break"]

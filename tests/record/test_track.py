@@ -14,10 +14,10 @@ import pytest
 import worlds
 from typed import refused, sameday, write_recipe
 
+from sameday.record import track
 from sameday.record.folder import RunFolder
 from sameday.record.track import Tracker
 from sameday.spec.plan import Plan, claims
-from sameday.record import track
 
 WRITTEN = """
 import json, os
