@@ -21,6 +21,7 @@ from typing import Any
 
 import forks
 import pytest
+import spared
 import torch
 from hypothesis import settings
 
@@ -52,6 +53,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     a long one at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish() -> None:
+    """All that the tests import is loaded."""
+    spared.use()
 
 
 @pytest.fixture(autouse=True)

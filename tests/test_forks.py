@@ -64,15 +64,32 @@ def test_its_id_is_its_own_until_its_end_is_known(script: Path) -> None:
     process.communicate()
 
 
+HOOK = """\
+import sys, tempfile
+print("hooked", *sys.orig_argv[-2:], tempfile.gettempdir(), flush=True)
+"""
+
+
+def test_what_python_loads_at_its_start_is_loaded(script: Path, tmp_path: Path) -> None:
+    """In both kinds of process, before the script."""
+    (tmp_path / "added").mkdir()
+    (tmp_path / "added" / "sitecustomize.py").write_text(HOOK)
+    folders = os.pathsep.join(filter(None, (str(tmp_path / "added"), os.environ.get("PYTHONPATH"))))
+    for more, loaded in (({}, "True"), ({"ANOTHER": "1"}, "False")):
+        process = start(script, "one", PYTHONPATH=folders, TMPDIR=str(tmp_path), **more)
+        out, error = process.communicate("typed\n", timeout=120)
+        assert out.splitlines()[0] == f"hooked {script} one {tmp_path}"
+        assert out.splitlines()[1].startswith("['one'] ") and error == f"{loaded} False typed\n"
+
+
 @pytest.mark.parametrize(
     ("words", "more", "forked"),
     [
         (("-m", "sameday", "train"), {}, True),
         (("-u", "-m", "sameday.verify.arm", "job.json"), {"env": {"RANK": "1", "COLUMNS": "200"}}, True),
-        (("-m", "sameday", "train"), {"env": {"PYTHONPATH": "plain"}}, True),
-        (("-m", "sameday", "train"), {"env": {"PYTHONPATH": "hooked"}}, False),
+        (("-m", "sameday", "train"), {"env": {"PYTHONPATH": "added"}}, True),
+        (("-m", "sameday", "train"), {"env": {"TMPDIR": "/elsewhere", "TERM": "xterm"}}, True),
         (("-m", "sameday", "train"), {"env": {"OMP_NUM_THREADS": "2"}}, False),
-        (("-m", "sameday", "train"), {"env": {"TMPDIR": "/elsewhere"}}, False),
         (("-m", "sameday", "train"), {"preexec_fn": print}, False),
         (("-m", "sameday", "train"), {"pass_fds": (7,)}, True),
         (("-m", "pytest"), {}, False),
@@ -83,8 +100,6 @@ def test_its_id_is_its_own_until_its_end_is_known(script: Path) -> None:
 def test_what_may_notice_is_started_from_nothing(
     tmp_path: Path, words: tuple[str, ...], more: dict[str, Any], forked: bool
 ) -> None:
-    (tmp_path / "hooked").mkdir()
-    (tmp_path / "hooked" / "sitecustomize.py").touch()
     known = forks._server["environment"]
     environment = known | more.get("env", {})
     if "PYTHONPATH" in more.get("env", {}):
