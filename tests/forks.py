@@ -7,6 +7,7 @@ with a GPU, which no fork can use."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import inspect
@@ -20,6 +21,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -196,9 +198,26 @@ def serve() -> None:
             _wait_for(pid, connection)
             os._exit(0)
         connection.close()
-        _become(json.loads(told), streams)
-        return
+        code: Any = 0
+        try:
+            _become(json.loads(told), streams)
+        except SystemExit as end:
+            code = end.code
+        if (code is None or isinstance(code, int)) and "RANK" not in os.environ:
+            _leave(code or 0)
+        sys.exit(code)
     shutil.rmtree(Path(_server["address"]).parent)
+
+
+def _leave(code: int) -> None:
+    """As the interpreter leaves, but for what it then takes apart: half a second for libraries as large as these. Not
+    the ranks of a group, whose end is also that of what joined them."""
+    with contextlib.suppress(Exception):  # what cannot be written is told by the interpreter
+        threading._shutdown()
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def _wait_for(pid: int, connection: socket.socket) -> None:

@@ -32,9 +32,9 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def start(script: Path, word: str, **more: Any) -> subprocess.Popen[str]:
+def start(script: Path, word: str, options: tuple[str, ...] = ("-u",), **more: Any) -> subprocess.Popen[str]:
     environment = os.environ | {"SAMEDAY_SAID": "this"} | more
-    command = [sys.executable, "-u", str(script), word]
+    command = [sys.executable, *options, str(script), word]
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     return subprocess.Popen(command, cwd=script.parent, env=environment, text=True, start_new_session=True, **pipes)
 
@@ -80,6 +80,39 @@ def test_what_python_loads_at_its_start_is_loaded(script: Path, tmp_path: Path) 
         out, error = process.communicate("typed\n", timeout=120)
         assert out.splitlines()[0] == f"hooked {script} one {tmp_path}"
         assert out.splitlines()[1].startswith("['one'] ") and error == f"{loaded} False typed\n"
+
+
+ENDS = """\
+import atexit, sys, threading
+sys.stdout = open(1, "w", closefd=False)  # buffered, whatever the environment says
+atexit.register(print, "at exit")
+threading.Timer(0.1, print, ["from a thread"]).start()
+print("unflushed", end=" ")
+END
+"""
+NOBODY_READS = "import os; ours, theirs = os.pipe(); os.dup2(theirs, 1); os.close(ours); os.close(theirs)"
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "error"),
+    [
+        ("", 0, ""),
+        ("raise SystemExit", 0, ""),
+        ("raise SystemExit(7)", 7, ""),
+        ("raise SystemExit('told')", 1, "told"),
+        ("raise ValueError(7)", 1, "ValueError: 7"),
+        (NOBODY_READS, 120, "BrokenPipeError: [Errno 32] Broken pipe"),
+    ],
+)
+def test_it_ends_as_the_interpreter_does(tmp_path: Path, end: str, code: int, error: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(ENDS.replace("END", end))
+    for more in ({}, {"ANOTHER": "1"}):
+        process = start(script, "one", (), **more)
+        out, told = process.communicate(timeout=120)
+        assert process.returncode == code
+        assert out == ("" if code == 120 else "unflushed from a thread\nat exit\n")
+        assert told.splitlines()[-1:] == ([error] if error else [])
 
 
 @pytest.mark.parametrize(
