@@ -30,7 +30,7 @@ from sameday.spec.load import load_recipe
 from sameday.spec.plan import Plan
 from sameday.tasks.registry import setup_of
 
-SLOW = 0.2
+SLOW = 0.3
 """Seconds that a busy machine's step does not hide."""
 SHARED = [
     "share_images=true",
