@@ -59,7 +59,7 @@ MODULES = (
 )
 """What `python -m` may name."""
 AT_RUN_TIME = (
-    *("GROUP_", "LOCAL_", "MASTER_", "PYTEST_", "RANK", "ROLE_", "SAMEDAY_", "TORCHELASTIC_", "WORLD_SIZE"),
+    *("GROUP_", "LOCAL_", "MASTER_", "PYTEST_", "RANK", "ROLE_", "SAMEDAY_", "SLURM_", "TORCHELASTIC_", "WORLD_SIZE"),
     *(
         "COLUMNS",
         "CUBLAS_",
