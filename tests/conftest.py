@@ -21,11 +21,13 @@ from typing import Any
 
 import forks
 import pytest
+import spared
 import torch
 from hypothesis import settings
 
 # What the shared helpers assert is told with its values, as what a test asserts is.
-pytest.register_assert_rewrite("processes", "answered", "arms", "reported", "sets", "typed", "watched", "worlds")
+SHARED = ("answered", "arms", "builds", "entries", "processes", "reported", "sets", "typed", "watched", "worlds")
+pytest.register_assert_rewrite(*SHARED)
 
 # Triton reads it when a kernel's module is loaded, here and in every process that a test starts.
 if not torch.cuda.is_available():
@@ -52,6 +54,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     a long one at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish() -> None:
+    """All that the tests import is loaded."""
+    spared.use()
 
 
 @pytest.fixture(autouse=True)
@@ -102,6 +109,15 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="session")
 def tiny_qwen3(tiny_models: dict[str, Path]) -> Path:
     return tiny_models["qwen3_vl"]
+
+
+@pytest.fixture(scope="session")
+def two_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model for tests of what surrounds a step, which a third layer would only make longer. Not to be written to."""
+    import worlds
+
+    torch.set_num_threads(1)
+    return worlds.write_tiny(tmp_path_factory.mktemp("two-layers"), text={"num_hidden_layers": 2})
 
 
 @pytest.fixture(scope="session")

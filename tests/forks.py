@@ -2,12 +2,13 @@
 is forked. Each has its own id, session, signals, streams and exit code all the same.
 
 Started from nothing, as always, is what may notice a difference: `python -c`, another environment (but for variables
-that are read at run time, and folders of modules), and everything on a machine with a GPU, which no fork can use."""
+that are read at run time, and folders of modules, whose `sitecustomize` is loaded too), and everything on a machine
+with a GPU, which no fork can use."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
-import gc
 import importlib
 import inspect
 import json
@@ -20,8 +21,11 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
+
+import spared
 
 LOADED = (
     "peft",
@@ -55,13 +59,16 @@ MODULES = (
 )
 """What `python -m` may name."""
 AT_RUN_TIME = (
-    *("GROUP_", "LOCAL_", "MASTER_", "PYTEST_", "RANK", "ROLE_", "SAMEDAY_", "TORCHELASTIC_", "WORLD_SIZE"),
+    *("GROUP_", "LOCAL_", "MASTER_", "PYTEST_", "RANK", "ROLE_", "SAMEDAY_", "SLURM_", "TORCHELASTIC_", "WORLD_SIZE"),
     *(
         "COLUMNS",
         "CUBLAS_",
         "CUDA_VISIBLE_DEVICES",
         "KMP_",
+        "LINES",
         "PYTHONUNBUFFERED",
+        "TERM",
+        "TMPDIR",
         "TORCHINDUCTOR_CACHE_DIR",
         "TORCH_NCCL_",
     ),
@@ -147,9 +154,7 @@ def _added_folders(environment: dict[str, str]) -> list[str] | None:
         return None
     asked, there = environment.get("PYTHONPATH", ""), known.get("PYTHONPATH", "")
     added = [folder for folder in asked.removesuffix(there).split(os.pathsep) if folder]
-    if not asked.endswith(there) or any(Path(folder, "sitecustomize.py").exists() for folder in added):
-        return None
-    return added
+    return added if asked.endswith(there) else None
 
 
 def _start() -> None:
@@ -175,8 +180,7 @@ def serve() -> None:
     subprocess.Popen = Forked  # before torchrun takes it by its name
     for name in LOADED:
         importlib.import_module(name)
-    gc.collect()
-    gc.freeze()
+    spared.use()
     listener = socket.socket(fileno=int(sys.argv[2]))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait for a fork
     while sys.stdin not in select.select([listener, sys.stdin], [], [])[0]:
@@ -194,9 +198,26 @@ def serve() -> None:
             _wait_for(pid, connection)
             os._exit(0)
         connection.close()
-        _become(json.loads(told), streams)
-        return
+        code: Any = 0
+        try:
+            _become(json.loads(told), streams)
+        except SystemExit as end:
+            code = end.code
+        if (code is None or isinstance(code, int)) and "RANK" not in os.environ:
+            _leave(code or 0)
+        sys.exit(code)
     shutil.rmtree(Path(_server["address"]).parent)
+
+
+def _leave(code: int) -> None:
+    """As the interpreter leaves, but for what it then takes apart: half a second for libraries as large as these. Not
+    the ranks of a group, whose end is also that of what joined them."""
+    with contextlib.suppress(Exception):  # what cannot be written is told by the interpreter
+        threading._shutdown()
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def _wait_for(pid: int, connection: socket.socket) -> None:
@@ -218,13 +239,18 @@ def _become(request: dict[str, Any], streams: list[int]) -> None:
     os.chdir(request["home"])
     os.environ.clear()
     os.environ.update(request["environment"])
-    words = request["words"]
-    if words[0] == "-m":
-        sys.path[:] = [os.getcwd(), *request["folders"], *sys.path[1:]]
+    tempfile.tempdir = None  # looked for again
+    words, folders = request["words"], request["folders"]
+    sys.orig_argv = [sys.executable, *words]
+    module = words[0] == "-m"
+    sys.path[:] = [os.getcwd() if module else str(Path(words[0]).resolve().parent), *folders, *sys.path[1:]]
+    if any(Path(folder, "sitecustomize.py").exists() for folder in folders):
+        sys.modules.pop("sitecustomize", None)
+        importlib.import_module("sitecustomize")
+    if module:
         sys.argv = [words[1], *words[2:]]
         sys.modules.pop(words[1], None)  # it is loaded as the program
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:
-        sys.path[:] = [str(Path(words[0]).resolve().parent), *request["folders"], *sys.path[1:]]
         sys.argv = words
         runpy.run_path(words[0], run_name="__main__")

@@ -32,9 +32,9 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def start(script: Path, word: str, **more: Any) -> subprocess.Popen[str]:
+def start(script: Path, word: str, options: tuple[str, ...] = ("-u",), **more: Any) -> subprocess.Popen[str]:
     environment = os.environ | {"SAMEDAY_SAID": "this"} | more
-    command = [sys.executable, "-u", str(script), word]
+    command = [sys.executable, *options, str(script), word]
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     return subprocess.Popen(command, cwd=script.parent, env=environment, text=True, start_new_session=True, **pipes)
 
@@ -64,15 +64,65 @@ def test_its_id_is_its_own_until_its_end_is_known(script: Path) -> None:
     process.communicate()
 
 
+HOOK = """\
+import sys, tempfile
+print("hooked", *sys.orig_argv[-2:], tempfile.gettempdir(), flush=True)
+"""
+
+
+def test_what_python_loads_at_its_start_is_loaded(script: Path, tmp_path: Path) -> None:
+    """In both kinds of process, before the script."""
+    (tmp_path / "added").mkdir()
+    (tmp_path / "added" / "sitecustomize.py").write_text(HOOK)
+    folders = os.pathsep.join(filter(None, (str(tmp_path / "added"), os.environ.get("PYTHONPATH"))))
+    for more, loaded in (({}, "True"), ({"ANOTHER": "1"}, "False")):
+        process = start(script, "one", PYTHONPATH=folders, TMPDIR=str(tmp_path), **more)
+        out, error = process.communicate("typed\n", timeout=120)
+        assert out.splitlines()[0] == f"hooked {script} one {tmp_path}"
+        assert out.splitlines()[1].startswith("['one'] ") and error == f"{loaded} False typed\n"
+
+
+ENDS = """\
+import atexit, sys, threading
+sys.stdout = open(1, "w", closefd=False)  # buffered, whatever the environment says
+atexit.register(print, "at exit")
+threading.Timer(0.1, print, ["from a thread"]).start()
+print("unflushed", end=" ")
+END
+"""
+NOBODY_READS = "import os; ours, theirs = os.pipe(); os.dup2(theirs, 1); os.close(ours); os.close(theirs)"
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "error"),
+    [
+        ("", 0, ""),
+        ("raise SystemExit", 0, ""),
+        ("raise SystemExit(7)", 7, ""),
+        ("raise SystemExit('told')", 1, "told"),
+        ("raise ValueError(7)", 1, "ValueError: 7"),
+        (NOBODY_READS, 120, "BrokenPipeError: [Errno 32] Broken pipe"),
+    ],
+)
+def test_it_ends_as_the_interpreter_does(tmp_path: Path, end: str, code: int, error: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(ENDS.replace("END", end))
+    for more in ({}, {"ANOTHER": "1"}):
+        process = start(script, "one", (), **more)
+        out, told = process.communicate(timeout=120)
+        assert process.returncode == code
+        assert out == ("" if code == 120 else "unflushed from a thread\nat exit\n")
+        assert told.splitlines()[-1:] == ([error] if error else [])
+
+
 @pytest.mark.parametrize(
     ("words", "more", "forked"),
     [
         (("-m", "sameday", "train"), {}, True),
         (("-u", "-m", "sameday.verify.arm", "job.json"), {"env": {"RANK": "1", "COLUMNS": "200"}}, True),
-        (("-m", "sameday", "train"), {"env": {"PYTHONPATH": "plain"}}, True),
-        (("-m", "sameday", "train"), {"env": {"PYTHONPATH": "hooked"}}, False),
+        (("-m", "sameday", "train"), {"env": {"PYTHONPATH": "added"}}, True),
+        (("-m", "sameday", "train"), {"env": {"TMPDIR": "/elsewhere", "TERM": "xterm"}}, True),
         (("-m", "sameday", "train"), {"env": {"OMP_NUM_THREADS": "2"}}, False),
-        (("-m", "sameday", "train"), {"env": {"TMPDIR": "/elsewhere"}}, False),
         (("-m", "sameday", "train"), {"preexec_fn": print}, False),
         (("-m", "sameday", "train"), {"pass_fds": (7,)}, True),
         (("-m", "pytest"), {}, False),
@@ -83,8 +133,6 @@ def test_its_id_is_its_own_until_its_end_is_known(script: Path) -> None:
 def test_what_may_notice_is_started_from_nothing(
     tmp_path: Path, words: tuple[str, ...], more: dict[str, Any], forked: bool
 ) -> None:
-    (tmp_path / "hooked").mkdir()
-    (tmp_path / "hooked" / "sitecustomize.py").touch()
     known = forks._server["environment"]
     environment = known | more.get("env", {})
     if "PYTHONPATH" in more.get("env", {}):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +146,18 @@ def make_task(folder: Path, recipe: VqaRecipe, plan: Plan) -> VqaTask:
         for name in ("train", "val")
     }
     return setup.load(setup.resolve_auto(plan, detect_machine("cpu")).plan, torch.device("cpu"), splits)
+
+
+def once(load: Callable[..., Any]) -> Callable[..., Any]:
+    """What was read, as a copy for each who asks for it."""
+    known: dict[str, Any] = {}
+
+    def copied(*what: Any) -> Any:
+        if repr(what) not in known:
+            known[repr(what)] = load(*what)
+        return deepcopy(known[repr(what)])
+
+    return copied
 
 
 def stir(task: VqaTask, seed: int = 7) -> None:

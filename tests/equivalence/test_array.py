@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from copy import deepcopy
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -31,18 +29,6 @@ PLANS = {device: trial_plans(setup, device, QUESTION) for device, setup in SETUP
 IMPOSSIBLE = [(("packing", False), ("attention", "split"))]
 
 
-def once(load: Callable[..., Any]) -> Callable[..., Any]:
-    """What was read, as a copy for each who asks for it."""
-    known: dict[str, Any] = {}
-
-    def copied(*what: Any) -> Any:
-        if repr(what) not in known:
-            known[repr(what)] = load(*what)
-        return deepcopy(known[repr(what)])
-
-    return copied
-
-
 @pytest.fixture(scope="module")
 def stages(tmp_path_factory: pytest.TempPathFactory, tiny_qwen3: Path) -> Iterator[dict[str, Stage]]:
     root = tmp_path_factory.mktemp("array")
@@ -53,7 +39,7 @@ def stages(tmp_path_factory: pytest.TempPathFactory, tiny_qwen3: Path) -> Iterat
     with pytest.MonkeyPatch.context() as patch:
         # Compiling is tried with the graphs alone: which backend turns them into kernels depends on the machine.
         patch.setattr(vlm, "COMPILE_BACKEND", "eager")
-        patch.setattr(vqa, "load_base", once(vqa.load_base))  # all arms start from the same files
+        patch.setattr(vqa, "load_base", worlds.once(vqa.load_base))  # all arms start from the same files
         yield {device: Stage(root / device, home, recipe, device=device) for device, recipe in recipes.items()}
     torch.use_deterministic_algorithms(False)
 

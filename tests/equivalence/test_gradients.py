@@ -7,6 +7,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from sameday.kernels import attention
 from sameday.models.families import family_of
 from sameday.models.vlm import VisionLanguageModel, load_base
 from sameday.spec.plan import Plan
+from sameday.tasks.vqa import task as vqa
 from sameday.tasks.vqa.setup import VqaSetup
 from sameday.tasks.vqa.task import VqaTask
 from sameday.train.steps import Steps
@@ -130,13 +132,17 @@ class Bench:
         recipe = worlds.tiny_recipe(self.models[scene.family], **scene.recipe)
         asked = VqaSetup(recipe, self.root).resolve_auto(Plan(**(plan or {})), detect_machine("cpu")).plan
         first = self._first(scene)
-        if scene.family not in self._bases:
-            self._bases[scene.family] = load_base(recipe.model, recipe, CPU)
-        base, processor = deepcopy(self._bases[scene.family]), first.processor
+        base, processor = deepcopy(self._base(scene)), first.processor
         model = VisionLanguageModel(base, family_of(scene.family), recipe, asked, CPU, processor.byte_table)
         task = VqaTask(recipe, asked, model, first.encoder, first.processor, first.splits)
         worlds.stir(task)
         return task
+
+    def _base(self, scene: Scenario) -> Any:
+        if scene.family not in self._bases:
+            recipe = worlds.tiny_recipe(self.models[scene.family], **scene.recipe)
+            self._bases[scene.family] = load_base(recipe.model, recipe, CPU)
+        return self._bases[scene.family]
 
     def _first(self, scene: Scenario) -> VqaTask:
         if repr(scene) not in self._loaded:
@@ -144,7 +150,8 @@ class Bench:
             if not folder.exists():
                 worlds.write_world(folder, scene.seed, scene.counts, chats=scene.chats)
             recipe = worlds.tiny_recipe(self.models[scene.family], **scene.recipe)
-            self._loaded[repr(scene)] = worlds.make_task(folder, recipe, Plan())
+            with patch.object(vqa, "load_base", lambda *_: deepcopy(self._base(scene))):
+                self._loaded[repr(scene)] = worlds.make_task(folder, recipe, Plan())
         return self._loaded[repr(scene)]
 
     def plain(self, scene: Scenario, step: int = 0) -> Result:

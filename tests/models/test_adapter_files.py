@@ -5,59 +5,25 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import yaml
 from peft import PeftModel
 from PIL import Image
 from safetensors.torch import load_file
+from trained import Finished, trained
 from transformers import AutoModelForImageTextToText
-from worlds import FAMILIES, draw_image, lines_of, make_task, tiny_recipe, write_world
+from worlds import FAMILIES, draw_image, lines_of, make_task
 
-from sameday.commands.launch import train_from_files
 from sameday.data.questions.images import open_rgb
 from sameday.models.handover import READ_ALIKE
 from sameday.record import checkpoint, room
 from sameday.spec.plan import Plan
-from sameday.spec.vqa import VqaRecipe
 from sameday.tasks.vqa.task import VqaTask
 from sameday.train import state
-
-QUICK = {
-    "effective_batch": 4,
-    "learning_rate": 0.05,
-    "max_steps": 4,
-    "lora": {"r": 2, "alpha": 4, "dropout": 0.1},
-}
-PLAN = "share_images: true\npacking: true\nmax_questions: null\nsave_steps: 2\neval_steps: null\n"
-
-
-@dataclass
-class Finished:
-    folder: Path
-    model: Path
-    recipe: VqaRecipe
-    run: Path
-
-    def task(self) -> VqaTask:
-        """Our own forward pass, at the recipe's start."""
-        task = make_task(self.folder, self.recipe, Plan())
-        task.training(False)
-        return task
-
-
-def trained(folder: Path, model: Path, **changes: Any) -> Finished:
-    write_world(folder, 11, counts=(4, 3), hard=False)
-    recipe = tiny_recipe(model, **(QUICK | changes))
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
-    (folder / "plan.yaml").write_text(PLAN)
-    train_from_files(folder / "recipe.yaml", folder / "plan.yaml", folder / "run", [])
-    return Finished(folder, model, recipe, folder / "run")
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -29,7 +29,9 @@ def gradient(task: VqaTask, step: int) -> torch.Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "kinds"), [*((family, 1) for family in FAMILIES), *((family, 2) for family in SQUARE)])
+@pytest.mark.parametrize(
+    ("family", "kinds"), [*((family, 1) for family in FAMILIES), *((family, 2) for family in SQUARE)]
+)
 def test_graphs_are_shared_by_all_layers(
     tmp_path: Path, family: str, kinds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -34,6 +35,7 @@ from sameday.models.vit import ViT
 from sameday.models.vlm_flops import count, needed_extent
 from sameday.spec.plan import Plan
 from sameday.spec.vision import BdhModel, VitModel
+from sameday.tasks.vqa import task as vqa
 from sameday.tasks.vqa.setup import VqaSetup
 from sameday.tasks.vqa.task import VqaTask
 
@@ -181,9 +183,10 @@ def make(world: Path, model: Path, plan: dict[str, Any], **recipe: Any) -> VqaTa
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
     root, two = tmp_path_factory.mktemp("models"), {"num_hidden_layers": 2}
-    return {family: worlds.write_tiny(root / family, family, text=two) for family in (*FAMILIES, *SQUARE)}
+    with patch.object(vqa, "load_base", worlds.once(vqa.load_base)):
+        yield {family: worlds.write_tiny(root / family, family, text=two) for family in (*FAMILIES, *SQUARE)}
 
 
 @pytest.fixture(scope="module")

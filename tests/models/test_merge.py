@@ -8,21 +8,20 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
+from trained import PLAN, trained
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 from typer.testing import CliRunner
-from worlds import FAMILIES, tiny_recipe, write_world
+from worlds import FAMILIES
 
 from sameday.cli import app
-from sameday.commands.launch import train_from_files
 from sameday.models import merge as merging
 from sameday.record import checkpoint
 from sameday.spec.errors import BadInput
 
-QUICK = {"effective_batch": 4, "learning_rate": 0.05, "max_steps": 2, "lora": {"r": 2, "alpha": 4}}
-PLAN = "share_images: true\npacking: true\nmax_questions: null\ndevice: cpu\neval_steps: null\n"
+SHORT = {"max_steps": 2, "lora": {"r": 2, "alpha": 4}}
+ON_CPU = PLAN | {"device": "cpu"}
 EARLIER = {"qwen3_vl": {}, "qwen2_5_vl": {"model.language_model.": "model.", "model.visual.": "visual."}}
 
 
@@ -49,15 +48,6 @@ def _renamed(key: str, renamed: dict[str, str]) -> str:
     return key
 
 
-def trained(folder: Path, model: Path, **changes: Any) -> Path:
-    write_world(folder, 11, counts=(4, 3), hard=False)
-    recipe = tiny_recipe(model, **(QUICK | changes))
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
-    (folder / "plan.yaml").write_text(PLAN)
-    train_from_files(folder / "recipe.yaml", folder / "plan.yaml", folder / "run", [])
-    return folder / "run"
-
-
 def logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         found: torch.Tensor = model.eval()(input_ids=tokens).logits.float()
@@ -72,7 +62,7 @@ def merged(run: Path, out: Path, *words: str) -> str:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_merged_model_gives_the_adapters_logits(tmp_path: Path, tiny_models: dict[str, Path], family: str) -> None:
     base = sharded(tiny_models[family], tmp_path / "base", **EARLIER.get(family, {}))
-    run = trained(tmp_path, base)
+    run = trained(tmp_path, base, ON_CPU, **SHORT).run
     said = merged(run, tmp_path / "whole")
     assert "of them changed by the adapter; float32 rounds what the adapter changes by 0.0" in said
     assert said.endswith(f"written: {tmp_path / 'whole'}\n")
@@ -105,7 +95,7 @@ def test_in_half_precision_and_four_bits(
     monkeypatch.setattr(merging, "save_file", save)
     for name, changes in (("half", {"precision": "bf16"}), ("four", {"base_format": "nf4", "precision": "bf16"})):
         (tmp_path / name).mkdir()
-        run = trained(tmp_path / name, base, **changes)
+        run = trained(tmp_path / name, base, ON_CPU, **SHORT, **changes).run
         said = merged(run, tmp_path / name / "whole")
         assert "bf16 rounds what the adapter changes by " in said
         assert len(sizes) > 2 and max(sizes) <= 200_000, "shard by shard"
@@ -131,7 +121,7 @@ def test_what_cannot_be_merged(tmp_path: Path, tiny_qwen3: Path) -> None:
     base.mkdir()
     for file in tiny_qwen3.iterdir():
         (base / file.name).write_bytes(file.read_bytes())
-    run = trained(tmp_path, base)
+    run = trained(tmp_path, base, ON_CPU, **SHORT).run
     (tmp_path / "there").mkdir()
     (tmp_path / "there/file").touch()
 

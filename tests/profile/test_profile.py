@@ -47,7 +47,7 @@ CPU = ["device=cpu", "workers=0"]
 @pytest.fixture(scope="module")
 def homes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = worlds.write_world(tmp_path_factory.mktemp("world"), seed=5, counts=(4, 4, 4, 4), hard=False)
-    worlds.write_tiny(folder / "model")
+    worlds.write_tiny(folder / "model", text={"num_hidden_layers": 2})
     recipe = worlds.tiny_recipe(folder / "model", effective_batch=8, order={"kind": "by_image"})
     (folder / "recipe.yaml").write_text(dump_yaml(recipe))
     home = sets.write_set(tmp_path_factory.mktemp("set"))

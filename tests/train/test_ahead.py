@@ -8,10 +8,11 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import sets
@@ -23,6 +24,7 @@ from sameday.hardware.ranks import Ranks
 from sameday.record.folder import RunFolder, read_metrics
 from sameday.spec.errors import EXIT_DIVERGED, EXIT_STOPPED, BadInput, RunStopped
 from sameday.spec.plan import Plan
+from sameday.tasks.vqa import task as vqa
 from sameday.tasks.vqa.task import VqaTask
 from sameday.train import commit
 from sameday.train.loop import train
@@ -40,12 +42,15 @@ PLAN = Plan(
     log_steps=3,
 )
 
+EPOCHS = 4
+
 Change = Callable[[VqaTask], None]
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return worlds.write_world(tmp_path_factory.mktemp("ahead"), 5, (9, 1, 5, 3), hard=True)
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with patch.object(vqa, "load_base", worlds.once(vqa.load_base)):
+        yield worlds.write_world(tmp_path_factory.mktemp("ahead"), 5, (9, 1, 5, 3), hard=True)
 
 
 class Runs:
@@ -53,8 +58,7 @@ class Runs:
 
     def __init__(self, world: Path, model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.world, self.folder, self.patch = world, folder, monkeypatch
-        self.recipe = worlds.tiny_recipe(model, num_epochs=5, order="by_image", effective_batch=8)
-        self.total = 5 * worlds.make_task(world, self.recipe, PLAN).steps_per_epoch()
+        self.recipe = worlds.tiny_recipe(model, num_epochs=EPOCHS, order="by_image", effective_batch=8)
 
     def train(self, name: str, ahead: int, change: Change = lambda _: None, stop_after: int | None = None) -> VqaTask:
         self.patch.setattr(commit, "AHEAD", {"cpu": ahead})
@@ -65,6 +69,10 @@ class Runs:
             train(self.recipe, PLAN, task, run, Ranks(), stop_after)
         return task
 
+    @property
+    def total(self) -> int:
+        return EPOCHS * self.task.steps_per_epoch()
+
     def metrics(self, name: str) -> list[dict[str, Any]]:
         """Without what depends on the time."""
         found = read_metrics(self.folder / name / "metrics.jsonl")
@@ -74,6 +82,15 @@ class Runs:
 @pytest.fixture
 def runs(world: Path, tiny_qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
     return Runs(world, tiny_qwen3, tmp_path, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def plain(world: Path, tiny_qwen3: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """The whole run with nothing ahead and nothing wrong, for all that are compared with it."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        runs = Runs(world, tiny_qwen3, tmp_path_factory.mktemp("plain"), monkeypatch)
+        runs.train("plain", 0)
+    return runs
 
 
 def same(a: VqaTask, b: VqaTask) -> bool:
@@ -90,7 +107,7 @@ def before_losses(task: Any, then: Callable[[Any, int], None]) -> None:
     task.loss_sum = loss_sum
 
 
-def test_the_same_run(runs: Runs) -> None:
+def test_the_same_run(runs: Runs, plain: Runs) -> None:
     launched: list[int] = []
     known: list[int] = []
     finish = commit.StepCommit.finish
@@ -99,10 +116,10 @@ def test_the_same_run(runs: Runs) -> None:
         known.append(len(launched))
         return finish(self, scalars)
 
-    plain = runs.train("plain", 0)
     runs.patch.setattr(commit.StepCommit, "finish", finishing)
     ahead = runs.train("ahead", 1, lambda task: before_losses(task, lambda _, step: launched.append(step)))
-    assert same(plain, ahead) and runs.metrics("plain") == runs.metrics("ahead")
+    assert same(plain.task, ahead) and plain.metrics("plain") == runs.metrics("ahead")
+    assert runs.total >= 12
     each = len(launched) // runs.total
     lag = [number // each - step for step, number in enumerate(known, 1)]
     wait = {step for step in range(1, runs.total + 1) if step % 5 == 0 or step % 4 == 0 or step == runs.total}
@@ -155,9 +172,7 @@ def test_a_loss_is_not_finite(runs: Runs, at: int) -> None:
 
 
 @pytest.mark.parametrize("how", ["signal", "stop_after"])
-def test_asked_to_stop(runs: Runs, how: str) -> None:
-    plain = runs.train("plain", 0)
-
+def test_asked_to_stop(runs: Runs, plain: Runs, how: str) -> None:
     def ask(task: VqaTask) -> None:
         before_losses(task, lambda _, step: os.kill(os.getpid(), signal.SIGTERM) if step == 5 else None)
 
@@ -168,7 +183,7 @@ def test_asked_to_stop(runs: Runs, how: str) -> None:
             runs.train("ahead", 1, stop_after=6)
     assert stopped.value.code == EXIT_STOPPED
     assert runs.metrics("ahead")[-1]["step"] == 6
-    assert same(plain, runs.train("ahead", 1)) and runs.metrics("plain") == runs.metrics("ahead")
+    assert same(plain.task, runs.train("ahead", 1)) and plain.metrics("plain") == runs.metrics("ahead")
 
 
 @pytest.mark.parametrize("spoiled", [False, True])

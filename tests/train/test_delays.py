@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import sets
@@ -27,6 +28,7 @@ from sameday.profile import timeline
 from sameday.record.folder import RunFolder, read_metrics
 from sameday.spec.errors import RunStopped
 from sameday.spec.plan import Plan
+from sameday.tasks.vqa import task as vqa
 from sameday.train import loop
 from sameday.train.commit import PendingScalars
 from sameday.train.loop import train
@@ -90,10 +92,11 @@ class Time:
 
 
 @pytest.fixture(scope="module")
-def homes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
     folder = worlds.write_world(tmp_path_factory.mktemp("world"), seed=5, counts=(3, 2, 2), hard=False)
-    worlds.write_tiny(folder / "model")
-    return {"vqa": folder, "classify": sets.write_set(tmp_path_factory.mktemp("set"))}
+    worlds.write_tiny(folder / "model", text={"num_hidden_layers": 2})
+    with patch.object(vqa, "load_base", worlds.once(vqa.load_base)):
+        yield {"vqa": folder, "classify": sets.write_set(tmp_path_factory.mktemp("set"))}
 
 
 def ready(homes: dict[str, Path], name: str, plan: Plan) -> tuple[Any, Any]:

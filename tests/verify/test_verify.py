@@ -217,7 +217,8 @@ def test_an_arm_that_fails(world: Path) -> None:
 def test_whatever_ends_it_ends_its_arms(world: Path, tmp_path: Path, number: int) -> None:
     """No process goes on in the background, and no folder stays."""
     command = [sys.executable, "-m", "sameday", "verify", "float32.yaml", "--plan", "shared.yaml"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
+    # A variable that is not known: a process started from nothing, whose arms are its children.
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path), "STARTED_FROM": "nothing"}
     with subprocess.Popen(command, cwd=world, env=environment, stderr=subprocess.DEVNULL) as process:
         end = time.monotonic() + 120
         while not list(tmp_path.glob("sameday-verify-*/plan/part-1.log")):

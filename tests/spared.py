@@ -1,0 +1,23 @@
+"""What libraries write at each call and nobody reads: for a tiny model it takes a tenth of a whole training."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from functools import cache
+
+
+def use() -> None:
+    """In this process from now on, for the libraries that are loaded by now."""
+    if "transformers" in sys.modules:
+        from transformers.configuration_utils import PreTrainedConfig
+
+        # Each time that a configuration is read it is written out several times, for messages that are not shown.
+        PreTrainedConfig.__repr__ = object.__repr__
+    if "peft" in sys.modules:
+        import jinja2
+
+        jinja2.Template = cache(jinja2.Template)  # of the card that PEFT writes beside every adapter
+    # What is loaded stays: the collector need not look at it again and again.
+    gc.collect()
+    gc.freeze()
