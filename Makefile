@@ -15,17 +15,17 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/sameday demo
 
-# The longest files first, as tests/conftest.py orders them, not those with most tests. Types are checked beside them: it
-# takes one core more than half a minute.
+# Types are checked beside the tests: it takes one core more than half a minute. Both must pass.
+beside_types = $(BIN)/mypy & types=$$!; $(1); tests=$$?; wait $$types && exit $$tests
+
+# The longest files first, as tests/conftest.py orders them, not those with most tests.
 test: lint
-	$(BIN)/mypy & types=$$!; \
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not soak' --durations 10; tests=$$?; \
-	wait $$types && exit $$tests
+	$(call beside_types,$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not soak' --durations 10)
 
 # For the work of every day, under three minutes on two cores: linter, types, and what starts no process, trains nothing
 # and computes little.
-quick: lint types
-	$(BIN)/pytest -n 2 --dist loadfile -m 'not soak and not slow' --quick
+quick: lint
+	$(call beside_types,$(BIN)/pytest -n 2 --dist loadfile -m 'not soak and not slow' --quick)
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests bench
