@@ -42,7 +42,7 @@ from sameday.tasks.vqa.cache import Opened
 from sameday.tasks.vqa.task import VqaTask
 
 PER_IMAGE = 9
-BATCHES = (1, 8, 32, 64, 128)
+BATCHES = (1, 8, 32, 64, 128, 256)
 GRIDS = {"8b": {"1280×1024": (64, 80), "768×576": (36, 48)}, "tiny": {"160×128": (8, 10), "96×96": (6, 6)}}
 BUDGETS = {"8b": (16384, 32768, 65536), "tiny": (512, 2048)}
 HEADS = "{:34s}" + f" {'questions/s':>12s} {'(least-most)':>20s} {'GiB':>7s} {'first s':>7s}"
@@ -287,7 +287,7 @@ def main() -> None:
     del theirs
     free(device)
     plans = [plan]
-    answering.WORTH_COMPILING = 0  # as for a set that is large enough
+    worth, answering.WORTH_COMPILING = answering.WORTH_COMPILING, 0  # as for a set that is large enough
     if half:  # a CPU's compiler is slow
         plans.append(plan.model_copy(update={"compile": "layers", "pad_to_multiple": 32}))
     for plan in plans:
@@ -295,14 +295,17 @@ def main() -> None:
         for name, data in worlds.items():
             print(HEADS.format(name))
             own = our_rows(ours, recipe, data, BUDGETS[args.size], args.new, args.repeats, device)
-            rows[name].setdefault("shared", []).extend(own)
+            rows[name]["compiled" if plan.compile == "layers" else "shared"] = own
             free(device)
         del ours
-    for name in worlds:
-        rows[name] |= compared(name, rows[name]["generate"], rows[name]["shared"])
+    if half:
+        print(f"compiled is what sets of {worth:,} questions and more get, shared what smaller ones get")
+    for name, made in rows.items():
+        beside = {how: compared(name, made["generate"], made[how]) for how in ("shared", "compiled") if how in made}
+        rows[name] |= {f"{how}, beside generate": found for how, found in beside.items()}
     if args.json:
         for made in rows.values():
-            for each in (*made["generate"], *made["shared"]):
+            for each in (*made["generate"], *made["shared"], *made.get("compiled", ())):
                 del each["answers"]
         args.json.write_text(json.dumps(rows, indent=1))
 
