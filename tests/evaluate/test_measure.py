@@ -276,11 +276,31 @@ def test_questions_of_one_run_alone_are_counted() -> None:
     assert compare(first, changed)["questions"] == 0 and compare(first, changed)["metrics"] == {}
 
 
-def test_files_of_another_machine_are_matched_by_their_lines() -> None:
+def test_questions_are_the_same_by_what_they_ask_about_which_image() -> None:
     first = [prediction("yes", "yes", n) for n in range(4)]
-    moved = [replace(each, where=f"/elsewhere/{each.where}", image="x") for each in first]
+    moved = [replace(each, where=f"/elsewhere/{each.where}") for each in first]
     pairs, *alone = matched(first, moved)
     assert alone == [0, 0] and all(one == other for one, other in pairs)
+    elsewhere = [replace(each, id=each.id + 9, where=f"other.jsonl:{each.id + 9}") for each in first]
+    assert matched(first, reversed(elsewhere)) == (pairs, 0, 0)
+    for others in (first, moved, elsewhere):  # the same lines about other images are other questions
+        compared = compare(first, [replace(each, image=f"another {each.image}") for each in others])
+        assert (compared["questions"], compared["only_first"], compared["only_second"]) == (0, 4, 4)
+    without = [replace(each, image=f"line {each.id}") for each in first]  # named by their lines, and no image has them
+    behind = [replace(each, id=each.id + 9, where=f"x:{each.id + 9}", image=f"line {each.id + 9}") for each in first]
+    assert matched(without, behind)[1:] == (0, 0)
+
+
+def test_a_question_that_is_asked_twice_is_told_apart_by_its_place() -> None:
+    twice = [prediction("yes", f"answer {n}", n, image="one", question="is it?") for n in range(3)]
+    moved = [replace(each, where=f"/elsewhere/{each.where}") for each in twice]
+    later = [replace(each, id=each.id + 9, where=f"other.jsonl:{each.id + 9}") for each in twice]
+    for others in (twice, moved, later):
+        pairs, *alone = matched(twice, reversed(others))
+        assert alone == [0, 0] and [one.prediction for one, _ in pairs] == [other.prediction for _, other in pairs]
+    ((one, other),), *alone = matched(twice, moved[1:2])
+    assert alone == [2, 0] and one.prediction == other.prediction == "answer 1"
+    assert matched(twice, twice[:1] * 5)[1:] == (0, 2)
 
 
 def test_questions_without_an_image_are_no_images() -> None:
