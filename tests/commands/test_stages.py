@@ -199,6 +199,11 @@ def test_a_changed_stage_is_noticed(home: Path, stopped: Path) -> None:
         train(home, run)
     with pytest.raises(BadInput, match=r"(?s)holds a run of another recipe.*learning_rate: 0.001 there, 0.002 here"):
         train(home, run, "recipe.learning_rate=0.002")
+    faster = json.dumps([{**CURRICULUM[0], "learning_rate": 0.002}, *CURRICULUM[1:]])
+    with pytest.raises(BadInput, match=r"here\):\n  stages\.find\.learning_rate: None there, 0\.002 here\nChoose"):
+        train(home, run, f"recipe.stages={faster}")
+    with pytest.raises(BadInput, match=r"\n  stages: find, none, describe, treat there, find here\nChoose"):
+        train(home, run, f"recipe.stages={json.dumps(CURRICULUM[:1])}")
     questions = (home / "train.jsonl").read_text()
     (home / "train.jsonl").write_text(questions.replace('"question": "', '"question": "so, ', 1))
     with pytest.raises(BadInput) as caught:
@@ -313,6 +318,8 @@ def test_stages_side_by_side_that_share_questions_or_leave_some(
         f" of 6 questions in train\n{left}\n" in said
         and left in json.loads((run / "answers/adapter-train/metrics.json").read_text())["notes"]
     )
+    report_from_files([run, tmp_path / "run"], apart / "both.html")
+    assert "{&#39;name&#39;" not in (apart / "both.html").read_text()
     report_from_files([run], apart / "left.html")
     assert left in (apart / "left.html").read_text()
 
