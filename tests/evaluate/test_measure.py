@@ -105,6 +105,25 @@ def test_few_questions_all_right_are_not_certain() -> None:
     assert alone == {"value": 0.5, "low": None, "high": None, "questions": 2}  # one image knows of no other
 
 
+def test_few_images_that_all_differ_are_not_certain() -> None:
+    """The bound of a single run, for a difference too."""
+    wrong = [prediction("red", "no", n) for n in range(2)]
+    right = [replace(each, prediction="red") for each in wrong]
+    better, worse = (compare(*both, resamples=50)["metrics"] for both in ((wrong, right), (right, wrong)))
+    least = 1 - bound_of_agreement(2)
+    assert (better["exact_match"]["low"], better["exact_match"]["high"]) == (pytest.approx(least), 1.0)
+    assert (worse["exact_match"]["low"], worse["exact_match"]["high"]) == (-1.0, pytest.approx(-least))
+    alone = compare(wrong[:1], right[:1], resamples=50)["metrics"]["exact_match"]
+    assert alone["low"] == pytest.approx(0.025)
+
+
+def test_a_zero_of_texts_overlap_has_no_bound_of_shares() -> None:
+    """Right answers of one word have no n-grams of four: that is no share of wrong images."""
+    metrics = measure([prediction("red", "red", n) for n in range(6)], resamples=50)["metrics"]
+    for name in {"bleu", "rouge2"} & metrics.keys():
+        assert (metrics[name]["value"], metrics[name]["low"], metrics[name]["high"]) == (0.0, 0.0, 0.0)
+
+
 @few
 @given(answered())
 def test_accuracy_and_macro_scores_are_scikit_learns(predictions: list[Prediction]) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from sameday.data.questions.sample import WITHOUT_IMAGE
-from sameday.evaluate.bootstrap import LEVEL, RESAMPLES, Floats, draws, interval
+from sameday.evaluate.bootstrap import LEVEL, RESAMPLES, Floats, bound_of_agreement, draws, interval
 from sameday.evaluate.measure import groups_of
 from sameday.evaluate.prediction import Prediction
-from sameday.evaluate.sums import Questions, Sums
+from sameday.evaluate.sums import GRADED, Questions, Sums
 
 
 def compare(
@@ -89,6 +89,10 @@ def _compared(sums: Sums, values: list[dict[str, float]], spread: list[dict[str,
         difference = here[name] - there[name]
         resampled = np.concatenate([each[name] for each in spread]) if name in spread[0] else np.array([])
         low, high = (interval(difference, resampled) if len(sums.images) > 1 else None) or (None, None)
+        if low == high and abs(difference) == 1.0 and name not in GRADED:
+            # All right against all wrong, in every image: draws show no spread.
+            least = 1.0 - bound_of_agreement(len(sums.images))
+            low, high = (least, 1.0) if difference > 0 else (-1.0, -least)
         metrics[name] = {
             "first": there[name],
             "second": here[name],
