@@ -199,6 +199,11 @@ def test_a_changed_stage_is_noticed(home: Path, stopped: Path) -> None:
         train(home, run)
     with pytest.raises(BadInput, match=r"(?s)holds a run of another recipe.*learning_rate: 0.001 there, 0.002 here"):
         train(home, run, "recipe.learning_rate=0.002")
+    faster = json.dumps([{**CURRICULUM[0], "learning_rate": 0.002}, *CURRICULUM[1:]])
+    with pytest.raises(BadInput, match=r"here\):\n  stages\.find\.learning_rate: None there, 0\.002 here\nChoose"):
+        train(home, run, f"recipe.stages={faster}")
+    with pytest.raises(BadInput, match=r"\n  stages: find, none, describe, treat there, find here\nChoose"):
+        train(home, run, f"recipe.stages={json.dumps(CURRICULUM[:1])}")
     questions = (home / "train.jsonl").read_text()
     (home / "train.jsonl").write_text(questions.replace('"question": "', '"question": "so, ', 1))
     with pytest.raises(BadInput) as caught:
@@ -272,6 +277,51 @@ def test_models_of_their_own(home: Path, tiny_qwen3: Path, tmp_path: Path, capsy
     assert (find["samples"], describe["samples"], together["samples"]) == (3, 1, 4)
     assert together["loss"] == pytest.approx((3 * find["loss"] + describe["loss"]) / 4)
     assert f"all stages together: loss {together['loss']:.4g}" in said and " of 4 questions in val\n" in said
+
+
+def test_stages_side_by_side_that_share_questions_or_leave_some(
+    tiny_qwen3: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of 4 questions to validate 3 are of stage 1 and one is of stage 2; of 18 in train 2 are of stage 3."""
+    each = {"start": "base", "max_steps": 1}
+    stages = [{"name": "a", "where": {"stage": [1, 2]}, **each}, {"name": "b", "where": {"stage": 2}, **each}]
+    run = write_home(tmp_path, tiny_qwen3, stages, evaluate={"split": "train", "max_new_tokens": 1}) / "run"
+    train(tmp_path, run)
+    said = capsys.readouterr().out
+    assert (
+        "stages a and b both answer 4 questions of train, so that there are no scores of all stages together; those of "
+        "each stage are its own\n2 of 18 questions of train are of no stage that was trained: they are left out\n"
+        in said
+    )
+    assert "all stages together:" not in said and not (run / "answers/adapter-train/predictions.jsonl").exists()
+    assert {name: s["samples"] for name, s in json.loads((run / "eval-train.json").read_text())["stages"].items()} == {
+        "a": 16,
+        "b": 4,
+    }
+    lines = [
+        len((run / f"stages/{name}/answers/adapter-train/predictions.jsonl").read_text().splitlines())
+        for name in ("1-a", "2-b")
+    ]
+    assert lines == [16, 4] and evaluate(Request(run, "train", scores_only=True)) == {}
+    report_from_files([run], tmp_path / "shared.html")
+    capsys.readouterr()
+
+    apart = tmp_path / "apart"
+    stages[0]["where"] = {"stage": 3}
+    run = write_home(apart, tiny_qwen3, stages, evaluate={"split": "train", "max_new_tokens": 1}) / "run"
+    train(apart, run)
+    said, left = (
+        capsys.readouterr().out,
+        "12 of 18 questions of train are of no stage that was trained: they are left out",
+    )
+    assert (
+        f" of 6 questions in train\n{left}\n" in said
+        and left in json.loads((run / "answers/adapter-train/metrics.json").read_text())["notes"]
+    )
+    report_from_files([run, tmp_path / "run"], apart / "both.html")
+    assert "{&#39;name&#39;" not in (apart / "both.html").read_text()
+    report_from_files([run], apart / "left.html")
+    assert left in (apart / "left.html").read_text()
 
 
 def test_a_curriculum_is_evaluated_with_its_last_adapter(home: Path) -> None:

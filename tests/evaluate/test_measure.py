@@ -105,6 +105,25 @@ def test_few_questions_all_right_are_not_certain() -> None:
     assert alone == {"value": 0.5, "low": None, "high": None, "questions": 2}  # one image knows of no other
 
 
+def test_few_images_that_all_differ_are_not_certain() -> None:
+    """The bound of a single run, for a difference too."""
+    wrong = [prediction("red", "no", n) for n in range(2)]
+    right = [replace(each, prediction="red") for each in wrong]
+    better, worse = (compare(*both, resamples=50)["metrics"] for both in ((wrong, right), (right, wrong)))
+    least = 1 - bound_of_agreement(2)
+    assert (better["exact_match"]["low"], better["exact_match"]["high"]) == (pytest.approx(least), 1.0)
+    assert (worse["exact_match"]["low"], worse["exact_match"]["high"]) == (-1.0, pytest.approx(-least))
+    alone = compare(wrong[:1], right[:1], resamples=50)["metrics"]["exact_match"]
+    assert alone["low"] == pytest.approx(0.025)
+
+
+def test_a_zero_of_texts_overlap_has_no_bound_of_shares() -> None:
+    """Right answers of one word have no n-grams of four: that is no share of wrong images."""
+    metrics = measure([prediction("red", "red", n) for n in range(6)], resamples=50)["metrics"]
+    for name in {"bleu", "rouge2"} & metrics.keys():
+        assert (metrics[name]["value"], metrics[name]["low"], metrics[name]["high"]) == (0.0, 0.0, 0.0)
+
+
 @few
 @given(answered())
 def test_accuracy_and_macro_scores_are_scikit_learns(predictions: list[Prediction]) -> None:
@@ -276,11 +295,31 @@ def test_questions_of_one_run_alone_are_counted() -> None:
     assert compare(first, changed)["questions"] == 0 and compare(first, changed)["metrics"] == {}
 
 
-def test_files_of_another_machine_are_matched_by_their_lines() -> None:
+def test_questions_are_the_same_by_what_they_ask_about_which_image() -> None:
     first = [prediction("yes", "yes", n) for n in range(4)]
-    moved = [replace(each, where=f"/elsewhere/{each.where}", image="x") for each in first]
+    moved = [replace(each, where=f"/elsewhere/{each.where}") for each in first]
     pairs, *alone = matched(first, moved)
     assert alone == [0, 0] and all(one == other for one, other in pairs)
+    elsewhere = [replace(each, id=each.id + 9, where=f"other.jsonl:{each.id + 9}") for each in first]
+    assert matched(first, reversed(elsewhere)) == (pairs, 0, 0)
+    for others in (first, moved, elsewhere):  # the same lines about other images are other questions
+        compared = compare(first, [replace(each, image=f"another {each.image}") for each in others])
+        assert (compared["questions"], compared["only_first"], compared["only_second"]) == (0, 4, 4)
+    without = [replace(each, image=f"line {each.id}") for each in first]  # named by their lines, and no image has them
+    behind = [replace(each, id=each.id + 9, where=f"x:{each.id + 9}", image=f"line {each.id + 9}") for each in first]
+    assert matched(without, behind)[1:] == (0, 0)
+
+
+def test_a_question_that_is_asked_twice_is_told_apart_by_its_place() -> None:
+    twice = [prediction("yes", f"answer {n}", n, image="one", question="is it?") for n in range(3)]
+    moved = [replace(each, where=f"/elsewhere/{each.where}") for each in twice]
+    later = [replace(each, id=each.id + 9, where=f"other.jsonl:{each.id + 9}") for each in twice]
+    for others in (twice, moved, later):
+        pairs, *alone = matched(twice, reversed(others))
+        assert alone == [0, 0] and [one.prediction for one, _ in pairs] == [other.prediction for _, other in pairs]
+    ((one, other),), *alone = matched(twice, moved[1:2])
+    assert alone == [2, 0] and one.prediction == other.prediction == "answer 1"
+    assert matched(twice, twice[:1] * 5)[1:] == (0, 2)
 
 
 def test_questions_without_an_image_are_no_images() -> None:

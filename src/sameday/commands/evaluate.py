@@ -109,7 +109,7 @@ def _evaluate_each(
     asked: Request, run: RunFolder, specs: Specs, own: Mapping[str, Path], group: Ranks | None
 ) -> dict[str, float]:
     """A run whose stages have models of their own: each on its own questions, and all of their answers in one file."""
-    from sameday.evaluate.predictions import PREDICTIONS, PredictionFile, read_predictions
+    from sameday.evaluate.predictions import METRICS, PREDICTIONS, PredictionFile, read_predictions
     from sameday.evaluate.scores import question_scores
 
     prepare_environment(specs.plan)
@@ -134,18 +134,22 @@ def _evaluate_each(
         out = asked.out
         outs = {folder: None if out is None else out / folder.relative_to(run.path) for folder in own.values()}
         each = lambda folder: evaluate(replace(typed, what=folder, out=outs[folder]), group)  # noqa: E731
-        scores = evaluate_stages(run.path, own, evaluation.split, each, group, out)
+        made = evaluate_stages(run.path, own, evaluation.split, each, group, out)
         if asked.scores_only or not setup.generates or not group.first:
-            return scores
+            return made.scores
+        folder = out or _answers(run.path, run.recipe.result, evaluation)
+        if made.shared:  # an earlier release put them together all the same
+            for name in (PREDICTIONS, METRICS):
+                (folder / name).unlink(missing_ok=True)
+            return made.scores
         answers = {n: outs[folder] or _answers(folder, run.recipe.result, evaluation) for n, folder in own.items()}
         answers = {name: place for name, place in answers.items() if place.is_dir()}  # others have no questions here
-        together = [made for folder in answers.values() for made in read_predictions(folder / PREDICTIONS)]
-        folder = out or _answers(run.path, run.recipe.result, evaluation)
+        together = [given for place in answers.values() for given in read_predictions(place / PREDICTIONS)]
         PredictionFile(folder, {"stages": {name: str(path) for name, path in answers.items()}}, question_scores).finish(
-            sorted(together, key=lambda made: made.id)
+            sorted(together, key=lambda given: given.id)
         )
-        _measured(together, folder, tell)
-        return scores
+        _measured(together, folder, tell, notes=made.left)
+        return made.scores
     finally:
         if joined:
             group.leave()
@@ -198,13 +202,20 @@ def _evaluated(
     return scores
 
 
-def _measured(predictions: Sequence[Prediction], folder: Path, say: Say, more: Mapping[str, Any] | None = None) -> None:
-    """All metrics of answers, beside them and in words."""
+def _measured(
+    predictions: Sequence[Prediction],
+    folder: Path,
+    say: Say,
+    more: Mapping[str, Any] | None = None,
+    notes: Sequence[str] = (),
+) -> None:
+    """All metrics of answers, beside them and in words; `notes` says what they are not of."""
     from sameday.evaluate.measure import measure
     from sameday.evaluate.predictions import METRICS, write_json
     from sameday.evaluate.words import told
 
     metrics = measure(predictions)
+    metrics["notes"] = [*notes, *metrics["notes"]]
     write_json(folder / METRICS, metrics | dict(more or {}))
     say(f"answers in {folder}:")
     for line in told(metrics):

@@ -8,9 +8,10 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -340,6 +341,16 @@ def own_models(path: Path) -> dict[str, Path]:
     return {entry.name: path / entry.folder for entry in entries if entry.status != NO_SAMPLES}
 
 
+@dataclass(frozen=True)
+class Together:
+    """What all stages come to: scores of all their samples, none where two stages have samples in common, and sentences
+    about samples that count twice or not at all."""
+
+    scores: dict[str, float]
+    shared: list[str]
+    left: list[str]
+
+
 def evaluate_stages(
     path: Path,
     folders: Mapping[str, Path],
@@ -347,38 +358,71 @@ def evaluate_stages(
     evaluate: Callable[[Path], dict[str, float]],
     ranks: Ranks,
     out: Path | None = None,
-) -> dict[str, float]:
+) -> Together:
     """Each stage's model on its own questions, and all of them together, weighted by how many there are. These scores
     go into the run, or into `out`."""
     run, say = RunFolder.read(path), tell if ranks.first else silent
-    left_out = ranks.from_first(lambda: {name: _without(folder, split) for name, folder in folders.items()})
+    has = ranks.from_first(lambda: {name: _samples_of(folder, split) for name, folder in folders.items()})
     each: dict[str, dict[str, float]] = {}
     for name, folder in folders.items():
         say(f"stage {name}:")
-        if left_out[name] is None:
-            each[name] = evaluate(folder)
+        why = has[name]
+        if isinstance(why, str):
+            say(f"left out: {why}")
         else:
-            say(f"left out: {left_out[name]}")
+            each[name] = evaluate(folder)
     if not each:
         raise BadInput(f"{path}: no stage has a {run.recipe.sample} of {split}")
-    count = sum(scores["samples"] for scores in each.values())
-    names = [name for name in next(iter(each.values())) if name != "samples"]
-    together = {name: sum(s[name] * s["samples"] for s in each.values()) / count for name in names}
-    together["samples"] = count
+    taken = {name: ids for name, ids in has.items() if not isinstance(ids, str)}
+    shared, left = _shared(taken, split, run.recipe.sample), ranks.from_first(lambda: _left(run, taken, split))
+    together: dict[str, float] = {}
+    if not shared:
+        count = sum(scores["samples"] for scores in each.values())
+        names = [name for name in next(iter(each.values())) if name != "samples"]
+        together = {name: sum(s[name] * s["samples"] for s in each.values()) / count for name in names}
+        together["samples"] = count
     if ranks.first:
         scores = path / f"eval-{split}.json" if out is None else out / "scores.json"
         write_json(scores, {**together, "stages": each})
-    say(f"all stages together{_told(together, run.recipe.sample, split)}")
-    return together
+    for sentence in shared or [f"all stages together{_told(together, run.recipe.sample, split)}"]:
+        say(sentence)
+    for sentence in left:
+        say(sentence)
+    return Together(together, shared, left)
 
 
-def _without(folder: Path, split: str) -> str | None:
-    """Why a stage has nothing of this split; None where it has."""
+def _shared(taken: Mapping[str, frozenset[Hashable]], split: str, sample: str) -> list[str]:
+    """A sentence for each two stages that answer the same samples: one with two answers counts for neither."""
+    return [
+        f"stages {one} and {other} both answer {_count(len(both), sample)} of {split}, so that there are no scores of "
+        "all stages together; those of each stage are its own"
+        for (one, some), (other, others) in combinations(taken.items(), 2)
+        if (both := some & others)
+    ]
+
+
+def _left(run: RunFolder, taken: Mapping[str, frozenset[Hashable]], split: str) -> list[str]:
+    """Samples of the split that no stage takes."""
+    sample = run.recipe.sample
+    try:
+        whole = _samples_of(run.path, split)
+    except BadInput as error:  # about samples that no stage takes: theirs were checked
+        whole = str(error)
+    if isinstance(whole, str):
+        return [f"how many {sample}s of {split} are of no stage is not known: {whole}"]
+    left = len(whole.difference(*taken.values()))
+    if not left:
+        return []
+    return [f"{left:,} of {_count(len(whole), sample)} of {split} are of no stage that was trained: they are left out"]
+
+
+def _samples_of(folder: Path, split: str) -> frozenset[Hashable] | str:
+    """The samples that a run, or a stage, has of this split; why, where it has none."""
     if not (folder / "recipe.yaml").is_file():
         raise BadInput(f"{folder}: the stage has not begun yet; the command that began the run goes on with it")
-    stage = RunFolder.read(folder)
+    run = RunFolder.read(folder)
+    setup = setup_of(run.recipe, run.recipe_dir)
     try:
-        setup_of(stage.recipe, stage.recipe_dir).audit(silent, [split])
+        return setup.sample_ids(setup.audit(silent, [split]).splits, split)
     except NothingToLearn as error:
         return str(error)
-    return None

@@ -3,16 +3,17 @@ resamples of images, so that what is hard for both does not widen the interval o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from sameday.evaluate.bootstrap import LEVEL, RESAMPLES, Floats, draws, interval
+from sameday.data.questions.sample import WITHOUT_IMAGE
+from sameday.evaluate.bootstrap import LEVEL, RESAMPLES, Floats, bound_of_agreement, draws, interval
 from sameday.evaluate.measure import groups_of
 from sameday.evaluate.prediction import Prediction
-from sameday.evaluate.sums import Questions, Sums
+from sameday.evaluate.sums import GRADED, Questions, Sums
 
 
 def compare(
@@ -49,19 +50,34 @@ def compare(
 def matched(
     first: Iterable[Prediction], second: Iterable[Prediction]
 ) -> tuple[list[tuple[Prediction, Prediction]], int, int]:
-    """Answers to the same question, and how many of each side have none beside them. A question is the same by its file
-    and line, its text and its right answer; where no file's name is the same, as on another machine, by line, text and
-    answer. The second of a pair takes all but the answer given from the first."""
+    """Answers to the same question, and how many of each side have none beside them. A question is the same by the
+    content of its images, its text and its right answer. Where one is asked several times, its file and line tell which
+    is which, or its line, or the order in which they come. The second of a pair takes all but the answer given from the
+    first."""
     there, here = list(first), list(second)
-    shared: dict[Any, Prediction] = {}
-    others: dict[Any, Prediction] = {}
-    for place in ("where", "id"):
-        keyed = [{(getattr(p, place), p.question, p.answer): p for p in side} for side in (there, here)]
-        shared, others = ({key: side[key] for key in keyed[0] if key in keyed[1]} for side in keyed)
-        if shared:
-            break
-    pairs = [(p, replace(p, prediction=others[k].prediction, tokens=others[k].tokens)) for k, p in shared.items()]
-    return pairs, len(there) - len(pairs), len(here) - len(pairs)
+    pairs: list[tuple[Prediction, Prediction]] = []
+    for place in _PLACES:
+        waiting: dict[Any, list[Prediction]] = {}
+        for each in reversed(here):
+            waiting.setdefault((_content(each), place(each)), []).append(each)
+        alone = []
+        for each in there:
+            if others := waiting.get((_content(each), place(each))):
+                other = others.pop()
+                pairs.append((each, replace(each, prediction=other.prediction, tokens=other.tokens)))
+            else:
+                alone.append(each)
+        there, here = alone, [each for others in waiting.values() for each in others]
+        here.sort(key=lambda each: each.id)
+    return pairs, len(there), len(here)
+
+
+_PLACES: tuple[Callable[[Prediction], Any], ...] = (lambda p: p.where, lambda p: p.id, lambda p: None)
+"""What tells questions of one content apart, the surest first."""
+
+
+def _content(each: Prediction) -> tuple[str, str, str]:
+    return "" if each.image.startswith(WITHOUT_IMAGE) else each.image, each.question, each.answer
 
 
 def _compared(sums: Sums, values: list[dict[str, float]], spread: list[dict[str, Floats]]) -> dict[str, Any]:
@@ -73,6 +89,10 @@ def _compared(sums: Sums, values: list[dict[str, float]], spread: list[dict[str,
         difference = here[name] - there[name]
         resampled = np.concatenate([each[name] for each in spread]) if name in spread[0] else np.array([])
         low, high = (interval(difference, resampled) if len(sums.images) > 1 else None) or (None, None)
+        if low == high and abs(difference) == 1.0 and name not in GRADED:
+            # All right against all wrong, in every image: draws show no spread.
+            least = 1.0 - bound_of_agreement(len(sums.images))
+            low, high = (least, 1.0) if difference > 0 else (-1.0, -least)
         metrics[name] = {
             "first": there[name],
             "second": here[name],

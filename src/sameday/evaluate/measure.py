@@ -12,7 +12,7 @@ import numpy as np
 from sameday.evaluate.bootstrap import LEVEL, RESAMPLES, Floats, bound_of_agreement, draws, interval
 from sameday.evaluate.normal import labels, normalise
 from sameday.evaluate.prediction import Prediction
-from sameday.evaluate.sums import MOST_CLASSES, Questions, Sums
+from sameday.evaluate.sums import GRADED, MOST_CLASSES, Questions, Sums
 from sameday.record.folder import versions
 
 COMMONEST = 12
@@ -81,7 +81,7 @@ def _measured(sums: Sums, values: dict[str, float], spread: list[dict[str, Float
         if np.isnan(value):
             continue
         resampled = np.concatenate([each[name] for each in spread]) if spread and name in spread[0] else np.array([])
-        low, high = spread_of(value, resampled, len(sums.images), name != "tokens")
+        low, high = spread_of(value, resampled, len(sums.images), name not in GRADED)
         metrics[name] = {"value": value, "low": low, "high": high, "questions": sums.count(name)}
     without = {"without_image": sums.without_image} if sums.without_image else {}
     return {"questions": len(sums.rows), "images": len(sums.images) - sums.without_image, **without, "metrics": metrics}

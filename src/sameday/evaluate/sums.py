@@ -32,6 +32,8 @@ MEANS = (
     *(*ROUGE, "meteor", "tokens"),
 )
 """Metrics that are means over questions."""
+GRADED = ("bleu", *ROUGE, "meteor", "tokens")
+"""Metrics that are no share of what is right: a zero of BLEU may mean no more than that answers are short."""
 MICRO = ("label_micro_precision", "label_micro_recall", "label_micro_f1")
 MACRO = ("macro_precision", "macro_recall", "macro_f1")
 Known = TypeVar("Known")

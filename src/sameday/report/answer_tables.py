@@ -99,6 +99,8 @@ def _flat(fields: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]
     for name, given in fields.items():
         if isinstance(given, dict):
             yield from _flat(given, f"{path}{name}.")
+        elif isinstance(given, list) and given and all(isinstance(each, dict) and "name" in each for each in given):
+            yield from _flat({each["name"]: each for each in given}, f"{path}{name}.")
         else:
             yield f"{path}{name}", given
 

@@ -72,8 +72,19 @@ def differences_of(
             old, new = getattr(there, name), getattr(here, name)
             if isinstance(old, BaseModel) and isinstance(new, BaseModel):
                 yield from differences_of(old, new, frozenset(), frozenset(), f"{path}{name}.")
+            elif (named := by_name(old)) and (others := by_name(new)) and [*named] == [*others]:
+                for each, one in named.items():
+                    yield from differences_of(one, others[each], frozenset(), frozenset(), f"{path}{name}.{each}.")
             elif as_text(_plain(old, sides[0][name])) != as_text(_plain(new, sides[1][name])):
                 yield f"{path}{name}: {_shown(old)} there, {_shown(new)} here"
+
+
+def by_name(value: Any) -> dict[str, BaseModel] | None:
+    """The members of a list by their names, where each is a spec with a name of its own."""
+    if not isinstance(value, tuple) or not all(isinstance(each, BaseModel) and hasattr(each, "name") for each in value):
+        return None
+    named = {each.name: each for each in value}
+    return named if len(named) == len(value) else None
 
 
 def paths_of(model: BaseModel) -> Iterator[str]:
@@ -107,7 +118,9 @@ def as_text(value: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    return repr(to_jsonable_python(value))
+    """A value in a sentence; of a list of specs with names, these names."""
+    named = by_name(value)
+    return ", ".join(named) if named else repr(to_jsonable_python(value))
 
 
 def _is_path(field: FieldInfo) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -175,6 +175,11 @@ class TaskSetup(ABC):
     def data_files(self, splits: Any) -> dict[str, list[Path]]:
         """The files of each of these, by the same names: the one that lists the others first."""
         return {}
+
+    def sample_ids(self, splits: Any, split: str) -> frozenset[Hashable]:
+        """What tells the samples of a split apart, the same whichever of them a recipe takes; a task whose recipes have
+        stages says it."""
+        return frozenset()
 
     def epoch_steps(self, audited: Audited) -> list[int]:
         """How many steps each epoch has, for data that was audited: nothing is loaded for it. Samples that turn out too

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -229,6 +229,9 @@ class VqaSetup(TaskSetup):
         from sameday.tasks.vqa.digests import data_digests
 
         return data_digests(self.recipe, splits)
+
+    def sample_ids(self, splits: Any, split: str) -> frozenset[Hashable]:
+        return frozenset(sample.id for sample in splits[split])
 
     def data_files(self, splits: Any) -> dict[str, list[Path]]:
         data, categories = self.recipe.data, self.recipe.categories
