@@ -22,7 +22,8 @@ QUESTION = 30
 PRECISION = {"cpu": "float32"} | ({"cuda": "bf16"} if torch.cuda.is_available() else {})
 """A CPU is compared in float32 on every machine; a GPU, where there is one, in what its flash kernels have."""
 SETUPS = {
-    device: VqaSetup(worlds.tiny_recipe(Path("/no/such/model"), precision=kind), Path()) for device, kind in PRECISION.items()
+    device: VqaSetup(worlds.tiny_recipe(Path("/no/such/model"), precision=kind), Path())
+    for device, kind in PRECISION.items()
 }
 VALUES = {device: trial_values(setup, device, QUESTION) for device, setup in SETUPS.items()}
 PLANS = {device: trial_plans(setup, device, QUESTION) for device, setup in SETUPS.items()}
