@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from sameday.data.questions.partition import Cut, Item, image_batches, size
 from sameday.data.questions.sample import Sample
 from sameday.hardware.ranks import Ranks
 from sameday.models.families import DEFAULT
-from sameday.models.generate import generate_alone
+from sameday.models.generate import RecordedStep, generate, generate_alone
 from sameday.spec.errors import EvaluationGivenUp, RunStopped
 from sameday.spec.plan import Plan
 from sameday.spec.vqa import VqaRecipe
@@ -124,6 +124,35 @@ def test_shared_keys_are_read_group_by_group(world: World) -> None:
     task = world.task(SHARED)
     task.model.flash = True
     assert all_answers(task, world.samples) == world.expected
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="records CUDA graphs")
+def test_a_recorded_forward_pass_is_the_one_that_is_launched(
+    worlds_of: Callable[[str], World], tiny_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In every family; batches get smaller meanwhile, and memory is used again."""
+    made: list[RecordedStep] = []
+    first = RecordedStep.__init__
+
+    def counted(self: RecordedStep, *what: Any) -> None:
+        made.append(self)
+        first(self, *what)
+
+    for family in tiny_models:
+        world = worlds_of(family)
+        task = world.task(SHARED)
+        monkeypatch.setattr(RecordedStep, "__init__", counted)
+        recorded = all_answers(task, world.samples)
+        assert made, "nothing was recorded"
+        made.clear()
+        held = torch.cuda.memory_reserved()
+        assert [all_answers(task, world.samples) for _ in range(3)] == [recorded] * 3
+        made.clear()
+        assert torch.cuda.memory_reserved() <= held
+        monkeypatch.setattr("sameday.tasks.vqa.answers.generate", partial(generate, record=False))
+        assert all_answers(task, world.samples) == recorded, family
+        assert not made
+        monkeypatch.undo()
 
 
 @pytest.mark.slow

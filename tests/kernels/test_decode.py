@@ -64,9 +64,16 @@ def plainly(
 
 
 def decoded(
-    rows: Rows, leave: set[int], dtype: torch.dtype, flash: bool, device: str = "cpu", window: int | None = None
+    rows: Rows,
+    leave: set[int],
+    dtype: torch.dtype,
+    flash: bool,
+    device: str = "cpu",
+    window: int | None = None,
+    hold: bool = False,
 ) -> list[tuple[Tensor, Tensor]]:
-    """Pairs of what came out and what should, of questions that are still there. Some `leave` after the first token."""
+    """Pairs of what came out and what should, of questions that are still there. Some `leave` after the first token;
+    from the second on sizes `hold`."""
     answering = Answering(rows.places, NEW, flash)
     layer: LayerKeys = answering.layer(window)
     layer.record(rows.key, rows.value)
@@ -75,7 +82,10 @@ def decoded(
         if step == 1 and (kept := [row for row in live if row not in leave]):
             answering.keep(torch.tensor(kept, device=device))
             live = kept
+        if step == 1 and hold:
+            answering.hold()
         answering.advance()
+        assert answering.longest == (answering.room if step and hold else rows.places.own.shape[1] + step + 1)
         query, key, value = (
             rows.drawn(len(rows.group), heads, 1).to(device, dtype) for heads in (HEADS, KEY_HEADS, KEY_HEADS)
         )
@@ -91,23 +101,25 @@ groups = st.lists(
 )
 
 
-@given(groups, st.sets(st.integers(0, 15)), st.booleans())
-@settings(max_examples=40)
-def test_two_pieces_are_one_attention(drawn: list[tuple[int, list[int]]], leave: set[int], flash: bool) -> None:
+@given(groups, st.sets(st.integers(0, 15)), st.booleans(), st.booleans())
+@settings(max_examples=60)
+def test_two_pieces_are_one_attention(
+    drawn: list[tuple[int, list[int]]], leave: set[int], flash: bool, hold: bool
+) -> None:
     rows = Rows([length for length, _ in drawn], [own for _, own in drawn], torch.float64)
-    for out, expected in decoded(rows, leave, torch.float64, flash):
+    for out, expected in decoded(rows, leave, torch.float64, flash, hold=hold):
         # What flash attention gives on a GPU, and plain PyTorch here, is taken as float32.
         torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-6 if flash else 1e-9)
 
 
-@given(groups, st.sets(st.integers(0, 15)), st.integers(1, 12), st.booleans())
-@settings(max_examples=40)
+@given(groups, st.sets(st.integers(0, 15)), st.integers(1, 12), st.booleans(), st.booleans())
+@settings(max_examples=60)
 def test_with_a_window_only_the_last_keys_are_seen(
-    drawn: list[tuple[int, list[int]]], leave: set[int], window: int, flash: bool
+    drawn: list[tuple[int, list[int]]], leave: set[int], window: int, flash: bool, hold: bool
 ) -> None:
     """Whether they are shared or a question's own; also where no shared one is left."""
     rows = Rows([length for length, _ in drawn], [own for _, own in drawn], torch.float64)
-    for out, expected in decoded(rows, leave, torch.float64, flash, window=window):
+    for out, expected in decoded(rows, leave, torch.float64, flash, window=window, hold=hold):
         torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-9)
 
 

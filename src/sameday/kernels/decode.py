@@ -55,6 +55,7 @@ class Answering:
         self.first = places.position - places.own_length
         """Position of each question's first own token."""
         self.longest = places.own.shape[1]
+        self.growing = True
         self.layers: list[LayerKeys] = []
         self._count(places.group)
 
@@ -73,11 +74,16 @@ class Answering:
     def advance(self) -> None:
         """Before each forward pass of one token per question: there is one more own key. What all layers need to know
         of it is computed once."""
-        self.at = (torch.arange(len(self.length), device=self.length.device), slice(None), self.length)
-        self.length = self.length + 1
-        self.longest += 1
+        self.at = (torch.arange(len(self.length), device=self.length.device), slice(None), self.length.clone())
+        self.length += 1
+        self.longest += self.growing
         self.unused = torch.arange(self.longest, device=self.length.device) >= self.length[:, None]
         self._hidden: dict[int | None, tuple[Tensor, Tensor]] = {None: (self.unused, self.others)}
+
+    def hold(self) -> None:
+        """From now on all room counts as own keys, most of it unused: every token takes tensors of the same sizes, at
+        the same places, as a recorded forward pass needs them."""
+        self.longest, self.growing = self.room, False
 
     def hidden(self, window: int | None) -> tuple[Tensor, Tensor]:
         """Which own keys (questions, longest) and which shared ones (questions, tokens) a new token does not see."""

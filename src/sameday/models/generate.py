@@ -1,9 +1,12 @@
 """Greedy answers. `generate` prefills prompts that share their images and answers all of them together, one token per
-question and forward pass; `generate_alone` is what it must equal: one question, everything computed anew per token."""
+question and forward pass, which on a GPU is recorded as a graph; `generate_alone` is what it must equal: one question,
+everything computed anew per token."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -32,10 +35,12 @@ def generate(
     max_new_tokens: int,
     stop: Callable[[], bool] = lambda: False,
     eager: bool = True,
+    record: bool = True,
 ) -> list[list[int]]:
     """The tokens of each answer, the one of `ends` that ended it included. Prompts go through compiled layers where the
     plan has them and not `eager`: graphs that write keys are others than those of training. Of the device the host asks
-    once per token which questions have ended. They stay in the batch, unheard, until half of it has ended."""
+    once per token which questions have ended. They stay in the batch, unheard, until half of it has ended; on a GPU, unless
+    told not to `record`, three quarters: a smaller batch is recorded anew."""
     places = prompts.places
     keys = Answering(places, max_new_tokens, model.flash)
     finish = torch.tensor(sorted(ends), dtype=torch.long, device=model.device)
@@ -44,6 +49,8 @@ def generate(
     rows, position = torch.arange(len(places.last), device=model.device), places.position
     lengths: dict[int, int] = {}
     live = list(range(len(places.last)))
+    record = record and model.device.type == "cuda"
+    recorded: RecordedStep | None = None
     with model.numeric_format():
         if stop():
             raise Interrupted
@@ -53,8 +60,13 @@ def generate(
             if step:
                 if stop():
                     raise Interrupted
-                states = model.next_hidden(tokens[rows, step - 1], position, keys)
-                position = position + 1
+                last = tokens[rows, step - 1]
+                if record:
+                    recorded = recorded or RecordedStep(model, position, keys)
+                    states = recorded(last)
+                else:
+                    states = model.next_hidden(last, position, keys)
+                    position = position + 1
             tokens[rows, step] = logits(states, rows).argmax(-1)
             ended |= (tokens[:, step, None] == finish).any(-1)
             for row, done in enumerate(ended.tolist()):
@@ -63,11 +75,58 @@ def generate(
             left = [row for row in live if row not in lengths]
             if not left:
                 break
-            if 2 * len(left) <= len(live):
+            if (4 if record else 2) * len(left) <= len(live):
                 kept = torch.tensor([live.index(row) for row in left], device=model.device)
                 keys.keep(kept)
-                rows, position, live = rows[kept], position[kept], left
+                position = (position if recorded is None else recorded.position)[kept]
+                rows, live, recorded = rows[kept], left, None
     return [row[: lengths.get(n, max_new_tokens)] for n, row in enumerate(tokens.tolist())]
+
+
+class RecordedStep:
+    """The forward pass of one more token of each question as a CUDA graph: launching its thousands of kernels one by
+    one takes the host longer than they run. What changes from token to token is changed in place, on the device.
+    Recording takes as long as launching once."""
+
+    def __init__(self, model: VisionLanguageModel, position: Tensor, keys: Answering) -> None:
+        self.tokens, self.position = torch.zeros_like(position), position.clone()
+        keys.hold()
+        self.graph = torch.cuda.CUDAGraph()
+        with _recording(self.graph, _keeper(torch.cuda.current_device()).pool()):
+            self.states = model.next_hidden(self.tokens, self.position, keys)
+            self.position += 1
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        self.tokens.copy_(tokens)
+        self.graph.replay()
+        return self.states
+
+
+@contextmanager
+def _recording(graph: torch.cuda.CUDAGraph, pool: tuple[int, int] | None) -> Iterator[None]:
+    """Unlike torch's own context it leaves the memory that waits to be used again where it is. Other threads may go on
+    preparing batches."""
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        graph.capture_begin(pool, capture_error_mode="thread_local")
+        try:
+            yield
+        except BaseException:
+            with suppress(RuntimeError):  # the first error says what went wrong
+                graph.capture_end()
+            raise
+        graph.capture_end()
+    torch.cuda.current_stream().wait_stream(aside)
+
+
+@cache
+def _keeper(device: int) -> torch.cuda.CUDAGraph:
+    """Keeps the memory that one recorded graph leaves for the next."""
+    graph = torch.cuda.CUDAGraph()
+    with _recording(graph, None):
+        torch.zeros(1, device=f"cuda:{device}")
+    return graph
 
 
 @torch.no_grad()
