@@ -51,6 +51,8 @@ def test_a_gpu_alike_takes_as_long() -> None:
     pace, here = alike.pace(measured(), {"val": 10}), measured().pace({"val": 10}, "")
     assert pace is not None and here is not None
     assert pace.step == pytest.approx(here.step) and pace.validate == pytest.approx(0.1) and pace.start == 40.0
+    cold = alike.pace(measured(compiling=20.0), {"val": 10})
+    assert cold is not None and pace is not None and cold.warm == pace.warm + 20, "nothing is compiled there yet"
     seconds = alike.evaluation(measured(), 100)
     assert seconds is not None and seconds.low == pytest.approx(seconds.high) == pytest.approx(3.0)
 

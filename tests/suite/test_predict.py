@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from sameday.spec.plan import Plan
 from sameday.suite.jobs import OpenSuite, open_suite, request
 from sameday.suite.state import SuiteFolder
 from sameday.suite.times.forecast import forecast
+from sameday.suite.times.measure import _compiled_files, _each
 from sameday.suite.times.measured import Measured, keep_measured, planned
 from sameday.suite.times.pace import recorded
 from sameday.suite.times.predict import Estimate, Predictor, predict, remaining
@@ -273,6 +275,31 @@ def test_records_under_another_plan_count_for_less(world: World) -> None:
     measured = remaining(opened.suite, opened.home, opened.folder, audit=True)["one"]
     assert measured.source == "measured on CPU" and measured.lacks == ("saving", "its end")
     assert measured.seconds == pytest.approx(12 + 7 + 80 * 2 + 20 * 10 * 0.1)
+
+
+def test_what_a_process_takes_once_is_counted_once() -> None:
+    """Not with every sample, and what it compiled not again for jobs that find it on disk."""
+    cold = Measured("c", "p", "GPU", [14.0, *[0.5] * 20], 10.0, 0.01, 0.1, 1.0, first_scores=26.0, first_answers=3.0)
+    warm = replace(cold, steps=[1.5, *[0.5] * 20], first_scores=1.0, first_answers=0.5, end=2.0).after(cold)
+    assert warm.compiling == pytest.approx(12.5 + 25 + 2.5)
+    assert cold.after(warm).compiling == 0, "noise is not less than nothing"
+    pace = warm.pace({"val": 1000}, "on")
+    assert pace is not None and (pace.warm, pace.validate, pace.finish) == pytest.approx((1 + 1, 10, 1 + 2))
+    assert warm.evaluation(1000) == pytest.approx(1 + 0.5 + 110)
+    passes = iter([0.3, 0.0])
+    found = _each(lambda: time.sleep(next(passes)) or 10)
+    assert found.each is not None and 0.2 < found.first < 1 and found.each < 0.02
+    assert _each(lambda: 0) == (None, 0.0)
+
+
+def test_what_compilers_left_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    assert _compiled_files() == 0
+    for name in ("inductor/fx/a", "triton/b"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("")
+    assert _compiled_files() == 2
 
 
 def test_other_samples_are_a_guess(world: World) -> None:

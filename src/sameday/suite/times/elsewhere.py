@@ -54,7 +54,14 @@ class Elsewhere:
             return None
         validate = None if here.validate is None else here.validate * factors.middle
         error = max(here.error, factors.error)
-        return replace(here, step=here.step * factors.middle, error=error, validate=validate, where=self.words(one))
+        return replace(
+            here,
+            step=here.step * factors.middle,
+            error=error,
+            warm=here.warm + one.compiling,
+            validate=validate,
+            where=self.words(one),
+        )
 
     def evaluation(self, one: Measured, samples: int) -> Range | None:
         """Generated tokens wait for the memory, or for the host."""

@@ -19,7 +19,9 @@ MEASURED = "measured.json"
 @dataclass(frozen=True)
 class Measured:
     """Seconds of steps in order, the first ones included; until a model was there; for a sample's scores, for its
-    answer, and to save once. `flop` is what a step needs at least, the rates are the fastest of the device. `memory` is
+    answer, and to save once; what the first scores and answers of a process took besides; from its last word until it
+    was gone. All of them where compiled graphs were on disk already; `compiling` is what it took more the first time.
+    `flop` is what a step needs at least, the rates are the fastest of the device. `memory` is
     how much of it there was, where that was less than all. None: not measured."""
 
     cost: str
@@ -30,6 +32,10 @@ class Measured:
     score_each: float | None = None
     answer_each: float | None = None
     save: float | None = None
+    first_scores: float = 0.0
+    first_answers: float = 0.0
+    end: float = 0.0
+    compiling: float = 0.0
     flop: float | None = None
     flop_per_second: float | None = None
     memory_bytes_per_second: float | None = None
@@ -43,7 +49,8 @@ class Measured:
         return self.score_each is not None or self.answer_each is not None
 
     def evaluation(self, samples: int) -> float:
-        return samples * ((self.score_each or 0.0) + (self.answer_each or 0.0))
+        each = (self.score_each or 0.0) + (self.answer_each or 0.0)
+        return self.first_scores + self.first_answers + samples * each
 
     def pace(self, sizes: Mapping[str, int], word: str) -> Pace | None:
         pace = pace_of(self.steps)
@@ -51,8 +58,25 @@ class Measured:
             return None
         validate = None if self.score_each is None else self.score_each * sizes.get("val", 0)
         return replace(
-            pace, start=self.start, validate=validate, save=self.save, finish=self.save, where=f"{word} {self.machine}"
+            pace,
+            warm=pace.warm + (self.first_scores if validate else 0.0),
+            start=self.start,
+            validate=validate,
+            save=self.save,
+            finish=None if self.save is None else self.save + self.end,
+            where=f"{word} {self.machine}",
         )
+
+    def after(self, cold: Measured) -> Measured:
+        """This one was measured when the graphs were there that `cold` had to compile."""
+        more = cold.at_first - self.at_first
+        return replace(self, compiling=max(0.0, more))
+
+    @property
+    def at_first(self) -> float:
+        """What a process takes once, for its first steps, scores and answers."""
+        pace = pace_of(self.steps)
+        return (0.0 if pace is None else pace.warm) + self.first_scores + self.first_answers
 
 
 def planned(training: Training) -> str:
