@@ -10,6 +10,9 @@ os.environ |= {
     "TOKENIZERS_PARALLELISM": "false",
     "TRANSFORMERS_VERBOSITY": "error",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    # A made-up model is not looked for on the Hub, again and again, where there is no network. Tests of downloads have
+    # a server of their own.
+    "HF_HUB_OFFLINE": "1",
 }
 
 import signal

@@ -137,7 +137,7 @@ def make_cot(folder: Path, recipe: CotRecipe, plan: Plan) -> CotTask:
     return setup.load(setup.resolve_auto(plan, detect_machine("cpu")).plan, torch.device("cpu"), splits)
 
 
-def make_task(folder: Path, recipe: VqaRecipe, plan: Plan) -> VqaTask:
+def make_task(folder: Path, recipe: VqaRecipe, plan: Plan, device: str = "cpu") -> VqaTask:
     setup = VqaSetup(recipe, folder)
     splits = {
         name: check(folder / f"{name}.jsonl", folder / "images", setup.family, recipe.data.limit, wanted=setup.wanted)[
@@ -145,7 +145,7 @@ def make_task(folder: Path, recipe: VqaRecipe, plan: Plan) -> VqaTask:
         ]
         for name in ("train", "val")
     }
-    return setup.load(setup.resolve_auto(plan, detect_machine("cpu")).plan, torch.device("cpu"), splits)
+    return setup.load(setup.resolve_auto(plan, detect_machine(device)).plan, torch.device(device), splits)
 
 
 def once(load: Callable[..., Any]) -> Callable[..., Any]:

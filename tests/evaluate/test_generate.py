@@ -57,8 +57,8 @@ class World:
     """One question at a time, everything computed anew for each token; for most families, where transformers'
     `generate` is compared with them too, together."""
 
-    def task(self, plan: dict[str, Any]) -> VqaTask:
-        task = worlds.make_task(self.folder, self.recipe, Plan(**plan))
+    def task(self, plan: dict[str, Any], device: str = "cpu") -> VqaTask:
+        task = worlds.make_task(self.folder, self.recipe, Plan(**plan), device)
         worlds.stir(task)
         task.model.end_tokens = self.ends
         return task
@@ -140,7 +140,7 @@ def test_a_recorded_forward_pass_is_the_one_that_is_launched(
 
     for family in tiny_models:
         world = worlds_of(family)
-        task = world.task(SHARED)
+        task = world.task(SHARED, "cuda")
         monkeypatch.setattr(RecordedStep, "__init__", counted)
         recorded = all_answers(task, world.samples)
         assert made, "nothing was recorded"

@@ -39,8 +39,8 @@ def generate(
 ) -> list[list[int]]:
     """The tokens of each answer, the one of `ends` that ended it included. Prompts go through compiled layers where the
     plan has them and not `eager`: graphs that write keys are others than those of training. Of the device the host asks
-    once per token which questions have ended. They stay in the batch, unheard, until half of it has ended; on a GPU, unless
-    told not to `record`, three quarters: a smaller batch is recorded anew."""
+    once per token which questions have ended. They stay in the batch, unheard, until half of it has ended; on a GPU
+    three quarters, because a smaller batch is recorded anew, unless it shall not `record`."""
     places = prompts.places
     keys = Answering(places, max_new_tokens, model.flash)
     finish = torch.tensor(sorted(ends), dtype=torch.long, device=model.device)
