@@ -256,7 +256,7 @@ def main() -> None:
     parser.add_argument("--size", choices=tuple(SIZES), default="tiny")
     parser.add_argument("--new", type=int, default=8, help="tokens of each answer")
     parser.add_argument("--text", type=int, default=60, help="tokens of each question, behind its image")
-    parser.add_argument("--images", type=int, help="how many; default 96, or 4 for the tiny model")
+    parser.add_argument("--images", type=int, help="how many; default 64, or 4 for the tiny model")
     parser.add_argument("--repeats", type=int, default=3, help="timed passes, after one that is not")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     args = parser.parse_args()
@@ -264,7 +264,7 @@ def main() -> None:
     if args.size == "8b" and device.type == "cpu":
         parser.error("--size 8b is for a GPU")
     half = args.size == "8b"
-    dtype, images = torch.bfloat16 if half else torch.float32, args.images or (96 if half else 4)
+    dtype, images = torch.bfloat16 if half else torch.float32, args.images or (64 if half else 4)
     recipe = VqaRecipe.model_validate(
         {"model": "made", "data": {"train": "made"}, "precision": "bf16" if half else "float32"}
     )

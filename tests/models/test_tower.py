@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from transformers import vision_utils
 from worlds import FAMILIES
 
+from sameday.hardware.kernels import without_flash
+from sameday.hardware.machine import detect_machine
 from sameday.hardware.ranks import Ranks
 from sameday.models.tower import image_attention
 from sameday.models.vlm import KEPT
@@ -74,6 +76,22 @@ def test_indices_of_a_set_are_those_of_each_joined(tmp_path: Path, tiny_models: 
             assert torch.equal(found[name].cpu(), tensor), name
 
     joined()
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or without_flash(detect_machine("cuda"), "bf16") is not None,
+    reason="needs a GPU with flash attention",
+)
+@pytest.mark.parametrize("width", [64, 72])
+def test_images_of_any_lengths_are_one_call_on_a_gpu(width: int) -> None:
+    lengths = [300, 300, 7, 129, 300]
+    q, k, v = torch.randn(3, sum(lengths), 4, width, device="cuda", dtype=torch.bfloat16).unbind()
+    bounds = torch.tensor([0, *lengths]).cumsum(0)
+    seen, first = image_attention(q, k, v, bounds, width**-0.5), 0
+    for length in lengths:
+        here = slice(first, first := first + length)
+        alone = image_attention(q[here], k[here], v[here], torch.tensor([0, length]), width**-0.5)
+        torch.testing.assert_close(seen[here], alone, rtol=0.02, atol=0.02)
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=8), st.integers(0, 2**31))

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -103,7 +104,7 @@ class RecordedStep:
 
 
 @contextmanager
-def _recording(graph: torch.cuda.CUDAGraph, pool: tuple[int, int] | None) -> Iterator[None]:
+def _recording(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
     """Unlike torch's own context it leaves the memory that waits to be used again where it is. Other threads may go on
     preparing batches."""
     aside = torch.cuda.Stream()

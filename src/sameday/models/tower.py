@@ -1,22 +1,31 @@
-"""The vision tower made ready for torch.compile: its attention becomes one opaque operator, so that a block is one
-graph whatever images come by."""
+"""A frozen vision tower's attention as one operator: a few calls for all images, where the library has one for each,
+and one graph of a block for torch.compile, whatever images come by."""
 
 # No `from __future__ import annotations`: torch reads the operator's schema from real annotations.
-from itertools import groupby
+from functools import lru_cache
+from itertools import groupby, pairwise
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sameday.kernels.split import variable_length
+
 
 @torch.library.custom_op("sameday::image_attention", mutates_args=())
 def image_attention(q: Tensor, k: Tensor, v: Tensor, cu: Tensor, scale: float) -> Tensor:
     """(tokens, heads, width); tokens see those of their own image or window. `cu`, on the CPU, bounds them. Images or
-    windows of one length that lie side by side are one call."""
+    windows of one length that lie side by side are one call; of any lengths, where there is flash attention."""
+    bounds = cu.tolist()
+    lengths = [end - start for start, end in pairwise(bounds)]
+    runs = [(length, len(list(run))) for length, run in groupby(lengths)]
+    if len(runs) > 1 and _flash(q):
+        there = _sent(tuple(bounds), q.device)
+        return variable_length(q, k, v, there, there, max(lengths), max(lengths), False, scale)[0]
     seen, first = torch.empty_like(q), 0
-    for length, run in groupby((cu[1:] - cu[:-1]).tolist()):
-        here = slice(first, first := first + length * len(list(run)))
+    for length, times in runs:
+        here = slice(first, first := first + length * times)
         a, b, c = (x[here].unflatten(0, (-1, length)).transpose(1, 2) for x in (q, k, v))
         seen[here] = F.scaled_dot_product_attention(a, b, c, scale=scale).transpose(1, 2).flatten(0, 1)
     return seen
@@ -27,7 +36,18 @@ def _(q, k, v, cu, scale):  # type: ignore[no-untyped-def]
     return q.new_empty(q.shape)
 
 
-def make_compilable(tower: nn.Module) -> None:
+def _flash(q: Tensor) -> bool:
+    half = q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and q.shape[-1] % 8 == 0
+    return half and torch.cuda.get_device_capability(q.device) >= (8, 0)
+
+
+@lru_cache(maxsize=256)
+def _sent(bounds: tuple[int, ...], device: torch.device) -> Tensor:
+    """All blocks of a tower ask for the same ones."""
+    return torch.tensor(bounds, dtype=torch.int32, device=device)
+
+
+def join_images(tower: nn.Module) -> None:
     """For a frozen tower: the operator has no backward pass. All blocks get one class, so that what is compiled for one
     serves all."""
     blocks = list(tower.blocks)  # type: ignore[arg-type]

@@ -88,6 +88,8 @@ class VisionLanguageModel:
         self.keep: Keep | None = None
         """Set where features are cached: takes those that were missing."""
         self._indices: dict[tuple[int, int], dict[str, Tensor]] = {}
+        if not self.tower_trained and (plan.compile == "layers" or device.type == "cuda"):
+            family.join_images(self.tower)
         if plan.compile == "layers":
             self._compile()
         self.flash = without_flash(detect_machine(device.type), recipe.precision) is None

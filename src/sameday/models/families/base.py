@@ -183,9 +183,13 @@ class Family(ABC):
     def run_tower(self, tower: Any, patches: Tensor, grids: Grids, indices: Mapping[str, Tensor]) -> list[Tensor]:
         """The tower's output and then DeepStack's features, (image tokens, width) each."""
 
+    def join_images(self, tower: Any) -> None:
+        """Let the attention of a frozen tower be as few calls as its images allow; most have one for all already."""
+        return None
+
     @abstractmethod
     def compilable_blocks(self, tower: Any) -> Sequence[nn.Module]:
-        """The blocks of a frozen tower, made ready to be compiled one by one."""
+        """The blocks of a frozen tower whose images are joined, to be compiled one by one."""
 
     # FLOPs
 

@@ -17,7 +17,7 @@ from sameday.kernels.patches import Patching
 from sameday.models.families import qwen_images, qwen_tiny
 from sameday.models.families.base import Family, Grids, Parts, TinyTokenizer
 from sameday.models.flops import Flops, Pairs, Work, attention_flops, linear_flops, mlp_flops
-from sameday.models.tower import make_compilable
+from sameday.models.tower import join_images
 
 
 class QwenVL(Family):
@@ -111,8 +111,10 @@ class QwenVL(Family):
     def run_tower(self, tower: Any, patches: Tensor, grids: Grids, indices: Mapping[str, Tensor]) -> list[Tensor]:
         return [tower(patches, grid_thw=grid_thw(grids), **indices).pooler_output]
 
+    def join_images(self, tower: Any) -> None:
+        join_images(tower)
+
     def compilable_blocks(self, tower: Any) -> Sequence[nn.Module]:
-        make_compilable(tower)
         return list(tower.blocks)
 
     # FLOPs

@@ -110,7 +110,7 @@ def run(asked: Mapping[str, Any]) -> dict[str, Any]:
                     break
         result: dict[str, Any] = {"machine": session.machine.name, "steps": steps, "start": start}
         result |= _floor(session, task, len(steps))
-        scores = _each(lambda: task.evaluate("val", session.ranks).get("samples", 0))
+        scores = _each(lambda: int(task.evaluate("val", session.ranks).get("samples", 0)))
         result |= {"first_scores": scores.first, "score_each": scores.each}
         if split is not None and evaluation is not None and setup.generates:
             questions = task.questions(split)[: FEW["test"]]
