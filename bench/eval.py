@@ -270,7 +270,6 @@ def main() -> None:
     )
     plan = Plan(
         **{"share_images": True, "packing": True, "max_questions": None, "pin_memory": device.type == "cuda"},
-        workers=4 if half else 0,
         attention="split" if half else "sdpa",
         label_only_logits=True,
     )

@@ -164,7 +164,7 @@ def stir(task: VqaTask, seed: int = 7) -> None:
     """Move adapters away from their start, where every B is zero and so is every A's gradient."""
     for name, parameter in sorted(task.trained().items()):
         generator = torch.Generator().manual_seed(hash_name(name) + seed)
-        parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
+        parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator).to(parameter.device)
 
 
 def hash_name(name: str) -> int:

@@ -301,7 +301,7 @@ def test_compiled_layers_are_recomputed_whole(
     monkeypatch.setattr(vlm, "COMPILE_BACKEND", backend)
     torch._dynamo.reset()
     task = make(world, models["qwen3_vl"], {**SHARED, **FULL, "compile": "layers"})
-    task.model.text.layers = task.model.text.layers[:1]  # one is enough, and compiles sooner
+    task.model.text.layers, task.model.kinds = task.model.text.layers[:1], task.model.kinds[:1]  # one compiles sooner
     batch = with_features(make(world, models["qwen3_vl"], SHARED), next(iter(task.batches(0, None, Ranks()))))
     task.loss_sum(batch, 0)[0].backward()
     torch._dynamo.reset()

@@ -112,7 +112,7 @@ def test_a_run_is_trained_cached_saved_merged_and_asked_by_its_readme(
     whole, told = AutoModelForImageTextToText.from_pretrained(tmp_path / "whole", output_loading_info=True)
     assert not told["missing_keys"] and not told["unexpected_keys"]
     with torch.no_grad():
-        torch.testing.assert_close(whole.eval()(**inputs).logits[0], found, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(whole.eval()(**inputs).logits[0], found, atol=5e-5, rtol=1e-4)
 
 
 @torch.no_grad()

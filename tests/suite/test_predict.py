@@ -279,12 +279,13 @@ def test_records_under_another_plan_count_for_less(world: World) -> None:
 
 def test_what_a_process_takes_once_is_counted_once() -> None:
     """Not with every sample, and what it compiled not again for jobs that find it on disk."""
-    cold = Measured("c", "p", "GPU", [14.0, *[0.5] * 20], 10.0, 0.01, 0.1, 1.0, first_scores=26.0, first_answers=3.0)
-    warm = replace(cold, steps=[1.5, *[0.5] * 20], first_scores=1.0, first_answers=0.5, end=2.0).after(cold)
-    assert warm.compiling == pytest.approx(12.5 + 25 + 2.5)
+    cold = Measured("c", "p", "GPU", [14.0, *[0.5] * 20], 10.0, 0.01, 0.1, 1.0, 8.0, 26.0, 3.0)
+    warm = replace(cold, steps=[1.5, *[0.5] * 20], last_step=0.5, first_scores=1.0, first_answers=0.5, end=2.0)
+    warm = warm.after(cold)
+    assert warm.compiling == pytest.approx(12.5 + 7.5 + 25 + 2.5)
     assert cold.after(warm).compiling == 0, "noise is not less than nothing"
     pace = warm.pace({"val": 1000}, "on")
-    assert pace is not None and (pace.warm, pace.validate, pace.finish) == pytest.approx((1 + 1, 10, 1 + 2))
+    assert pace is not None and (pace.warm, pace.validate, pace.finish) == pytest.approx((1 + 0.5 + 1, 10, 1 + 2))
     assert warm.evaluation(1000) == pytest.approx(1 + 0.5 + 110)
     passes = iter([0.3, 0.0])
     found = _each(lambda: time.sleep(next(passes)) or 10)

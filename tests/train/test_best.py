@@ -28,9 +28,9 @@ WORDS = ("train", "recipe.yaml", "--set", "plan.save_total_limit=1", "--set", "p
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory, tiny_qwen3: Path) -> Path:
-    """A learning rate that makes the model better once and worse from then on."""
+    """A learning rate under which the model is not at its best in the end."""
     folder = write_world(tmp_path_factory.mktemp("best"), 3, counts=(3, 2), hard=False)
-    changes: dict[str, Any] = {"learning_rate": 0.3, "schedule": "constant", "max_steps": STEPS}
+    changes: dict[str, Any] = {"learning_rate": 0.5, "schedule": "constant", "max_steps": STEPS}
     return write_recipe(folder, tiny_qwen3, best={"metric": "loss", "every": 1}, **changes)
 
 

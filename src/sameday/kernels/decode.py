@@ -149,10 +149,18 @@ def merged(a: Piece, b: Piece, query: Tensor) -> Tensor:
 def own_attention(query: Tensor, key: Tensor, value: Tensor, unused: Tensor, scale: float) -> Piece:
     """Over a question's own keys: (questions, heads, width) × (questions, key heads, keys, width)."""
     with torch.autocast(query.device.type, enabled=False):  # it would take the scores to half precision
-        asked = _wide(query).unflatten(1, (key.shape[1], -1))
-        scores = asked @ _wide(key).transpose(2, 3) * scale
+        scores = _product(query.unflatten(1, (key.shape[1], -1)), key.transpose(2, 3)) * scale
         scores = scores.masked_fill(unused[:, None, None], float("-inf"))
-        return (scores.softmax(-1) @ _wide(value)).flatten(1, 2), scores.logsumexp(-1).flatten(1)
+        return _product(scores.softmax(-1), value).flatten(1, 2), scores.logsumexp(-1).flatten(1)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """(..., n, k) × (..., k, m), not rounded to half precision: on a GPU half precision is multiplied as it is, where
+    there are two batch axes."""
+    if not (b.is_cuda and b.dtype in (torch.bfloat16, torch.float16)):
+        return _wide(a) @ _wide(b)
+    made = torch.bmm(a.to(b.dtype).flatten(0, 1), b.flatten(0, 1), out_dtype=torch.float32)
+    return made.unflatten(0, a.shape[:2])
 
 
 def flash_attention(query: Tensor, key: Tensor, value: Tensor, now: Answering, scale: float) -> Piece:

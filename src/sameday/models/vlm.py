@@ -31,6 +31,7 @@ from sameday.models.digest import digest_of
 from sameday.models.families import family_of
 from sameday.models.families.base import Family, Grids
 from sameday.models.layers import any_size, compile_layers
+from sameday.models.norms import fuse_norms
 from sameday.models.start import WEIGHTS, check_base, load_start, other_format, write_origin
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
@@ -90,6 +91,8 @@ class VisionLanguageModel:
         self._indices: dict[tuple[int, int], dict[str, Tensor]] = {}
         if not self.tower_trained and (plan.compile == "layers" or device.type == "cuda"):
             family.join_images(self.tower)
+        if device.type == "cuda":
+            fuse_norms(self.text)
         if plan.compile == "layers":
             self._compile()
         self.flash = without_flash(detect_machine(device.type), recipe.precision) is None

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -99,16 +99,16 @@ def run(asked: Mapping[str, Any]) -> dict[str, Any]:
         task = session.load(splits=splits)
         start = process_age()
         steps: list[float] = []
-        numbers = range(min(total_steps(recipe, task), STEPS + 1))
-        with closing(session.steps(task)) as stepped, closing(stepped.run(numbers)) as done:
-            began = first = time.perf_counter()
-            for _ in done:
-                now = time.perf_counter()
-                steps.append(now - began)
-                began = now
-                if len(steps) >= LEAST and now - first > ENOUGH:
+        total, last = total_steps(recipe, task), task.steps_per_epoch() - 1
+        with closing(session.steps(task)) as stepped:
+            for seconds in _timed(stepped.run(range(min(total, STEPS + 1)))):
+                steps.append(seconds)
+                if len(steps) >= LEAST and sum(steps) > ENOUGH:
                     break
+            # An epoch's last step has fewer samples, for which a graph of its own may have to be made.
+            odd, again = list(_timed(stepped.run([last, last]))) if len(steps) <= last < total else (0.0, 0.0)
         result: dict[str, Any] = {"machine": session.machine.name, "steps": steps, "start": start}
+        result["last_step"] = max(0.0, odd - again)
         result |= _floor(session, task, len(steps))
         scores = _each(lambda: int(task.evaluate("val", session.ranks).get("samples", 0)))
         result |= {"first_scores": scores.first, "score_each": scores.each}
@@ -145,6 +145,15 @@ def _floor(session: Session, task: Task, steps: int) -> dict[str, float]:
         "flop_per_second": best.flop_per_second,
         "memory_bytes_per_second": best.memory_bytes_per_second,
     }
+
+
+def _timed(steps: Generator[Any, None, None]) -> Iterator[float]:
+    with closing(steps) as done:
+        began = time.perf_counter()
+        for _ in done:
+            now = time.perf_counter()
+            yield now - began
+            began = now
 
 
 class _Each(NamedTuple):

@@ -19,10 +19,10 @@ MEASURED = "measured.json"
 @dataclass(frozen=True)
 class Measured:
     """Seconds of steps in order, the first ones included; until a model was there; for a sample's scores, for its
-    answer, and to save once; what the first scores and answers of a process took besides; from its last word until it
-    was gone. All of them where compiled graphs were on disk already; `compiling` is what it took more the first time.
-    `flop` is what a step needs at least, the rates are the fastest of the device. `memory` is
-    how much of it there was, where that was less than all. None: not measured."""
+    answer, and to save once; what a process took besides for the first last step of an epoch, the first scores and
+    answers; from its last word until it was gone. All of them where compiled graphs were on disk already;
+    `compiling` is what it took more the first time. `flop` is what a step needs at least, the rates are the fastest
+    of the device. `memory` is how much of it there was, where that was less than all. None: not measured."""
 
     cost: str
     plan: str
@@ -32,6 +32,7 @@ class Measured:
     score_each: float | None = None
     answer_each: float | None = None
     save: float | None = None
+    last_step: float = 0.0
     first_scores: float = 0.0
     first_answers: float = 0.0
     end: float = 0.0
@@ -59,7 +60,7 @@ class Measured:
         validate = None if self.score_each is None else self.score_each * sizes.get("val", 0)
         return replace(
             pace,
-            warm=pace.warm + (self.first_scores if validate else 0.0),
+            warm=pace.warm + self.last_step + (self.first_scores if validate else 0.0),
             start=self.start,
             validate=validate,
             save=self.save,
@@ -76,7 +77,7 @@ class Measured:
     def at_first(self) -> float:
         """What a process takes once, for its first steps, scores and answers."""
         pace = pace_of(self.steps)
-        return (0.0 if pace is None else pace.warm) + self.first_scores + self.first_answers
+        return (0.0 if pace is None else pace.warm) + self.last_step + self.first_scores + self.first_answers
 
 
 def planned(training: Training) -> str:

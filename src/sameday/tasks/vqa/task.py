@@ -308,6 +308,12 @@ class VqaTask(Task):
     def cost(self, step: int, budget: int | None, ranks: Ranks) -> StepCost:
         return step_cost(self, step, budget, ranks)
 
+    def training(self, on: bool) -> None:
+        """What is frozen computes the same in both; compiled layers of it would be compiled for each."""
+        super().training(on)
+        if not self.model.tower_trained:
+            self.model.tower.eval()
+
     # Generation
 
     whole_images: ClassVar[bool] = False
