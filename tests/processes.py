@@ -127,7 +127,7 @@ def last_step(run: Path) -> int:
 
 def records(run: Path) -> list[dict[str, Any]]:
     """The metrics without what a clock says."""
-    clocked = ("seconds", "wait", "phases", *Times._fields)
+    clocked = ("seconds", "wait", "phases", "gpu", *Times._fields)
     return [{k: v for k, v in r.items() if k not in clocked} for r in read_metrics(run / "metrics.jsonl")]
 
 

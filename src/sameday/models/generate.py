@@ -107,7 +107,7 @@ class RecordedStep:
 def _recording(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
     """Unlike torch's own context it leaves the memory that waits to be used again where it is. Other threads may go on
     preparing batches."""
-    aside = torch.cuda.Stream()
+    aside = _aside(torch.cuda.current_device())
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
         graph.capture_begin(pool, capture_error_mode="thread_local")
@@ -119,6 +119,12 @@ def _recording(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
             raise
         graph.capture_end()
     torch.cuda.current_stream().wait_stream(aside)
+
+
+@cache
+def _aside(device: int) -> torch.cuda.Stream:
+    """Always the same one: memory that a graph leaves is taken again on its own stream alone."""
+    return torch.cuda.Stream(device)
 
 
 @cache
