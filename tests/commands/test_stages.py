@@ -22,6 +22,7 @@ from sameday.commands.launch import train_from_files
 from sameday.commands.session import Specs
 from sameday.hardware.machine import detect_machine
 from sameday.record.folder import RunFolder, stage_folders
+from sameday.record.lock import Lock
 from sameday.record.manifest import fault, weights_digest, write_manifest
 from sameday.report.gather import gather
 from sameday.report.page import report_from_files
@@ -304,6 +305,10 @@ def test_stages_side_by_side_that_share_questions_or_leave_some(
     ]
     assert lines == [16, 4] and evaluate(Request(run, "train", scores_only=True)) == {}
     report_from_files([run], tmp_path / "shared.html")
+    lock = Lock(run / "answers/adapter-train")
+    with pytest.raises(BadInput, match=f"answers/adapter-train: in use by process {os.getpid()} on "):
+        evaluate(Request(run, "train"))
+    lock.release()
     capsys.readouterr()
 
     apart = tmp_path / "apart"
@@ -322,6 +327,13 @@ def test_stages_side_by_side_that_share_questions_or_leave_some(
     assert "{&#39;name&#39;" not in (apart / "both.html").read_text()
     report_from_files([run], apart / "left.html")
     assert left in (apart / "left.html").read_text()
+
+    # A limit is of each stage by itself: the questions of no stage are not all counted.
+    for recipe in (run / "recipe.yaml", *run.glob("stages/*/recipe.yaml")):
+        recipe.write_text(recipe.read_text().replace("limit: null", "limit: 7"))
+    evaluate(Request(run, "train", scores_only=True))
+    said = capsys.readouterr().out
+    assert "6 of the first 7 questions of train are of no stage that was trained: they are left out\n" in said
 
 
 def test_a_curriculum_is_evaluated_with_its_last_adapter(home: Path) -> None:
