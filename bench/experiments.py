@@ -74,8 +74,11 @@ def main() -> None:
         line = f"{name:14s} {value:6.1f} ({low:5.1f} to {high:5.1f}) {value - 100 * baseline:+6.1f}"
         if name != args.only[0]:
             paired = compare(predictions[args.only[0]], predictions[name])
-            difference = 100 * paired["metrics"]["exact_match"]["difference"]
-            line += f"   {difference:+6.1f} ({apart('exact_match', paired)})"
+            each = paired["metrics"]["exact_match"]
+            spread = apart("exact_match", paired)
+            if each["low"] is not None:
+                spread = f"{100 * each['low']:+5.1f} to {100 * each['high']:+5.1f}"
+            line += f"   {100 * each['difference']:+6.1f} ({spread})"
         else:
             line += " " * 26
         print(f"{line}  {seconds[name]:7.0f}")

@@ -132,7 +132,7 @@ def test_stopped_in_a_stage_and_moved_it_goes_on_there(
     assert "stage 4 of 4, treat: 2 questions in train; starts from describe\n" in said
     assert "few questions: each step has 2, fewer than recipe.effective_batch 4\n" in said
     assert "resumed from step-000001\n" in said
-    assert "find: finished: loss " in said and " of 3 questions in val\n" in said
+    assert "find: finished: loss " in said and ", on 3 questions in val\n" in said
     assert weights(run) == weights(home / "reference")
     for folder in stage_folders(run):
         assert records(folder) == records(home / "reference/stages" / folder.name)
@@ -277,7 +277,7 @@ def test_models_of_their_own(home: Path, tiny_qwen3: Path, tmp_path: Path, capsy
     find, describe = (written["stages"][name] for name in ("find", "describe"))
     assert (find["samples"], describe["samples"], together["samples"]) == (3, 1, 4)
     assert together["loss"] == pytest.approx((3 * find["loss"] + describe["loss"]) / 4)
-    assert f"all stages together: loss {together['loss']:.4g}" in said and " of 4 questions in val\n" in said
+    assert f"all stages together: loss {together['loss']:.4g}" in said and ", on 4 questions in val\n" in said
 
 
 def test_stages_side_by_side_that_share_questions_or_leave_some(
@@ -320,7 +320,7 @@ def test_stages_side_by_side_that_share_questions_or_leave_some(
         "12 of 18 questions of train are of no stage that was trained: they are left out",
     )
     assert (
-        f" of 6 questions in train\n{left}\n" in said
+        f", on 6 questions in train\n{left}\n" in said
         and left in json.loads((run / "answers/adapter-train/metrics.json").read_text())["notes"]
     )
     report_from_files([run, tmp_path / "run"], apart / "both.html")

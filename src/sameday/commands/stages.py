@@ -310,7 +310,7 @@ def _clear_memory() -> None:
 def _told(scores: Mapping[str, float], sample: str, split: str = "val") -> str:
     """Scores with how many samples they are of: a share of eleven says little."""
     listed = "  ".join(f"{name} {value:.4g}" for name, value in scores.items() if name != "samples")
-    return f": {listed} of {_count(int(scores['samples']), sample)} in {split}" if scores.get("samples") else ""
+    return f": {listed}, on {_count(int(scores['samples']), sample)} in {split}" if scores.get("samples") else ""
 
 
 def _count(number: int, noun: str) -> str:
