@@ -344,6 +344,16 @@ def test_answers_of_other_settings_are_not_mixed_in(task: VqaTask, tmp_path: Pat
         "anew"
     ]
     assert all(row["tokens"] < NEW for row in lines_of(tmp_path))
+    settings = tmp_path / "settings.json"
+    known = json.loads(settings.read_text())
+    earlier = {name: value for name, value in known.items() if name not in ("end tokens", "adapter scale")}
+    settings.write_text(json.dumps(earlier))  # as an earlier release wrote it
+    answer_split(task, asked, tmp_path, {"precision": "float32"}, question_scores, Ranks(), said.append)
+    assert said[-1] == (
+        f"{tmp_path}/predictions.jsonl: its 10 answers do not say with which adapter scale, end tokens they were made; "
+        "they are begun anew"
+    )
+    assert json.loads(settings.read_text()) == known
     parameter = next(iter(task.trained().values()))
     parameter.data += 1
     answer_split(task, asked, tmp_path, {"precision": "float32"}, question_scores, Ranks(), said.append)
