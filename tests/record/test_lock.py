@@ -47,9 +47,13 @@ def test_another_process_has_it_until_it_dies(tmp_path: Path) -> None:
     said, told = os.pipe()
     child = os.fork()
     if child == 0:
-        Lock(tmp_path)
-        os.write(told, b"x")
-        signal.pause()
+        try:
+            Lock(tmp_path)
+            os.write(told, b"x")
+            signal.pause()
+        finally:
+            os._exit(1)
+    os.close(told)
     try:
         assert os.read(said, 1) == b"x"
         assert refusal(tmp_path) == in_use(tmp_path, child)
@@ -57,7 +61,6 @@ def test_another_process_has_it_until_it_dies(tmp_path: Path) -> None:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         os.close(said)
-        os.close(told)
     assert (tmp_path / LOCK).exists(), "what a kill leaves"
     Lock(tmp_path).release()
 
