@@ -21,6 +21,7 @@ from pathlib import Path
 from sameday.demo.experiments import prepare
 from sameday.evaluate.compare import compare
 from sameday.evaluate.predictions import METRICS, PREDICTIONS, read_predictions
+from sameday.evaluate.words import apart
 
 SCENES = Path(__file__).resolve().parents[1] / "examples" / "scenes"
 NAMES = ("exp1", "exp1_by_image", "exp2", "exp3", "exp4", "exp5", "cot")
@@ -72,9 +73,12 @@ def main() -> None:
         value, low, high = (100 * found[key] for key in ("value", "low", "high"))
         line = f"{name:14s} {value:6.1f} ({low:5.1f} to {high:5.1f}) {value - 100 * baseline:+6.1f}"
         if name != args.only[0]:
-            paired = compare(predictions[args.only[0]], predictions[name])["metrics"]["exact_match"]
-            apart, low, high = (100 * paired[key] for key in ("difference", "low", "high"))
-            line += f"   {apart:+6.1f} ({low:+5.1f} to {high:+5.1f})"
+            paired = compare(predictions[args.only[0]], predictions[name])
+            each = paired["metrics"]["exact_match"]
+            spread = apart("exact_match", paired)
+            if each["low"] is not None:
+                spread = f"{100 * each['low']:+5.1f} to {100 * each['high']:+5.1f}"
+            line += f"   {100 * each['difference']:+6.1f} ({spread})"
         else:
             line += " " * 26
         print(f"{line}  {seconds[name]:7.0f}")

@@ -1,5 +1,6 @@
-"""Which order of questions learns better, at equal effective batch and steps: final exact match of new questions over
-seeds, and the difference to `shuffle`, seed by seed, with 95% intervals (Student's t over seeds).
+"""Which order of questions learns better, at equal effective batch and steps: final exact match of new questions (each
+token right, nothing generated) over seeds, and the difference to `shuffle`, seed by seed, with 95% intervals (Student's
+t over seeds).
 
 python bench/orders.py --data SCENES [--seeds 0 1 2 3 4] [--runs DIR] [--at-once 2]
 python bench/orders.py --recipe RECIPE --split val [--plan PLAN] ...     # any recipe of questions about images
@@ -38,8 +39,9 @@ def sameday(folder: Path, name: str, *words: str) -> None:
 
 
 def exact_match(folder: Path, args: Any, order: str, seed: int) -> float:
-    """Of one run, trained and evaluated by the commands a user types. Greedy answers are right exactly when every token
-    is right with the right ones before it, so that nothing need be generated."""
+    """Of one run, trained and evaluated by the commands a user types: the exact match of the scores, every token of an
+    answer and its end. Nothing is generated for it. That of `metrics.json` compares generated answers after
+    normalisation, and is another figure (docs/answers.md, "Two figures of exact match")."""
     name = f"{order.replace(', at most ', '-')}-{seed}"
     run, scores = folder / name, folder / name / f"eval-{args.split}.json"
     if not scores.exists():

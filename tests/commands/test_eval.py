@@ -10,6 +10,7 @@ import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,11 +23,13 @@ import worlds
 import yaml
 from typed import Said, refused, sameday, write_recipe
 
+from sameday.commands.session import Session
 from sameday.evaluate import predictions
 from sameday.evaluate.answer import answer_split
 from sameday.evaluate.predictions import PredictionFile, read_predictions
 from sameday.evaluate.scores import question_scores
 from sameday.hardware.ranks import Ranks
+from sameday.record.lock import Lock
 from sameday.record.times import TIMES, read_times
 from sameday.spec.errors import EXIT_DISK_FULL, EXIT_STOPPED
 from sameday.spec.evaluation import Evaluation
@@ -341,6 +344,16 @@ def test_answers_of_other_settings_are_not_mixed_in(task: VqaTask, tmp_path: Pat
         "anew"
     ]
     assert all(row["tokens"] < NEW for row in lines_of(tmp_path))
+    settings = tmp_path / "settings.json"
+    known = json.loads(settings.read_text())
+    earlier = {name: value for name, value in known.items() if name not in ("end tokens", "adapter scale")}
+    settings.write_text(json.dumps(earlier))  # as an earlier release wrote it
+    answer_split(task, asked, tmp_path, {"precision": "float32"}, question_scores, Ranks(), said.append)
+    assert said[-1] == (
+        f"{tmp_path}/predictions.jsonl: its 10 answers do not say with which adapter scale, end tokens they were made; "
+        "they are begun anew"
+    )
+    assert json.loads(settings.read_text()) == known
     parameter = next(iter(task.trained().values()))
     parameter.data += 1
     answer_split(task, asked, tmp_path, {"precision": "float32"}, question_scores, Ranks(), said.append)
@@ -386,6 +399,91 @@ def test_a_full_disk_says_what_was_to_be_written(world: Path, name: str, monkeyp
     assert said.err.endswith("Make room and run again: the answers so far are kept.\n")
     assert "10 of 10 answers are there already" in done(world, "run").out
     assert (answers / "metrics.json").read_bytes() == whole
+
+
+def test_two_at_once_would_mix_their_answers(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second is told before its model is loaded, and scores alone are of no folder."""
+    folder = Path("run/answers/adapter-test")
+    before = (world / folder / "predictions.jsonl").read_bytes()
+    lock = Lock(world / folder)
+    said = (
+        f"{folder}: in use by process {os.getpid()} on {socket.gethostname()}; wait for it, stop it, or choose another "
+        "--out"
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr("sameday.tasks.vqa.task.load_base", lambda *_: pytest.fail("loaded"))
+        assert refused(world, "eval", "run") == said
+    assert refused(world, "train", "recipe.yaml", "--plan", "plan.yaml", "--out", "run") == said
+    done(world, "run", "--scores-only")
+    done(world, "run", "--split", "val", "--scores-only")
+    lock.release()
+    done(world, "run")
+    assert (world / folder / "predictions.jsonl").read_bytes() == before
+    assert not [*world.rglob(".lock")] and not (world / "run/answers/adapter-val").exists()
+
+
+def test_a_newer_checkpoint_is_in_another_folder(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is last may be another one once the model is loaded: its folder is then the one that is held."""
+    load, held = Session.load, list[Path]()
+
+    def newer(self: Session, *words: Any) -> Any:
+        held.extend(path.parent for path in world.rglob(".lock"))
+        if not (world / "run/checkpoints/step-000003").exists():
+            shutil.copytree(world / "run/checkpoints/step-000002", world / "run/checkpoints/step-000003")
+        return load(self, *words)
+
+    def appended(self: PredictionFile, given: Any) -> None:
+        held.extend(path.parent for path in world.rglob(".lock"))
+        append(self, given)
+
+    append = PredictionFile.append
+    monkeypatch.setattr(Session, "load", newer)
+    monkeypatch.setattr(PredictionFile, "append", appended)
+    done(world, "run", "--checkpoint", "last")
+    names = [path.name for path in dict.fromkeys(held)]
+    assert names == ["step-000002-test", "step-000003-test"]
+    assert not (world / "run/answers/step-000002-test").exists() and not [*world.rglob(".lock")]
+
+
+# The data, mended since
+
+
+def test_types_that_were_mended_count_and_answers_stay(world: Path) -> None:
+    rows = [json.loads(line) for line in (world / "test.jsonl").read_text().splitlines()]
+    rows = [row | {"type": "colour" if number % 2 else "count"} for number, row in enumerate(rows)]
+    (world / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    about = world / "run/environment.json"
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"recipe_dir": str(world)}))
+    before = lines_of(world / "run/answers/adapter-test")
+    said = done(world, "run").out
+    assert "10 of 10 answers are there already" in said and "type colour, 5 questions on " in said
+    after = lines_of(world / "run/answers/adapter-test")
+    assert [row["type"] for row in after] == [row["type"] for row in rows]
+    assert [row | {"type": None} for row in after] == before
+    groups = json.loads((world / "run/answers/adapter-test/metrics.json").read_text())["groups"]
+    assert {kind: group["questions"] for kind, group in groups["type"].items()} == {"colour": 5, "count": 5}
+
+
+def test_nothing_but_answers_is_kept_of_an_earlier_start(
+    task: VqaTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = answered(task, tmp_path, False, [])
+    file = tmp_path / "predictions.jsonl"
+    rows = lines_of(tmp_path)
+    kept = [row | {"type": "old", "where": "old.jsonl:1", "question": "old?", "answer": "old"} for row in rows]
+    file.write_text("".join(json.dumps(row) + "\n" for row in kept))
+    monkeypatch.setattr("sameday.tasks.vqa.answers.generate", lambda *_: pytest.fail("generated"))
+    assert answered(task, tmp_path, False, []) == before
+
+
+def test_an_answer_to_another_prompt_is_not_kept(task: VqaTask, tmp_path: Path) -> None:
+    """In a cascade prompts hold answers: one that was lost may come out otherwise, under another plan."""
+    whole = answered(task, tmp_path, True, [])
+    rows = lines_of(tmp_path)
+    later = next(row for row in rows if row["prompt"] != row["question"])
+    later |= {"prompt": later["prompt"].replace("Earlier", "Other"), "prediction": "of another prompt"}
+    (tmp_path / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert answered(task, tmp_path, True, []) == whole
 
 
 # Stages that build on each other

@@ -22,6 +22,7 @@ from sameday.commands.launch import train_from_files
 from sameday.commands.session import Specs
 from sameday.hardware.machine import detect_machine
 from sameday.record.folder import RunFolder, stage_folders
+from sameday.record.lock import Lock
 from sameday.record.manifest import fault, weights_digest, write_manifest
 from sameday.report.gather import gather
 from sameday.report.page import report_from_files
@@ -131,7 +132,7 @@ def test_stopped_in_a_stage_and_moved_it_goes_on_there(
     assert "stage 4 of 4, treat: 2 questions in train; starts from describe\n" in said
     assert "few questions: each step has 2, fewer than recipe.effective_batch 4\n" in said
     assert "resumed from step-000001\n" in said
-    assert "find: finished: loss " in said and " of 3 questions in val\n" in said
+    assert "find: finished: loss " in said and ", on 3 questions in val\n" in said
     assert weights(run) == weights(home / "reference")
     for folder in stage_folders(run):
         assert records(folder) == records(home / "reference/stages" / folder.name)
@@ -276,7 +277,7 @@ def test_models_of_their_own(home: Path, tiny_qwen3: Path, tmp_path: Path, capsy
     find, describe = (written["stages"][name] for name in ("find", "describe"))
     assert (find["samples"], describe["samples"], together["samples"]) == (3, 1, 4)
     assert together["loss"] == pytest.approx((3 * find["loss"] + describe["loss"]) / 4)
-    assert f"all stages together: loss {together['loss']:.4g}" in said and " of 4 questions in val\n" in said
+    assert f"all stages together: loss {together['loss']:.4g}" in said and ", on 4 questions in val\n" in said
 
 
 def test_stages_side_by_side_that_share_questions_or_leave_some(
@@ -304,6 +305,10 @@ def test_stages_side_by_side_that_share_questions_or_leave_some(
     ]
     assert lines == [16, 4] and evaluate(Request(run, "train", scores_only=True)) == {}
     report_from_files([run], tmp_path / "shared.html")
+    lock = Lock(run / "answers/adapter-train")
+    with pytest.raises(BadInput, match=f"answers/adapter-train: in use by process {os.getpid()} on "):
+        evaluate(Request(run, "train"))
+    lock.release()
     capsys.readouterr()
 
     apart = tmp_path / "apart"
@@ -315,13 +320,20 @@ def test_stages_side_by_side_that_share_questions_or_leave_some(
         "12 of 18 questions of train are of no stage that was trained: they are left out",
     )
     assert (
-        f" of 6 questions in train\n{left}\n" in said
+        f", on 6 questions in train\n{left}\n" in said
         and left in json.loads((run / "answers/adapter-train/metrics.json").read_text())["notes"]
     )
     report_from_files([run, tmp_path / "run"], apart / "both.html")
     assert "{&#39;name&#39;" not in (apart / "both.html").read_text()
     report_from_files([run], apart / "left.html")
     assert left in (apart / "left.html").read_text()
+
+    # A limit is of each stage by itself: the questions of no stage are not all counted.
+    for recipe in (run / "recipe.yaml", *run.glob("stages/*/recipe.yaml")):
+        recipe.write_text(recipe.read_text().replace("limit: null", "limit: 7"))
+    evaluate(Request(run, "train", scores_only=True))
+    said = capsys.readouterr().out
+    assert "6 of the first 7 questions of train are of no stage that was trained: they are left out\n" in said
 
 
 def test_a_curriculum_is_evaluated_with_its_last_adapter(home: Path) -> None:

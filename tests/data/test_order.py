@@ -6,11 +6,12 @@ from collections import Counter
 from itertools import groupby, pairwise
 from typing import Any
 
+import networkx as nx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sameday.data.order import Place, epoch_steps, whole_image_steps
+from sameday.data.order import Place, _capped, epoch_steps, whole_image_steps
 from sameday.spec.order import Order
 
 KINDS: list[dict[str, Any]] = [
@@ -138,6 +139,63 @@ def test_max_per_image_is_passed_only_where_no_other_image_is_left(
     # However an image's questions are spread over steps, they come in their own order.
     for group in shown.values():
         assert group == sorted(group, key=lambda i: (stage(places[i]), i) if within == "stage" else i)
+
+
+def taken_in_order(images: list[list[int]], batch: int, cap: int) -> list[list[int]]:
+    """Images in their order, each up to the cap; a step that is not full then is filled above it."""
+    left, steps = [list(image) for image in images], []
+    while any(left):
+        step: list[int] = []
+        for most in (cap, batch):
+            for image in left:
+                take = min(most, batch - len(step), len(image))
+                step += image[:take]
+                del image[:take]
+        steps.append(step)
+    return steps
+
+
+def above(steps: list[list[int]], image_of: dict[int, int], cap: int) -> int:
+    return sum(max(0, n - cap) for step in steps for n in Counter(image_of[i] for i in step).values())
+
+
+def fewest_above(counts: list[int], batch: int, cap: int) -> int:
+    """By the largest flow from images into steps: what does not flow stands above the cap."""
+    sizes = [batch] * (sum(counts) // batch) + [sum(counts) % batch]
+    graph = nx.DiGraph()
+    for number, count in enumerate(counts):
+        graph.add_edge("all", ("image", number), capacity=count)
+        for step in range(len(sizes)):
+            graph.add_edge(("image", number), ("step", step), capacity=cap)
+    for step, size in enumerate(sizes):
+        graph.add_edge(("step", step), "end", capacity=size)
+    return sum(counts) - int(nx.maximum_flow_value(graph, "all", "end"))
+
+
+@given(counts=st.lists(st.integers(1, 12), min_size=1, max_size=9), batch=st.integers(1, 9), cap=st.integers(1, 5))
+def test_a_cap_is_kept_where_any_order_keeps_it(counts: list[int], batch: int, cap: int) -> None:
+    """Steps in which it is kept are as they were before other orders were tried."""
+    starts = [sum(counts[:n]) for n in range(len(counts))]
+    images = [list(range(start, start + count)) for start, count in zip(starts, counts, strict=True)]
+    image_of = {i: number for number, image in enumerate(images) for i in image}
+    plain, steps = taken_in_order(images, batch, cap), _capped(images, batch, cap)
+    assert sorted(flat(steps)) == flat(images) and [len(step) for step in steps] == [len(step) for step in plain]
+    assert above(steps, image_of, cap) == fewest_above(counts, batch, cap)
+    if above(plain, image_of, cap) == above(steps, image_of, cap):
+        assert steps == plain
+        return
+    # Where they part, one step more in the images' order would have cost something.
+    kept = 1 + next(n for n, (one, other) in enumerate(zip(steps, plain, strict=True)) if one != other)
+    done = Counter(image_of[i] for step in plain[:kept] for i in step)
+    left = [count - done[number] for number, count in enumerate(counts)]
+    assert above(plain[:kept], image_of, cap) + fewest_above(left, batch, cap) > above(steps, image_of, cap)
+
+
+def test_an_image_of_many_questions_does_not_wait_for_the_end() -> None:
+    """Three images of one question come first, and one of six last: alone it would fill steps above the cap."""
+    images = [[0], [1], [2], [3, 4, 5, 6, 7, 8]]
+    assert taken_in_order(images, 3, 2) == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    assert _capped(images, 3, 2) == [[0, 3, 4], [1, 5, 6], [2, 7, 8]]
 
 
 def test_a_cap_brings_more_images_into_a_step() -> None:

@@ -22,7 +22,7 @@ from sameday.evaluate.normal import normalise
 from sameday.evaluate.prediction import Prediction
 from sameday.evaluate.scores import question_scores
 from sameday.evaluate.sums import MACRO, Questions, Sums
-from sameday.evaluate.words import told
+from sameday.evaluate.words import apart, told
 
 few = settings(max_examples=25)
 
@@ -257,7 +257,27 @@ def test_equal_runs_do_not_differ(asked: list[Prediction]) -> None:
     assert (compared["questions"], compared["only_first"], compared["only_second"]) == (240, 0, 0)
     groups = [compared, *(group for of in compared["groups"].values() for group in of.values())]
     for each in (each for group in groups for each in group["metrics"].values()):
-        assert each["difference"] == each["low"] == each["high"] == 0.0 and each["first"] == each["second"]
+        assert each["difference"] == 0.0 and each["first"] == each["second"]
+        assert each["alike"] and each["low"] is each["high"] is None, "no image says how far apart they may be"
+    assert apart("exact_match", compared) == "no difference on 40 images, which gives no interval"
+    alone = compare(asked[:1], asked[:1], resamples=5)
+    assert apart("exact_match", alone) == "no difference on 1 image, which gives no interval"
+    without = [replace(each, image=f"line {each.id}") for each in asked[:3]]
+    said = apart("exact_match", compare(without, without, resamples=5))
+    assert said == "no difference on 3 questions, which gives no interval"
+    numbers = compare(asked, asked, resamples=5)["metrics"]["numeric_match"]["questions"]
+    assert 0 < numbers < 240
+    assert apart("numeric_match", compared) == f"no difference on {numbers} questions, which gives no interval"
+
+
+def test_what_cancels_out_is_no_agreement() -> None:
+    """One image better, one worse: the difference is nothing, and its interval is not."""
+    first = [prediction("red", given_, n) for n, given_ in enumerate(("red", "no", "red", "no"))]
+    second = [prediction("red", given_, n) for n, given_ in enumerate(("no", "red", "red", "no"))]
+    compared = compare(first, second, resamples=400)
+    each = compared["metrics"]["exact_match"]
+    assert each["difference"] == 0.0 and not each["alike"] and each["low"] < 0 < each["high"]
+    assert apart("exact_match", compared) == f"{100 * each['low']:+.1f} to {100 * each['high']:+.1f}"
 
 
 def test_a_paired_difference(asked: list[Prediction]) -> None:

@@ -21,7 +21,8 @@ from sameday.evaluate.scores import loose_match, numeric_match, question_scores
         ("Straße", "STRASSE"),
         ("５ mm", "5 MM"),
         ("'a polyp'.", "polyp"),
-        ("", " . "),
+        ("", "  "),
+        ("…", "..."),
     ],
 )
 def test_answers_that_are_one(one: str, other: str) -> None:
@@ -39,6 +40,10 @@ def test_answers_that_are_one(one: str, other: str) -> None:
         ("5-10mm", "5 10mm"),
         ("paris iia", "paris iib"),
         ("no", "none"),
+        ("?", "."),
+        ("…", "?"),
+        ("", "."),
+        ("!", "polyp!"),
     ],
 )
 def test_answers_that_are_two(one: str, other: str) -> None:
@@ -48,8 +53,9 @@ def test_answers_that_are_two(one: str, other: str) -> None:
 @given(texts)
 def test_a_normal_form_is_its_own(text: str) -> None:
     once = normalise(text)
-    assert normalise(once) == once
-    assert normalise(f"  {text}.") == once == normalise(text.casefold())
+    assert normalise(once) == once == normalise(text.casefold()) and bool(once) == bool(text.strip())
+    # Of punctuation alone each sign counts.
+    assert normalise(f"  {text}.") == once or not normalise(f"x{text}").removeprefix("x").strip("\"'`“”‘’«».,;:!? ")
 
 
 def test_labels_of_a_list() -> None:
@@ -57,7 +63,8 @@ def test_labels_of_a_list() -> None:
         labels("polyp; Ulcerative Colitis") == labels("ulcerative colitis, a polyp,") == {"polyp", "ulcerative colitis"}
     )
     assert labels("red;pink; red.") == {"red", "pink"}
-    assert labels("1,000") == {"1,000"} and labels("1, 2") == {"1", "2"} and labels("；，") == set()
+    assert labels("1,000") == {"1,000"} and labels("1, 2") == {"1", "2"} and labels(" ") == set()
+    assert labels("；，") == {";,"} and labels("?") == {"?"} and labels("red; ?") == {"red"}
 
 
 @given(st.lists(st.sampled_from(["red", "pink", "white", "z-line"]), max_size=6), st.randoms())
@@ -91,6 +98,10 @@ def test_labels_are_counted_as_scikit_learn_counts_them(right: set[int], told: s
         ("1,200 ml", (1200, "ml")),
         ("-4", (-4, "")),
         ("10mm long", (10, "mm long")),
+        (".5 cm", (0.5, "cm")),
+        ("-.25", (-0.25, "")),
+        ("\u22120.5", (-0.5, "")),  # a minus sign of typography
+        ("\u22124 °", (-4, "°")),
     ],
 )
 def test_a_number(text: str, meant: tuple[float, str]) -> None:
@@ -102,6 +113,7 @@ def test_a_number(text: str, meant: tuple[float, str]) -> None:
     [
         *("5-10mm", ">20mm", "<5mm", "~3", "T2", "grade 3", "3 of 4", "1, 2", "2,5", "3rd", "one or two", "none"),
         *("", "nan", "inf", "9" * 400, "3 small red polyps", "1/2", "½", "2 3"),
+        *(".", ".5.5", "5\u221210mm", "1..5", "-", "+.cm"),
     ],
 )
 def test_no_number(text: str) -> None:
@@ -113,7 +125,10 @@ def test_numbers_within_a_tolerance_and_of_one_unit() -> None:
     assert not numeric_match("0", "0.001") and not numeric_match("2", "3") and numeric_match("2", "3", tolerance=0.5)
     assert numeric_match("3 polyps", "three") and numeric_match("3", "3 polyps")
     assert not numeric_match("3 cm", "3 mm") and not numeric_match("3", "between 3 and 4")
+    assert numeric_match("0.5 cm", ".5 cm") and numeric_match("\u22120.5", "-0.5") and numeric_match("-2", "\u22122.05")
+    assert not numeric_match("\u22120.5", "0.5")
     assert question_scores(prediction("3 polyps", "3"))["numeric_match"] == 1.0
+    assert question_scores(prediction("?", "…")) == dict.fromkeys(question_scores(prediction("?", "…")), 0.0)
 
 
 def test_the_loose_match_is_loose() -> None:

@@ -169,6 +169,8 @@ def test_the_problems_of_recipe_and_plan_come_together(folder: Path) -> None:
         "recipe.yaml:3: lora.r is 0; must be greater than or equal to 1",
         "plan.yaml:1: workers is -1; must be greater than or equal to 0",
         "plan.yaml:3: prefetc is not a key here; nearest: prefetch",
+        "plan.yaml:2: micro_batch is 8; it is for samples that are all of one size, which task vqa does not have: "
+        "leave it out",
     ]
     Path("recipe.yaml").write_text(ASKED)
     with pytest.raises(BadInput) as error:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from sameday.spec.document import dump_yaml
 from sameday.spec.errors import BadInput
-from sameday.spec.load import load_plan, load_recipe, resolve_model, resolve_path
+from sameday.spec.load import load_plan, load_recipe, load_specs, resolve_model, resolve_path
+from sameday.spec.order import Order
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import differences
 from sameday.spec.sets import split_sets
@@ -301,6 +302,122 @@ def test_contradictions_of_a_recipe_in_one_error(folder: Path) -> None:
     assert [place.rpartition(":")[2] for place in places] == ["7", "6", "9", "8", "4", "10", "10", "10"]
 
 
-def test_a_colon_without_a_space_is_told(folder: Path) -> None:
-    told = recipe_error("model: m\ndata: {train: t.jsonl, where: {stage:1}}\n")
-    assert told.endswith("true or false, or a list of them: YAML wants a space behind the colon")
+SPACE = "YAML wants a space behind the colon"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("data: {train: t.jsonl, where: {stage:1}}", "data.where is {'stage:1': None}; must give each field a text"),
+        ("data: {train: t.jsonl, where: {1:0}}", "data.where is {'1:0': None}; must give each field a text"),
+        (
+            "data: {train: t.jsonl, where: {stage: {1:0}}}",
+            "data.where is {'stage': {'1:0': None}}; must give each field a text",
+        ),
+        ("data: {train: t.jsonl, fields: {question:query}}", "data.fields.question:query is null; must be a string"),
+        (f"{MINIMAL}lora: {{r:8}}", f"lora.r:8 is not a key here: {SPACE}"),
+        (f"{MINIMAL}stages: [{{name: a, where: {{stage:1}}}}]", "stages[0].where is {'stage:1': None}; must give"),
+        (f"{MINIMAL}categories: {{rules: [{{match: a, stage:1}}]}}", "categories.rules[0].stage:1 is not a key here"),
+    ],
+)
+def test_a_colon_without_a_space_is_told(folder: Path, text: str, told: str) -> None:
+    first, *_ = recipe_error(text if "model" in text else f"model: m\n{text}\n").splitlines()
+    assert first.partition(": ")[2].startswith(told) and first.endswith(f": {SPACE}")
+
+
+def test_what_lacks_a_space_is_told_beside_what_is_missing_for_it(folder: Path) -> None:
+    told = recipe_error("model: m\ndata: {train:t.jsonl}\n")
+    assert set(told.splitlines()) == {
+        f"recipe.yaml:2: data.train is missing: {SPACE}",
+        f"recipe.yaml:2: data.train:t.jsonl is not a key here: {SPACE}",
+    }
+    assert recipe_error("data: {train: t}\nwher: {stage:1}\n").splitlines()[0] == "recipe.yaml: model is missing"
+
+
+@pytest.mark.parametrize("text", ["1:30", "1:0", "-12:59", "1:30.5", "190:20:30"])
+def test_nothing_is_to_the_base_60(folder: Path, text: str) -> None:
+    assert recipe_error(f"{MINIMAL}seed: {text}").startswith(f"recipe.yaml:3: seed is {text!r}; must be an integer")
+    assert recipe(f"{MINIMAL}revision: {text}").revision == text
+    assert dump_yaml(recipe(f"{MINIMAL}revision: {text}")).count(f"revision: '{text}'") == 1, "other readers see a text"
+
+
+def test_wrong_fields_and_contradictions_in_one_error(folder: Path) -> None:
+    told = recipe_error(
+        "model: m\ndata: {train: t.jsonl, split: {val: 0.5, test: 0.5}, limt: 3}\nlearning_rat: 1\n"
+        "min_pixels: 9000\nmax_pixels: 5000\nbetas: [0.9, 1.0]\neffective_batch: many\n"
+        "lora: {r: 0}\norder: {kind: listed, max_per_image: 2, zzz: 1}\n"
+    )
+    assert set(told.splitlines()) == {
+        "recipe.yaml:2: data.split: val and test are 1 together; must be more than 0 and less than 1",
+        "recipe.yaml:2: data.limt is not a key here; nearest: limit, split",
+        "recipe.yaml:3: learning_rat is not a key here; nearest: learning_rate",
+        "recipe.yaml:7: effective_batch is 'many'; must be an integer",
+        "recipe.yaml:8: lora.r is 0; must be greater than or equal to 1",
+        f"recipe.yaml:9: order.zzz is not a key here; allowed: {', '.join(Order.model_fields)}",
+        "recipe.yaml:4: min_pixels 9000 is larger than max_pixels 5000",
+        "recipe.yaml:6: betas [0.9, 1.0]: each must be at least 0 and less than 1",
+        "recipe.yaml:9: order: within_image and max_per_image belong to kind by_image, not listed",
+    }
+
+
+def test_contradictions_are_found_beside_what_is_missing(folder: Path) -> None:
+    assert recipe_error("min_pixels: 9000\nmax_pixels: 5000\nstages: [{num_epochs: 1}, {num_epochs: 2}]\n") == (
+        "recipe.yaml: model is missing\nrecipe.yaml: data is missing\nrecipe.yaml:3: stages[0].name is missing\n"
+        "recipe.yaml:3: stages[1].name is missing\nrecipe.yaml:1: min_pixels 9000 is larger than max_pixels 5000"
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "base_format: nf44\ndouble_quant: true\n",  # for nf4, which may be meant
+        "train: al\nstart_adapter: a\nbase_format: nf4\n",
+        "max_pixels: lots\nmin_pixels: 9000\n",
+        "best: {metric: 3}\n",
+        "order: by_imag\ntask: cot\n",
+        "order: {kind: by_imag, max_per_image: 2}\n",
+        "data: 3\nstages: [{name: a, where: {stage: 1}}]\n",
+        "task: classify\nmodel: {kind: vitt}\ndata: {path: p, image_size: 30}\n",
+        "stages: [{name: a}, {name: a, where: 3}, {}]\n",
+    ],
+)
+def test_nothing_is_held_against_a_value_that_nobody_gave(folder: Path, text: str) -> None:
+    """What stands in for a wrong value is not the user's, whatever it contradicts."""
+    given_ = text if text.startswith("task") else f"model: m\n{text}" if "data" in text else MINIMAL + text
+    told = recipe_error(given_)
+    assert "stand-in" not in told and all(" is missing" in line or " is " in line for line in told.splitlines())
+    for line in told.splitlines():
+        assert "belong" not in line and "double_quant" not in line and "larger" not in line and "multiple" not in line
+        assert "continues" not in line and "spreads" not in line
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.dictionaries(
+        st.sampled_from([*VqaRecipe.model_fields, "zzz", "lora.r"]),
+        st.sampled_from([None, 0, -1, "x", [], {}, [1], {"a": 1}, True, {"a:1": None}]),
+        max_size=6,
+    )
+)
+def test_any_mixture_of_wrong_values_is_told_line_by_line(tmp_path_factory: Any, values: dict[str, Any]) -> None:
+    path = tmp_path_factory.getbasetemp() / "mixture.yaml"
+    path.write_text(yaml.safe_dump({"task": "vqa"} | values))
+    try:
+        load_recipe(path)
+    except BadInput as error:
+        assert str(error) and all(line.startswith(str(path)) for line in str(error).splitlines())
+        assert "stand-in" not in str(error)
+
+
+def test_a_plan_is_held_against_the_task_of_a_recipe_that_is_wrong(folder: Path) -> None:
+    (folder / "recipe.yaml").write_text("task: classify\nmodel: {kind: vit}\ndata: {path: p}\nseed: x\n")
+    (folder / "plan.yaml").write_text("share_images: true\nworkers: -1\n")
+    with pytest.raises(BadInput) as caught:
+        load_specs(Path("recipe.yaml"), Path("plan.yaml"), [])
+    said = str(caught.value).splitlines()
+    assert [line.partition(" is ")[0] for line in said] == [
+        "recipe.yaml:4: seed",
+        "plan.yaml:2: workers",
+        "plan.yaml:1: share_images",
+    ]
+    assert "which task classify does not have: leave it out" in said[2]

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -180,3 +182,111 @@ def test_all_ranks_stop_where_one_is_short(tmp_path: Path, tiny_qwen3: Path) -> 
     task = worlds.make_task(tmp_path, worlds.tiny_recipe(tiny_qwen3), Plan())
     with pytest.raises(RunStopped, match=r"with a single question, val\.jsonl:7\. What"):
         task.evaluate("val", OtherRankIsShort())
+
+
+# What generated answers depend on
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory, two_layers: Path) -> tuple[Path, dict[str, str]]:
+    """Questions, and what answers to them depend on by the usual recipe."""
+    folder = worlds.write_world(tmp_path_factory.mktemp("asked"), 5, (2,), hard=False)
+    return folder, digests(folder, two_layers)
+
+
+def digests(folder: Path, model: Path, plan: Mapping[str, Any] = SHARED, **changes: Any) -> dict[str, str]:
+    """Whatever the scale of the adapters, their weights are the same."""
+    task = worlds.make_task(folder, worlds.tiny_recipe(model, **changes), Plan(**plan))
+    worlds.stir(task)
+    return task.answer_digests("val")
+
+
+def others(one: dict[str, str], other: dict[str, str]) -> set[str]:
+    assert one.keys() == other.keys()
+    return {name for name in one if one[name] != other[name]}
+
+
+def test_another_scale_of_adapters_is_another_model(asked: tuple[Path, dict[str, str]], two_layers: Path) -> None:
+    folder, usual = asked
+    assert others(digests(folder, two_layers, lora={"r": 4, "alpha": 16}), usual) == {"adapter scale"}
+    assert others(digests(folder, two_layers, lora={"r": 4, "alpha": 8, "dropout": 0.1}), usual) == set()
+
+
+def test_a_plan_changes_nothing_that_answers_depend_on(asked: tuple[Path, dict[str, str]], two_layers: Path) -> None:
+    folder, usual = asked
+    plan = {"checkpointing": "full", "token_budget": 300, "label_only_logits": True}
+    assert others(digests(folder, two_layers, plan), usual) == set()
+
+
+def test_base_weights_stored_otherwise_are_another_model(asked: tuple[Path, dict[str, str]], two_layers: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    folder, _ = asked
+    bf16, nf4, twice = (
+        digests(folder, two_layers, precision="bf16", **stored)
+        for stored in ({}, {"base_format": "nf4"}, {"base_format": "nf4", "double_quant": True})
+    )
+    assert others(bf16, nf4) == others(nf4, twice) == others(bf16, twice) == {"base format"}
+    assert [each["base format"] for each in (bf16, nf4, twice)] == ["bf16", "nf4", "nf4 with double_quant"]
+
+
+CONFIGS: dict[str, tuple[str, Callable[[Any], Any], set[str]]] = {
+    "rotary positions": (
+        "config.json",
+        lambda config: rotary(config["text_config"]).update(rope_theta=12_345.0),
+        {"model config"},
+    ),
+    "epsilon of norms": (
+        "config.json",
+        lambda config: config["text_config"].update(rms_norm_eps=0.01),
+        {"model config"},
+    ),
+    "activation of the tower": (
+        "config.json",
+        lambda config: config["vision_config"].update(hidden_act="silu"),
+        {"model config"},
+    ),
+    "an end token more": (
+        "generation_config.json",
+        lambda config: config.update(eos_token_id=[*listed(config["eos_token_id"]), 7]),
+        {"end tokens"},
+    ),
+    "what only training and saving read": (
+        "config.json",
+        lambda config: (
+            config.update(transformers_version="4.0.0", architectures=["Other"]),
+            config["text_config"].update(initializer_range=0.5, use_cache=False),
+        ),
+        set(),
+    ),
+    "settings of sampling": ("generation_config.json", lambda config: config.update(temperature=0.3, top_k=3), set()),
+}
+
+
+def rotary(config: dict[str, Any]) -> dict[str, Any]:
+    name = next(name for name in ("rope_parameters", "rope_scaling") if config.get(name))
+    return dict.__getitem__(config, name)
+
+
+def listed(given: Any) -> list[int]:
+    return given if isinstance(given, list) else [] if given is None else [given]
+
+
+@pytest.mark.parametrize("what", CONFIGS)
+def test_the_same_weights_with_other_settings(
+    asked: tuple[Path, dict[str, str]], two_layers: Path, tmp_path: Path, what: str
+) -> None:
+    file, change, differ = CONFIGS[what]
+    model = Path(shutil.copytree(two_layers, tmp_path / "model"))
+    config = json.loads((model / file).read_text()) if (model / file).exists() else {"eos_token_id": None}
+    change(config)
+    (model / file).write_text(json.dumps(config))
+    folder, usual = asked
+    assert others(digests(folder, model), usual) == differ
+
+
+def test_the_heads_of_stages_are_weights_too(tmp_path: Path, two_layers: Path) -> None:
+    worlds.write_world(tmp_path, 5, (2,), hard=False)
+    task = worlds.make_cot(tmp_path, worlds.cot_recipe(two_layers), Plan())
+    before = task.answer_digests("val")
+    next(iter(task.heads.parameters())).data += 1
+    assert others(task.answer_digests("val"), before) == {"heads"}

@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sameday.commands.session import Session, Specs, note_stop, prepare_environment
 from sameday.commands.stages import evaluate_stages, own_models
 from sameday.record.folder import RunFolder, default_path
+from sameday.record.lock import Lock
 from sameday.record.times import Spent, note, process_age
 from sameday.spec.errors import EXIT_STOPPED, BadInput, EvaluationGivenUp, RunStopped, refuse
 from sameday.spec.evaluation import Evaluation
@@ -74,9 +75,15 @@ def evaluate(asked: Request, group: Ranks | None = None) -> dict[str, float]:
     recipe = setup.recipe_for_evaluation() if asked.adapter is None else setup.recipe_with_adapter(asked.adapter)
     target = _target(asked, run, setup, folder, evaluation)
     specs = replace(specs, recipe=recipe)
-    with closing(Session.start(specs, tell, join=True, splits=(evaluation.split,), group=group)) as session:
+    answered = setup.generates and not asked.scores_only
+    with (
+        closing(Session.start(specs, tell, join=True, splits=(evaluation.split,), group=group)) as session,
+        ExitStack() as alone,
+    ):
         ranks = session.ranks
         ranks.from_first(lambda: session.setup.check_evaluation(evaluation, session.audited.splits))
+        if answered:
+            ranks.from_first(lambda: _lock(target.answers, alone))
         for choice in session.choices() if run is None else ():
             session.say(choice)
         task = session.load()
@@ -86,7 +93,10 @@ def evaluate(asked: Request, group: Ranks | None = None) -> dict[str, float]:
             if asked.checkpoint is not None:
                 # Asked again: a run that goes on may have removed the checkpoint since, or written a newer one.
                 folder = ranks.from_first(lambda: weights_of(run, asked.checkpoint))
-                target = _target(asked, run, setup, folder, evaluation)
+                before, target = target, _target(asked, run, setup, folder, evaluation)
+                if answered and target.answers != before.answers:
+                    alone.close()
+                    ranks.from_first(lambda: _lock(target.answers, alone))
                 if asked.checkpoint in (LAST, BEST):
                     session.say(_which(asked.checkpoint, folder, run.recipe))
             task.restore(folder)
@@ -128,29 +138,31 @@ def _evaluate_each(
     typed = replace(asked, split=evaluation.split)
     if not asked.scores_only:
         typed = replace(typed, cascade=False, max_new_tokens=evaluation.max_new_tokens)
-    joined = group is None
+    joined, alone = group is None, ExitStack()
     group = group or Ranks.join(device_kind(specs.plan))
     try:
         out = asked.out
+        together_in = out or _answers(run.path, run.recipe.result, evaluation)
+        if setup.generates and not asked.scores_only:
+            group.from_first(lambda: _lock(together_in, alone))
         outs = {folder: None if out is None else out / folder.relative_to(run.path) for folder in own.values()}
         each = lambda folder: evaluate(replace(typed, what=folder, out=outs[folder]), group)  # noqa: E731
         made = evaluate_stages(run.path, own, evaluation.split, each, group, out)
         if asked.scores_only or not setup.generates or not group.first:
             return made.scores
-        folder = out or _answers(run.path, run.recipe.result, evaluation)
         if made.shared:  # an earlier release put them together all the same
             for name in (PREDICTIONS, METRICS):
-                (folder / name).unlink(missing_ok=True)
+                (together_in / name).unlink(missing_ok=True)
             return made.scores
         answers = {n: outs[folder] or _answers(folder, run.recipe.result, evaluation) for n, folder in own.items()}
         answers = {name: place for name, place in answers.items() if place.is_dir()}  # others have no questions here
         together = [given for place in answers.values() for given in read_predictions(place / PREDICTIONS)]
-        PredictionFile(folder, {"stages": {name: str(path) for name, path in answers.items()}}, question_scores).finish(
-            sorted(together, key=lambda given: given.id)
-        )
-        _measured(together, folder, tell, notes=made.left)
+        about = {"stages": {name: str(path) for name, path in answers.items()}}
+        PredictionFile(together_in, about, question_scores).finish(sorted(together, key=lambda given: given.id))
+        _measured(together, together_in, tell, notes=made.left)
         return made.scores
     finally:
+        alone.close()
         if joined:
             group.leave()
 
@@ -161,9 +173,16 @@ def evaluate_result(session: Session, task: Task, run: RunFolder, evaluation: Ev
     task.restore(run.result)
     scores = run.path / f"eval-{evaluation.split}.json"
     target = Target(str(run.result), scores, _answers(run.path, run.result, evaluation))
-    _evaluated(session, task, evaluation, target, spent)
+    with ExitStack() as alone:
+        session.ranks.from_first(lambda: _lock(target.answers, alone))
+        _evaluated(session, task, evaluation, target, spent)
     if session.ranks.first:
         note(run.path, "evaluate", time.perf_counter() - began, split=evaluation.split, parts=spent)
+
+
+def _lock(folder: Path, alone: ExitStack) -> None:
+    """For this process, until the stack is closed: two that write answers into one folder would mix them."""
+    alone.callback(Lock(folder).release)
 
 
 def _evaluated(

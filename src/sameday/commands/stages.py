@@ -310,7 +310,7 @@ def _clear_memory() -> None:
 def _told(scores: Mapping[str, float], sample: str, split: str = "val") -> str:
     """Scores with how many samples they are of: a share of eleven says little."""
     listed = "  ".join(f"{name} {value:.4g}" for name, value in scores.items() if name != "samples")
-    return f": {listed} of {_count(int(scores['samples']), sample)} in {split}" if scores.get("samples") else ""
+    return f": {listed}, on {_count(int(scores['samples']), sample)} in {split}" if scores.get("samples") else ""
 
 
 def _count(number: int, noun: str) -> str:
@@ -413,7 +413,10 @@ def _left(run: RunFolder, taken: Mapping[str, frozenset[Hashable]], split: str) 
     left = len(whole.difference(*taken.values()))
     if not left:
         return []
-    return [f"{left:,} of {_count(len(whole), sample)} of {split} are of no stage that was trained: they are left out"]
+    # A limit holds for each stage and for the whole by itself, so that this is no count of all that there are.
+    limit = getattr(getattr(run.recipe, "data", None), "limit", None)
+    some = f"the first {_count(len(whole), sample)}" if limit is not None else _count(len(whole), sample)
+    return [f"{left:,} of {some} of {split} are of no stage that was trained: they are left out"]
 
 
 def _samples_of(folder: Path, split: str) -> frozenset[Hashable] | str:

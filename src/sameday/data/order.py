@@ -4,8 +4,11 @@ epoch can be asked for without the ones before it."""
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 
@@ -132,8 +135,29 @@ def _cut(sequence: list[int], batch: int) -> list[list[int]]:
 
 
 def _capped(images: list[list[int]], batch: int, cap: int) -> list[list[int]]:
-    """Steps in which an image has at most `cap` questions; its other questions come in the steps that follow.
-    Where the images that are left cannot fill a step under the cap, the step is filled above it."""
+    """Steps in which an image has at most `cap` questions; its other questions come in the steps that follow. Images
+    are taken in their order, as far as the cap can still be kept behind them; from there on those with the most
+    questions left come first. Only where no order at all could keep the cap is a step filled above it."""
+    steps = _in_order(images, batch, cap)
+    image_of = {i: number for number, image in enumerate(images) for i in image}
+    above = [sum(max(0, n - cap) for n in Counter(image_of[i] for i in step).values()) for step in steps]
+    if not any(above):
+        return steps
+
+    def left(kept: int) -> list[list[int]]:
+        done = {i for step in steps[:kept] for i in step}
+        return [[i for i in image if i not in done] for image in images]
+
+    def least(kept: int) -> int:
+        return sum(above[:kept]) + _least_above([len(image) for image in left(kept)], batch, cap)
+
+    # Keeping more of them never makes the rest easier.
+    kept = bisect_right(range(len(steps) + 1), least(0), key=least) - 1
+    return steps[:kept] + _fullest_first(left(kept), batch, cap)
+
+
+def _in_order(images: list[list[int]], batch: int, cap: int) -> list[list[int]]:
+    """Where the images that are left cannot fill a step under the cap, the step is filled above it."""
     waiting = [list(reversed(image)) for image in images]
     steps: list[list[int]] = []
     while waiting:
@@ -148,3 +172,39 @@ def _capped(images: list[list[int]], batch: int, cap: int) -> list[list[int]]:
         waiting = [image for image in waiting if image]
         steps.append(step)
     return steps
+
+
+def _least_above(counts: Sequence[int], batch: int, cap: int) -> int:
+    """How many questions stand above the cap in the best of all orders, by the flow from images into steps: in any
+    number of steps an image has no more than the cap of each. All full steps, and all steps, are the tightest."""
+    full, rest = divmod(sum(counts), batch)
+
+    def within(steps: int) -> int:
+        return sum(min(count, cap * steps) for count in counts)
+
+    return max(full * batch - within(full), full * batch + rest - within(full + (rest > 0)))
+
+
+def _fullest_first(images: list[list[int]], batch: int, cap: int) -> list[list[int]]:
+    """Steps that leave the images' numbers of questions as even as they can, and so the cap kept where it can be."""
+    waiting = [iter(image) for image in images]
+    heap = [(-len(image), number) for number, image in enumerate(images) if image]
+    heapify(heap)
+    steps: list[list[int]] = []
+    for size in [batch] * (sum(map(len, images)) // batch) + [sum(map(len, images)) % batch]:
+        taken: Counter[int] = Counter()
+        full: list[tuple[int, int]] = []
+        for _ in range(size):
+            if not heap:
+                heap, full = sorted(full), []  # above the cap
+            left, number = heappop(heap)
+            taken[number] += 1
+            if left + 1 < 0:
+                if taken[number] == cap:
+                    full.append((left + 1, number))
+                else:
+                    heappush(heap, (left + 1, number))
+        for each in full:
+            heappush(heap, each)
+        steps.append([next(waiting[number]) for number in sorted(taken) for _ in range(taken[number])])
+    return [step for step in steps if step]

@@ -44,9 +44,11 @@ def answer_split(
     # Every rank takes part in what the weights' digest may need.
     settings |= task.answer_digests(asked.split)
     file = PredictionFile(folder, settings, score)
-    kept = ranks.from_first(lambda: file.begin(say))
     ids = {sample.id for sample in samples}
-    known = {prediction.id: prediction for prediction in kept if prediction.id in ids}
+    kept = {each.id: each for each in ranks.from_first(lambda: file.begin(say)) if each.id in ids}
+    # Of an earlier start the answers alone are kept: what else a line tells may have been mended in the data since.
+    known = {each.id: Answer(each.prediction, each.tokens) for each in kept.values()}
+    predictions: dict[int, Prediction] = {}
     if known:
         say(f"{file.path}: {len(known)} of {len(samples)} answers are there already")
     findings = Findings(asked.context)
@@ -54,16 +56,16 @@ def answer_split(
         for stage in rounds(samples, asked.cascade):
             own = [samples[number] for number in stage]
             prompted = [findings.asked(sample) for sample in own]
+            for sample, now in zip(own, prompted, strict=True):
+                if sample.id in kept and kept[sample.id].prompt != now.prompt:
+                    del known[sample.id]  # an answer of an earlier stage was lost, and is another now
             done = [number for number, sample in enumerate(own) if sample.id in known]
             try:
                 for part in task.answers(prompted, asked.max_new_tokens, ranks, done):
-                    fresh = [
-                        _prediction(own[number], prompted[number], answer)
-                        for number, answer in sorted(part.items())
-                        if own[number].id not in known
-                    ]
+                    new = [(number, answer) for number, answer in sorted(part.items()) if own[number].id not in known]
+                    fresh = [_prediction(own[number], prompted[number], answer) for number, answer in new]
                     ranks.from_first(lambda: file.append(fresh))  # noqa: B023 (called at once)
-                    known |= {prediction.id: prediction for prediction in fresh}
+                    known |= {own[number].id: answer for number, answer in new}
                     progress.add(len(fresh))
             except EvaluationGivenUp:
                 raise RunStopped(
@@ -71,10 +73,12 @@ def answer_split(
                     "go on",
                     EXIT_STOPPED,
                 ) from None
-            findings.add(own, {sample.id: known[sample.id].prediction for sample in own})
-    predictions = [known[sample.id] for sample in samples]
-    ranks.from_first(lambda: file.finish(predictions))
-    return Answered(predictions, findings.lacking)
+            findings.add(own, {sample.id: known[sample.id].text for sample in own})
+            for sample, now in zip(own, prompted, strict=True):
+                predictions[sample.id] = _prediction(sample, now, known[sample.id])
+    ordered = [predictions[sample.id] for sample in samples]
+    ranks.from_first(lambda: file.finish(ordered))
+    return Answered(ordered, findings.lacking)
 
 
 def _prediction(sample: Sample, prompted: Sample, answer: Answer) -> Prediction:

@@ -15,6 +15,9 @@ from sameday.evaluate.measure import groups_of
 from sameday.evaluate.prediction import Prediction
 from sameday.evaluate.sums import GRADED, Questions, Sums
 
+SAME = 1e-12
+"""A difference that is none but for the order of sums."""
+
 
 def compare(
     first: Iterable[Prediction], second: Iterable[Prediction], resamples: int = RESAMPLES, seed: int = 0
@@ -88,17 +91,21 @@ def _compared(sums: Sums, values: list[dict[str, float]], spread: list[dict[str,
             continue
         difference = here[name] - there[name]
         resampled = np.concatenate([each[name] for each in spread]) if name in spread[0] else np.array([])
-        low, high = (interval(difference, resampled) if len(sums.images) > 1 else None) or (None, None)
+        ends = interval(difference, resampled)
+        low, high = (ends if len(sums.images) > 1 else None) or (None, None)
         if low == high and abs(difference) == 1.0 and name not in GRADED:
             # All right against all wrong, in every image: draws show no spread.
             least = 1.0 - bound_of_agreement(len(sums.images))
             low, high = (least, 1.0) if difference > 0 else (-1.0, -least)
+        # Alike in every image: from 0 to 0 would say that they are alike in all others too.
+        alike = ends is not None and max(abs(difference), float(np.nanmax(np.abs(resampled)))) < SAME
         metrics[name] = {
             "first": there[name],
             "second": here[name],
             "difference": difference,
-            "low": low,
-            "high": high,
+            "low": None if alike else low,
+            "high": None if alike else high,
+            "alike": alike,
             "questions": sums.count(name),
         }
     return {"questions": len(sums.rows), "images": len(sums.images) - sums.without_image, "metrics": metrics}

@@ -11,7 +11,11 @@ from typing import NamedTuple
 _OPENING, _CLOSING = "\"'`“”‘’«» ", "\"'`“”‘’«».,;:!? "
 _ARTICLES = re.compile(r"(?:(?:a|an|the) )+(?=\S)")
 _SEPARATOR = re.compile(r";|,(?![0-9])|(?<![0-9]),")
-_NUMBER = re.compile(r"([+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?) ?([^\W\d_]+(?: [^\W\d_]+)?|[%°])?")
+_NUMBER = re.compile(
+    r"([+-]?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)) ?([^\W\d_]+(?: [^\W\d_]+)?|[%°])?"
+)
+_MINUS = "\N{MINUS SIGN}"
+"""Which Unicode does not take for the one of keyboards."""
 _DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _NO_UNITS = {*_DIGITS, "or", "to", "and", "of", "st", "nd", "rd", "th"}
 """They make a range, a share or an ordinal of a number."""
@@ -43,22 +47,25 @@ def _strip(text: str) -> str:
 
 @lru_cache(maxsize=2**16)
 def normalise(text: str) -> str:
-    """Two answers match exactly when these are equal."""
-    return _strip(_fold(text))
+    """Two answers match exactly when these are equal. Where nothing would be left, as of "?", it is the text itself."""
+    folded = _fold(text)
+    return _strip(folded) or folded
 
 
 @lru_cache(maxsize=2**16)
 def labels(text: str) -> frozenset[str]:
     """The labels of a list, which `;` and `,` separate; order and repeats do not matter. A comma between digits
-    separates nothing."""
-    return frozenset(label for part in _SEPARATOR.split(_fold(text)) if (label := _strip(part)))
+    separates nothing. A text of nothing but punctuation is a label."""
+    folded = _fold(text)
+    named = frozenset(label for part in _SEPARATOR.split(folded) if (label := _strip(part)))
+    return named or frozenset([folded] if folded else ())
 
 
 @lru_cache(maxsize=2**16)
 def number(text: str) -> Number | None:
-    """The number that a text is, alone or followed by a unit of one or two words: "3", "3 polyps", "2.5cm", "two".
+    """The number that a text is, alone or followed by a unit of one or two words: "3", "3 polyps", ".5cm", "two".
     Ranges ("5-10mm", "one or two"), bounds (">20mm"), codes ("T2", "grade 3") and sentences are none."""
-    first, _, rest = normalise(text).partition(" ")
+    first, _, rest = normalise(text).replace(_MINUS, "-").partition(" ")
     digits = str(_DIGITS.index(first)) if first in _DIGITS else first
     match = _NUMBER.fullmatch(f"{digits} {rest}".strip())
     if match is None or not _NO_UNITS.isdisjoint((match[2] or "").split()):

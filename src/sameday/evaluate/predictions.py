@@ -61,11 +61,7 @@ class PredictionFile:
         kept = read_predictions(self.path)
         if there != self.settings:
             if kept:
-                other = sorted(name for name in {*(there or {}), *self.settings} if _differ(name, there, self.settings))
-                say(
-                    f"{self.path}: its {len(kept)} answers were made with other settings ({', '.join(other)}); they "
-                    "are begun anew"
-                )
+                say(f"{self.path}: its {len(kept)} answers {_why(there or {}, self.settings)}; they are begun anew")
             self.path.unlink(missing_ok=True)
             (self.folder / METRICS).unlink(missing_ok=True)
             write_json(self.folder / SETTINGS, self.settings)
@@ -106,5 +102,8 @@ def _settings(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def _differ(name: str, there: dict[str, Any] | None, here: dict[str, Any]) -> bool:
-    return name not in (there or {}) or name not in here or (there or {})[name] != here[name]
+def _why(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    other = sorted(name for name in {*there, *here} if name not in here or there.get(name, here[name]) != here[name])
+    if other:
+        return f"were made with other settings ({', '.join(other)})"
+    return f"do not say with which {', '.join(sorted(here.keys() - there.keys()))} they were made"

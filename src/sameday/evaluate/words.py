@@ -53,6 +53,16 @@ def between(name: str, low: float | None, high: float | None, sign: str = "") ->
     return f"{shown(name, low, sign).removesuffix('%')} to {shown(name, high, sign)}"
 
 
+def apart(name: str, compared: Mapping[str, Any]) -> str:
+    """How sure a metric's difference is, of what `compare` found of all questions or of a group of them."""
+    each = compared["metrics"][name]
+    if not each["alike"]:
+        return between(name, each["low"], each["high"], "+")
+    some = each["questions"] != compared["questions"] or not compared["images"]
+    where = count(each["questions"], "question") if some else count(compared["images"], "image")
+    return f"no difference on {where}, which gives no interval"
+
+
 def counted(questions: int, images: int, without: int = 0) -> str:
     """`without` of the questions have no image: each is drawn by itself, and is none."""
     asked = count(questions, "question")

@@ -100,6 +100,14 @@ def prepare_adapters(model: nn.Module, dropout: float, keys: DropoutKeys) -> Non
         parameter.data = parameter.data.float()
 
 
+def scales(model: nn.Module) -> dict[str, float]:
+    """By what the output of each adapter is multiplied, as PEFT computes it."""
+    from peft.tuners.lora import LoraLayer
+
+    layers = ((name, module) for name, module in model.named_modules() if isinstance(module, LoraLayer))
+    return {f"{name}.{adapter}": float(scale) for name, layer in layers for adapter, scale in layer.scaling.items()}
+
+
 def uniform(parameter: Tensor, bound: float, seed: int, name: str) -> Tensor:
     generator = torch.Generator().manual_seed(name_key("adapter", seed, name) & 0xFFFFFFFF)
     return torch.empty(parameter.shape, dtype=torch.float32).uniform_(-bound, bound, generator=generator)

@@ -26,8 +26,8 @@ from sameday.kernels import attention
 from sameday.kernels.decode import Answering
 from sameday.kernels.dropout import DropoutKeys
 from sameday.kernels.patches import patches
-from sameday.models.adapters import adapter_parameters, add_adapters, prepare_adapters
-from sameday.models.digest import digest_of
+from sameday.models.adapters import adapter_parameters, add_adapters, prepare_adapters, scales
+from sameday.models.digest import config_digest, digest_of
 from sameday.models.families import family_of
 from sameday.models.families.base import Family, Grids
 from sameday.models.layers import any_size, compile_layers
@@ -65,6 +65,7 @@ class VisionLanguageModel:
         self.family, self.recipe, self.plan, self.device = family, recipe, plan, device
         self.name: str = base.name_or_path
         self.end_tokens = _end_tokens(base.generation_config)
+        self.config_digest = config_digest(base.config)
         self.keys = DropoutKeys()
         base.config.get_text_config()._attn_implementation = attention.NAME
         attention.register()
@@ -242,6 +243,10 @@ class VisionLanguageModel:
     def weights_digest(self) -> str:
         """Of what is trained, as it is now."""
         return digest_of(self.trained())
+
+    def adapter_scales(self) -> dict[str, float]:
+        """By what each adapter's output is multiplied: the same weights with another scale are another model."""
+        return scales(self.module)
 
     def tower_digest(self) -> str:
         """Of all that its output depends on: every bit of its weights, and a configuration that may be another with the

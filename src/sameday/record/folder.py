@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import math
 import os
@@ -12,14 +11,13 @@ import re
 import shlex
 import socket
 import sys
-import warnings
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
+from sameday.record.lock import Lock
 from sameday.record.manifest import fault
 from sameday.record.room import room_for
 from sameday.record.times import TIMES
@@ -193,7 +191,7 @@ class RunFolder:
         self.resumed = False
         self.spent: Mapping[str, float] = {}  # on the parts of this process's start
         self._made = self._fresh = False
-        self._lock: int | None = None
+        self._lock: Lock | None = None
         self._about: dict[str, Any] | None = None
         self._file: IO[str] | None = None
 
@@ -207,7 +205,7 @@ class RunFolder:
             folder._fresh = not any(path.iterdir())
         except OSError as error:
             raise BadInput(f"{path}: cannot be a run folder: {error.strerror}") from None
-        folder._acquire()
+        folder._lock = Lock(path)
         try:
             folder._check_inputs()
             with room_for("a run's files", path, 2**14, "Make room and run again."):
@@ -292,8 +290,9 @@ class RunFolder:
         """Take back what was written for a run that could not begin. One that has begun stays."""
         if not self._fresh or self.checkpoints.exists() or self.metrics_path.exists():
             return
-        for path in (*run_files(self.path), self.path / ".lock"):
+        for path in run_files(self.path):
             path.unlink(missing_ok=True)
+        self._release()
         if self._made:
             with contextlib.suppress(OSError):  # someone put something there meanwhile
                 self.path.rmdir()
@@ -301,7 +300,11 @@ class RunFolder:
     def close(self) -> None:
         """Let another process have the folder."""
         self._close_file()
-        self._drop_lock()
+        self._release()
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
 
     def _close_file(self) -> None:
         if self._file is not None:
@@ -374,31 +377,6 @@ class RunFolder:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
-    def _acquire(self) -> None:
-        lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pid, _, host = os.pread(lock, 200, 0).decode(errors="replace").strip().partition(" ")
-            os.close(lock)
-            raise BadInput(
-                f"{self.path}: in use by process {pid or 'unknown'} on {host or 'this machine'}; "
-                "wait for it, stop it, or choose another --out"
-            ) from None
-        except OSError as error:
-            # Some network file systems have no locks. That is no reason not to train.
-            warnings.warn(f"{self.path}: cannot be locked ({error.strerror}): start no second run here", stacklevel=3)
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
-        self._lock = lock
-        _locked.add(self)
-
-    def _drop_lock(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-            _locked.discard(self)
-
 
 def _read_environment(path: Path) -> dict[str, Any]:
     try:
@@ -407,15 +385,3 @@ def _read_environment(path: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, RecursionError):
         raise BadInput(f"{path}: is not what a run wrote; move the folder away or choose another --out") from None
     return dict(environment)
-
-
-_locked: weakref.WeakSet[RunFolder] = weakref.WeakSet()
-
-
-def _forget_locks() -> None:
-    for folder in list(_locked):
-        folder._drop_lock()
-
-
-# A forked loader worker shares the lock. One that outlives a killed run must not keep the folder locked.
-os.register_at_fork(after_in_child=_forget_locks)

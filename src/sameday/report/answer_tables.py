@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from sameday.evaluate.words import GROUPS, NAMES, PLAIN, between, counted, name_of, shown
+from sameday.evaluate.words import GROUPS, NAMES, PLAIN, apart, between, counted, name_of, shown
 from sameday.report.answers import PREDICTIONS, Answers, Confusion, Group, Metrics, read_predictions
 from sameday.report.gather import Run
 from sameday.report.tables import NONE, Cell, Row, memory
@@ -177,7 +177,7 @@ def _difference(group: Mapping[str, Any], name: str) -> Cell:
     each = group["metrics"].get(name)
     if each is None:
         return NONE
-    said = between(name, each["low"], each["high"], "+")
+    said = apart(name, group)
     sure = each["low"] is not None and (each["low"] > 0 or each["high"] < 0)
     unit = "" if name in PLAIN else " points"
     return Cell(f"{shown(name, each['difference'], '+')}{unit}", said, sure)

@@ -19,8 +19,17 @@ KeyPath = tuple[Any, ...]
 _MAX_DEPTH = 4
 
 
+_BASE_60 = re.compile(r"[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?")
+COLON = "YAML wants a space behind the colon"
+
+
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1, in which 5e-5 is a number too."""
+    """YAML 1.1, in which 5e-5 is a number too, and 1:30 is none: YAML's own 90, to the base 60, is nobody's."""
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        if kind is yaml.ScalarNode and implicit[0] and _BASE_60.fullmatch(value):
+            return "tag:yaml.org,2002:str"
+        return super().resolve(kind, value, implicit)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -140,6 +149,13 @@ def _find_places(node: yaml.Node, path: KeyPath, document: Document) -> None:
     for name, marked, value in inner:
         document.places[(*path, name)] = f"{document.source}:{marked.start_mark.line + 1}"
         _find_places(value, (*path, name), document)
+
+
+def lacks_space(value: Any) -> bool:
+    """Whether a mapping somewhere in it has a key such as stage:1, which is one text to YAML, and no value."""
+    if isinstance(value, dict):
+        return any((inner is None and ":" in str(key)) or lacks_space(inner) for key, inner in value.items())
+    return isinstance(value, list | tuple) and any(map(lacks_space, value))
 
 
 def show(path: KeyPath) -> str:

@@ -6,11 +6,13 @@ import difflib
 import re
 import types
 import typing
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, Union
 
 from pydantic import BaseModel, ValidationError
 
-from sameday.spec.document import Document, KeyPath, show
+from sameday.spec.document import COLON, Document, KeyPath, lacks_space, show
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Strict
@@ -20,31 +22,156 @@ from sameday.spec.removed import REMOVED, refusal
 Spec = TypeVar("Spec", bound=Strict)
 
 _UNIONS = (Union, types.UnionType)
+ROUNDS = 6
+"""A key inside another is as deep as this; each level may have rules of its own."""
+STAND_IN = "stand-in"
+"""What stands for a missing name or file."""
 
 
 def validate(kind: type[Spec], document: Document) -> Spec:
-    """The document as a Recipe or a Plan; BadInput with one line per problem."""
-    try:
-        return kind.model_validate(document.values)
-    except ValidationError as error:
-        # Each branch of a union reports for itself; what they say about one key is one problem.
-        lines: dict[str, None] = {}
-        for problem in error.errors(include_url=False):
-            lines[_explain(kind, document, dict(problem))] = None
-        raise BadInput("\n".join(lines)) from None
+    """The document as a Recipe or a Plan; BadInput with one line per problem. Fields that contradict each other are
+    found only once each of them is good by itself: the rest is asked again without those that are not."""
+    # Each branch of a union reports for itself; what they say about one key is one problem.
+    lines: dict[str, None] = {}
+    values, gone = document.values, set[str]()
+    for _ in range(ROUNDS):
+        try:
+            made = kind.model_validate(values)
+        except ValidationError as error:
+            problems = [_Problem.of(kind, dict(each)) for each in error.errors(include_url=False)]
+            for problem in problems:
+                if known := problem.without(gone):
+                    lines[_explain(kind, document, known)] = None
+            values = _without(values, problems, gone)
+            if values is not None:
+                continue
+        else:
+            if not lines:
+                return made
+        break
+    raise BadInput("\n".join(lines))
 
 
-def _explain(kind: type[BaseModel], document: Document, problem: dict[str, Any]) -> str:
-    loc = problem["loc"]
-    if problem["type"] == "missing" and isinstance(loc[-1], int):
-        loc = loc[:-1]  # what is wrong is the length of the list
-    path, owner, annotation = _locate(kind, loc)
+@dataclass(frozen=True)
+class _Problem:
+    """What pydantic found: the key, the model that holds it, the type that it should have."""
+
+    found: dict[str, Any]
+    loc: KeyPath
+    path: KeyPath
+    owner: type[BaseModel]
+    annotation: Any
+
+    @classmethod
+    def of(cls, kind: type[BaseModel], found: dict[str, Any]) -> _Problem:
+        loc = found["loc"]
+        if found["type"] == "missing" and isinstance(loc[-1], int):
+            loc = loc[:-1]  # what is wrong is the length of the list
+        return cls(found, loc, *_locate(kind, loc))
+
+    @property
+    def is_missing(self) -> bool:
+        return bool(self.found["type"] == "missing" and self.loc == self.found["loc"])
+
+    @property
+    def names(self) -> set[str]:
+        """What sentences about it would name: the key, or the mapping that is another one without it."""
+        inside = self.found["type"] != "extra_forbidden" and self.path[-1] not in self.owner.model_fields
+        return set(map(str, self.path[-2:] if inside else self.path[-1:]))
+
+    def without(self, gone: Set[str]) -> _Problem | None:
+        """As much of it as is not about keys that were taken away, or stood in for."""
+        if gone & set(map(str, self.path)):
+            return None
+        if self.found["type"] != "value_error":
+            return self
+        names = "|".join(map(re.escape, (*gone, STAND_IN)))
+        said = str(self.found["ctx"]["error"]).splitlines()
+        left = [line for line in said if not gone or not re.search(rf"(?<!\w)(?:{names})(?!\w)", line)]
+        return replace(self, found={**self.found, "ctx": {"error": "\n".join(left)}}) if left else None
+
+
+def _without(values: Any, problems: Sequence[_Problem], gone: set[str]) -> Any:
+    """A copy in which what is wrong is taken away, and something stands for what must be there: `gone` has their names.
+    None where nothing is left to ask."""
+    values, taken = _copied(values), set[KeyPath]()
+    for problem in problems:
+        path = problem.path
+        if any(path[:end] in taken for end in range(1, len(path) + 1)):
+            continue  # the branches of a union, or two items of one list
+        stand_in = _stand_in(problem.annotation) if problem.is_missing else None
+        held = _held(values, path[:-1]) if stand_in is not None else None
+        if held is not None:
+            held[path[-1]] = stand_in
+        else:
+            path = _take(values, path[:-1] if problem.is_missing else path)
+            if not path:
+                return None
+            taken.add(path)
+        gone |= {str(path[-1]), *problem.names}
+    return values
+
+
+def _copied(value: Any) -> Any:
+    """Of its own everywhere: with aliases two keys may hold one object."""
+    if isinstance(value, dict):
+        return {key: _copied(inner) for key, inner in value.items()}
+    return [_copied(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def _held(values: Any, path: KeyPath) -> dict[Any, Any] | None:
+    for name in path:
+        try:
+            values = values[name]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return values if isinstance(values, dict) else None
+
+
+def _take(values: Any, path: KeyPath) -> KeyPath:
+    """Takes away what is nearest to the end of a path and has a name. The path of that."""
+    for end in range(len(path), 0, -1):
+        held = _held(values, path[: end - 1])
+        name = next((key for key in held or () if str(key) == str(path[end - 1])), None)
+        if held is not None and name is not None:
+            del held[name]
+            return path[:end]
+    return ()
+
+
+def _stand_in(annotation: Any) -> Any:
+    """What a missing key could be, so that the others can be asked; None where nobody knows."""
+    models = _models(annotation) if annotation is not None else {}
+    if not models:
+        return STAND_IN if annotation is str else None
+    kind, model = next(iter(models.items()))
+    needed = {name: _stand_in(field.annotation) for name, field in model.model_fields.items() if field.is_required()}
+    return None if None in needed.values() else {**needed, **({"kind": kind} if kind else {})}
+
+
+def _explain(kind: type[BaseModel], document: Document, of: _Problem) -> str:
+    line = _explained(kind, document, of)
+    return f"{line}: {COLON}" if of.path and _is_glued(of) else line
+
+
+def _is_glued(of: _Problem) -> bool:
+    """Whether a colon without a space behind it is to blame."""
+    name, given = str(of.path[-1]), of.found["input"]
+    if of.is_missing:
+        beside = given.items() if isinstance(given, dict) else ()
+        return any(str(key).startswith(f"{name}:") and value is None for key, value in beside)
+    return (given is None and ":" in name) or (of.found["type"] != "extra_forbidden" and lacks_space(given))
+
+
+def _explained(kind: type[BaseModel], document: Document, of: _Problem) -> str:
+    problem, path, annotation = of.found, of.path, of.annotation
     place, name, given = document.place(path), show(path), problem["input"]
     if problem["type"].startswith("union_tag_"):
         return _explain_tag(document, (*path, "kind"), annotation, given)
     if problem["type"] == "extra_forbidden":
-        return f"{place}: {name} {_unknown_key(kind, owner, path)}"
-    if problem["type"] == "missing" and loc == problem["loc"]:
+        why = "is not a key here" if _is_glued(of) else _unknown_key(kind, of.owner, path)
+        return f"{place}: {name} {why}"
+    if of.is_missing:
         return f"{place}: {name} is missing"
     if problem["type"] == "value_error":
         return _explain_rule(kind, document, path, given, str(problem["ctx"]["error"]))
@@ -58,7 +185,7 @@ def _explain(kind: type[BaseModel], document: Document, problem: dict[str, Any])
         return f"{place}: {name} is {shown(given)}; must be {_allowed(annotation)}{hint}"
     must = re.sub(r"^\w+ should ", "must ", problem["msg"]).replace(" after validation", "")
     if problem["type"] == "less_than_equal":
-        must += _why_at_most(owner, path[-1])
+        must += _why_at_most(of.owner, path[-1])
     return f"{place}: {name} is {shown(given)}; {must}"
 
 

@@ -58,14 +58,25 @@ def _apply_sets(document: Document, sets: Sequence[str]) -> list[str]:
 def load_specs(recipe_path: Path, plan_path: Path | None, sets: Sequence[str]) -> tuple[Recipe, Plan]:
     """Both, with their settings. BadInput has the problems of both."""
     recipe_sets, plan_sets, problems = divided(sets)
-    recipe: Recipe | None = None
+    recipe: Recipe | type[Recipe] | None = None
     try:
         recipe = load_recipe(recipe_path, recipe_sets)
     except BadInput as error:
         problems.append(str(error))
+        recipe = _type_in(recipe_path, recipe_sets)
     plan = _unless(problems, lambda: load_plan(plan_path, plan_sets, recipe))
-    assert recipe is not None
+    assert isinstance(recipe, Recipe)
     return recipe, plan
+
+
+def _type_in(path: Path, sets: Sequence[str]) -> type[Recipe] | None:
+    """Of a recipe that cannot be: what its task has is known all the same, unless that is wrong too."""
+    try:
+        document = read_document(path)
+    except BadInput:
+        return None
+    _apply_sets(document, sets)
+    return _kind_of(document)
 
 
 def _unless(problems: Sequence[str], make: Callable[[], Made]) -> Made:
@@ -86,12 +97,16 @@ def load_recipe(path: Path, sets: Sequence[str] = ()) -> Recipe:
 
 
 def _recipe_of(document: Document) -> Recipe:
-    task = document.values.get("task", next(iter(RECIPES)))
-    kind = recipe_type(task) if isinstance(task, str) else None
+    kind = _kind_of(document)
     if kind is None:
-        allowed = ", ".join(map(repr, known_tasks()))
+        allowed, task = ", ".join(map(repr, known_tasks())), document.values["task"]
         raise BadInput(f"{document.place(('task',))}: task is {shown(task)}; must be one of {allowed}")
     return validate(kind, document)
+
+
+def _kind_of(document: Document) -> type[Recipe] | None:
+    task = document.values.get("task", next(iter(RECIPES)))
+    return recipe_type(task) if isinstance(task, str) else None
 
 
 def recipe_from(values: dict[str, Any]) -> Recipe:

@@ -26,7 +26,7 @@ class Order(Strict):
         ge=1,
         **COUNTED,
         description="by_image: at most so many questions of one image in a step, for more images per step. "
-        "Exceeded only where too few images are left to fill the step.",
+        "Exceeded only where no order of the questions could keep it.",
     )
     within_stage: Literal["shuffle", "by_image"] = Field("shuffle", description="curriculum: the order inside a stage.")
 

@@ -41,8 +41,7 @@ def _conditions(given: Any) -> Any:
         several = values if isinstance(values, list | tuple) else [values]
         texts = [compared(str(name), value) for value in several]
         if not texts or None in texts:
-            hint = ": YAML wants a space behind the colon" if ":" in str(name) and values is None else ""
-            raise ValueError(f"must give each field a text, a number, true or false, or a list of them{hint}")
+            raise ValueError("must give each field a text, a number, true or false, or a list of them")
         conditions[name] = tuple(sorted({text for text in texts if text is not None}))
     return conditions
 

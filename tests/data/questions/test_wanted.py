@@ -92,7 +92,15 @@ def test_the_limit_counts_what_matches(root: Path) -> None:
     rows = [row(stage=1 + n % 2) for n in range(10)]
     samples, said = samples_of(root, rows, Wanted(where(stage=2)), limit=3)
     assert [each.id for each in samples] == [2, 4, 6]
+    assert said == ["train.jsonl: 5 of 10 questions: where stage is 2; the first 3 are taken"]
+    _, said = samples_of(root, rows, Wanted(where(stage=2)), limit=5)
     assert said == ["train.jsonl: 5 of 10 questions: where stage is 2"]
+    rows[1]["answer"] = rows[2]["answer"] = "nan"
+    _, said = samples_of(root, rows, Wanted(where(stage=2), skip=where(answer="nan")))
+    assert said == [
+        "train.jsonl: 4 of 8 questions: where stage is 2",
+        "train.jsonl: 2 of 10 lines are skipped: answer is nan",
+    ]
     few, _ = samples_of(root, rows, Wanted(where(stage=2)), few=2)
     assert [each.id for each in few] == [2, 4]
 

@@ -64,7 +64,7 @@ class Reader:
 
     def __iter__(self) -> Iterator[Question]:
         where, skip = self.wanted.where, self.wanted.skip
-        self.tally, self.unsure = Tally(where, skip), []
+        self.tally, self.unsure = Tally(where, skip, self.limit), []
         # The limit counts what is asked for; which values occur only the whole file tells.
         for line in read_lines(self.path, None if where or skip else self.limit, self.images, self.say):
             question = self._read(line)

@@ -35,6 +35,8 @@ class Tally:
 
     where: Mapping[str, tuple[str, ...]]
     skip: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    limit: int | None = None
+    """How many of those that are asked for are taken, the first of them."""
     lines: int = 0
     taken: int = 0
     skipped: int = 0
@@ -51,7 +53,8 @@ class Tally:
         return taken
 
     def told(self) -> str:
-        return f"{self.taken:,} of {self.lines:,} questions: {where_words(dict(self.where))}"
+        first = f"; the first {self.limit:,} are taken" if self.limit is not None and self.taken > self.limit else ""
+        return f"{self.taken:,} of {self.lines - self.skipped:,} questions: {where_words(dict(self.where))}{first}"
 
     def passed_over(self) -> str:
         which = " or ".join(f"{name} is {' or '.join(values)}" for name, values in self.skip.items())

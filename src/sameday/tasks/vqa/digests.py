@@ -46,6 +46,10 @@ def processor_digest(processor: ImageProcessor) -> str:
     return _of(json.dumps(processor.identity(), sort_keys=True))
 
 
+def numbers_digest(named: Mapping[str, float]) -> str:
+    return _of(json.dumps(named, sort_keys=True))
+
+
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
     """Of every bit."""
     made = hashlib.sha256()

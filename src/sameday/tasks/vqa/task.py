@@ -54,6 +54,7 @@ from sameday.tasks.vqa.cost import step_cost
 from sameday.tasks.vqa.digests import (
     data_digest,
     data_digests,
+    numbers_digest,
     processor_digest,
     template_digest,
     tensors_digest,
@@ -349,9 +350,14 @@ class VqaTask(Task):
         return generation_gaps(self, [self.splits["train"][i] for i in ids])
 
     def answer_digests(self, split: str) -> dict[str, str]:
+        """Of the plan nothing: it may round otherwise, and in bf16 a token may turn out another for it."""
         named = ("base model", "tokenizer", "chat template", "image processor")
         return {
             "weights": self.model.weights_digest(),
+            "adapter scale": numbers_digest(self.model.adapter_scales()),
+            "base format": self.recipe.base_words,
+            "model config": self.model.config_digest,
+            "end tokens": " ".join(map(str, sorted(self.end_tokens))),
             "system prompt": self.recipe.system_prompt or "",
             "data": data_digest(self.splits[split]),
             **{name: self._inputs[name] for name in named},
