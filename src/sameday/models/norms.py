@@ -21,7 +21,7 @@ def fuse_norms(decoder: nn.Module) -> None:
 
 
 @cache
-def _fused(library: type[nn.Module]) -> type[nn.Module]:
+def _fused(library: Any) -> Any:
     plain: Callable[[Any, Tensor], Tensor] = library.forward
 
     def forward(self: Any, x: Tensor) -> Tensor:
