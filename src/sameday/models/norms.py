@@ -15,7 +15,7 @@ def fuse_norms(decoder: nn.Module) -> None:
     """Where there is nothing to differentiate or compile, and weights are in the format of what they scale: rounded
     once, where the library rounds twice."""
     for module in decoder.modules():
-        kind = type(module)
+        kind: Any = type(module)
         if kind.__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon") and not hasattr(kind, "library"):
             module.__class__ = _fused(kind)
 
