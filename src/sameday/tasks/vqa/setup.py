@@ -310,6 +310,10 @@ class VqaSetup(TaskSetup):
             from sameday.models.nf4 import lacking
 
             problems += [why for why in [lacking(machine.device)] if why is not None]
+        if self.recipe.base_format == "fp8":
+            from sameday.models import fp8
+
+            problems += [why for why in [fp8.lacking(machine)] if why is not None]
         try:
             kernel, why = attention_kernel(plan, machine, self.recipe.precision, self._splits)
         except BadInput as error:
