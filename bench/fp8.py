@@ -6,9 +6,9 @@
     python bench/fp8.py --accuracy SCENES    on a CPU: exact match of tiny models over seeds, float32 beside fp8, whose
                                              matmuls are emulated (SCENES: python -m sameday.demo.experiments SCENES)
 
-Weights of the first two are random, at Qwen3-VL-8B's shapes; the questions are those of bench/vlm_step.py, 16 a step about
-2 images of 1280×1024, or of 768×576. Random weights have no channels that are much larger than the others, as trained
-ones do: real models may be further away."""
+Weights of the first two are random, at Qwen3-VL-8B's shapes; the questions are those of bench/vlm_step.py, 16 a step
+about 2 images of 1280×1024, or of 768×576. Random weights have no channels that are much larger than the others, as
+trained ones do: real models may be further away."""
 
 from __future__ import annotations
 
@@ -41,14 +41,21 @@ ARMS: dict[str, dict[str, Any]] = {
     "fp8": {"precision": "bf16", "base_format": "fp8"},
     "fp8 weights, float32": {"precision": "float32", "base_format": "fp8"},
 }
-AGAINST = [("bf16", "float32"), ("fp8", "float32"), ("fp8 weights, float32", "float32"), ("fp8", "fp8 weights, float32")]
+AGAINST = [
+    ("bf16", "float32"),
+    ("fp8", "float32"),
+    ("fp8 weights, float32", "float32"),
+    ("fp8", "fp8 weights, float32"),
+]
 FORMATS = ("precision", "fp8", "nf4")
 
 
 def rates(device: torch.device) -> None:
     """Why there is no kernel of our own for rounding, and no second copy of the weights: what each would save."""
-    print("tokens, in, out: TFLOP/s in bf16, fp8, fp8 with fast sums; µs of rounding a row's tokens, and of transposing the")
-    print("codes, eager and compiled, beside the fp8 matmul")
+    print(
+        "tokens, in, out: TFLOP/s in bf16, fp8, fp8 with fast sums; µs of rounding the tokens, eager and compiled, of"
+    )
+    print("transposing the codes, eager and compiled, and of the fp8 matmul")
     round_, turn = torch.compile(fp8.quantize), torch.compile(lambda codes: codes.t().contiguous())
     for shape in SHAPES:
         tokens, wide, high = shape

@@ -87,7 +87,9 @@ def test_what_is_not_finite_stays_so(value: float, kind: torch.dtype) -> None:
 
 @settings(max_examples=30)
 @given(st.integers(2, 9), SIZES, SIZES, st.integers(0, 99), st.data())
-def test_a_row_does_not_depend_on_those_beside_it(rows: int, wide: int, high: int, seed: int, data: st.DataObject) -> None:
+def test_a_row_does_not_depend_on_those_beside_it(
+    rows: int, wide: int, high: int, seed: int, data: st.DataObject
+) -> None:
     """To the bit where it is rounded, and to bf16's last place in the sum, whose order is the library's."""
     x, weights = drawn(rows, wide, seed), drawn(high, wide, seed + 1, 0.2)
     codes, scale = fp8.quantize(weights)

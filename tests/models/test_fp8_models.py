@@ -119,7 +119,8 @@ def test_what_is_loaded_and_said(small: tuple[Path, Path]) -> None:
     ]
     full = make_task(small[0], recipe_of(small), Plan())
     assert full.model.notes == [
-        f"base_format fp8: {len(layers)} linear layers; not lm_head; with precision float32 their matmuls are not in fp8"
+        f"base_format fp8: {len(layers)} linear layers; not lm_head; with precision float32 their matmuls are not in "
+        "fp8"
     ]
 
 
@@ -266,12 +267,19 @@ def test_what_cannot_be(world: Path, changes: dict[str, Any], sentence: str) -> 
 
 def test_a_gpu_without_fp8_matmuls_is_refused(small: tuple[Path, Path]) -> None:
     setup, plan = VqaSetup(recipe_of(small, "bf16"), small[0]), Plan(attention="split")
-    old, new = (Machine("cuda", name, 2**35, 8, True, capability=has) for name, has in (("an A100", (8, 0)), ("an H200", (9, 0))))
+    old, new = (
+        Machine("cuda", name, 2**35, 8, True, capability=has)
+        for name, has in (("an A100", (8, 0)), ("an H200", (9, 0)))
+    )
     with pytest.raises(BadInput) as error:
         setup.resolve_auto(plan, old)
-    assert str(error.value).splitlines()[0].endswith(
-        "recipe.base_format fp8 needs a GPU of compute capability 8.9 or more, and an A100 has 8.0; allowed there: "
-        "precision, nf4; plan.device cpu emulates fp8, slowly"
+    assert (
+        str(error.value)
+        .splitlines()[0]
+        .endswith(
+            "recipe.base_format fp8 needs a GPU of compute capability 8.9 or more, and an A100 has 8.0; allowed there: "
+            "precision, nf4; plan.device cpu emulates fp8, slowly"
+        )
     )
     assert "plan.attention split is for packed rows" in str(error.value), "all problems at once"
     assert setup.resolve_auto(Plan(), new).plan.attention == "sdpa"
@@ -301,18 +309,12 @@ def test_saved_resumed_evaluated_continued_and_merged(world: Path) -> None:
     assert json.loads((world / "run/eval-val.json").read_text()) == pytest.approx(
         json.loads((world / "run/eval.json").read_text())["val"]
     )
-    # On weights in another format it is used, and said to be another model.
-    words = ("--max-steps", "1", "--set", "recipe.start_adapter=run/adapter", "--set", "recipe.base_format=precision")
-    said = sameday(world, *TRAIN[:-1], "other", *words)
-    assert said.code == 0, said.err
-    assert (
-        f"start_adapter {world}/run/adapter: was trained on base weights stored as fp8, and here they are stored as "
-        "bf16: this is another model than the one that was trained"
-    ) in said.out
     # Merged, it has the weights that training saw.
     merged = sameday(world, "merge", "run", "-o", "merged")
     assert merged.code == 0 and "of them changed by the adapter; bf16 rounds what" in merged.out, merged.err
-    plain, made = (AutoModelForImageTextToText.from_pretrained(world / name, dtype=torch.bfloat16) for name in ("base", "merged"))
+    plain, made = (
+        AutoModelForImageTextToText.from_pretrained(world / name, dtype=torch.bfloat16) for name in ("base", "merged")
+    )
     for name in fp8_layers(plain):
         codes, scale = fp8.quantize(plain.get_submodule(name).weight.detach())
         seen = fp8.dequantize(codes, scale[:, 0], torch.float32)
@@ -331,6 +333,11 @@ def test_an_adapter_to_start_from_keeps_its_bits(small: tuple[Path, Path], tmp_p
     kept, taken = first.trained(), second.trained()
     assert kept.keys() == taken.keys() and all(torch.equal(kept[name], taken[name]) for name in kept)
     assert second.model.notes[1:] == [], "the same format"
+    other = make_task(small[0], recipe_of(small, "bf16", start_adapter=str(tmp_path), base_format="precision"), Plan())
+    assert other.model.notes == [
+        f"start_adapter {tmp_path}: was trained on base weights stored as fp8, and here they are stored as bf16: this "
+        "is another model than the one that was trained"
+    ]
 
 
 def test_the_readme_loads_the_weights_that_were_trained_on(
@@ -378,14 +385,16 @@ def test_what_memory_a_plan_is_chosen_for(tiny_qwen3: Path) -> None:
     text = config.get_text_config()
     weights = 36 * 4096 * (3 * 12288 + 4 * 4096)
     assert language_bytes(plain, text) - language_bytes(eight, text) == weights, "a byte for each"
-    machine = Machine("cuda", "a GPU", 48 * 2**30, 8, True)
+    machine = Machine("cuda", "a GPU", 52 * 2**30, 8, True)
     chosen = [choose_plan(recipe, machine, config, 1)[0].checkpointing for recipe in (plain, eight)]
     assert chosen == ["full", "none"]
 
 
 @pytest.fixture
 def counted(small: tuple[Path, Path]) -> Iterator[tuple[VqaTask, VqaTask]]:
-    yield tuple(make_task(small[0], recipe_of(small, "bf16", base_format=name), Plan()) for name in ("precision", "fp8"))
+    yield tuple(
+        make_task(small[0], recipe_of(small, "bf16", base_format=name), Plan()) for name in ("precision", "fp8")
+    )
 
 
 def test_the_floor_has_bytes_as_stored_and_fp8_matmuls_at_their_rate(counted: tuple[VqaTask, VqaTask]) -> None:

@@ -6,8 +6,8 @@ Forward, a token's activations are one row. Backward, a token's gradient is: the
 that is summed over, so they are multiplied into the gradient before it is rounded. It is rounded to e4m3 too: a scale
 for each row covers its range, and e5m2 would have half of the precision.
 
-The GPU takes the second operand by columns only. That is how the weights lie for the forward pass; for the backward pass
-they are transposed each time, which moves two bytes for each weight, where a second copy would keep one byte more."""
+The GPU takes the second operand by columns only, as the weights lie for the forward pass. For the backward pass they
+are transposed each time, which moves two bytes for each weight; a second copy would keep one byte more instead."""
 
 # No `from __future__ import annotations`: torch reads the operator's schema from real annotations.
 from typing import Any
@@ -66,7 +66,7 @@ class _Linear(torch.autograd.Function):
         return _times(x, codes.t(), scale)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         codes, scale = ctx.saved_tensors
         return _times(gradient * scale.to(gradient.dtype), codes, None), None, None
 

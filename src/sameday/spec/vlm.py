@@ -55,8 +55,8 @@ class VlmRecipe(Recipe):
     base_format: Literal["precision", "nf4", "fp8"] = Field(
         "precision",
         description="How the frozen base weights are stored: in the format of precision, or their linear layers in "
-        "four bits (bitsandbytes' NF4, as in QLoRA), or in eight (fp8: float8_e4m3fn; with precision bf16 their matmuls "
-        "are computed in fp8 too), and the rest in bf16. nf4 and fp8 are other models: lossy.",
+        "four bits (bitsandbytes' NF4, as in QLoRA), or in eight (fp8: float8_e4m3fn; with precision bf16 their "
+        "matmuls are computed in fp8 too), and the rest in bf16. nf4 and fp8 are other models: lossy.",
     )
     double_quant: bool = Field(
         False, description="With base_format nf4: the scales of the four-bit weights are quantized too, to eight bits."
