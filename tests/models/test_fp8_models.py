@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForImageTextToText
 from typed import refused, sameday, write_recipe
-from worlds import FAMILIES, lines_of, make_task, stir, tiny_recipe, write_tiny, write_world
+from worlds import FAMILIES, SQUARE, lines_of, make_task, stir, tiny_recipe, write_tiny, write_world
 
 from sameday.hardware.machine import Machine
 from sameday.hardware.peaks import Peaks
@@ -76,7 +76,7 @@ def in_fp8(task: VqaTask) -> dict[str, Fp8Linear]:
 # Which layers
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *SQUARE])
 def test_linear_layers_of_decoder_and_tower(tiny_models: dict[str, Path], family: str) -> None:
     """And not embeddings, head, norms and the patch embedding, nor what fp8 matmuls have no shape for. The lines of the
     README round the same layers to the same weights."""
@@ -206,6 +206,39 @@ def test_layers_are_compiled(small: tuple[Path, Path], monkeypatch: pytest.Monke
     for task in (plain, compiled):
         stir(task)
     assert distance(gradient(compiled), gradient(plain)) <= 1e-5
+
+
+MULTIPLIES = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
+
+
+@pytest.mark.parametrize(
+    ("device", "compiled"),
+    [
+        ("cpu", None),
+        ("cpu", "aot_eager"),
+        pytest.param("cuda", "inductor", marks=pytest.mark.skipif(not MULTIPLIES, reason="needs fp8 matmuls")),
+    ],
+)
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32])
+def test_no_other_weights_are_kept_for_the_backward_pass(device: str, compiled: str | None, kind: torch.dtype) -> None:
+    """Neither dequantised nor transposed ones."""
+    layer = Fp8Linear(nn.Linear(256, 128, bias=False), torch.device(device))
+    own = {parameter.data_ptr() for parameter in layer.parameters()}
+    if compiled is not None:
+        torch._dynamo.reset()
+        layer.compile(backend=compiled)
+    x, others = torch.randn(3, 256, dtype=kind, device=device, requires_grad=True), list[int]()
+
+    def count(tensor: Tensor) -> Tensor:
+        others.extend([tensor.nbytes] if tensor.data_ptr() not in own else [])
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        out = layer(x)
+    assert sum(others) < 64
+    (back,) = torch.autograd.grad(out.sum(), x)
+    expected = layer.dequantized(torch.float32).sum(0)
+    assert distance(back.float(), expected.expand(3, -1)) < 0.05
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])

@@ -202,7 +202,7 @@ class VqaSetup(TaskSetup):
         if getattr(config, "quantization_config", None) is not None:
             raise BadInput(
                 f"model {recipe.model!r}: its weights are stored quantized; allowed: a model in bf16 or float32, which "
-                "recipe.base_format nf4 takes to four bits"
+                "recipe.base_format nf4 takes to four bits, and fp8 to eight"
             )
         return config
 
