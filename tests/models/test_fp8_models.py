@@ -298,7 +298,7 @@ def test_what_cannot_be(world: Path, changes: dict[str, Any], sentence: str) -> 
     assert not (world / "run").exists()
 
 
-def test_a_gpu_without_fp8_matmuls_is_refused(small: tuple[Path, Path]) -> None:
+def test_a_gpu_without_fp8_matmuls_is_refused(small: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     setup, plan = VqaSetup(recipe_of(small, "bf16"), small[0]), Plan(attention="split")
     old, new = (
         Machine("cuda", name, 2**35, 8, True, capability=has)
@@ -316,6 +316,17 @@ def test_a_gpu_without_fp8_matmuls_is_refused(small: tuple[Path, Path]) -> None:
     )
     assert "plan.attention split is for packed rows" in str(error.value), "all problems at once"
     assert setup.resolve_auto(Plan(), new).plan.attention == "sdpa"
+
+    def fails() -> None:
+        raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED\nwhen calling")
+
+    monkeypatch.setattr("sameday.models.fp8._try", fails)
+    with pytest.raises(BadInput) as error:
+        setup.resolve_auto(Plan(), new)
+    assert str(error.value) == (
+        f"recipe.base_format fp8: torch {torch.__version__} does not multiply in fp8, with a scale for each row, on an "
+        "H200: CUBLAS_STATUS_NOT_SUPPORTED; allowed there: precision, nf4; plan.device cpu emulates fp8, slowly"
+    )
 
 
 # Commands

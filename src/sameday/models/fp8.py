@@ -15,13 +15,31 @@ from sameday.models.nf4 import SOURCE, four_bit_layers
 
 def lacking(machine: Machine) -> str | None:
     """Why this machine cannot compute with weights in fp8; None where it can. A CPU emulates it."""
-    if machine.device != "cuda" or machine.capability >= FP8_CAPABILITY:
+    if machine.device != "cuda":
         return None
-    least, has = (".".join(map(str, each)) for each in (FP8_CAPABILITY, machine.capability))
-    return (
-        f"recipe.base_format fp8 needs a GPU of compute capability {least} or more, and {machine.name} has {has}; "
-        "allowed there: precision, nf4; plan.device cpu emulates fp8, slowly"
-    )
+    allowed = "allowed there: precision, nf4; plan.device cpu emulates fp8, slowly"
+    if machine.capability < FP8_CAPABILITY:
+        least, has = (".".join(map(str, each)) for each in (FP8_CAPABILITY, machine.capability))
+        return (
+            f"recipe.base_format fp8 needs a GPU of compute capability {least} or more, and {machine.name} has {has}; "
+            + allowed
+        )
+    try:
+        _try()
+    except Exception as error:  # whatever a torch without such a matmul for this GPU raises
+        said = str(error).strip().splitlines() or [type(error).__name__]
+        return (
+            f"recipe.base_format fp8: torch {torch.__version__} does not multiply in fp8, with a scale for each row, on "
+            f"{machine.name}: {said[0]}; {allowed}"
+        )
+    return None
+
+
+def _try() -> None:
+    if torch.cuda.is_available():  # else the machine is another one
+        rows = torch.ones(1, fp8.MULTIPLE, device="cuda", dtype=torch.bfloat16)
+        codes, scale = fp8.quantize(rows.expand(fp8.MULTIPLE, -1))
+        fp8.fp8_linear(rows, codes, scale[:, 0], None)
 
 
 class Fp8Linear(nn.Linear):
