@@ -52,13 +52,15 @@ AGAINST = [
 def rates(device: torch.device) -> None:
     """Why there is no kernel of our own for rounding, and no second copy of the weights: what each would save."""
     print(
-        "tokens, in, out: TFLOP/s in bf16, fp8, fp8 with fast sums; µs of rounding the tokens, eager and compiled, of"
+        "tokens, in, out: TFLOP/s in bf16, fp8, fp8 with fast sums, fp8 with one scale for all (scales that are powers"
     )
-    print("transposing the codes, eager and compiled, and of the fp8 matmul")
+    print("of two could follow it, exactly); µs of rounding the tokens, eager and compiled, of transposing the codes,")
+    print("eager and compiled, and of the fp8 matmul")
     round_, turn = torch.compile(fp8.quantize), torch.compile(lambda codes: codes.t().contiguous())
     for shape in SHAPES:
         tokens, wide, high = shape
         speeds = [product_rate(device, "bf16", shape), *(fp8_rate(device, shape, fast) for fast in (False, True))]
+        speeds.append(fp8_rate(device, shape, whole=True))
         x = torch.randn(tokens, wide, device=device, dtype=torch.bfloat16)
         codes, _ = fp8.quantize(torch.randn(high, wide, device=device, dtype=torch.bfloat16))
         calls = (

@@ -87,12 +87,12 @@ def product_rate(device: torch.device, precision: Precision, shape: Shape) -> fl
         return 2 * m * k * n / best_seconds(lambda: torch.mm(a, b.T, out=out), device)
 
 
-def fp8_rate(device: torch.device, shape: Shape, fast_sums: bool = False) -> float:
-    """The same of fp8 operands with a scale for each row and column, summed in float32 unless `fast_sums` says so, with
-    a result in bf16."""
+def fp8_rate(device: torch.device, shape: Shape, fast_sums: bool = False, whole: bool = False) -> float:
+    """The same of fp8 operands with a scale for each row and column, or with one for the `whole` of each, summed in
+    float32 unless `fast_sums` says so, with a result in bf16."""
     m, k, n = shape
     a, b = (torch.randn(size, device=device).to(torch.float8_e4m3fn) for size in ((m, k), (n, k)))
-    rows, columns = (torch.ones(size, device=device) for size in ((m, 1), (1, n)))
+    rows, columns = (torch.ones(() if whole else size, device=device) for size in ((m, 1), (1, n)))
 
     def call() -> Tensor:
         return torch._scaled_mm(a, b.t(), rows, columns, out_dtype=torch.bfloat16, use_fast_accum=fast_sums)

@@ -29,8 +29,8 @@ def lacking(machine: Machine) -> str | None:
     except Exception as error:  # whatever a torch without such a matmul for this GPU raises
         said = str(error).strip().splitlines() or [type(error).__name__]
         return (
-            f"recipe.base_format fp8: torch {torch.__version__} does not multiply in fp8, with a scale for each row, on "
-            f"{machine.name}: {said[0]}; {allowed}"
+            f"recipe.base_format fp8: torch {torch.__version__} does not multiply in fp8, with a scale for each row, "
+            f"on {machine.name}: {said[0]}; {allowed}"
         )
     return None
 
