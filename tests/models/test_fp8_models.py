@@ -199,6 +199,15 @@ def test_layouts_and_recomputation_have_the_same_gradients(small: tuple[Path, Pa
     assert torch.equal(gradient(again), gradient(recomputed)), "recomputation rounds alike"
 
 
+def test_the_tower_may_have_adapters_too(small: tuple[Path, Path]) -> None:
+    more = {"lora": {"r": 2, "alpha": 4, "target_modules": ["q_proj", "qkv"]}, "train_vision": True}
+    one, other = (make_task(small[0], recipe_of(small, **more), plan) for plan in (Plan(), Plan(**SHARED)))
+    for task in (one, other):
+        stir(task)
+    assert any("visual" in name for name in one.trained())
+    assert distance(gradient(other), gradient(one)) <= 1e-5
+
+
 def test_layers_are_compiled(small: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sameday.models.vlm.COMPILE_BACKEND", "aot_eager")
     torch._dynamo.reset()
