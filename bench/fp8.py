@@ -172,7 +172,7 @@ def _sameday(folder: Path, *words: str) -> None:
     """In a process in which float32 operands are rounded to fp8 too."""
     code = (
         "import sys, torch; from sameday.kernels import fp8; from sameday.cli import main; "
-        "fp8.ROUNDED.add(torch.float32); sys.argv = ['sameday', *sys.argv[1:]]; main()"
+        "fp8.ROUNDED += (torch.float32,); sys.argv = ['sameday', *sys.argv[1:]]; main()"
     )
     with (folder / "log").open("a") as log:
         done = subprocess.run([sys.executable, "-c", code, *words], stdout=log, stderr=log)

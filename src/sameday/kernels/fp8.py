@@ -18,7 +18,7 @@ from torch import Tensor
 FORMAT = torch.float8_e4m3fn
 MULTIPLE = 16
 """Of which both sizes of a weight must be, for the GPU's fp8 matmul."""
-ROUNDED = {torch.bfloat16}
+ROUNDED: tuple[torch.dtype, ...] = (torch.bfloat16,)
 """Formats of operands that are rounded to fp8."""
 FAST_SUMS = False
 """The faster sums of Hopper's fp8 matmuls have about 14 bits; without them partial sums are added up in float32."""
