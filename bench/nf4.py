@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from vlm_step import SHARED, MadeData, build, measure
 
-from sameday.models.nf4 import quantize
+from sameday.models.formats import quantize
 from sameday.spec.plan import Plan
 from sameday.spec.vqa import VqaRecipe
 
@@ -38,7 +38,17 @@ PLANS: dict[str, dict[str, Any]] = {
 FORMATS: tuple[dict[str, Any], ...] = ({}, {"base_format": "nf4"}, {"base_format": "nf4", "double_quant": True})
 
 
-def build_in_four_bits(size: str, recipe: VqaRecipe, device: torch.device) -> Any:
+HEADS = "{:48s} {:22s} {:>8s} {:>15s} {:>6s} {:>6s} {:>8s}".format(
+    "plan", "weights", "s/step", "(least-most)", "GiB", "made", "loss"
+)
+
+
+def recipe_of(device: torch.device, **chosen: Any) -> VqaRecipe:
+    made = {"model": "made", "data": {"train": "made"}, "order": "listed", "lora": {}}
+    return VqaRecipe.model_validate(made | ({} if device.type == "cuda" else {"precision": "float32"}) | chosen)
+
+
+def build_by_layers(size: str, recipe: VqaRecipe, device: torch.device) -> Any:
     """As `build` draws it, but one decoder layer at a time, each quantized before the next is made."""
     model = build(size, device, torch.bfloat16, layers=1)
     text = model.model.language_model
@@ -59,6 +69,44 @@ def peak(device: torch.device) -> float:
     return torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else float("nan")
 
 
+def timed(
+    name: str,
+    fields: dict[str, Any],
+    chosen: dict[str, Any],
+    data: MadeData,
+    size: str,
+    device: torch.device,
+    steps: int,
+) -> dict[str, Any]:
+    """A plan's step with base weights in one format, measured and printed."""
+    cuda, recipe = device.type == "cuda", recipe_of(device, **chosen)
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    dtype = torch.bfloat16 if cuda else torch.float32
+    base = build_by_layers(size, recipe, device) if chosen else build(size, device, dtype)
+    made = peak(device)
+    row = measure(name, Plan(**fields), recipe, data, size, device, steps, base)
+    del base
+    forget()
+    row = {key: value for key, value in row.items() if key not in ("gradient", "sizes")}
+    row |= {"weights": recipe.base_words, "made": made}
+    spread = f"({row['least']:.3f}-{row['most']:.3f})"
+    print(
+        f"{name:48s} {row['weights']:22s} {row['seconds']:8.3f} {spread:>15s} {row['GiB']:6.1f} {made:6.1f}"
+        f" {row['loss']:8.4f}",
+        flush=True,
+    )
+    return row
+
+
+def forget() -> None:
+    """What the last model left behind."""
+    gc.collect()
+    torch.compiler.reset()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=("8b", "tiny"), default="8b")
@@ -72,7 +120,7 @@ def main() -> None:
     data = MadeData(args.order, args.size, 512)
     where = torch.cuda.get_device_name() if cuda else "CPU"
     print(f"{args.size}, order {args.order}, 16 questions a step, {where}, torch {torch.__version__}")
-    print(f"{'plan':48s} {'weights':22s} {'s/step':>8s} {'(least-most)':>15s} {'GiB':>6s} {'made':>6s} {'loss':>8s}")
+    print(HEADS)
     rows = []
     for name, fields in PLANS.items():
         if args.only and not name.endswith(tuple(args.only.split(";"))):
@@ -81,31 +129,7 @@ def main() -> None:
             print(f"{name:48s} not on a CPU")
             continue
         for chosen in FORMATS:
-            recipe = VqaRecipe.model_validate(
-                {"model": "made", "data": {"train": "made"}, "order": "listed", "lora": {}}
-                | chosen
-                | ({} if cuda else {"precision": "float32"})
-            )
-            stored = recipe.base_words
-            if cuda:
-                torch.cuda.reset_peak_memory_stats()
-            dtype = torch.bfloat16 if cuda else torch.float32
-            base = build_in_four_bits(args.size, recipe, device) if chosen else build(args.size, device, dtype)
-            made = peak(device)
-            row = measure(name, Plan(**fields), recipe, data, args.size, device, args.steps, base)
-            del base
-            gc.collect()
-            torch.compiler.reset()
-            if cuda:
-                torch.cuda.empty_cache()
-            row = {key: value for key, value in row.items() if key != "gradient"} | {"weights": stored, "made": made}
-            rows.append(row)
-            spread = f"({row['least']:.3f}-{row['most']:.3f})"
-            print(
-                f"{name:48s} {stored:22s} {row['seconds']:8.3f} {spread:>15s} {row['GiB']:6.1f} {made:6.1f}"
-                f" {row['loss']:8.4f}",
-                flush=True,
-            )
+            rows.append(timed(name, fields, chosen, data, args.size, device, args.steps))
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1))
 

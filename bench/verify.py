@@ -3,6 +3,7 @@ equivalent plans over seeds, which must raise no alarm.
 
     python bench/verify.py best       # sameday verify, image-shared and compiled against plain, 8B shapes, timed
     python bench/verify.py nf4        # the same on base weights in four bits, a model of more than 1B parameters
+    python bench/verify.py fp8        # the same on base weights and matmuls in fp8
     python bench/verify.py array      # every pair of plan values on a small model, bf16
     python bench/verify.py alarms     # 20 comparisons of equivalent plans, a model of more than 1B parameters
     python bench/verify.py images     # 21 of Vision-BDH with 2, 3 and 4 classes, whose biases have few numbers
@@ -258,7 +259,7 @@ def compared(stage_of: Callable[[int], Stage], seeds: Iterable[int], plans: Mapp
 def main() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read once, and some of the plans are deterministic
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("best", "nf4", "array", "alarms", "images"))
+    parser.add_argument("what", choices=("best", "nf4", "fp8", "array", "alarms", "images"))
     parser.add_argument("--first-seed", type=int, default=0, help="alarms, images: some seeds from here on")
     args = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()
@@ -267,7 +268,8 @@ def main() -> None:
             {"alarms": alarms, "images": images}[args.what](Path(folder), args.first_seed)
         else:
             nf4 = partial(best, shapes="1b", base_format="nf4", double_quant=True)
-            {"best": best, "nf4": nf4, "array": array}[args.what](Path(folder))
+            fp8 = partial(best, shapes="1b", base_format="fp8")
+            {"best": best, "nf4": nf4, "fp8": fp8, "array": array}[args.what](Path(folder))
 
 
 if __name__ == "__main__":

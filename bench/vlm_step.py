@@ -131,8 +131,8 @@ class MadeData:
     merge_size = 2
     end_token = 0
 
-    def __init__(self, order: str, size: str, vocabulary: int) -> None:
-        self.grid = (64, 80) if size == "8b" else (8, 10)  # patches of an image of 1024 × 1280
+    def __init__(self, order: str, size: str, vocabulary: int, grid: tuple[int, int] = (64, 80)) -> None:
+        self.grid = grid if size == "8b" else (8, 10)  # patches of an image, of 1024 × 1280 if nothing else is said
         images = 2 if order == "by_image" else 16
         rng = np.random.default_rng(0)
         patches = self.grid[0] * self.grid[1]
@@ -239,6 +239,7 @@ def measure(
         "most": max(times),
         "tokens": sum(b.tokens.numel() for b in batches),
         "GiB": torch.cuda.max_memory_allocated() / 2**30 if cuda else float("nan"),
+        "sizes": {name: parameter.numel() for name, parameter in trained.items()},
         **first,
     }
 

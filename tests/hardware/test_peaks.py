@@ -107,4 +107,6 @@ def test_a_gpu_has_peaks(tmp_path: Path) -> None:
     cuda = torch.device("cuda")
     half, full = (measure(cuda, precision, tmp_path) for precision in ("bf16", "float32"))
     assert half.flop_per_second > 2 * full.flop_per_second
+    assert full.fp8_flop_per_second is None
+    assert (half.fp8_flop_per_second is not None) == (torch.cuda.get_device_capability() >= peaks.FP8_CAPABILITY)
     assert half.memory_bytes_per_second > half.copy_bytes_per_second > 1e9

@@ -279,7 +279,7 @@ def test_base_weights_are_checked_before_they_are_quantized(world: Path) -> None
     (world / "base/config.json").write_text(json.dumps(config))
     assert refused(world, *TRAIN).endswith(
         "model 'base': its weights are stored quantized; allowed: a model in bf16 or float32, which recipe.base_format "
-        "nf4 takes to four bits"
+        "nf4 takes to four bits, and fp8 to eight"
     )
     assert not (world / "run").exists()
 

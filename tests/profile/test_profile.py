@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,11 @@ from typer.testing import CliRunner
 
 from sameday.cli import app
 from sameday.data.questions import source
+from sameday.hardware.peaks import Peaks
 from sameday.hardware.phases import PHASES
 from sameday.profile import timeline
-from sameday.profile.command import PATIENCE, progress
-from sameday.profile.summary import short_place
+from sameday.profile.command import PATIENCE, _rates, progress
+from sameday.profile.summary import lines, short_place
 from sameday.profile.timeline import covered
 from sameday.spec.document import dump_yaml
 from sameday.spec.errors import BadInput, RunStopped
@@ -85,6 +87,19 @@ def test_questions(homes: dict[str, Path], tmp_path: Path) -> None:
     assert "\n1 step to warm up, 3 to time\n" in said
     for name, seconds in phases.items():
         assert f"{PHASES[name]:20s} {1000 * seconds:10.3f} ms" in said
+    assert floor["fp8_flop"] == 0 and "in fp8" not in said
+    floor["fp8_flop"], floor["peaks"]["fp8_flop_per_second"] = 1e9, 1.4e15  # as of a GPU that has it
+    assert " TFLOP/s (1400 in fp8), " in " ".join(" ".join(lines(found)).split())
+
+
+def test_a_gpu_that_multiplies_in_fp8_says_how_fast() -> None:
+    peaks = Peaks("a GPU", "bf16", 7e14, 4e12, 5e10, None)
+    assert _rates(peaks) == (
+        "bf16 matmuls 700 TFLOP/s, memory 4000 GB/s, copies to the device 50 GB/s, disk not measured"
+    )
+    assert _rates(replace(peaks, fp8_flop_per_second=1.3e15)).startswith(
+        "bf16 matmuls 700 TFLOP/s, in fp8 1300, memory"
+    )
 
 
 def test_fewer_threads_are_timed_on_a_cpu(

@@ -371,10 +371,11 @@ def test_a_key_that_is_not_known_is_refused_until_it_is_let_go(tmp_path: Path) -
         ),
         (
             {"quantization_config": {"load_in_8bit": True, "llm_int8_threshold": 6.0}},
-            "quantization_config.load_in_8bit is true; no recipe has base weights in eight bits (allowed: false; four",
+            "quantization_config.load_in_8bit is true; no recipe has base weights in int8 (allowed: false; four",
         ),
         ({"bits": 8}, "bits is 8; no recipe has base weights of so many bits (allowed: 4, 16, 32)"),
         ({"quantization": "awq"}, "quantization is awq; no recipe has this quantization (allowed: nf4, none)"),
+        ({"quantization": "fp8"}, "quantization is fp8; no recipe has this quantization (allowed: nf4, none)"),
         (
             {"bnb_4bit_compute_dtype": "bfloat16"},
             "bnb_4bit_compute_dtype is bfloat16; nothing says whether the base model is quantized (load_in_4bit: true",

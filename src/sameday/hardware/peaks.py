@@ -26,6 +26,8 @@ GPU_BYTES, CPU_BYTES = 2**30, 2**28
 """Of a copy: too many to stay in a cache."""
 CALLS = 8
 """One after the other on a GPU, where a launch takes as long as a small matmul."""
+FP8_CAPABILITY = (8, 9)
+"""Compute capability from which on GPUs multiply in fp8."""
 SECONDS = 0.2
 """For each thing that is timed; at least three times, whatever they take."""
 
@@ -33,7 +35,8 @@ SECONDS = 0.2
 @dataclass(frozen=True)
 class Peaks:
     """`flop_per_second` in `precision`, a multiply-add being two. Memory is read and written: both count. What goes to
-    the device counts once. The disk's rate is None where it cannot be measured."""
+    the device counts once. The disk's rate is None where it cannot be measured, that of fp8 matmuls beside bf16 where
+    the device has none."""
 
     device: str
     precision: str
@@ -41,6 +44,7 @@ class Peaks:
     memory_bytes_per_second: float
     copy_bytes_per_second: float
     disk_bytes_per_second: float | None
+    fp8_flop_per_second: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -51,6 +55,7 @@ def measure(device: torch.device, precision: Precision, folder: Path | None, sha
     usual ones: a step's own may be faster."""
     cuda = device.type == "cuda"
     usual, size = (GPU_SHAPES, GPU_BYTES) if cuda else (CPU_SHAPES, CPU_BYTES)
+    fp8 = cuda and precision == "bf16" and torch.cuda.get_device_capability(device) >= FP8_CAPABILITY
     return Peaks(
         device=torch.cuda.get_device_name(device) if cuda else "CPU",
         precision=precision,
@@ -58,6 +63,7 @@ def measure(device: torch.device, precision: Precision, folder: Path | None, sha
         memory_bytes_per_second=memory_rate(device, size),
         copy_bytes_per_second=copy_rate(device, min(size, 2**28)),
         disk_bytes_per_second=None if folder is None else read_rate(folder, checked=False),
+        fp8_flop_per_second=max(fp8_rate(device, shape) for shape in (*usual, *shapes)) if fp8 else None,
     )
 
 
@@ -79,6 +85,19 @@ def product_rate(device: torch.device, precision: Precision, shape: Shape) -> fl
     out = torch.empty(m, n, device=device, dtype=kind)
     with number_format(precision):
         return 2 * m * k * n / best_seconds(lambda: torch.mm(a, b.T, out=out), device)
+
+
+def fp8_rate(device: torch.device, shape: Shape, fast_sums: bool = False, whole: bool = False) -> float:
+    """The same of fp8 operands with a scale for each row and column, or with one for the `whole` of each, summed in
+    float32 unless `fast_sums` says so, with a result in bf16."""
+    m, k, n = shape
+    a, b = (torch.randn(size, device=device).to(torch.float8_e4m3fn) for size in ((m, k), (n, k)))
+    rows, columns = (torch.ones(() if whole else size, device=device) for size in ((m, 1), (1, n)))
+
+    def call() -> Tensor:
+        return torch._scaled_mm(a, b.t(), rows, columns, out_dtype=torch.bfloat16, use_fast_accum=fast_sums)
+
+    return 2 * m * k * n / best_seconds(call, device)
 
 
 def memory_rate(device: torch.device, size: int) -> float:

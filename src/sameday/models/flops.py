@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sameday.kernels.split import Segments
+from sameday.models.fp8 import Fp8Linear
 
 TILE = 128
 """Tokens in a tile of the fused attention kernels, flex's exactly and the others' about: what is masked is left out by
@@ -21,11 +22,13 @@ FUSED_BACKWARD, FLEX_BACKWARD = 5, 7
 
 @dataclass(frozen=True)
 class Flops:
-    """`backward` is for gradients alone; `recomputed` is what the backward pass does of the forward pass again."""
+    """`backward` is for gradients alone; `recomputed` is what the backward pass does of the forward pass again. `fp8`
+    are those of all of them that belong to layers stored in fp8."""
 
     forward: int = 0
     backward: int = 0
     recomputed: int = 0
+    fp8: int = 0
 
     @property
     def total(self) -> int:
@@ -49,6 +52,10 @@ class Work:
     @property
     def total(self) -> int:
         return sum(part.total for part in self.parts().values())
+
+    @property
+    def fp8(self) -> int:
+        return sum(part.fp8 for part in self.parts().values())
 
     def parts(self) -> dict[str, Flops]:
         return {f.name: getattr(self, f.name) for f in fields(self)}
@@ -180,4 +187,6 @@ def matmul_flops(linear: Any, rows: int, wanted: bool) -> tuple[Flops, bool]:
     """One matmul forward, one for the input's gradient and one for the weight's, where they are needed."""
     trained = linear.weight.requires_grad
     one = 2 * rows * linear.in_features * linear.out_features
-    return Flops(one, one * (wanted + trained)), wanted or trained
+    times = wanted + trained
+    in_fp8 = one * (1 + times) if isinstance(linear, Fp8Linear) else 0
+    return Flops(one, one * times, fp8=in_fp8), wanted or trained

@@ -27,6 +27,18 @@ image = image.convert("RGB")
 """What training made of images that are no plain RGB, where Pillow alone would make something else."""
 
 
+ROUNDED_TO_FP8 = """\
+for name, layer in model.named_modules():
+    sizes = getattr(layer, "in_features", 1), getattr(layer, "out_features", 1)
+    if type(layer) is torch.nn.Linear and name != "lm_head" and not any(size % 16 for size in sizes):
+        weight = layer.weight.data.float()
+        _, exponent = torch.frexp(weight.abs().amax(1, keepdim=True).clamp_min(2.0**-100) / 448 * (1 - 2.0**-24))
+        scale = torch.ldexp(torch.ones_like(weight[:, :1]), exponent)
+        layer.weight.data = ((weight / scale).to(torch.float8_e4m3fn).float() * scale).to(torch.bfloat16)
+"""
+"""What training made of the weights of the base model, where it stores them in fp8."""
+
+
 def save_settings(folder: Path, family: Family, encoder: Encoder) -> None:
     """Tokenizer, chat template and image processor, as AutoProcessor finds them too: it asks the image settings for
     its own class, and wants settings for videos, of which nothing was trained."""
@@ -66,26 +78,40 @@ def save_readme(
         f"---\n{header}---\n\n# {recipe.name}\n\n"
         f"Trained weights: {kind} `{base}`{at} (recipe {recipe.fingerprint}). Tokenizer, chat template and image "
         f"settings beside them are those of the training: images of {processor.min_pixels} to {processor.max_pixels} "
-        f"pixels, resized by {processor.backend}. With other settings the answers may be worse.{_four_bits(recipe)}\n\n"
+        f"pixels, resized by {processor.backend}. With other settings the answers may be worse.{_stored(recipe)}\n\n"
         f"Run in this folder, with an image beside:\n\n```python\n{_lines(family, encoder, recipe, base, asking)}```\n",
         encoding="utf-8",
     )
 
 
-def _four_bits(recipe: VlmRecipe) -> str:
-    if recipe.base_format != "nf4":
+def _stored(recipe: VlmRecipe) -> str:
+    if recipe.base_format == "precision":
         return ""
+    if recipe.base_format == "nf4":
+        return (
+            f" The base model's weights were stored as {recipe.base_words} (bitsandbytes); in another format it is "
+            "another model, and answers otherwise."
+        )
     return (
-        f" The base model's weights were stored as {recipe.base_words} (bitsandbytes); in another format it is another "
-        "model, and answers otherwise."
+        " The base model's weights were stored as fp8 (float8_e4m3fn, a power of two as scale of each output channel); "
+        "with other weights it is another model, and answers otherwise. The lines below round them so."
+    ) + (
+        " They compute in bf16 what the training computed in fp8, which is close and not the same; `sameday eval` "
+        "computes as the training did."
+        if recipe.precision == "bf16"
+        else ""
     )
 
 
 def _loading(source: str, recipe: VlmRecipe) -> str:
     """Lines that load the base model, or the whole one, as the training did."""
     dtype = "torch.bfloat16" if recipe.precision == "bf16" else "torch.float32"
-    if recipe.base_format != "nf4":
+    if recipe.base_format == "precision":
         return f"model = AutoModelForImageTextToText.from_pretrained({source}, dtype={dtype})\n"
+    if recipe.base_format == "fp8":
+        last = "" if recipe.precision == "bf16" else "model = model.float()\n"
+        loaded = f"model = AutoModelForImageTextToText.from_pretrained({source}, dtype=torch.bfloat16)\n"
+        return f"{loaded}{ROUNDED_TO_FP8}{last}"
     four_bits = (
         f'BitsAndBytesConfig(\n    load_in_4bit=True, bnb_4bit_quant_type="nf4", '
         f"bnb_4bit_use_double_quant={recipe.double_quant}, bnb_4bit_compute_dtype={dtype}\n)\n"

@@ -17,7 +17,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from sameday.models.digest import digest_of_lines, line_of
-from sameday.models.nf4 import SOURCE, four_bit_layers
+from sameday.models.formats import as_trained, computed_in, stored_layers
+from sameday.models.nf4 import SOURCE
 from sameday.models.start import WEIGHTS, check_base
 from sameday.spec.errors import BadInput
 from sameday.spec.vlm import VlmRecipe
@@ -112,9 +113,8 @@ def merge(
     """Weights, index and configuration into `out`. `model` has no weights: its names are asked for. BadInput where the
     adapter was trained on another base model, which is known once all of it was read."""
     files = weight_files(base, recipe.revision)
-    dtype = torch.bfloat16 if recipe.precision == "bf16" else torch.float32
-    read = SOURCE if recipe.base_format == "nf4" else dtype
-    four_bits = set(four_bit_layers(model)) if recipe.base_format == "nf4" else set()
+    dtype, stored_so = computed_in(recipe), set(stored_layers(model, recipe))
+    read = dtype if recipe.base_format == "precision" else SOURCE
     changes, scale = _changes(adapter), recipe.lora.alpha / recipe.lora.r
     names = own_names(model, [name for file in files for name in _names(file)])
     done, lines, where, size = Merged(), dict[str, str](), dict[str, str](), 0
@@ -127,8 +127,8 @@ def merge(
             if stored in names:
                 lines[name] = line_of(name, tensor)
             layer = name.removesuffix(".weight")
-            if layer in four_bits:
-                tensor = _through_four_bits(tensor, recipe.double_quant, dtype, device)
+            if layer in stored_so:
+                tensor = as_trained(tensor.to(device), recipe, dtype).cpu()
             tensor = tensor.to(dtype) if tensor.is_floating_point() else tensor
             if layer in changes:
                 tensor = _added(tensor, scale, *changes.pop(layer), done, device)
@@ -177,14 +177,6 @@ def _added(weight: Tensor, scale: float, a: Tensor, b: Tensor, done: Merged, dev
     done.wanted += float(change.square().sum())
     done.lost += float((made.float() - plain - change).square().sum())
     return made.cpu()
-
-
-def _through_four_bits(weight: Tensor, double_quant: bool, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """What the training saw of it."""
-    from sameday.kernels import nf4
-
-    codes, scales = nf4.quantize(weight.to(device).contiguous(), double_quant)
-    return nf4.dequantize(codes, scales, tuple(weight.shape), dtype).cpu()
 
 
 def _names(file: Path) -> list[str]:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from sameday.kernels import nf4
-from sameday.spec.vlm import VlmRecipe
 
 SOURCE = torch.bfloat16
 """What codes and scales are made of, and what all other weights of the base model are rounded to, whatever format the
@@ -75,13 +74,3 @@ def four_bit_layers(base: Any) -> list[str]:
     kept = HfQuantizer.get_modules_to_not_convert(base, None, base._keep_in_fp32_modules)
     linear = [name for name, module in base.named_modules() if type(module) is nn.Linear]
     return [name for name in linear if should_convert_module(name, kept)]
-
-
-def quantize(base: Any, recipe: VlmRecipe, device: torch.device) -> None:
-    """In place, layer by layer. Layers that are in four bits stay as they are."""
-    computed = torch.bfloat16 if recipe.precision == "bf16" else torch.float32
-    for name in four_bit_layers(base):
-        base.set_submodule(name, Nf4Linear(base.get_submodule(name), recipe.double_quant, computed, device))
-    for parameter in base.parameters():
-        if parameter.dtype == SOURCE:
-            parameter.data = parameter.data.to(computed)

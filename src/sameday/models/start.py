@@ -4,7 +4,7 @@ tensor that the recipe needs is there, of its shape and finite. PEFT would only 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from sameday.spec.vlm import VlmRecipe
 from sameday.spec.words import first_names
 
 CONFIG, WEIGHTS, ORIGIN = "adapter_config.json", "adapter_model.safetensors", "origin.json"
-NF4 = "nf4"
+CODED = ("nf4", "fp8")
+"""Base formats that make another model of the same weights."""
 COMPARED = frozenset({"r", "lora_alpha", "target_modules", "base_model_name_or_path", "peft_type"})
 ASIDE = frozenset(
     {"lora_dropout", "task_type", "inference_mode", "auto_mapping", "revision", "peft_version", "runtime_config"}
@@ -30,10 +31,13 @@ OWN_STARTS = (True, False, "gaussian", "orthogonal", "eva")
 """Ways to draw new adapters which leave the base model as it is."""
 
 
-def write_origin(folder: Path, digest: str, dtype: torch.dtype, stored: str | None = None) -> None:
+def write_origin(
+    folder: Path, digest: str, dtype: torch.dtype, stored: str | None = None, layers: Mapping[str, int] | None = None
+) -> None:
     """Which base model an adapter belongs to, by its weights: names of folders may mean anything. `stored` says how
-    they were stored while it was trained, where that was not the format they were read in."""
-    origin = {"base_model": digest, "dtype": str(dtype)} | ({} if stored is None else {"base_format": stored})
+    they were stored while it was trained, where that was not the format they were read in, and `layers` which."""
+    how = {} if stored is None else {"base_format": stored, "base_format_layers": dict(layers or {})}
+    origin = {"base_model": digest, "dtype": str(dtype)} | how
     (folder / ORIGIN).write_text(json.dumps(origin, indent=1) + "\n")
 
 
@@ -57,13 +61,13 @@ def check_base(folder: Path, digest: str, dtype: torch.dtype, whose: str, base: 
 
 
 def other_format(folder: Path, here: str, whose: str) -> Iterator[str]:
-    """A sentence where an adapter was trained on base weights in four bits and meets others, or the other way round:
+    """A sentence where an adapter was trained on base weights in codes and meets others, or the other way round:
     allowed, and another model than the one that was trained."""
     origin = _origin(folder) or {}
     there = origin.get("base_format") or str(origin.get("dtype", here)).removeprefix("torch.").replace(
         "bfloat16", "bf16"
     )
-    if there != here and NF4 in there + here:
+    if there != here and any(name in there + here for name in CODED):
         yield (
             f"{whose}: was trained on base weights stored as {there}, and here they are stored as {here}: this is "
             "another model than the one that was trained"

@@ -30,6 +30,7 @@ from sameday.models.adapters import adapter_parameters, add_adapters, prepare_ad
 from sameday.models.digest import config_digest, digest_of
 from sameday.models.families import family_of
 from sameday.models.families.base import Family, Grids
+from sameday.models.formats import by_kind, notes, quantize
 from sameday.models.layers import any_size, compile_layers
 from sameday.models.norms import fuse_norms
 from sameday.models.start import WEIGHTS, check_base, load_start, other_format, write_origin
@@ -72,11 +73,9 @@ class VisionLanguageModel:
         base.requires_grad_(False)
         # Of the weights as they were read: what quantizing makes of them may differ in a bit between devices.
         self.base_digest, self.base_dtype = digest_of(dict(base.named_parameters())), next(base.parameters()).dtype
-        if recipe.base_format == "nf4":
-            from sameday.models.nf4 import quantize
-
-            quantize(base, recipe, device)
-        self.notes: list[str] = []
+        quantize(base, recipe, device)
+        self.coded_layers = by_kind(base)
+        self.notes = list(notes(base, recipe, device))
         self.module: Any = self._trainable(base, start_adapter).to(device)
         parts = family.parts(base)
         self.text, self.tower, self.head = parts.text, parts.tower, parts.head
@@ -279,8 +278,8 @@ class VisionLanguageModel:
         """The adapter in PEFT's format, or the whole model in transformers'."""
         if self.recipe.train == "lora":
             self.module.save_pretrained(str(folder), save_embedding_layers=False)
-            stored = self.recipe.base_words if self.recipe.base_format == "nf4" else None
-            write_origin(folder, self.base_digest, self.base_dtype, stored)
+            stored = None if self.recipe.base_format == "precision" else self.recipe.base_words
+            write_origin(folder, self.base_digest, self.base_dtype, stored, self.coded_layers)
         else:
             self.module.save_pretrained(str(folder))
 
@@ -324,14 +323,14 @@ def _end_tokens(settings: Any) -> frozenset[int]:
 
 
 def load_base(model: str, recipe: VlmRecipe, device: torch.device) -> Any:
-    """The pretrained model, frozen parts in the recipe's format, or in what four bits are made of."""
+    """The pretrained model, frozen parts in the recipe's format, or in what their codes are made of."""
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     config = AutoConfig.from_pretrained(model, revision=recipe.revision)
     family_of(config.model_type).check_supported(config)
-    # Four bits are made of bf16 in every precision, layer by layer on the device: the whole need not fit there.
-    nf4 = recipe.base_format == "nf4"
-    half = nf4 or recipe.precision == "bf16"
+    # Codes are made of bf16 in every precision, layer by layer on the device: the whole need not fit there.
+    coded = recipe.base_format != "precision"
+    half = coded or recipe.precision == "bf16"
     # What is missing would be drawn at random, without a seed.
     base, loaded = _read(
         lambda: AutoModelForImageTextToText.from_pretrained(
@@ -339,7 +338,7 @@ def load_base(model: str, recipe: VlmRecipe, device: torch.device) -> Any:
             revision=recipe.revision,
             dtype=torch.bfloat16 if half else torch.float32,
             attn_implementation="sdpa",
-            device_map={"": device} if device.type == "cuda" and not nf4 else None,
+            device_map={"": device} if device.type == "cuda" and not coded else None,
             output_loading_info=True,
         ),
         model,

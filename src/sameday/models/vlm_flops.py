@@ -160,10 +160,13 @@ def _with_recomputation(work: Work, last: Any, tokens: int, compiled: bool) -> W
     """Under full checkpointing. Uncompiled it ends with the last tensor that the backward pass asks for, which the
     layer's `last` matmul has as an input: that one is not computed again."""
     where, matmul = ("adapters", [*last.lora_B.values()][-1]) if hasattr(last, "base_layer") else ("layers", last)
-    parts = {name: replace(part, recomputed=part.forward) for name, part in work.parts().items()}
-    if not compiled and last is not None:
-        spared, _ = matmul_flops(matmul, tokens, False)
-        parts[where] = replace(parts[where], recomputed=parts[where].forward - spared.forward)
+    spared = Flops() if compiled or last is None else matmul_flops(matmul, tokens, False)[0]
+    parts = {}
+    for name, part in work.parts().items():
+        again = part.forward - (spared.forward if name == where else 0)
+        # Layers in fp8 have the same share of both passes.
+        in_fp8 = part.fp8 * again // max(1, part.forward + part.backward)
+        parts[name] = replace(part, recomputed=again, fp8=part.fp8 + in_fp8)
     return Work(**parts)
 
 

@@ -105,7 +105,8 @@ def _rates(peaks: Any) -> str:
     moved = [
         f"{name} " + ("not measured" if each is None else f"{each / 1e9:.4g} GB/s") for name, each in rates.items()
     ]
-    return f"{peaks.precision} matmuls {peaks.flop_per_second / 1e12:.4g} TFLOP/s, {', '.join(moved)}"
+    fp8 = "" if peaks.fp8_flop_per_second is None else f", in fp8 {peaks.fp8_flop_per_second / 1e12:.4g}"
+    return f"{peaks.precision} matmuls {peaks.flop_per_second / 1e12:.4g} TFLOP/s{fp8}, {', '.join(moved)}"
 
 
 def progress(count: int, say: Say, now: Callable[[], float] = time.perf_counter) -> Callable[[int], None]:

@@ -56,6 +56,10 @@ class Floor:
     alone: Bound
     executed_flop: int
 
+    @property
+    def executed_seconds(self) -> float:
+        return matmul_seconds(self.executed_flop, self.plan.least.executed_fp8_flop, self.peaks)
+
     def as_dict(self, measured: float | None = None) -> dict[str, Any]:
         """For JSON; with a measured step time in seconds also the share of each floor that it reaches."""
         return {
@@ -79,9 +83,14 @@ def floor_of(
     return Floor(peaks, bound(plan, peaks), bound(alone, peaks), plan.executed_flop)
 
 
+def matmul_seconds(flop: float, in_fp8: float, peaks: Peaks) -> float:
+    """Of so many FLOP, of which some are in fp8."""
+    return (flop - in_fp8) / peaks.flop_per_second + in_fp8 / (peaks.fp8_flop_per_second or peaks.flop_per_second)
+
+
 def bound(least: StepCost, peaks: Peaks) -> Bound:
     seconds: dict[Resource, float] = {
-        "arithmetic": least.flop / peaks.flop_per_second,
+        "arithmetic": matmul_seconds(least.flop, least.fp8_flop, peaks),
         "memory": least.memory_bytes / peaks.memory_bytes_per_second,
         "copy": least.copy_bytes / peaks.copy_bytes_per_second,
     }

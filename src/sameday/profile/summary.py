@@ -73,6 +73,7 @@ def summed_up(
             "executed": facts.executed,
             "shared": {"seconds": statistics.mean(each.seconds for each in shared), "words": setup.together_words},
             "one_at_a_time": {"seconds": statistics.mean(floor.alone.seconds for floor in floors)},
+            "fp8_flop": statistics.mean(floor.plan.least.fp8_flop for floor in floors),
             "peaks": peaks.as_dict(),
         },
         "bound_by": bound_by(facts),
@@ -95,13 +96,14 @@ def _facts(
     import torch
 
     from sameday.profile.advice import Cut, Facts, differing
+    from sameday.profile.floor import matmul_seconds
 
     plan, machine, setup = session.resolved.plan, session.machine, session.setup
-    mean, rate = statistics.mean, floors[0].peaks.flop_per_second
+    mean, peaks = statistics.mean, floors[0].peaks
     cuts = []
     for change in filter(None, (differing(plan, each) for each in setup.cuts(machine.device, plan))):
         costs = [task.with_plan(change).cost(step, None, session.ranks) for step in counted]
-        executed = mean(cost.executed_flop for cost in costs) / rate
+        executed = mean(matmul_seconds(cost.executed_flop, cost.executed_fp8_flop, peaks) for cost in costs)
         cuts.append(Cut(change, mean(cost.micro_batches for cost in costs), executed))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return Facts(
@@ -114,7 +116,7 @@ def _facts(
         micro_batches=mean(floor.plan.least.micro_batches for floor in floors),
         workers=line.workers,
         floor=min(mean(each.without_disk for each in shared), mean(floor.plan.without_disk for floor in floors)),
-        executed=mean(floor.executed_flop for floor in floors) / rate,
+        executed=mean(floor.executed_seconds for floor in floors),
         moved=mean(floor.plan.seconds_of["memory"] for floor in floors),
         alone=mean(floor.alone.without_disk for floor in floors),
         busy=line.busy,
@@ -176,12 +178,13 @@ def lines(summary: dict[str, Any]) -> list[str]:
             f"{gpu['celsius']:.0f} °C"
         )
     each = ", ".join(f"{name} {1000 * value:.2f}" for name, value in floor["resources"].items())
+    fp8 = f" ({floor['peaks']['fp8_flop_per_second'] / 1e12:.4g} in fp8)" if floor.get("fp8_flop") else ""
     made += [
         f"floor of this plan {1000 * floor['seconds']:.2f} ms, by {floor['bound']} ({each}); the step reaches "
         f"{floor['share']:.1%} of it",
         f"floor {floor['shared']['words']} {1000 * floor['shared']['seconds']:.2f} ms, "
         f"one {summary['sample']} at a time {1000 * floor['one_at_a_time']['seconds']:.2f} ms; rates measured here: "
-        f"{floor['peaks']['flop_per_second'] / 1e12:.3g} TFLOP/s, "
+        f"{floor['peaks']['flop_per_second'] / 1e12:.3g} TFLOP/s{fp8}, "
         f"{floor['peaks']['memory_bytes_per_second'] / 1e9:.3g} GB/s",
         f"bound by {summary['bound_by']}; at that rate its matmuls take {floor['executed'] / total:.1%} of the step",
         "",

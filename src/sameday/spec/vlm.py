@@ -52,10 +52,11 @@ class VlmRecipe(Recipe):
     train: Literal["lora", "all"] = Field("lora", description="Adapters, or all of the language model's weights.")
     lora: Lora = Field(default_factory=Lora, description="The adapters, where train is lora.")
     train_vision: bool = Field(False, description="Train the vision tower too. Otherwise it is frozen.")
-    base_format: Literal["precision", "nf4"] = Field(
+    base_format: Literal["precision", "nf4", "fp8"] = Field(
         "precision",
         description="How the frozen base weights are stored: in the format of precision, or their linear layers in "
-        "four bits (bitsandbytes' NF4, as in QLoRA) and the rest in bf16. nf4 is another model: lossy.",
+        "four bits (bitsandbytes' NF4, as in QLoRA), or in eight (fp8: float8_e4m3fn; with precision bf16 their "
+        "matmuls are computed in fp8 too), and the rest in bf16. nf4 and fp8 are other models: lossy.",
     )
     double_quant: bool = Field(
         False, description="With base_format nf4: the scales of the four-bit weights are quantized too, to eight bits."
@@ -121,10 +122,10 @@ class VlmRecipe(Recipe):
         yield from super().contradictions()
         if self.start_adapter is not None and self.train != "lora":
             yield "start_adapter continues an adapter, so train must be lora"
-        if self.base_format == "nf4" and self.train == "all":
+        if self.base_format != "precision" and self.train == "all":
             yield (
-                "base_format nf4 stores weights that are not trained, and train is all; allowed: train lora, or "
-                "base_format precision"
+                f"base_format {self.base_format} stores weights that are not trained, and train is all; allowed: train "
+                "lora, or base_format precision"
             )
         if self.double_quant and self.base_format != "nf4":
             yield f"double_quant is for base_format nf4, and base_format is {self.base_format}"
@@ -172,8 +173,9 @@ class VlmRecipe(Recipe):
     @property
     def base_words(self) -> str:
         """How the base model's weights are stored, for people."""
-        usual = "bf16" if self.precision == "bf16" else "float32"
-        return ("nf4 with double_quant" if self.double_quant else "nf4") if self.base_format == "nf4" else usual
+        if self.base_format == "precision":
+            return "bf16" if self.precision == "bf16" else "float32"
+        return self.base_format + (" with double_quant" if self.double_quant else "")
 
     @property
     def result(self) -> str:

@@ -101,7 +101,8 @@ class Choice:
 class StepCost:
     """What one rank's part of a step must do at least, and the FLOPs that the plan executes to get there. Weights are
     read once forward and once backward in each micro-batch; each image is read once from disk, unless memory still
-    holds it from an earlier epoch."""
+    holds it from an earlier epoch. `fp8_flop` and `executed_fp8_flop` are those that the device
+    computes in fp8."""
 
     samples: int
     micro_batches: int
@@ -110,6 +111,8 @@ class StepCost:
     memory_bytes: int
     copy_bytes: int
     disk_bytes: int
+    fp8_flop: int = 0
+    executed_fp8_flop: int = 0
 
 
 class TaskSetup(ABC):

@@ -54,7 +54,7 @@ def _asks(work: Settings, name: str) -> bool:
 
 def _other_switches(work: Settings, given: list[str]) -> Iterator[tuple[str, str]]:
     if work.get(EIGHT, bool) is True:
-        yield EIGHT, "no recipe has base weights in eight bits (allowed: false; four bits in nf4 are base_format nf4)"
+        yield EIGHT, "no recipe has base weights in int8 (allowed: false; four bits in nf4 are base_format nf4)"
     if BITS in given and work.text(BITS) not in ("4", "16", "32"):
         yield BITS, "no recipe has base weights of so many bits (allowed: 4, 16, 32)"
     if METHOD in given and work.text(METHOD).lower() not in ("nf4", "none", "false", "bnb", "bitsandbytes"):

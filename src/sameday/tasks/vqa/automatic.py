@@ -107,9 +107,10 @@ def language_bytes(recipe: VlmRecipe, text: Any) -> float:
     """About what a language model's weights take, with gradients and optimizer state where they are trained."""
     half = recipe.precision == "bf16" and recipe.train == "lora"
     each = (2 if half else 4) + (12 if recipe.train == "all" else 0)
-    in_four_bits = _linear_weights(text) if recipe.base_format == "nf4" else 0
-    rest = language_weights(text) - in_four_bits
-    return rest * each + in_four_bits * (0.5 + (DOUBLE_SCALE_BYTES if recipe.double_quant else SCALE_BYTES))
+    four_bits = 0.5 + (DOUBLE_SCALE_BYTES if recipe.double_quant else SCALE_BYTES)
+    linear = {"nf4": four_bits, "fp8": 1.0}.get(recipe.base_format, each)
+    stored = _linear_weights(text)
+    return (language_weights(text) - stored) * each + stored * linear
 
 
 def language_weights(text: Any) -> int:

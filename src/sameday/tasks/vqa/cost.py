@@ -27,6 +27,7 @@ def step_cost(task: VqaTask, step: int, budget: int | None, ranks: Ranks) -> Ste
     named.source = names
     batches = list(named.batches(step, budget, ranks))
     model, flops = task.model, [task.flops(batch) for batch in batches]
+    in_fp8 = flops if _in_fp8(model) else []
     return StepCost(
         samples=sum(len(batch.sample_ids) for batch in batches),
         micro_batches=len(batches),
@@ -35,7 +36,14 @@ def step_cost(task: VqaTask, step: int, budget: int | None, ranks: Ranks) -> Ste
         memory_bytes=sum(_weights_moved(model, batch) for batch in batches) + optimizer_bytes(task),
         copy_bytes=sum(_image_bytes(model, batch) for batch in batches),
         disk_bytes=sum(names.sizes.values()),
+        fp8_flop=sum(each.needed.fp8 for each in in_fp8),
+        executed_fp8_flop=sum(each.executed.fp8 for each in in_fp8),
     )
+
+
+def _in_fp8(model: VisionLanguageModel) -> bool:
+    """Whether layers that are stored in fp8 are computed in it too."""
+    return model.device.type == "cuda" and model.recipe.precision == "bf16"
 
 
 class _Names(Source):

@@ -202,7 +202,7 @@ class VqaSetup(TaskSetup):
         if getattr(config, "quantization_config", None) is not None:
             raise BadInput(
                 f"model {recipe.model!r}: its weights are stored quantized; allowed: a model in bf16 or float32, which "
-                "recipe.base_format nf4 takes to four bits"
+                "recipe.base_format nf4 takes to four bits, and fp8 to eight"
             )
         return config
 
@@ -310,6 +310,10 @@ class VqaSetup(TaskSetup):
             from sameday.models.nf4 import lacking
 
             problems += [why for why in [lacking(machine.device)] if why is not None]
+        if self.recipe.base_format == "fp8":
+            from sameday.models import fp8
+
+            problems += [why for why in [fp8.lacking(machine)] if why is not None]
         try:
             kernel, why = attention_kernel(plan, machine, self.recipe.precision, self._splits)
         except BadInput as error:

@@ -24,7 +24,7 @@ def recipe_words(recipe: VlmRecipe) -> tuple[str, str]:
         what += f", starting from {recipe.start_adapter}. " if recipe.start_adapter else ". "
     else:
         what += "Trained are all weights of the language model. "
-    what += f"The base model's weights are stored as {recipe.base_words}. " if recipe.base_format == "nf4" else ""
+    what += f"The base model's weights are stored as {recipe.base_words}. " if recipe.base_format != "precision" else ""
     what += "The vision tower is trained too." if recipe.train_vision else "The vision tower is frozen."
     data = f"Questions come from {recipe.data.train}, {ORDERS[recipe.order.kind]}"
     if recipe.data.mix:
