@@ -116,8 +116,7 @@ def test_llama_factory_lora(tmp_path: Path, old: dict[str, Any]) -> None:
     assert (recipe.schedule, recipe.warmup_ratio, recipe.answer_end) == ("cosine", 0.1, "turn")
     assert (recipe.effective_batch, recipe.num_epochs, recipe.data.limit) == (8, 3, 1000)
     assert (plan.checkpointing, plan.workers, plan.save_steps, plan.log_steps) == ("full", 4, 500, 10)
-    alike = "language_model." if "2.5" in old["model_name_or_path"] else ""
-    assert recipe.lora.target_modules[4:] == tuple(f"{alike}{name}_proj" for name in ("gate", "up", "down"))
+    assert recipe.lora.target_modules[4:] == ("gate_proj", "up_proj", "down_proj")
     assert whys(done)["recipe.lora.alpha"] == "LLaMA-Factory's default"
     assert whys(done)["recipe.max_pixels"].startswith("near, not the same: it resizes to so many first")
     check_written(done, tmp_path)
@@ -136,7 +135,8 @@ def test_llama_factory_all_weights(tmp_path: Path) -> None:
         (RAY, {"model_name_or_path", "template"}),
         (ERNIE, {"template"}),
         (LLAVA, {"model_name_or_path", "template", "val_size"}),
-        ({**LLAMA, "pure_bf16": True, "use_dora": True, "loraplus_lr_ratio": 16.0}, {"pure_bf16", "use_dora"}),
+        ({**LLAMA, "pure_bf16": True, "loraplus_lr_ratio": 16.0}, {"pure_bf16"}),
+        ({**LLAMA, "freeze_multi_modal_projector": False}, {"freeze_multi_modal_projector"}),
     ],
 )
 def test_llama_factory_refuses(tmp_path: Path, old: dict[str, Any], keys: set[str]) -> None:
@@ -300,7 +300,7 @@ def test_swift_refuses(tmp_path: Path) -> None:
     whole = converted(tmp_path, script("swift sft", {**VIDEO, "split_dataset_ratio": 0}), DATA)
     assert (whole.recipe.train, whole.recipe.train_vision, whole.plan.packing) == ("all", True, True)
     lines = refused(tmp_path, script("swift sft", CUSTOM), DATA)
-    assert lost(lines) == {"train_type", "external_plugins", "vit_lr", "aligner_lr"}
+    assert lost(lines) == {"train_type", "external_plugins"}
     lines = refused(tmp_path, script("swift sft", EXPERTS, {"IMAGE_MAX_TOKEN_NUM": 1024}), DATA)
     assert lost(lines) == {"router_aux_loss_coef", "split_dataset_ratio"}
     fine = {**VQA, "model": "Qwen/Qwen3-VL-4B-Instruct"}
@@ -455,7 +455,7 @@ def test_axolotl_with_an_optimizer_that_a_recipe_has(tmp_path: Path) -> None:
     assert done.trainer.name == "axolotl" and done.recognised.endswith("whatever train_on_inputs says.")
     assert recipe.lora.target_modules == (
         *("q_proj", "k_proj", "v_proj", "o_proj"),
-        *("language_model.gate_proj", "language_model.up_proj", "language_model.down_proj"),
+        *("gate_proj", "up_proj", "down_proj"),
     )
     assert (recipe.lora.r, recipe.lora.alpha, recipe.max_length, recipe.answer_end) == (32, 16, 8192, "end_token")
     assert (recipe.effective_batch, recipe.num_epochs, recipe.warmup_ratio) == (4, 1, 0.1)
@@ -486,7 +486,7 @@ def test_axolotl_keys_that_are_absent(tmp_path: Path) -> None:
     [
         (PATTERN, "qwen3_vl", ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]),
         (r".*language_model.*\.(q|v)_proj", "qwen2_5_vl", ["q_proj", "v_proj"]),
-        (r".*language_model.*\.(q|v)_proj", None, ["language_model.q_proj", "language_model.v_proj"]),
+        (r".*language_model.*\.(q|v)_proj", None, ["q_proj", "v_proj"]),
         (r".*\.(q|v)_proj", "qwen3_vl", ["q_proj", "v_proj"]),
         (r".*\.(q|v)_proj", None, None),  # some families have them in the tower too
         (r".*proj", "qwen2_5_vl", None),

@@ -161,7 +161,8 @@ def _with_recomputation(work: Work, last: Any, tokens: int, compiled: bool) -> W
     layer's `last` matmul has as an input: that one is not computed again."""
     where, matmul = ("adapters", [*last.lora_B.values()][-1]) if hasattr(last, "base_layer") else ("layers", last)
     parts = {name: replace(part, recomputed=part.forward) for name, part in work.parts().items()}
-    if not compiled and last is not None:
+    # DoRA's lengths need what the layer gives for their gradient.
+    if not compiled and last is not None and not len(getattr(last, "lora_magnitude_vector", ())):
         spared, _ = matmul_flops(matmul, tokens, False)
         parts[where] = replace(parts[where], recomputed=parts[where].forward - spared.forward)
     return Work(**parts)

@@ -15,7 +15,7 @@ from sameday.spec.recipe import Recipe
 from sameday.spec.vlm import VlmRecipe
 from sameday.spec.vqa import VqaRecipe
 from sameday.tasks.base import DATA, TRAINING, Audited, Caching, Choice, LeftOut, Resolved, Say, TaskSetup
-from sameday.tasks.vqa.words import recipe_words
+from sameday.tasks.vqa.words import image_parts_words, recipe_words
 
 if TYPE_CHECKING:
     import torch
@@ -301,10 +301,10 @@ class VqaSetup(TaskSetup):
         from sameday.tasks.vqa.automatic import attention_kernel
 
         problems = []
-        if plan.cache == "features" and self.recipe.train_vision:
+        if plan.cache == "features" and self.recipe.trains_image_parts:
             problems.append(
-                "plan.cache features keeps what the vision tower makes of an image, and recipe.train_vision trains the "
-                "tower; allowed: none, pixels, auto"
+                "plan.cache features keeps what vision tower and projector make of an image, and "
+                f"{image_parts_words(self.recipe)}; allowed: none, pixels, auto"
             )
         if self.recipe.base_format == "nf4":
             from sameday.models.nf4 import lacking
@@ -328,7 +328,7 @@ class VqaSetup(TaskSetup):
         model, whose = self._without_weights, "--adapter"
         lora, tower = adapter_form(model, self.family, folder, whose)
         changes = {"train": "lora", "lora": lora, "train_vision": tower, "start_adapter": str(folder.absolute())}
-        recipe = self.recipe.model_copy(update=changes)
+        recipe = self.recipe.model_copy(update=changes | {"learning_rates": {}})
         check_start(model, self.family, recipe, folder, resolve_model(self.home, recipe.model), whose)
         return recipe
 
@@ -383,9 +383,16 @@ class VqaSetup(TaskSetup):
         return list(lost(self.recipe))
 
     def plain_settings(self) -> dict[str, Any]:
+        from sameday.models.adapters import resolve_targets
         from sameday.tasks.vqa.plain import settings
 
-        return settings(self.recipe, self.home) | {"closing": self._encoder.closing}
+        recipe, family = self.recipe, self.family
+        targets = resolve_targets(self._without_weights, family, recipe.lora, recipe.train_vision)
+        # By what stands in the names of their parameters, the first that does.
+        names = {"projector": family.projector_names, "tower": family.tower_names}
+        rates = [(f".{name}.", recipe.learning_rates.get(part)) for part in names for name in names[part]]
+        told = {"target_modules": targets, "rates": rates, "closing": self._encoder.closing}
+        return settings(recipe, self.home) | told
 
     def choices(self, machine: Machine) -> list[Choice]:
         compiles = machine.device == "cuda" and machine.triton
@@ -413,7 +420,7 @@ class VqaSetup(TaskSetup):
         return [*cuts, *(() if plan.share_images and plan.share_text else shared)]
 
     def cannot(self, machine: Machine) -> frozenset[tuple[str, str]]:
-        return frozenset({("cache", "features")} if self.recipe.train_vision else ())
+        return frozenset({("cache", "features")} if self.recipe.trains_image_parts else ())
 
     def trial_values(self, device: str, size: int) -> dict[str, tuple[Any, ...]]:
         return {
