@@ -32,7 +32,7 @@ from sameday.models.families import family_of
 from sameday.models.families.base import Family, Grids
 from sameday.models.layers import any_size, compile_layers
 from sameday.models.start import WEIGHTS, check_base, load_start, other_format, write_origin
-from sameday.spec.errors import BadInput, refuse
+from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
 from sameday.spec.staged import staged
 from sameday.spec.vlm import VlmRecipe
@@ -76,7 +76,6 @@ class VisionLanguageModel:
             quantize(base, recipe, device)
         self.notes: list[str] = []
         self.module: Any = self._trainable(base, start_adapter).to(device)
-        self._check_rates()
         parts = family.parts(base)
         self.text, self.tower, self.head = parts.text, parts.tower, parts.head
         self.kinds = family.layer_kinds(self.text)
@@ -109,15 +108,6 @@ class VisionLanguageModel:
         for part in (parts.text, parts.head, *([parts.tower] if recipe.train_vision else [])):
             part.float().requires_grad_(True)
         return base
-
-    def _check_rates(self) -> None:
-        """The recipe alone does not tell of which parts bare names are, where they may be of any."""
-        trained = ", ".join(sorted({self.family.part_of(name) for name in self.trained()}))
-        refuse(
-            f"learning_rates.{part} is {rate:g}, and the {part} is not trained; trained here: {trained}"
-            for part, (rate, names) in self.own_rates().items()
-            if not names
-        )
 
     def _compile(self) -> None:
         layers = list(self.text.layers)

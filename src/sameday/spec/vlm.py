@@ -140,7 +140,7 @@ class VlmRecipe(Recipe):
                 "lora.dora measures rows of the base model's weights, and base_format nf4 stores these in four bits; "
                 "allowed: lora.dora false, or base_format precision"
             )
-        yield from self._wrong_rates()
+        yield from self.wrong_rates(self.trained_parts)
         if self.double_quant and self.base_format != "nf4":
             yield f"double_quant is for base_format nf4, and base_format is {self.base_format}"
         if self.min_pixels and self.max_pixels and self.min_pixels > self.max_pixels:
@@ -156,13 +156,14 @@ class VlmRecipe(Recipe):
             except ValueError as error:
                 yield str(error)
 
-    def _wrong_rates(self) -> Iterator[str]:
-        trained = ", ".join(part for part in PARTS if part in self.trained_parts)
+    def wrong_rates(self, trained_parts: frozenset[Part]) -> Iterator[str]:
+        """What is wrong with learning_rates, where these parts are trained."""
+        trained = ", ".join(part for part in PARTS if part in trained_parts)
         for part, rate in self.learning_rates.items():
             if part not in OF_IMAGES:
                 allowed = f"must be of {' or '.join(OF_IMAGES)} (trained here: {trained}); all else has learning_rate"
                 yield f"learning_rates.{part} is {rate:g}; {allowed}"
-            elif part not in self.trained_parts:
+            elif part not in trained_parts:
                 yield f"learning_rates.{part} is {rate:g}, and the {part} is not trained; trained here: {trained}"
             if not 0 < rate <= LEARNING_RATE:
                 yield f"learning_rates.{part} is {rate:g}; must be greater than 0 and at most {LEARNING_RATE}"

@@ -149,6 +149,8 @@ class VqaSetup(TaskSetup):
 
         announce_download(resolve_model(self.home, self.recipe.model), self.recipe.revision, say)
         _ = self.config
+        if self.recipe.train == "lora":
+            _ = self._targets
         if self.recipe.start_adapter is not None:
             _ = self._checked_start
 
@@ -171,6 +173,17 @@ class VqaSetup(TaskSetup):
         base = resolve_model(self.home, self.recipe.model)
         check_start(self._without_weights, self.family, self.recipe, folder, base)
         return folder
+
+    @cached_property
+    def _targets(self) -> list[str] | str:
+        """What PEFT is told about the layers that get adapters; what is wrong with them is known here, before weights
+        are loaded."""
+        from sameday.models.adapters import adapted_layers, resolve_targets
+
+        recipe, model, part_of = self.recipe, self._without_weights, self.family.part_of
+        targets = resolve_targets(model, self.family, recipe.lora, recipe.train_vision)
+        refuse(recipe.wrong_rates(frozenset(part_of(name) for name in adapted_layers(model, targets))))
+        return targets
 
     @cached_property
     def _without_weights(self) -> Any:
@@ -383,15 +396,13 @@ class VqaSetup(TaskSetup):
         return list(lost(self.recipe))
 
     def plain_settings(self) -> dict[str, Any]:
-        from sameday.models.adapters import resolve_targets
         from sameday.tasks.vqa.plain import settings
 
         recipe, family = self.recipe, self.family
-        targets = resolve_targets(self._without_weights, family, recipe.lora, recipe.train_vision)
         # By what stands in the names of their parameters, the first that does.
         names = {"projector": family.projector_names, "tower": family.tower_names}
         rates = [(f".{name}.", recipe.learning_rates.get(part)) for part in names for name in names[part]]
-        told = {"target_modules": targets, "rates": rates, "closing": self._encoder.closing}
+        told = {"target_modules": self._targets, "rates": rates, "closing": self._encoder.closing}
         return settings(recipe, self.home) | told
 
     def choices(self, machine: Machine) -> list[Choice]:
