@@ -12,12 +12,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForImageTextToText
-from worlds import FAMILIES, SQUARE
+from worlds import FAMILIES, SQUARE, tiny_recipe
 
 from sameday.models.adapters import adapted_layers, pattern_of, resolve_targets, taken
 from sameday.models.families import family_of
 from sameday.spec.errors import BadInput
 from sameday.spec.lora import Lora
+from sameday.tasks.vqa.setup import VqaSetup
+from sameday.tasks.vqa.words import recipe_words
 
 ALL = (*FAMILIES, *SQUARE)
 DECODER = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
@@ -144,3 +146,40 @@ def test_layers_that_differ_in_a_number_are_written_once() -> None:
     assert pattern_of(set(blocks), ["m", *blocks]) == r"m\.\d+\.q|m\.\d+\.k"
     assert pattern_of({"m.3.q", "m.10.q"}, blocks) == r"m\.(3|10)\.q"
     assert pattern_of({"a.0.1", "a.1.0"}, [f"a.{n}.{m}" for n in (0, 1) for m in (0, 1)]) == r"a\.0\.1|a\.1\.0"
+
+
+# Adapters that somebody made
+
+
+def test_the_form_of_somebodys_adapter_is_followed(tiny_models: dict[str, Path], tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    pattern = r".*\.visual\.merger\..*fc1|.*language_model.*\.v_proj"
+    form = {"use_dora": True, "use_rslora": True, "r": 3, "target_modules": pattern}
+    base = AutoModelForImageTextToText.from_pretrained(tiny_models["qwen3_vl"])
+    get_peft_model(base, LoraConfig(**form)).save_pretrained(str(tmp_path))
+    recipe = tiny_recipe(
+        tiny_models["qwen3_vl"], learning_rates={"tower": 1e-5}, lora={"target_modules": ["tower.qkv"]}
+    )
+    found = VqaSetup(recipe, tmp_path).recipe_with_adapter(tmp_path)
+    assert (found.lora.r, found.lora.dora, found.lora.rslora, found.train_vision) == (3, True, True, True)
+    assert "model.visual.merger.linear_fc1" in found.lora.target_modules and len(found.lora.target_modules) == 4
+
+
+def test_dora_of_weights_in_four_bits_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"lora\.dora measures rows of the base model's weights, and base_format"):
+        tiny_recipe(tmp_path, base_format="nf4", lora={"dora": True})
+
+
+def test_a_recipe_in_words_says_what_is_trained(tmp_path: Path) -> None:
+    def said(**changes: Any) -> str:
+        return recipe_words(tiny_recipe(tmp_path, **changes))[0]
+
+    form = {"r": 4, "alpha": 8, "dora": True, "rslora": True, "target_modules": ["q_proj", "projector.linear_fc1"]}
+    assert said(lora=form, learning_rates={"projector": 1e-5}).endswith(
+        "Trained are adapters (DoRA) of rank 4, alpha 8 over the root of the rank, on q_proj, projector.linear_fc1. "
+        "The vision tower is frozen, the projector behind it is trained. The projector has a peak learning rate of its "
+        "own, 1e-05."
+    )
+    assert said().endswith("The vision tower is frozen.")
+    assert said(train="all", train_vision=True).endswith("The vision tower is trained too.")
