@@ -179,7 +179,7 @@ def test_a_recipe_in_words_says_what_is_trained(tmp_path: Path) -> None:
     assert said(lora=form, learning_rates={"projector": 1e-5}).endswith(
         "Trained are adapters (DoRA) of rank 4, alpha 8 over the root of the rank, on q_proj, projector.linear_fc1. "
         "The vision tower is frozen, the projector behind it is trained. The projector has a peak learning rate of its "
-        "own, 1e-05."
+        "own, 1e-5."
     )
     assert said().endswith("The vision tower is frozen.")
     assert said(train="all", train_vision=True).endswith("The vision tower is trained too.")

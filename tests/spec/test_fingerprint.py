@@ -231,8 +231,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "lora": {
             **{"r": 4, "alpha": 8, "dropout": 0.0},
             "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],
+            **{"rslora": False, "dora": False},
         },
-        "train_vision": False,
+        **{"train_vision": False, "learning_rates": {}},
         **{"base_format": "precision", "double_quant": False},
         "data": {
             **{
