@@ -5,18 +5,21 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch._dynamo
+from arms import Stage
 from peft import PeftModel
 from test_gradients import PLANS, Bench, Result, Scenario, assert_same, distance, scenario, work
 from test_square import their_questions
 from transformers import AutoModelForImageTextToText
-from worlds import FAMILIES, SQUARE
+from worlds import FAMILIES, SQUARE, tiny_recipe, write_world
 
 from sameday.models import vlm
 from sameday.models.families import family_of
+from sameday.spec.plan import Plan
 from sameday.tasks.vqa.task import VqaTask
 from sameday.verify.peer import loop
 
@@ -145,6 +148,26 @@ def test_bf16_is_float32_but_for_rounding(bench: Bench, tmp_path: Path, family: 
     assert all(tensor.dtype == torch.float32 for tensor in rounded.tensors.values())
     alike = torch.nn.functional.cosine_similarity(rounded.flat, exact.flat, dim=0)
     assert alike > 0.9 and rounded.loss == pytest.approx(exact.loss, rel=0.02)
+
+
+def test_verify_finds_the_same_model_in_both_layouts(tmp_path: Path, two_layers: Path) -> None:
+    """Killed and resumed on the way, with rates of their own; and a gradient that does not reach the tower is found."""
+    home = write_world(tmp_path / "world", 1, (3, 2), hard=False, sizes=((48, 32),))
+    lora = {"r": 2, "alpha": 4, "dora": True, "dropout": 0.1, "target_modules": ["q_proj", "tower.qkv", PROJECTOR]}
+    rates = {"tower": 1e-4, "projector": 3e-4}
+    recipe = tiny_recipe(two_layers, effective_batch=4, order="by_image", lora=lora, learning_rates=rates)
+    stage = Stage(tmp_path, home, recipe, steps=4)
+    plan = Plan(share_images=True, packing=True, max_questions=None, device="cpu")
+    found = stage.compare(plan)
+    assert found.same, [*map(str, found.differences)]
+
+    def detached(task: VqaTask, _ranks: Any) -> Any:
+        features = task.model.image_features
+        cut = lambda *what: [each.detach().requires_grad_() for each in features(*what)]  # noqa: E731
+        return patch.object(task.model, "image_features", cut)
+
+    (first, *_) = stage.compare(plan, detached).differences
+    assert first.what == "gradient" and ".visual." in first.name
 
 
 def test_blocks_that_no_output_depends_on_get_no_adapter(bench: Bench) -> None:
