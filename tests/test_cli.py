@@ -153,7 +153,7 @@ def test_an_unknown_key_names_its_place_and_its_nearest(world: Path) -> None:
     (world / "recipe.yaml").write_text(text)
     last = len(text.splitlines())
     assert refused(world, "train", "recipe.yaml").splitlines() == [
-        f"recipe.yaml:{last - 1}: learning_rte is not a key here; nearest: learning_rate",
+        f"recipe.yaml:{last - 1}: learning_rte is not a key here; nearest: learning_rate, learning_rates",
         f"recipe.yaml:{last}: num_epoch is not a key here; nearest: num_epochs",
     ]
 

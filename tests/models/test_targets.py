@@ -103,6 +103,8 @@ def test_with_train_vision_a_bare_name_is_of_any_part(models: dict[str, Any]) ->
     layers = layers_of(models, "llava", "q_proj", allow_tower=True)
     assert Counter(family_of("llava").part_of(name) for name in layers) == {"decoder": 3, "tower": 3}
     assert parts("qwen3_vl", layers_of(models, "qwen3_vl", "linear_fc1", allow_tower=True)) == {"tower", "projector"}
+    everything = layers_of(models, "llava", "all-linear", "tower.all-linear", "projector.all-linear")
+    assert layers_of(models, "llava", "all-linear", allow_tower=True) == everything
     assert layers_of(models, "qwen3_vl", "proj", allow_tower=True) == layers_of(models, "qwen3_vl", "tower.proj")
 
 

@@ -48,7 +48,8 @@ def _targeted(model: nn.Module, family: Family, lora: Lora, allow_tower: bool) -
             among, name = parts["decoder"], name.removeprefix(family.language_name + ".")
         if name == ALL_LINEAR:
             # Not the head, which PEFT's all-linear leaves out too.
-            among = [each for each in among if part != "decoder" or f".{family.language_name}." in f".{each}"]
+            within = (family.language_name, *family.tower_names)
+            among = [each for each in among if each in used and any(f".{word}." in f".{each}" for word in within)]
         layers = [each for each in among if name in (ALL_LINEAR, each) or each.endswith("." + name)]
         chosen.update(layers)
         if not layers:
