@@ -162,8 +162,8 @@ def prepare_adapters(
 
 
 def row_lengths(weight: Tensor, lora_weight: Tensor, scaling: float, adapter_name: str | None = None) -> Tensor:
-    """DoRA's lengths, in float32 at least. PEFT rounds them to the format of a layer's input, and where that is bf16 this
-    alone would change outputs by up to 0.2% before anything is learned."""
+    """DoRA's lengths, in float32 at least. PEFT rounds them to the format of a layer's input, and where that is bf16
+    this alone would change outputs by up to 0.2% before anything is learned."""
     kind = torch.promote_types(weight.dtype, torch.float32)
     return torch.linalg.vector_norm(weight.to(kind) + scaling * lora_weight.to(kind), dim=1)
 
