@@ -41,10 +41,11 @@ def bench(tmp_path_factory: pytest.TempPathFactory, tiny_models: dict[str, Path]
     return Bench(tmp_path_factory.mktemp("worlds"), dict(tiny_models))
 
 
-def scene(family: str, targets: list[str], **lora: Any) -> Scenario:
-    """Two images in a question, conversations, and a question about no image are among them."""
+def scene(family: str, targets: list[str], batch: int = 8, **lora: Any) -> Scenario:
+    """Conversations, and in larger batches a question about no image, are among them."""
     how = {"r": 3, "alpha": 8, "target_modules": targets, **lora}
-    return scenario(family, 2, (6, 2), True, order="by_image", loss_weight="sample", lora=how)
+    asked = {"order": "by_image", "loss_weight": "sample", "effective_batch": batch}
+    return scenario(family, 2, (6, 2), True, lora=how, **asked)
 
 
 def parts_of(task: VqaTask) -> set[str]:
@@ -109,15 +110,10 @@ def test_bare_names_are_the_decoders_in_plain_peft_too(bench: Bench, family: str
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "llava"])
 def test_the_same_is_dropped_of_an_image_computed_once_or_for_each_question(bench: Bench, family: str) -> None:
-    here = scene(family, [TOWER, PROJECTOR], dropout=0.2)
-    for plan in ("shared, packed", "4x4"):
-        assert_same(work(bench.task(here, PLANS[plan]), size=2), bench.plain(here))
-    assert distance(bench.plain(here).flat, bench.plain(scene(family, [TOWER, PROJECTOR])).flat) > 1e-2
-    task = bench.task(here)
-    assert distance(work(task, 0).flat, bench.plain(here).flat) == 0
-    task.recipe = task.model.recipe = task.recipe.model_copy(update={"seed": 5})
-    task._epoch.cache_clear()
-    assert distance(work(task, 0).flat, bench.plain(here).flat) > 1e-3, "another seed drops something else"
+    here = scene(family, [TOWER, PROJECTOR], 16, dropout=0.2)
+    assert any(not batch.grids for batch in bench.plain(here).batches), "a question that teaches the tower nothing"
+    assert_same(work(bench.task(here, PLANS["shared, packed"]), size=2), bench.plain(here))
+    assert distance(bench.plain(here).flat, bench.plain(scene(family, [TOWER, PROJECTOR], 16)).flat) > 1e-2
 
 
 # Other ways to compute
