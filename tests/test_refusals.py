@@ -141,7 +141,7 @@ def test_a_start_adapter_of_another_scale_is_refused(world: Path) -> None:
     said = refused(
         world, "train", "recipe.yaml", "--set", "recipe.start_adapter=scaled", "--set", f"recipe.lora={lora}"
     )
-    assert said.endswith("use_rslora is true there, which a recipe cannot say")
+    assert said.endswith("rslora is true there, false in the recipe")
 
 
 def test_what_cannot_be_encoded_is_left_out_when_asked(world: Path) -> None:

@@ -120,12 +120,11 @@ def cot_recipe(model: Path, **changes: Any) -> CotRecipe:
 
 
 def _fields(model: Path) -> dict[str, Any]:
-    square = model.name in SQUARE  # as `tiny_models` calls its folders
     return {
         "model": str(model),
         "precision": "float32",
         "data": {"train": "train.jsonl", "val": "val.jsonl", "image_root": "images"},
-        "lora": {"r": 4, "alpha": 8} | ({"target_modules": OF_THE_DECODER} if square else {}),
+        "lora": {"r": 4, "alpha": 8},
         "effective_batch": 16,
         "learning_rate": 1e-3,
     }

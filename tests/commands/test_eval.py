@@ -182,7 +182,7 @@ def foreign(model: Path, folder: Path, **fields: Any) -> None:
 def test_what_cannot_be_evaluated_is_said_before_a_model_is_loaded(
     world: Path, tiny_qwen3: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    foreign(tiny_qwen3, world / "dora", r=3, use_dora=True, target_modules=["q_proj"])
+    foreign(tiny_qwen3, world / "ranks", r=3, rank_pattern={"q_proj": 2}, target_modules=["q_proj"])
     monkeypatch.setattr("sameday.tasks.vqa.task.load_base", lambda *_: pytest.fail("loaded"))
     said = refused(
         world, "eval", "run", "--base", "--adapter", "x", "--checkpoint", "last", "--scores-only", "--cascade"
@@ -201,8 +201,8 @@ def test_what_cannot_be_evaluated_is_said_before_a_model_is_loaded(
     assert refused(world, "eval", "run", "--adapter", "images") == (
         "--adapter: images is not a PEFT adapter (it has no adapter_config.json)"
     )
-    said = refused(world, "eval", "run", "--adapter", "dora")
-    assert said == "--adapter dora: use_dora is true there, which a recipe cannot say"
+    said = refused(world, "eval", "run", "--adapter", "ranks")
+    assert said == "--adapter ranks: rank_pattern is {'q_proj': 2} there, which a recipe cannot say"
     settings = json.loads((world / "run/adapter/adapter_config.json").read_text())
     shutil.copytree(world / "run/adapter", world / "other")
     (world / "other/adapter_config.json").write_text(json.dumps(settings | {"target_modules": ["nothing"]}))

@@ -237,8 +237,8 @@ def other_masks_when_layers_are_recomputed(task: Any, _ranks: Any) -> Any:
 def _optimized(change: Callable[[Any, dict[str, Any]], None]) -> AbstractContextManager[Any]:
     make = steps.make_optimizer
 
-    def made(trained: dict[str, Any], recipe: Any, plan: Any) -> Any:
-        optimizer = make(trained, recipe, plan)
+    def made(trained: dict[str, Any], *more: Any) -> Any:
+        optimizer = make(trained, *more)
         change(optimizer, trained)
         return optimizer
 

@@ -82,6 +82,15 @@ RECIPES: dict[str, dict[str, Any]] = {
         "train_vision": True,
         "lora": {"r": 4, "alpha": 8, "target_modules": ["deepstack_merger_list.0.linear_fc1"]},
     },
+    "DoRA everywhere": {
+        "lora": {
+            "r": 8,
+            "alpha": 8,
+            "dora": True,
+            "target_modules": ["all-linear", "tower.qkv", "projector.linear_fc1"],
+        }
+    },
+    "DoRA with dropout": {"lora": {"r": 8, "alpha": 8, "dora": True, "dropout": 0.1}},
     "all": {"train": "all"},
     "all, tower too": {"train": "all", "train_vision": True},
 }

@@ -79,6 +79,22 @@ def test_a_merged_model_gives_the_adapters_logits(tmp_path: Path, tiny_models: d
     assert (expected - plain).norm() > 0.01 * plain.norm(), "the adapter does something"
 
 
+def test_dora_and_layers_of_the_tower_are_merged_as_peft_does(tmp_path: Path, tiny_qwen3: Path) -> None:
+    targets = ["q_proj", "tower.qkv", "projector.all-linear"]
+    lora = {"r": 2, "alpha": 4, "dora": True, "rslora": True, "target_modules": targets}
+    run = trained(tmp_path, tiny_qwen3, ON_CPU, max_steps=2, lora=lora).run
+    said = merged(run, tmp_path / "whole")
+    assert ", 11 of them changed by the adapter; " in said
+    whole = AutoModelForImageTextToText.from_pretrained(tmp_path / "whole").state_dict()
+    base = AutoModelForImageTextToText.from_pretrained(tiny_qwen3)
+    plain = {name: tensor.clone() for name, tensor in base.state_dict().items()}
+    theirs = PeftModel.from_pretrained(base, run / "adapter").merge_and_unload().state_dict()
+    assert whole.keys() == theirs.keys()
+    torch.testing.assert_close(whole, theirs, rtol=1e-5, atol=1e-6)
+    changed = [name for name in plain if not torch.equal(plain[name], whole[name])]
+    assert len(changed) == 11 and any(".deepstack_merger_list.1." in name for name in changed)
+
+
 @pytest.mark.slow
 def test_in_half_precision_and_four_bits(
     tmp_path: Path, tiny_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch

@@ -218,7 +218,7 @@ def test_what_no_recipe_can_say_is_refused_all_at_once(tmp_path: Path) -> None:
         tmp_path,
         **{"load_in_4bit": True, "label_smoothing_factor": 0.1, "optim": "adafactor", "fp16": True},
         **{"lr_scheduler_type": "polynomial", "group_by_length": True, "dataloader_drop_last": True},
-        **{"num_train_epochs": 0.5, "lora": {"r": 0, "target_modules": "all-linear"}, "lr": 1e-3},
+        **{"num_train_epochs": 0.5, "lora": {"r": 0, "target_modules": "all"}, "lr": 1e-3},
         learning_rate=1e-4,
     ) == [
         "old.yaml:15: learning_rate is 0.0001; but lr, which means the same, is 0.001",
@@ -232,7 +232,7 @@ def test_what_no_recipe_can_say_is_refused_all_at_once(tmp_path: Path) -> None:
         "old.yaml:5: optim is adafactor; no recipe has this optimizer "
         "(allowed: adamw, adamw_hf, adamw_torch, adamw_torch_fused, adamw_apex_fused, paged_adamw, paged_adamw_32bit)",
         "old.yaml:6: fp16 is true; there is no fp16 recipe (allowed: bf16, float32, tf32)",
-        "old.yaml:13: lora.target_modules is all-linear; must be a list of layer names, such as [q_proj, v_proj]",
+        "old.yaml:13: lora.target_modules is all; must be a list of layer names, such as [q_proj, v_proj]",
         "old.yaml:12: lora.r: lora.r is 0; must be greater than or equal to 1",
     ]
 

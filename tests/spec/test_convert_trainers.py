@@ -116,11 +116,41 @@ def test_llama_factory_lora(tmp_path: Path, old: dict[str, Any]) -> None:
     assert (recipe.schedule, recipe.warmup_ratio, recipe.answer_end) == ("cosine", 0.1, "turn")
     assert (recipe.effective_batch, recipe.num_epochs, recipe.data.limit) == (8, 3, 1000)
     assert (plan.checkpointing, plan.workers, plan.save_steps, plan.log_steps) == ("full", 4, 500, 10)
-    alike = "language_model." if "2.5" in old["model_name_or_path"] else ""
-    assert recipe.lora.target_modules[4:] == tuple(f"{alike}{name}_proj" for name in ("gate", "up", "down"))
+    assert recipe.lora.target_modules[4:] == ("gate_proj", "up_proj", "down_proj")
     assert whys(done)["recipe.lora.alpha"] == "LLaMA-Factory's default"
     assert whys(done)["recipe.max_pixels"].startswith("near, not the same: it resizes to so many first")
     check_written(done, tmp_path)
+
+
+def test_llama_factory_forms_and_parts(tmp_path: Path) -> None:
+    done = converted(tmp_path, {**LLAMA, "use_dora": True, "use_rslora": True, "freeze_vision_tower": False}, DATA)
+    lora = done.recipe.lora
+    assert (lora.dora, lora.rslora, lora.target_modules[-2:]) == (True, True, ("down_proj", "tower.all-linear"))
+    assert whys(done)["recipe.lora.target_modules"].endswith("linear layers, and those of what is not frozen")
+    check_written(done, tmp_path)
+    both = {**FULL, "freeze_vision_tower": False, "freeze_multi_modal_projector": False}
+    assert converted(tmp_path, both, DATA).recipe.train_vision
+    # It looks for names in the language model alone, others in the whole model.
+    named = {**LLAMA, "lora_target": "q_proj,gate_proj", "model_name_or_path": "Qwen/Qwen2.5-VL-7B-Instruct"}
+    named |= {"template": "qwen2_vl"}
+    assert converted(tmp_path, named, DATA).recipe.lora.target_modules == ("q_proj", "gate_proj")
+
+
+def test_names_that_the_tower_has_too(tmp_path: Path) -> None:
+    def targets(model: str, names: Any) -> tuple[str, ...]:
+        return converted(
+            tmp_path, {"model": model, "lora_rank": 2, "target_modules": names}, DATA
+        ).recipe.lora.target_modules
+
+    names = ["q_proj", "gate_proj"]
+    assert targets("Qwen/Qwen3-VL-8B", names) == ("q_proj", "gate_proj")
+    assert targets("Qwen/Qwen2.5-VL-7B-Instruct", names) == (*names, "tower.gate_proj")
+    assert targets("llava-hf/llava-1.5-7b-hf", names) == (*names, "tower.q_proj")
+    everything = ("all-linear", "tower.all-linear", "projector.all-linear")
+    assert targets("Qwen/Qwen3-VL-8B", "all-linear") == targets("llava-hf/llava-1.5-7b-hf", "all-linear") == everything
+    assert targets("google/gemma-3-4b-it", "all-linear") == everything[:2]
+    done = converted(tmp_path, {"model": "some/model", "lora_rank": 2, "target_modules": names}, DATA)
+    assert whys(done)["recipe.lora.target_modules"].startswith("the language model's; where the tower has layers of ")
 
 
 def test_llama_factory_all_weights(tmp_path: Path) -> None:
@@ -135,8 +165,9 @@ def test_llama_factory_all_weights(tmp_path: Path) -> None:
         (DPO, {"stage", "pref_beta", "pref_loss"}),
         (RAY, {"model_name_or_path", "template"}),
         (ERNIE, {"template"}),
-        (LLAVA, {"model_name_or_path", "template", "val_size"}),
-        ({**LLAMA, "pure_bf16": True, "use_dora": True, "loraplus_lr_ratio": 16.0}, {"pure_bf16", "use_dora"}),
+        (LLAVA, {"template", "val_size"}),
+        ({**LLAMA, "pure_bf16": True, "loraplus_lr_ratio": 16.0}, {"pure_bf16"}),
+        ({**LLAMA, "freeze_multi_modal_projector": False}, {"freeze_multi_modal_projector"}),
     ],
 )
 def test_llama_factory_refuses(tmp_path: Path, old: dict[str, Any], keys: set[str]) -> None:
@@ -294,13 +325,31 @@ def test_swift_with_a_file_of_ones_own(tmp_path: Path, old: dict[str, Any]) -> N
     check_written(done, tmp_path)
 
 
+def test_swift_parts_and_their_rates(tmp_path: Path) -> None:
+    thawed = {**OURS, "freeze_vit": "false", "freeze_aligner": "false", "vit_lr": "1e-5", "use_dora": "true"}
+    done = converted(tmp_path, script("swift sft", {**thawed, "aligner_lr": "2e-5", "use_rslora": "true"}))
+    recipe = done.recipe
+    assert recipe.lora.target_modules[-3:] == ("down_proj", "tower.all-linear", "projector.all-linear")
+    assert (recipe.learning_rates, recipe.lora.dora, recipe.lora.rslora) == (
+        {"tower": 1e-5, "projector": 2e-5},
+        True,
+        True,
+    )
+    check_written(done, tmp_path)
+    done = converted(tmp_path, script("swift sft", {**thawed, "freeze_vit": "true"}))
+    assert done.recipe.lora.target_modules[-2:] == ("down_proj", "projector.all-linear")
+    assert done.recipe.learning_rates == {}, "of a part that is frozen"
+    named = {**OURS, "freeze_vit": "false", "target_modules": "q_proj"}
+    assert lost(refused(tmp_path, script("swift sft", named))) == {"freeze_vit"}
+
+
 def test_swift_refuses(tmp_path: Path) -> None:
     lines = refused(tmp_path, script("swift sft", VIDEO, {"VIDEO_MAX_PIXELS": 50176, "FPS_MAX_FRAMES": 12}))
     assert lost(lines) == {"dataset", "split_dataset_ratio"}
     whole = converted(tmp_path, script("swift sft", {**VIDEO, "split_dataset_ratio": 0}), DATA)
     assert (whole.recipe.train, whole.recipe.train_vision, whole.plan.packing) == ("all", True, True)
     lines = refused(tmp_path, script("swift sft", CUSTOM), DATA)
-    assert lost(lines) == {"train_type", "external_plugins", "vit_lr", "aligner_lr"}
+    assert lost(lines) == {"train_type", "external_plugins"}
     lines = refused(tmp_path, script("swift sft", EXPERTS, {"IMAGE_MAX_TOKEN_NUM": 1024}), DATA)
     assert lost(lines) == {"router_aux_loss_coef", "split_dataset_ratio"}
     fine = {**VQA, "model": "Qwen/Qwen3-VL-4B-Instruct"}
@@ -357,11 +406,8 @@ MASK = (
 @pytest.mark.parametrize(
     ("old", "keys"),
     [
-        (script(f"{ACCELERATE} sft_vlm.py", SFT_VLM), {"model_name_or_path", "dataset_name"}),
-        (
-            script(f"{ACCELERATE} sft_vlm_gemma3.py", GEMMA),
-            {"model_name_or_path", "dataset_name", "lora_target_modules"},
-        ),
+        (script(f"{ACCELERATE} sft_vlm.py", SFT_VLM), {"dataset_name"}),
+        (script(f"{ACCELERATE} sft_vlm_gemma3.py", GEMMA), {"dataset_name"}),
         (script(f"{ACCELERATE} sft_vlm_smol_vlm.py", SMOL), {"model_name_or_path", "dataset_name"}),
         (script(f"{ACCELERATE} src/open_r1/sft.py", SAT), {"dataset_name", "packing"}),
         (ROBOT, {"dataset_configs", "packing"}),
@@ -439,7 +485,7 @@ QLORA = {
             {"datasets", "optimizer", "sample_packing"},
         ),
         (VISION, {"base_model", "chat_template", "datasets", "optimizer"}),
-        (QLORA, {"base_model", "chat_template", "datasets", "optimizer", "val_set_size", "lora_target_modules"}),
+        (QLORA, {"chat_template", "datasets", "optimizer", "val_set_size", "lora_target_modules"}),
     ],
 )
 def test_axolotl_refuses(tmp_path: Path, old: dict[str, Any], keys: set[str]) -> None:
@@ -455,7 +501,7 @@ def test_axolotl_with_an_optimizer_that_a_recipe_has(tmp_path: Path) -> None:
     assert done.trainer.name == "axolotl" and done.recognised.endswith("whatever train_on_inputs says.")
     assert recipe.lora.target_modules == (
         *("q_proj", "k_proj", "v_proj", "o_proj"),
-        *("language_model.gate_proj", "language_model.up_proj", "language_model.down_proj"),
+        *("gate_proj", "up_proj", "down_proj"),
     )
     assert (recipe.lora.r, recipe.lora.alpha, recipe.max_length, recipe.answer_end) == (32, 16, 8192, "end_token")
     assert (recipe.effective_batch, recipe.num_epochs, recipe.warmup_ratio) == (4, 1, 0.1)
@@ -486,7 +532,7 @@ def test_axolotl_keys_that_are_absent(tmp_path: Path) -> None:
     [
         (PATTERN, "qwen3_vl", ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]),
         (r".*language_model.*\.(q|v)_proj", "qwen2_5_vl", ["q_proj", "v_proj"]),
-        (r".*language_model.*\.(q|v)_proj", None, ["language_model.q_proj", "language_model.v_proj"]),
+        (r".*language_model.*\.(q|v)_proj", None, ["q_proj", "v_proj"]),
         (r".*\.(q|v)_proj", "qwen3_vl", ["q_proj", "v_proj"]),
         (r".*\.(q|v)_proj", None, None),  # some families have them in the tower too
         (r".*proj", "qwen2_5_vl", None),

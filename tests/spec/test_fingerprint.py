@@ -161,8 +161,8 @@ def test_differences_have_whole_values() -> None:
         "augment: None there, {'crop_scale': [0.8, 1.0], 'crop_ratio': [0.75, 1.3333333333333333], 'flip': False} here",
     ]
     assert differences(vqa(lora={"r": 9}), vqa(train="all", lora={"r": 9})) == [
-        "lora: {'r': 9, 'alpha': 8.0, 'dropout': 0.0, 'target_modules': ['q_proj', 'k_proj', 'v_proj', 'o_proj']} "
-        "there, not used here",
+        "lora: {'r': 9, 'alpha': 8.0, 'dropout': 0.0, 'target_modules': ['q_proj', 'k_proj', 'v_proj', 'o_proj'], "
+        "'rslora': False, 'dora': False} there, not used here",
         "train: 'lora' there, 'all' here",
     ]
     lines = differences(classify(), classify(model={"kind": "vision_bdh"}))
@@ -231,8 +231,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "lora": {
             **{"r": 4, "alpha": 8, "dropout": 0.0},
             "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],
+            **{"rslora": False, "dora": False},
         },
-        "train_vision": False,
+        **{"train_vision": False, "learning_rates": {}},
         **{"base_format": "precision", "double_quant": False},
         "data": {
             **{

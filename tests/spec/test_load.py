@@ -99,7 +99,7 @@ lora_dropout: 0.1
 """
     assert set(recipe_error(text).splitlines()) == {
         "recipe.yaml: data is missing",
-        "recipe.yaml:2: learning_rat is not a key here; nearest: learning_rate",
+        "recipe.yaml:2: learning_rat is not a key here; nearest: learning_rate, learning_rates",
         "recipe.yaml:4: lora.r is 0; must be greater than or equal to 1",
         "recipe.yaml:5: lora.rr is not a key here; nearest: r",
         "recipe.yaml:6: lora.target_modules[1] is 3; must be a string: put it in quotes",
@@ -185,7 +185,7 @@ def test_a_value_from_set_is_placed_there(folder: Path) -> None:
         "--set recipe.lora.r=0: lora.r is 0; must be greater than or equal to 1"
     )
     assert recipe_error(text, "recipe.lora={r: 0}").startswith("--set recipe.lora={r: 0}: lora.r is 0")
-    assert recipe_error(text, "recipe.learning_rat=1").endswith("nearest: learning_rate")
+    assert recipe_error(text, "recipe.learning_rat=1").endswith("nearest: learning_rate, learning_rates")
     assert recipe_error(text, "recipe.model.x=1") == "--set recipe.model.x=1: model is 'tiny', which has no keys"
     assert recipe_error(text, "recipe.lora=[1").startswith("--set recipe.lora=[1: not valid YAML: ")
     assert plan_error("{}", "plan.attention=fast") == (

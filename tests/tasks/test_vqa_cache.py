@@ -204,6 +204,36 @@ def test_features_of_a_trained_tower_are_refused(home: Path) -> None:
         cache_from_files(home / "recipe.yaml", None, CPU, Caching("features", "fill", False))
 
 
+@pytest.mark.parametrize(
+    ("targets", "parts"),
+    [
+        (["tower.qkv"], "the tower"),
+        (["q_proj", "projector.all-linear"], "the projector"),
+        (["projector.all-linear", "tower.all-linear"], "the tower and the projector"),
+    ],
+)
+def test_features_of_a_tower_or_projector_with_adapters_are_refused(home: Path, targets: list[str], parts: str) -> None:
+    recipe = worlds.tiny_recipe(home / "model", lora={"target_modules": targets})
+    setup, machine = VqaSetup(recipe, home), Machine("cpu", "CPU", 2**34, 2, False)
+    with pytest.raises(BadInput) as error:
+        setup.resolve_auto(Plan(cache="features"), machine)
+    assert str(error.value) == (
+        "plan.cache features keeps what vision tower and projector make of an image, and recipe.lora.target_modules "
+        f"trains {parts}; allowed: none, pixels, auto"
+    )
+    setup.resolve_auto(Plan(cache="pixels"), machine)
+    assert setup.cannot(machine) == {("cache", "features")}
+    (home / "recipe.yaml").write_text(dump_yaml(recipe))
+    with pytest.raises(BadInput) as error:
+        cache_from_files(home / "recipe.yaml", None, CPU, Caching("features", "fill", False))
+    assert str(error.value) == (
+        "features are what vision tower and projector make of an image, and recipe.lora.target_modules trains "
+        f"{parts}: they would be others after every step"
+    )
+    alone = worlds.tiny_recipe(home / "model", lora={"target_modules": ["all-linear"]})
+    VqaSetup(alone, home).resolve_auto(Plan(cache="features"), machine)
+
+
 # The command
 
 

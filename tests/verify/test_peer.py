@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -423,3 +424,35 @@ def test_the_command_says_what_is_different(typed_recipe: Path, monkeypatch: pyt
     assert '"<|im_end|>" behind ' in flat and "is not learned here, and is there" in flat, said.out
     found = json.loads((typed_recipe / "other.json").read_text())
     assert found["verdict"] == "different" and found["differences"][0]["what"] == "labels"
+
+
+# What is trained
+
+PARTS = {
+    "qwen3_vl": {"r": 4, "alpha": 8, "dora": True, "target_modules": ["q_proj", "tower.qkv", "projector.all-linear"]},
+    "llava": {
+        "r": 4,
+        "alpha": 8,
+        "rslora": True,
+        "target_modules": ["v_proj", "tower.all-linear", "projector.linear_2"],
+    },
+}
+
+
+@pytest.mark.parametrize("family", PARTS)
+def test_the_plain_loop_follows_parts_rates_and_forms_of_adapters(
+    home: Path, tiny_models: dict[str, Path], tmp_path: Path, family: str
+) -> None:
+    sizes = {} if family == "qwen3_vl" else {"min_pixels": None, "max_pixels": None}
+    rates = {"tower": 1e-4, "projector": 5e-4}
+    here = Bench(tmp_path, home, recipe_of(tiny_models[family], lora=PARTS[family], learning_rates=rates, **sizes))
+    both = {layout: here.ours(layout, layout) for layout in LAYOUTS}
+    theirs = here.theirs(both["one at a time"])
+    for layout, ours in both.items():
+        found = here.judged(ours, theirs)
+        assert found.same, (layout, *map(str, found.differences))
+    told = {round(group["lr"] / 5e-4, 9) for group in theirs.records[1].facts["groups"]}
+    assert told == {1, *(rate / 1e-3 for rate in rates.values())}
+    other = here.theirs(both["one at a time"], "other", rates=[])
+    (first, *_) = here.judged(both["shared"], other).differences
+    assert first.what == "learning rate" and re.search("visual|vision_tower|multi_modal_projector", first.name)

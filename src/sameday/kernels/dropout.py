@@ -4,6 +4,8 @@ and on nothing else, so neither micro-batches, ranks, recomputation nor a resume
 from __future__ import annotations
 
 import hashlib
+import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -40,13 +42,40 @@ class DropoutKeys:
         """`keys` name each token of the batch, (rows, length), int32."""
         self.tokens = mix(keys ^ name_key("dropout", seed, step))
 
+    def of(self, shape: torch.Size) -> Tensor:
+        assert self.tokens is not None and self.tokens.shape == shape, "dropout keys are of another micro-batch"
+        return self.tokens
+
+
+class ImageKeys:
+    """The same for layers that an image goes through. A key names a place in an image of some content: the same for
+    every question about it, so that it does not matter whether the image is computed for each or once for all."""
+
+    def __init__(self) -> None:
+        self._images: list[tuple[int, int]] = []
+        self._device = torch.device("cpu")
+        self._made: dict[int, Tensor] = {}
+
+    def set(self, contents: Sequence[str], sizes: Sequence[int], seed: int, step: int, device: torch.device) -> None:
+        """Of the images of a micro-batch, one after the other: what names their content, and their patches."""
+        keys = (name_key("image dropout", seed, step, content) for content in contents)
+        self._images, self._device, self._made = list(zip(keys, sizes, strict=True)), device, {}
+
+    def of(self, shape: torch.Size) -> Tensor:
+        """Layers have as many rows of each image as it has patches, or a share of them where patches are merged."""
+        rows, patches = math.prod(shape), sum(size for _, size in self._images)
+        if rows not in self._made:
+            each = [mix(torch.arange(n * rows // patches, dtype=torch.int32) ^ key) for key, n in self._images]
+            self._made[rows] = torch.cat(each).to(self._device)
+        return self._made[rows].view(shape)
+
 
 class KeyedDropout(nn.Module):
     """Drops the same elements whenever the same tokens come by in the same step."""
 
     columns: Tensor
 
-    def __init__(self, p: float, layer: str, width: int, keys: DropoutKeys) -> None:
+    def __init__(self, p: float, layer: str, width: int, keys: DropoutKeys | ImageKeys) -> None:
         super().__init__()
         self.p, self.keys = p, keys
         self.register_buffer("columns", keys_of(width, layer), persistent=False)
@@ -56,9 +85,7 @@ class KeyedDropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return x
-        tokens = self.keys.tokens
-        assert tokens is not None and tokens.shape == x.shape[:-1], "dropout keys are of another micro-batch"
-        kept = mix(tokens[..., None] ^ self.columns) >= self.threshold
+        kept = mix(self.keys.of(x.shape[:-1])[..., None] ^ self.columns) >= self.threshold
         return x * kept * (1 / (1 - self.p))
 
 

@@ -179,8 +179,20 @@ def linear_flops(module: Any, rows: int, wanted: bool) -> tuple[Work, bool]:
     for name in module.lora_A if hasattr(module, "base_layer") else ():
         down, narrow = matmul_flops(module.lora_A[name], rows, wanted)
         up, wide = matmul_flops(module.lora_B[name], rows, narrow)
-        adapters, grows = adapters + down + up, grows or wide
+        adapters, grows = adapters + down + up + _dora_flops(module, name, rows, wanted), grows or wide
     return Work(layers=base, adapters=adapters), grows
+
+
+def _dora_flops(module: Any, name: str, rows: int, wanted: bool) -> Flops:
+    """The lengths of rows are those of B times A added to the weight. Where the adapter's input has dropout, the weight
+    is multiplied by that input too."""
+    if name not in module.lora_magnitude_vector:
+        return Flops()
+    down, up = module.lora_A[name], module.lora_B[name]
+    lengths = Flops(2 * down.in_features * up.out_features * down.out_features)
+    if isinstance(module.lora_dropout[name], nn.Identity):
+        return lengths
+    return lengths + matmul_flops(module.base_layer, rows, wanted)[0]
 
 
 def matmul_flops(linear: Any, rows: int, wanted: bool) -> tuple[Flops, bool]:

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from sameday.models.adapters import MAGNITUDE, row_lengths
 from sameday.models.digest import digest_of_lines, line_of
 from sameday.models.formats import as_trained, computed_in, stored_layers
 from sameday.models.nf4 import SOURCE
@@ -115,7 +116,7 @@ def merge(
     files = weight_files(base, recipe.revision)
     dtype, stored_so = computed_in(recipe), set(stored_layers(model, recipe))
     read = dtype if recipe.base_format == "precision" else SOURCE
-    changes, scale = _changes(adapter), recipe.lora.alpha / recipe.lora.r
+    changes, scale = _changes(adapter), recipe.lora.scale
     names = own_names(model, [name for file in files for name in _names(file)])
     done, lines, where, size = Merged(), dict[str, str](), dict[str, str](), 0
     for number, file in enumerate(files, 1):
@@ -160,18 +161,32 @@ def _settings(base: str, recipe: VlmRecipe, dtype: torch.dtype, out: Path) -> No
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
-def _changes(adapter: Path) -> dict[str, tuple[Tensor, Tensor]]:
-    """A and B by the layer that they change."""
+def _changes(adapter: Path) -> dict[str, tuple[Tensor, Tensor, Tensor | None]]:
+    """A, B and, of DoRA, the lengths of rows by the layer that they change."""
     tensors = load_file(adapter / WEIGHTS)
     begin, a, b = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
     layers = sorted(name.removesuffix(a) for name in tensors if name.endswith(a))
-    return {layer.removeprefix(begin): (tensors[layer + a], tensors[layer + b]) for layer in layers}
+    return {
+        layer.removeprefix(begin): (tensors[layer + a], tensors[layer + b], tensors.get(f"{layer}.{MAGNITUDE}"))
+        for layer in layers
+    }
 
 
-def _added(weight: Tensor, scale: float, a: Tensor, b: Tensor, done: Merged, device: torch.device) -> Tensor:
+def _added(
+    weight: Tensor,
+    scale: float,
+    a: Tensor,
+    b: Tensor,
+    lengths: Tensor | None,
+    done: Merged,
+    device: torch.device,
+) -> Tensor:
     """In float32, rounded once."""
     plain = weight.to(device).float()
     change = scale * (b.to(device).float() @ a.to(device).float())
+    if lengths is not None:
+        ratio = lengths.to(device).float() / row_lengths(plain, change, 1.0)
+        change = ratio[:, None] * (plain + change) - plain
     made = (plain + change).to(weight.dtype)
     done.changed += 1
     done.wanted += float(change.square().sum())

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sameday.models.adapters import adapted_layers, resolve_targets
+from sameday.models.adapters import MAGNITUDE, adapted_layers, resolve_targets
 from sameday.models.families.base import Family
 from sameday.record.manifest import MANIFEST, fault
 from sameday.spec.errors import BadInput
@@ -22,7 +22,9 @@ from sameday.spec.words import first_names
 CONFIG, WEIGHTS, ORIGIN = "adapter_config.json", "adapter_model.safetensors", "origin.json"
 CODED = ("nf4", "fp8")
 """Base formats that make another model of the same weights."""
-COMPARED = frozenset({"r", "lora_alpha", "target_modules", "base_model_name_or_path", "peft_type"})
+COMPARED = frozenset(
+    {"r", "lora_alpha", "use_rslora", "use_dora", "target_modules", "base_model_name_or_path", "peft_type"}
+)
 ASIDE = frozenset(
     {"lora_dropout", "task_type", "inference_mode", "auto_mapping", "revision", "peft_version", "runtime_config"}
 )
@@ -86,7 +88,7 @@ def check_start(
     targets = resolve_targets(model, family, recipe.lora, recipe.train_vision)
     form = [*_wrong_form(model, targets, recipe, config)]
     # Tensors of another form are no second mistake.
-    tensors = [] if form else [*_wrong_tensors(model, targets, recipe.lora.r, folder)]
+    tensors = [] if form else [*_wrong_tensors(model, targets, recipe.lora, folder)]
     wrong += [*_wrong_base(config, folder, base), *form, *tensors]
     if wrong:
         raise BadInput(f"{whose} {folder}: " + "; ".join(wrong))
@@ -106,7 +108,8 @@ def adapter_form(model: nn.Module, family: Family, folder: Path, whose: str) -> 
     names = config.target_modules
     exact = not isinstance(names, str) and {name.rsplit(".", 1)[-1] for name in layers} == set(names)
     targets = tuple(sorted(names if exact else layers))
-    return Lora(r=config.r, alpha=float(config.lora_alpha), target_modules=targets), tower
+    how = {"rslora": bool(config.use_rslora), "dora": bool(config.use_dora)}
+    return Lora(r=config.r, alpha=float(config.lora_alpha), target_modules=targets, **how), tower
 
 
 def _config(folder: Path, whose: str) -> Any:
@@ -131,9 +134,14 @@ def _wrong_form(model: nn.Module, targets: list[str] | str, recipe: VlmRecipe, c
     from peft import LoraConfig
 
     lora = recipe.lora
-    for name, there, here in (("r", config.r, lora.r), ("alpha", config.lora_alpha, lora.alpha)):
+    for name, there, here in (
+        ("r", config.r, lora.r),
+        ("alpha", config.lora_alpha, lora.alpha),
+        ("rslora", bool(config.use_rslora), lora.rslora),
+        ("dora", bool(config.use_dora), lora.dora),
+    ):
         if there != here:
-            yield f"{name} is {there} there, {here} in the recipe"
+            yield f"{name} is {str(there).lower()} there, {str(here).lower()} in the recipe"
     usual = LoraConfig()
     for name, default in vars(usual).items():
         value = getattr(config, name, default)
@@ -170,7 +178,7 @@ def _origin(folder: Path) -> dict[str, Any] | None:
         raise BadInput(f"start_adapter {folder}: {ORIGIN} is not what a run wrote") from None
 
 
-def _wrong_tensors(model: nn.Module, targets: list[str] | str, rank: int, folder: Path) -> Iterator[str]:
+def _wrong_tensors(model: nn.Module, targets: list[str] | str, lora: Lora, folder: Path) -> Iterator[str]:
     from safetensors import SafetensorError, safe_open
 
     if not (folder / WEIGHTS).is_file():
@@ -179,8 +187,10 @@ def _wrong_tensors(model: nn.Module, targets: list[str] | str, rank: int, folder
     layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     needed: dict[str, tuple[int, ...]] = {}
     for name in adapted_layers(model, targets):
-        needed[f"base_model.model.{name}.lora_A.weight"] = (rank, layers[name].in_features)
-        needed[f"base_model.model.{name}.lora_B.weight"] = (layers[name].out_features, rank)
+        needed[f"base_model.model.{name}.lora_A.weight"] = (lora.r, layers[name].in_features)
+        needed[f"base_model.model.{name}.lora_B.weight"] = (layers[name].out_features, lora.r)
+        if lora.dora:
+            needed[f"base_model.model.{name}.{MAGNITUDE}"] = (layers[name].out_features,)
     try:
         with safe_open(folder / WEIGHTS, framework="pt") as file:
             there = set(file.keys())

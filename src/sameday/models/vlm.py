@@ -24,9 +24,9 @@ from sameday.hardware.machine import detect_machine, numeric_format
 from sameday.hardware.phases import during
 from sameday.kernels import attention
 from sameday.kernels.decode import Answering
-from sameday.kernels.dropout import DropoutKeys
+from sameday.kernels.dropout import DropoutKeys, ImageKeys
 from sameday.kernels.patches import patches
-from sameday.models.adapters import adapter_parameters, add_adapters, prepare_adapters, scales
+from sameday.models.adapters import adapter_parameters, add_adapters, prepare_adapters, saved_name, scales
 from sameday.models.digest import config_digest, digest_of
 from sameday.models.families import family_of
 from sameday.models.families.base import Family, Grids
@@ -67,7 +67,7 @@ class VisionLanguageModel:
         self.name: str = base.name_or_path
         self.end_tokens = _end_tokens(base.generation_config)
         self.config_digest = config_digest(base.config)
-        self.keys = DropoutKeys()
+        self.keys, self.image_keys = DropoutKeys(), ImageKeys()
         base.config.get_text_config()._attn_implementation = attention.NAME
         attention.register()
         base.requires_grad_(False)
@@ -107,7 +107,7 @@ class VisionLanguageModel:
                 self.notes += other_format(start_adapter, recipe.base_words, f"start_adapter {start_adapter}")
             else:
                 model = add_adapters(base, family, recipe.lora, recipe.seed, allow_tower=recipe.train_vision)
-            prepare_adapters(model, recipe.lora.dropout, self.keys)
+            prepare_adapters(model, family, recipe.lora.dropout, self.keys, self.image_keys)
             return model
         parts = family.parts(base)
         for part in (parts.text, parts.head, *([parts.tower] if recipe.train_vision else [])):
@@ -126,6 +126,13 @@ class VisionLanguageModel:
         assert all(p.dtype in (torch.float32, torch.float64) for p in parameters.values()), "masters are float32"
         return parameters
 
+    def own_rates(self) -> dict[str, tuple[float, list[str]]]:
+        """Parts that have a learning rate of their own, by name: the rate, and the names of what is trained there."""
+        return {
+            part: (rate, [name for name in self.trained() if self.family.part_of(name) == part])
+            for part, rate in self.recipe.learning_rates.items()
+        }
+
     def numeric_format(self) -> AbstractContextManager[None]:
         return numeric_format(self.recipe.precision, self.device.type)
 
@@ -134,9 +141,7 @@ class VisionLanguageModel:
         that will be generated. `eager`: by layers as they are, also where the plan has them compiled."""
         rows, length = batch.tokens.shape
         if self.recipe.train == "lora" and self.recipe.lora.dropout and self.module.training:
-            self.keys.set(batch.keys, self.recipe.seed, step)
-            if self.plan.compile == "layers":
-                any_size(self.keys.tokens)
+            self._key_dropout(batch, step)
         x = self.text.embed_tokens(batch.tokens)
         deepstack: list[Tensor] = []
         if batch.grids:
@@ -155,6 +160,14 @@ class VisionLanguageModel:
                 # DeepStack: features of earlier blocks of the tower are added at the image's own places.
                 x = x.flatten(0, 1).index_add(0, batch.image_slots, deepstack[number].to(x.dtype)).view_as(x)
         return self.text.norm(x).view(rows * length, -1)
+
+    def _key_dropout(self, batch: Batch, step: int) -> None:
+        self.keys.set(batch.keys, self.recipe.seed, step)
+        if self.plan.compile == "layers":
+            any_size(self.keys.tokens)
+        if self.tower_trained:
+            sizes = [high * wide for high, wide in batch.grids]
+            self.image_keys.set(batch.contents, sizes, self.recipe.seed, step, self.device)
 
     def next_hidden(self, tokens: Tensor, positions: Tensor, keys: Answering) -> Tensor:
         """The last hidden states (n, width) of one more token (n,) of each question that is still answered."""
@@ -292,7 +305,7 @@ class VisionLanguageModel:
             for note in other_format(folder, self.recipe.base_words, str(folder)):
                 tell(note, sys.stderr)
             tensors = _read(lambda: load_file(folder / WEIGHTS), folder)
-            own = {name.replace(".default.", "."): p.shape for name, p in adapter_parameters(self.module)}
+            own = {saved_name(name): p.shape for name, p in adapter_parameters(self.module)}
             if {name: tensor.shape for name, tensor in tensors.items()} != own:
                 raise BadInput(f"{folder}: {WEIGHTS} does not have the tensors of this recipe's adapters")
             set_peft_model_state_dict(self.module, tensors)

@@ -160,7 +160,9 @@ def _with_recomputation(work: Work, last: Any, tokens: int, compiled: bool) -> W
     """Under full checkpointing. Uncompiled it ends with the last tensor that the backward pass asks for, which the
     layer's `last` matmul has as an input: that one is not computed again."""
     where, matmul = ("adapters", [*last.lora_B.values()][-1]) if hasattr(last, "base_layer") else ("layers", last)
-    spared = Flops() if compiled or last is None else matmul_flops(matmul, tokens, False)[0]
+    # DoRA's lengths need what the layer gives for their gradient.
+    whole = compiled or last is None or len(getattr(last, "lora_magnitude_vector", ()))
+    spared = Flops() if whole else matmul_flops(matmul, tokens, False)[0]
     parts = {}
     for name, part in work.parts().items():
         again = part.forward - (spared.forward if name == where else 0)

@@ -8,6 +8,9 @@ from typing import Any
 COUNT = 2**31 - 1
 """Of steps, samples and tokens: more are in no data."""
 
+LEARNING_RATE = 1000
+"""AdamW moves a weight by about so much in a step."""
+
 
 def at_most(most: int, why: str) -> dict[str, Any]:
     """Arguments of a field that is bounded above."""

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from sameday.spec import identity
-from sameday.spec.limits import SEEDS, STEPS, at_most, steps_or_epoch
+from sameday.spec.limits import LEARNING_RATE, SEEDS, STEPS, at_most, steps_or_epoch
 
 
 class Strict(BaseModel):
@@ -82,7 +82,7 @@ class Recipe(Strict):
     learning_rate: float = Field(
         5e-5,
         gt=0,
-        **at_most(1000, "AdamW moves a weight by about so much in a step"),
+        **at_most(LEARNING_RATE, "AdamW moves a weight by about so much in a step"),
         description="Peak learning rate.",
     )
     weight_decay: float = Field(

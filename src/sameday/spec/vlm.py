@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 from sameday.spec.dataset import Data, Split
 from sameday.spec.evaluation import Evaluation
 from sameday.spec.identity import IS_PATH
-from sameday.spec.limits import COUNTED, at_most
-from sameday.spec.lora import Lora
+from sameday.spec.limits import COUNTED, LEARNING_RATE, at_most
+from sameday.spec.lora import OF_IMAGES, PARTS, Lora, Part
 from sameday.spec.order import Order
 from sameday.spec.questions import Categories, Prompt
 from sameday.spec.recipe import Recipe, StageRecipe
@@ -51,7 +51,16 @@ class VlmRecipe(Recipe):
     )
     train: Literal["lora", "all"] = Field("lora", description="Adapters, or all of the language model's weights.")
     lora: Lora = Field(default_factory=Lora, description="The adapters, where train is lora.")
-    train_vision: bool = Field(False, description="Train the vision tower too. Otherwise it is frozen.")
+    train_vision: bool = Field(
+        False,
+        description="Where train is all: tower and projector too, otherwise they are frozen. With adapters: bare names "
+        "of lora.target_modules mean their layers too, which tower.NAME and projector.NAME do without it.",
+    )
+    learning_rates: dict[str, float] = Field(
+        default_factory=dict,
+        description="Peak learning rates of parts that have one of their own: tower, projector. All else has "
+        "learning_rate; schedule and warm-up are the same for all.",
+    )
     base_format: Literal["precision", "nf4", "fp8"] = Field(
         "precision",
         description="How the frozen base weights are stored: in the format of precision, or their linear layers in "
@@ -127,6 +136,13 @@ class VlmRecipe(Recipe):
                 f"base_format {self.base_format} stores weights that are not trained, and train is all; allowed: train "
                 "lora, or base_format precision"
             )
+        if self.base_format != "precision" and self.train == "lora" and self.lora.dora:
+            yield (
+                "lora.dora measures rows of the base model's weights, and base_format "
+                f"{self.base_format} stores these in {'four' if self.base_format == 'nf4' else 'eight'} bits; "
+                "allowed: lora.dora false, or base_format precision"
+            )
+        yield from self.wrong_rates(self.trained_parts)
         if self.double_quant and self.base_format != "nf4":
             yield f"double_quant is for base_format nf4, and base_format is {self.base_format}"
         if self.min_pixels and self.max_pixels and self.min_pixels > self.max_pixels:
@@ -141,6 +157,30 @@ class VlmRecipe(Recipe):
                 self._of_stage(number, stage)
             except ValueError as error:
                 yield str(error)
+
+    def wrong_rates(self, trained_parts: frozenset[Part]) -> Iterator[str]:
+        """What is wrong with learning_rates, where these parts are trained."""
+        trained = ", ".join(part for part in PARTS if part in trained_parts)
+        for part, rate in self.learning_rates.items():
+            if part not in OF_IMAGES:
+                allowed = f"must be of {' or '.join(OF_IMAGES)} (trained here: {trained}); all else has learning_rate"
+                yield f"learning_rates.{part} is {rate:g}; {allowed}"
+            elif part not in trained_parts:
+                yield f"learning_rates.{part} is {rate:g}, and the {part} is not trained; trained here: {trained}"
+            if not 0 < rate <= LEARNING_RATE:
+                yield f"learning_rates.{part} is {rate:g}; must be greater than 0 and at most {LEARNING_RATE}"
+
+    @property
+    def trained_parts(self) -> frozenset[Part]:
+        """Of the model, as far as the recipe alone tells: with adapters and train_vision, a name may be any part's."""
+        if self.train_vision:
+            return frozenset(PARTS)
+        return self.lora.parts if self.train == "lora" else frozenset({"decoder"})
+
+    @property
+    def trains_image_parts(self) -> bool:
+        """Whether what the model makes of an image changes while it is trained."""
+        return bool(self.trained_parts & {*OF_IMAGES})
 
     def stage_recipes(self) -> list[StageRecipe]:
         return [

@@ -316,6 +316,11 @@ class Task(ABC):
     def trained(self) -> dict[str, nn.Parameter]:
         """What the optimizer updates, by name."""
 
+    def own_rates(self) -> Mapping[str, tuple[float, Collection[str]]]:
+        """Parts of the model that have a peak learning rate of their own, by name: the rate, and which of what is
+        trained has it."""
+        return {}
+
     @abstractmethod
     def module(self) -> nn.Module:
         """Everything that computes, trained or frozen."""

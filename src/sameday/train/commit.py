@@ -75,7 +75,7 @@ class StepCommit:
         """With the step's whole gradient in place. What it returns is for `finish`, in the order of steps."""
         gradients, optimizer = self._gradients, self._optimizer
         for group in optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group.get("scale", 1.0)
         with during("optimizer"):
             norm = gradients.norm()
             outcome = torch.cat([gradients.tail, norm[None]])

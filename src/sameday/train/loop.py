@@ -179,7 +179,8 @@ def _diverged(task: Task, run: RunFolder, steps: Steps, outcome: Diverged, ranks
         batch = batch.to(task.device)
         steps.gradients.zero()
         total, each = task.loss_sum(batch, step)
-        total.backward()
+        if total.requires_grad:
+            total.backward()
         # Zero times a norm that is not finite is NaN: a bad gradient of a finite loss is found too.
         mine += task.culprits(batch, each + 0 * steps.gradients.norm())
     named = sorted({name for part in ranks.gather(mine) for name in part})

@@ -4,6 +4,8 @@ gradients in one flat buffer, so that ranks add them with one call."""
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,14 +29,21 @@ def learning_rate(recipe: Recipe, step: int, total: int) -> float:
     return recipe.learning_rate * max(0.0, 0.5 * (1 + math.cos(math.pi * done)))
 
 
-def make_optimizer(trained: dict[str, nn.Parameter], recipe: Recipe, plan: Plan) -> torch.optim.AdamW:
-    """Weight decay on matrices; vectors (norms, biases) have none."""
-    matrices = [p for p in trained.values() if p.ndim >= 2]
-    vectors = [p for p in trained.values() if p.ndim < 2]
-    groups = [
-        {"params": matrices, "weight_decay": recipe.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
+def make_optimizer(
+    trained: dict[str, nn.Parameter],
+    recipe: Recipe,
+    plan: Plan,
+    own_rates: Mapping[str, tuple[float, Collection[str]]] | None = None,
+) -> torch.optim.AdamW:
+    """Weight decay on matrices; vectors (norms, biases) have none. `own_rates` are those of parts, as a task has them:
+    a group's `scale` is what it multiplies the recipe's rate by."""
+    scales = {name: rate / recipe.learning_rate for rate, names in (own_rates or {}).values() for name in names}
+    groups: list[dict[str, Any]] = []
+    for scale in dict.fromkeys((1.0, *scales.values())):
+        mine = [p for name, p in trained.items() if scales.get(name, 1.0) == scale]
+        matrices, vectors = [p for p in mine if p.ndim >= 2], [p for p in mine if p.ndim < 2]
+        groups.append({"params": matrices, "weight_decay": recipe.weight_decay, "scale": scale})
+        groups.append({"params": vectors, "weight_decay": 0.0, "scale": scale})
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
         lr=recipe.learning_rate,

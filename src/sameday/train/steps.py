@@ -42,6 +42,8 @@ class Good:
     input: dict[str, float]
     parts: dict[str, float] = field(default_factory=dict)
     """Parts of the loss by name, each divided by what there is of it."""
+    own_rates: dict[str, float] = field(default_factory=dict)
+    """Learning rates of parts of the model that have one of their own, by name."""
 
 
 @dataclass(frozen=True)
@@ -118,10 +120,12 @@ class Steps:
     ) -> None:
         self._recipe, self._plan, self._task, self._ranks, self._give_up = recipe, plan, task, ranks, give_up
         self.trained = task.trained()
+        own = task.own_rates()
+        self._scales = {part: rate / recipe.learning_rate for part, (rate, _) in own.items()}
         fits = False
         with suppress(torch.OutOfMemoryError):
             self.gradients = Gradients(self.trained, len(task.loss_parts))
-            self.optimizer = make_optimizer(self.trained, recipe, plan)
+            self.optimizer = make_optimizer(self.trained, recipe, plan, own)
             allocate_state(self.optimizer)
             fits = True
         if not all(ranks.gather(fits)):  # all ranks stop together
@@ -188,8 +192,10 @@ class Steps:
                     gradients.tail[3] = 1
                     break
                 loss, losses = self._task.loss_sum(batch, step)
-                with during("backward"):
-                    (loss * scale).backward()
+                # Where the tower alone is trained, nothing of it has a part in a question without an image.
+                if loss.requires_grad:
+                    with during("backward"):
+                        (loss * scale).backward()
                 with during("loss"):
                     gradients.tail[0] += loss.detach() * scale
                     if self._task.loss_parts:
@@ -280,7 +286,8 @@ class Steps:
         seconds, self._mark = now.since(self._mark), now
         phases = None if launched.clock is None else launched.clock.steps()[0]
         parts = self._parts(launched.step, sums)
-        return Good(launched.step, loss, norm, seconds, bool(stop), phases, *launched.data, parts)
+        own_rates = {part: launched.data[0] * scale for part, scale in self._scales.items()}
+        return Good(launched.step, loss, norm, seconds, bool(stop), phases, *launched.data, parts, own_rates)
 
     def _parts(self, step: int, sums: Sequence[float]) -> dict[str, float]:
         task = self._task

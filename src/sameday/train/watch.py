@@ -66,8 +66,10 @@ class Watch:
         use = self.gpu()
         gpu = "" if use is None else f"  gpu {use}%"
         wait = f"  wait {waited / spent:.0%}" if waited >= WORTH_SAYING * spent else ""
+        own = ", ".join(f"{part} {rate:.2e}" for part, rate in good.own_rates.items())
+        rate = f"lr {good.rate:.2e} ({own})" if own else f"lr {good.rate:.2e}"
         line = (
-            f"step {step}/{self.total}  loss {good.loss:.4f}  lr {good.rate:.2e}  {pace:.3f} s/step  "
+            f"step {step}/{self.total}  loss {good.loss:.4f}  {rate}  {pace:.3f} s/step  "
             f"{seen / spent:.1f} samples/s{gpu}{wait}  left {clock(pace * (self.total - step))}"
         )
         if self.live is not None:
@@ -75,7 +77,8 @@ class Watch:
         due = step % self.log_steps == 0 or step == self.total
         if self.live is None and due:
             tell(line)
-        numbers = {**good.parts, "lr": good.rate, "grad_norm": good.norm, **good.input}
+        rates = {"lr": good.rate, **{f"lr_{part}": rate for part, rate in good.own_rates.items()}}
+        numbers = {**good.parts, **rates, "grad_norm": good.norm, **good.input}
         timed: dict[str, Any] = {} if good.phases is None else {"phases": good.phases}
         if use is not None:
             timed["gpu"] = use

@@ -32,7 +32,8 @@ class Limits:
     update: float = 1e-2
     """Relative difference of weights minus starting weights."""
     replay: float = 2e-3
-    """Relative difference of an arm's own update from AdamW in float64 on the arm's own gradients."""
+    """Relative difference of an arm's own update from AdamW in float64 on the arm's own gradients, beyond what storing
+    weights in float32 takes of it."""
     ratio_all: float = 1.35
     """bf16: R of all tensors together."""
     ratio_group: float = 1.8

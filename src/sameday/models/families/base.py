@@ -20,6 +20,7 @@ from sameday.kernels import attention
 from sameday.kernels.patches import Patching
 from sameday.models.flops import Places, Work, attention_flops, linear_flops, mlp_flops
 from sameday.spec.errors import BadInput
+from sameday.spec.lora import Part
 from sameday.spec.vlm import VlmRecipe
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -60,7 +61,9 @@ class Family(ABC):
     language_name = "language_model"
     """In the names of the decoder's layers; a LoRA target that begins with it is of the decoder alone."""
     tower_names: tuple[str, ...]
-    """Each layer of the tower has one of them in its name."""
+    """Each layer of the tower, and of the projector behind it, has one of them in its name."""
+    projector_names: tuple[str, ...]
+    """Each layer of the projector has one of them in its name."""
     video_processor: str | None = None
     """transformers' class, where its AutoProcessor wants one beside the image processor."""
 
@@ -126,7 +129,18 @@ class Family(ABC):
         return iter(())
 
     def in_tower(self, layer: str) -> bool:
+        """Whether it is of what an image goes through: of the tower or of the projector."""
         return any(f".{name}." in f".{layer}" for name in self.tower_names)
+
+    def part_of(self, layer: str) -> Part:
+        """Of a layer, or of a parameter, by its name."""
+        if any(f".{name}." in f".{layer}" for name in self.projector_names):
+            return "projector"
+        return "tower" if self.in_tower(layer) else "decoder"
+
+    def idle(self, model: Any) -> Sequence[nn.Module]:
+        """Modules of the tower on which no output depends: an adapter there would learn nothing."""
+        return ()
 
     # Decoder
 

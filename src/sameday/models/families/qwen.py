@@ -38,6 +38,7 @@ class QwenVL(Family):
     max_aspect_ratio = qwen_images.MAX_ASPECT_RATIO
     position_axes = 3
     tower_names = ("visual",)
+    projector_names = ("visual.merger", "visual.deepstack_merger_list")
     video_processor: str | None = "Qwen2VLVideoProcessor"
 
     # Images and positions

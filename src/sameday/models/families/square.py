@@ -35,6 +35,7 @@ class Tower(nn.Module):
 class Square(Family):
     max_aspect_ratio = MAX_ASPECT_RATIO
     tower_names = ("vision_tower", "multi_modal_projector")
+    projector_names = ("multi_modal_projector",)
     class_tokens = 0
     """Tokens that the tower has besides the patches of an image."""
 
@@ -103,6 +104,12 @@ class Square(Family):
     def used_blocks(self, tower: Any) -> Sequence[nn.Module]:
         """Those on which the output depends."""
         return list(tower.vision.encoder.layers)
+
+    def idle(self, model: Any) -> Sequence[nn.Module]:
+        tower = self.tower(model)
+        used = {id(block) for block in self.used_blocks(tower)}
+        behind = [block for block in tower.vision.encoder.layers if id(block) not in used]
+        return [*behind, *(module for name, module in tower.vision.named_children() if name == "head")]
 
     def compilable_blocks(self, tower: Any) -> Sequence[nn.Module]:
         return self.used_blocks(tower)

@@ -15,7 +15,7 @@ from sameday.spec.convert.conversion import Conversion, Note, show
 from sameday.spec.convert.quantization import COMPUTE, quantization
 from sameday.spec.convert.running import Running
 from sameday.spec.convert.script import is_script, read_script
-from sameday.spec.convert.targets import matched
+from sameday.spec.convert.targets import ALIKE, LANGUAGE, image_parts, matched, of_all_parts
 from sameday.spec.convert.trainers import recognise
 from sameday.spec.document import read_document
 from sameday.spec.errors import BadInput
@@ -280,12 +280,21 @@ class _Converter(Running):
             names = list(Lora.model_fields["target_modules"].default)
             why = "PEFT has no default for Qwen-VL: check what the old run used"
             self.default("recipe.lora.target_modules", names, "lora_target_modules", why)
+        elif targets in ("all-linear", ["all-linear"]) and self.kind in ALIKE:
+            names = ["all-linear", *(f"{part}.all-linear" for part in image_parts(self.kind))]
+            self.put("recipe.lora.target_modules", names, ["lora_target_modules"], "PEFT's, of the whole model")
         elif pattern:
             self.put("recipe.lora.target_modules", pattern, ["lora_target_modules"], "the layers that it takes")
         elif isinstance(targets, str) or targets in (["all-linear"], ["all"]):
             self.refuse("lora_target_modules", "must be a list of layer names, such as [q_proj, v_proj]")
         else:
-            self.put("recipe.lora.target_modules", targets, ["lora_target_modules"])
+            names, why = targets, ""
+            if isinstance(targets, list) and self.trainer.bare_names == "all":
+                names = of_all_parts(targets, self.kind)
+                why = "PEFT took the tower's of these names too" if names != targets else ""
+                if self.kind not in ALIKE and {*targets} & {*LANGUAGE}:
+                    why = "the language model's; where the tower has layers of these names too, PEFT took those as well"
+            self.put("recipe.lora.target_modules", names, ["lora_target_modules"], why)
 
     def questions(self) -> None:
         """Of which stages and types."""

@@ -58,6 +58,8 @@ ALIASES = {
     **dict.fromkeys(("lora.r", "r", "lora_rank", "lora.rank"), "lora_r"),
     **dict.fromkeys(("lora.alpha", "lora.lora_alpha"), "lora_alpha"),
     **dict.fromkeys(("lora.dropout", "lora.lora_dropout"), "lora_dropout"),
+    **dict.fromkeys(("lora.rslora", "lora.use_rslora", "rslora", "lora_use_rslora"), "use_rslora"),
+    **dict.fromkeys(("lora.dora", "lora.use_dora", "dora", "lora_use_dora"), "use_dora"),
     **dict.fromkeys(("lora.target_modules", "target_modules", "lora_target"), "lora_target_modules"),
     **{"lr": "learning_rate", "epochs": "num_train_epochs", "num_epochs": "num_train_epochs"},
     **{"num_workers": "dataloader_num_workers", "pin_memory": "dataloader_pin_memory"},
@@ -78,6 +80,8 @@ DIRECT: dict[str, tuple[str, type]] = {
     "lora_r": ("recipe.lora.r", int),
     "lora_alpha": ("recipe.lora.alpha", float),
     "lora_dropout": ("recipe.lora.dropout", float),
+    "use_rslora": ("recipe.lora.rslora", bool),
+    "use_dora": ("recipe.lora.dora", bool),
     "train_file": ("recipe.data.train", str),
     "validation_file": ("recipe.data.val", str),
     "test_file": ("recipe.data.test", str),
@@ -117,6 +121,7 @@ _QUANTIZED = "the base model would be quantized"
 _NAMED = "it would be read under another name; rename it in the data"
 _PROMPT = "the prompt would be another one"
 _RESIZED = "images would be resized otherwise than by recipe.min_pixels and max_pixels"
+_BY_HAND = "by hand set recipe.train_vision, or for adapters name layers of it in recipe.lora.target_modules ("
 _FORM, _WHERE = "the adapters would have another form", "the adapters would start elsewhere"
 NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "label_smoothing_factor": ((0,), "the loss would be another one"),
@@ -130,7 +135,6 @@ NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     **dict.fromkeys(("image_key", "image_column", "image_field"), (("image", "image_filename", "images"), _NAMED)),
     **dict.fromkeys(("question_key", "question_column", "question_field"), (("question",), _NAMED)),
     **dict.fromkeys(("answer_key", "answer_column", "answer_field"), (("answer",), _NAMED)),
-    "use_rslora": ((False,), "the adapters would have another scale"),
     "bias": (("none",), "biases would be trained"),
     "modules_to_save": (([],), "more than adapters would be trained"),
     "init_lora_weights": ((True,), _WHERE),
@@ -152,9 +156,12 @@ NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "use_lora": ((True,), "all weights would be trained; leave out the LoRA keys"),
     "peft_type": (("LORA", "lora"), "the adapters would have another form"),
     "freeze_llm": ((False,), "the language model would not be trained"),
-    "freeze_multi_modal_projector": ((True,), "the merger between tower and language model would be trained"),
+    "freeze_multi_modal_projector": (
+        (True,),
+        f"what lies between tower and language model would be trained: {_BY_HAND}projector.all-linear)",
+    ),
     "tune_mm_llm": ((True,), "the language model would not be trained"),
-    "tune_mm_vision": ((False,), "the vision tower would be trained: set recipe.train_vision by hand"),
+    "tune_mm_vision": ((False,), f"the vision tower would be trained: {_BY_HAND}tower.all-linear)"),
     "tune_mm_mlp": ((False,), "the merger between tower and language model would be trained"),
     "optim_target_modules": (([],), "the optimizer would be another one"),
     "exclude_modules": (([],), "only some layers would get adapters"),
@@ -164,12 +171,12 @@ NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "target_parameters": (([],), _FORM),
     "layer_replication": (([],), "the model would have more layers"),
     "fan_in_fan_out": ((False,), _FORM),
-    **dict.fromkeys(("use_bdlora", "use_dora", "ensure_weight_tying"), ((False,), _FORM)),
+    **dict.fromkeys(("use_bdlora", "ensure_weight_tying"), ((False,), _FORM)),
     **dict.fromkeys(("megatron_config", "alora_invocation_tokens", "arrow_config", "kasa_config"), (({}, []), _FORM)),
     **dict.fromkeys(("velora_config", "monteclora_config"), (({},), _FORM)),
     **dict.fromkeys(("loftq_config", "eva_config", "corda_config", "lora_ga_config"), (({},), _WHERE)),
     "finetuning_type": (("lora",), "another part of the model would be trained"),
-    "freeze_vision_tower": ((True,), "the vision tower would be trained: set recipe.train_vision by hand"),
+    "freeze_vision_tower": ((True,), f"the vision tower would be trained: {_BY_HAND}tower.all-linear)"),
     "additional_target": (([],), "more than adapters would be trained"),
     "rank_pattern": (({},), "the adapters would have several ranks"),
     "alpha_pattern": (({},), "the adapters would have several scales"),
@@ -294,7 +301,7 @@ REPLACED: dict[str, tuple[str, tuple[str, ...]]] = {
 PATHS = ("data.train", "data.val", "data.test", "data.image_root", "start_adapter")
 # How many processes train together: together they make an effective batch.
 WORLD = ("num_processes", "num_nodes")
-QWEN = ("qwen2_5_vl", "qwen2_vl", "qwen3_vl")
+BY_NAME = ("qwen2_5_vl", "qwen2_vl", "qwen3_vl", "llava", "gemma3")
 COMPUTED = (
     *SWITCHES,
     *("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),

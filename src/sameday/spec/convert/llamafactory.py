@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from sameday.spec.convert.settings import Settings
-from sameday.spec.convert.targets import language_layers
+from sameday.spec.convert.targets import LANGUAGE, image_parts
 from sameday.spec.convert.trainer import Trainer, each, only, words
+from sameday.spec.lora import OF_IMAGES
 
 _PREFERENCES = "it belongs to a training by preferences or rewards"
 _OPTIMIZER = "the optimizer would be another one"
@@ -18,6 +20,7 @@ _OTHER = "the model would be another one"
 _SPEED = "the plan says how it is computed"
 _VIDEO = "images alone are learned here"
 _LIST = "dataset_info.json"
+FREEZES = {"freeze_vision_tower": "tower", "freeze_multi_modal_projector": "projector"}
 
 
 def _defaults(settings: Settings) -> dict[str, Any]:
@@ -44,12 +47,10 @@ def _prepare(settings: Settings) -> None:
     else:
         settings.refuse("stage", "no recipe trains so (allowed: sft)")
     settings.done("stage")
+    full = settings.text("finetuning_type") == "full"
     method(settings, "finetuning_type")
-    if settings.text("lora_target_modules") == "all":
-        names = language_layers(settings.kind)
-        why = "the language model's linear layers, while tower and merger are frozen"
-        settings.put("recipe.lora.target_modules", names, ["lora_target_modules"], why)
-        settings.done("lora_target_modules")
+    # Its names for all layers are never those of what lies between tower and language model.
+    trained_layers(settings, full, settings.text("lora_target_modules") == "all", ("tower",))
     if settings.get("disable_gradient_checkpointing", bool):
         settings.put("plan.checkpointing", "none", ["disable_gradient_checkpointing"])
     else:
@@ -75,6 +76,29 @@ def method(settings: Settings, name: str) -> None:
         for each in [each for each in settings.old if each.startswith("lora_")]:
             settings.drop(each, "does nothing: all weights are trained")
             settings.done(each)
+
+
+def thawed_parts(settings: Settings) -> dict[str, str]:
+    """Parts in front of the language model that are trained, by the names of the settings that say so."""
+    return {name: part for name, part in FREEZES.items() if settings.get(name, bool) is False}
+
+
+def trained_layers(settings: Settings, full: bool, all_linear: bool, takes: Sequence[str] = OF_IMAGES) -> None:
+    """What of tower and projector is trained too, where that is said by what is frozen. `takes` are the parts whose
+    linear layers are among all of them, where `all_linear` get adapters."""
+    thawed = thawed_parts(settings)
+    done: list[str] = []
+    if full and thawed.keys() == FREEZES.keys():
+        settings.put("recipe.train_vision", True, list(thawed), "tower and merger are trained with all the rest")
+        done = list(thawed)
+    elif all_linear:
+        parts = {name: part for name, part in thawed.items() if part in takes}
+        linear = [f"{part}.all-linear" for part in parts.values() if part in image_parts(settings.kind)]
+        why = "the language model's linear layers" + (", and those of what is not frozen" if linear else "")
+        done = ["lora_target_modules", *parts]
+        settings.put("recipe.lora.target_modules", [*LANGUAGE, *linear], done, why)
+    for name in done:
+        settings.done(name)
 
 
 def _questions(settings: Settings) -> None:
@@ -190,5 +214,6 @@ TRAINER = Trainer(
     data=("dataset", "dataset_dir"),
     defaults=_defaults,
     prepare=_prepare,
+    bare_names="decoder",
     answer_end=("turn", "its templates end an answer with a line break"),
 )

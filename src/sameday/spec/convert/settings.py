@@ -76,8 +76,9 @@ class Settings:
         name = self.text("model_name_or_path")
         told = keys.model_type(resolve_path(self.folder, name) / "config.json") if name else None
         squeezed = re.sub(r"[^a-z0-9]", "", name.lower())
-        by_name = next((each for each in keys.QWEN if each.replace("_", "") in squeezed), None)
-        return told or by_name
+        called = {each: (each.replace("_", ""), *keys.ALSO_CALLED.get(each, ())) for each in keys.BY_NAME}
+        by_name = next((kind for kind, names in called.items() if any(each in squeezed for each in names)), None)
+        return told or (None if keys.LOOK_ALIKE.search(name.lower()) else by_name)
 
     def world(self) -> int:
         """Processes that train together, as far as a launcher's flags say it."""

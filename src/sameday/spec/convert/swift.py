@@ -6,16 +6,14 @@ import math
 from pathlib import Path
 from typing import Any
 
-from sameday.spec.convert.llamafactory import method
+from sameday.spec.convert.llamafactory import method, thawed_parts, trained_layers
 from sameday.spec.convert.settings import Settings
-from sameday.spec.convert.targets import language_layers
 from sameday.spec.convert.trainer import Trainer, each, only, words
 
 _SPEED = "the plan says how it is computed"
 _VIDEO = "images alone are learned here"
 _HUB = "nothing in the model depends on where it is fetched from"
 _FORM = "the adapters would have another form"
-_RATES = "parts of the model would have learning rates of their own"
 FILES = (".json", ".jsonl", ".csv", ".parquet")
 # Pixels of the square that one image token stands for.
 _SIDE = {"qwen3_vl": 32, "qwen2_vl": 28, "qwen2_5_vl": 28}
@@ -39,16 +37,9 @@ def _defaults(settings: Settings) -> dict[str, Any]:
 def _prepare(settings: Settings) -> None:
     full = settings.text("tuner_type") == "full"
     method(settings, "tuner_type")
-    frozen = ("freeze_vision_tower", "freeze_multi_modal_projector")
-    if full and all(settings.get(name, bool) is False for name in frozen):
-        settings.put("recipe.train_vision", True, frozen, "tower and merger are trained with all the rest")
-        for name in frozen:
-            settings.done(name)
+    _rates(settings)
     asked = settings.get("lora_target_modules", list)
-    if asked in ("all-linear", ["all-linear"], ["ALL"], "ALL"):
-        why = "the language model's linear layers, while tower and merger are frozen"
-        settings.put("recipe.lora.target_modules", language_layers(settings.kind), ["lora_target_modules"], why)
-        settings.done("lora_target_modules")
+    trained_layers(settings, full, asked in ("all-linear", ["all-linear"], ["ALL"], "ALL"))
     for name, field, option in (("dataset", "train", "--train"), ("val_dataset", "val", "--val")):
         if name in settings.old:
             local_file(settings, name, field, option)
@@ -60,6 +51,17 @@ def _prepare(settings: Settings) -> None:
     else:
         settings.drop("padding_free", "does nothing at this value")
     settings.done("padding_free")
+
+
+def _rates(settings: Settings) -> None:
+    """Of parts; one that is frozen has none."""
+    thawed = thawed_parts(settings).values()
+    for name, part in (("vit_lr", "tower"), ("aligner_lr", "projector")):
+        if settings.get(name, float) is None or part not in thawed:
+            settings.drop(name, "does nothing: not set, or of what is frozen")
+        else:
+            settings.put(f"recipe.learning_rates.{part}", settings.get(name, float), [name])
+        settings.done(name)
 
 
 def local_file(settings: Settings, name: str, field: str, option: str) -> None:
@@ -122,7 +124,6 @@ TRAINER = Trainer(
         **only(
             "sft_type", "it is of ms-swift 2, whose defaults were others: give the names of ms-swift 3 (train_type)"
         ),
-        **only("vit_lr aligner_lr", _RATES),
         **only("lorap_lr_ratio lora_lr_ratio", "A and B would have learning rates of their own"),
         **only("target_regex", "layers are named by target_modules"),
         **only("target_parameters", _FORM, []),
@@ -163,7 +164,10 @@ TRAINER = Trainer(
         ),
         "lora_ga_": "not used",
     },
-    handled=("tuner_type", "dataset", "val_dataset", "image_max_token_num", "image_min_token_num", "padding_free"),
+    handled=(
+        *("tuner_type", "dataset", "val_dataset", "image_max_token_num", "image_min_token_num", "padding_free"),
+        *("vit_lr", "aligner_lr"),
+    ),
     data=("dataset",),
     defaults=_defaults,
     prepare=_prepare,

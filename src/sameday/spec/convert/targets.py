@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
+LANGUAGE = (*ATTENTION, *MLP)
+"""All linear layers of the language model."""
+ALIKE = {"qwen2_vl": (), "qwen3_vl": (), "qwen2_5_vl": MLP, **dict.fromkeys(("llava", "gemma3"), ATTENTION[:3])}
+"""By model type, names of them that layers of the tower have too."""
 _BLOCK = "visual.blocks.{}."
 # Layers of the vision tower and of the merger: a pattern that takes one of them takes more than the language model.
 _TOWERS = {
@@ -23,12 +28,14 @@ _OTHERS = (
 _LAYERS = (0, 1, 7, 27)
 
 
-def language_layers(kind: str | None) -> list[str]:
-    """All linear layers of the language model. Where the tower may have layers of the same names (`kind` is the model
-    type, None where it is not known), they are told apart by the decoder's name."""
-    names = (*ATTENTION, *MLP)
-    alike = {"qwen2_vl": (), "qwen3_vl": (), "qwen2_5_vl": MLP}.get(kind or "", names)
-    return [f"language_model.{name}" if name in alike else name for name in names]
+def image_parts(kind: str | None) -> tuple[str, ...]:
+    """Parts in front of the language model that have linear layers."""
+    return ("tower",) if kind == "gemma3" else ("tower", "projector")
+
+
+def of_all_parts(names: Sequence[str], kind: str | None) -> list[str]:
+    """Names that PEFT looks for in the whole model, as a recipe says it: bare ones are the language model's alone."""
+    return [*names, *(f"tower.{name}" for name in names if name in ALIKE.get(kind or "", ()))]
 
 
 def matched(pattern: str, kind: str | None) -> list[str] | None:
@@ -46,9 +53,9 @@ def matched(pattern: str, kind: str | None) -> list[str] | None:
     if any(takes(name.format(layer)) for name in tower for layer in _LAYERS):
         return None
     names = []
-    for short, name in zip((*ATTENTION, *MLP), language_layers(kind), strict=True):
-        part = "self_attn" if short in ATTENTION else "mlp"
-        found = {takes(f"language_model.layers.{layer}.{part}.{short}") for layer in _LAYERS}
+    for name in LANGUAGE:
+        part = "self_attn" if name in ATTENTION else "mlp"
+        found = {takes(f"language_model.layers.{layer}.{part}.{name}") for layer in _LAYERS}
         if len(found) > 1:
             return None
         names += [name] if True in found else []

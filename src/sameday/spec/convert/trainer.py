@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from sameday.spec.convert.settings import Settings
@@ -38,6 +38,8 @@ class Trainer:
     """What it takes where a name is absent, as far as it is not what transformers' Trainer takes."""
     prepare: Callable[[Settings], None] = lambda settings: None
     """Done before all else; names that it is done with are gone from `settings.old`."""
+    bare_names: Literal["decoder", "all"] = "all"
+    """Whether names of layers that get adapters are the language model's alone, or as in PEFT any part's."""
     loss_weight: tuple[str, str] | None = None
     answer_end: tuple[str, str] | None = None
     image_backend: tuple[str, str] | None = None

@@ -30,6 +30,7 @@ from sameday.spec.load import resolve_path
 from sameday.tasks.base import Caching, Say
 from sameday.tasks.vqa.cache import coverage, in_folder, settings_of, write_measured
 from sameday.tasks.vqa.task import VqaTask, load_processor
+from sameday.tasks.vqa.words import image_parts_words
 
 STEPS = 4
 """Measured, each after it was done once."""
@@ -38,8 +39,11 @@ STEPS = 4
 def fill_cache(setup: Any, session: Any, asked: Caching) -> bool:
     """What `sameday cache` was asked for; whether all is well. `setup` is the task's, in the session of the command."""
     recipe, say = setup.recipe, session.say
-    if asked.kind == "features" and recipe.train_vision:
-        raise BadInput("features are of no use where recipe.train_vision trains the tower that makes them")
+    if asked.kind == "features" and recipe.trains_image_parts:
+        raise BadInput(
+            f"features are what vision tower and projector make of an image, and {image_parts_words(recipe)}: they "
+            "would be others after every step"
+        )
     audited = session.audited
     plan = session.resolved.plan
     folder = resolve_path(setup.home, plan.cache_dir)

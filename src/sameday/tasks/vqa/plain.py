@@ -3,8 +3,7 @@ conversations that it is given for the rest."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,13 @@ from sameday.spec.vlm import VlmRecipe
 DONE_ALIKE = """
 task model revision start_adapter stage_before train train_vision lora base_format double_quant stages data categories
 prompt system_prompt min_pixels max_pixels image_backend max_length order loss_weight answer_end precision
-effective_batch optimizer learning_rate weight_decay betas eps max_grad_norm schedule warmup_ratio warmup_steps
+effective_batch optimizer learning_rate learning_rates weight_decay betas eps max_grad_norm schedule warmup_ratio
+warmup_steps
 num_epochs max_steps seed best evaluate
 """
 """Fields of a recipe that a plain loop follows, or that `lost` speaks of. One that is added later is refused until
 somebody says here that it makes no difference, or tells the loop about it."""
-LORA_ALIKE = frozenset({"r", "alpha", "dropout", "target_modules"})
+LORA_ALIKE = frozenset({"r", "alpha", "dropout", "target_modules", "rslora", "dora"})
 CHOSEN = ("min_pixels", "max_pixels", "image_backend", "max_length", "loss_weight", "answer_end", "system_prompt")
 
 
@@ -48,16 +48,10 @@ def settings(recipe: VlmRecipe, home: Path) -> dict[str, Any]:
         "revision": recipe.revision,
         "r": lora.r,
         "alpha": int(lora.alpha) if float(lora.alpha).is_integer() else lora.alpha,
-        "target_modules": _targets(lora.target_modules),
+        "rslora": lora.rslora,
+        "dora": lora.dora,
         **{name: getattr(recipe, name) for name in CHOSEN},
     }
-
-
-def _targets(names: Sequence[str]) -> list[str] | str:
-    """PEFT takes names of layers, or one pattern; a name with a module before it is the latter."""
-    if not any("." in name for name in names):
-        return list(names)
-    return "|".join(rf".*\.{re.escape(name)}".replace(r"\.", r"\.(.*\.)?") for name in names)
 
 
 def conversation(sample: Sample) -> dict[str, Any]:

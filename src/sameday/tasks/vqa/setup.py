@@ -15,7 +15,7 @@ from sameday.spec.recipe import Recipe
 from sameday.spec.vlm import VlmRecipe
 from sameday.spec.vqa import VqaRecipe
 from sameday.tasks.base import DATA, TRAINING, Audited, Caching, Choice, LeftOut, Resolved, Say, TaskSetup
-from sameday.tasks.vqa.words import recipe_words
+from sameday.tasks.vqa.words import image_parts_words, recipe_words
 
 if TYPE_CHECKING:
     import torch
@@ -149,6 +149,8 @@ class VqaSetup(TaskSetup):
 
         announce_download(resolve_model(self.home, self.recipe.model), self.recipe.revision, say)
         _ = self.config
+        if self.recipe.train == "lora":
+            _ = self._targets
         if self.recipe.start_adapter is not None:
             _ = self._checked_start
 
@@ -171,6 +173,17 @@ class VqaSetup(TaskSetup):
         base = resolve_model(self.home, self.recipe.model)
         check_start(self._without_weights, self.family, self.recipe, folder, base)
         return folder
+
+    @cached_property
+    def _targets(self) -> list[str] | str:
+        """What PEFT is told about the layers that get adapters; what is wrong with them is known here, before weights
+        are loaded."""
+        from sameday.models.adapters import adapted_layers, resolve_targets
+
+        recipe, model, part_of = self.recipe, self._without_weights, self.family.part_of
+        targets = resolve_targets(model, self.family, recipe.lora, recipe.train_vision)
+        refuse(recipe.wrong_rates(frozenset(part_of(name) for name in adapted_layers(model, targets))))
+        return targets
 
     @cached_property
     def _without_weights(self) -> Any:
@@ -301,10 +314,10 @@ class VqaSetup(TaskSetup):
         from sameday.tasks.vqa.automatic import attention_kernel
 
         problems = []
-        if plan.cache == "features" and self.recipe.train_vision:
+        if plan.cache == "features" and self.recipe.trains_image_parts:
             problems.append(
-                "plan.cache features keeps what the vision tower makes of an image, and recipe.train_vision trains the "
-                "tower; allowed: none, pixels, auto"
+                "plan.cache features keeps what vision tower and projector make of an image, and "
+                f"{image_parts_words(self.recipe)}; allowed: none, pixels, auto"
             )
         if self.recipe.base_format == "nf4":
             from sameday.models.nf4 import lacking
@@ -332,7 +345,7 @@ class VqaSetup(TaskSetup):
         model, whose = self._without_weights, "--adapter"
         lora, tower = adapter_form(model, self.family, folder, whose)
         changes = {"train": "lora", "lora": lora, "train_vision": tower, "start_adapter": str(folder.absolute())}
-        recipe = self.recipe.model_copy(update=changes)
+        recipe = self.recipe.model_copy(update=changes | {"learning_rates": {}})
         check_start(model, self.family, recipe, folder, resolve_model(self.home, recipe.model), whose)
         return recipe
 
@@ -389,7 +402,12 @@ class VqaSetup(TaskSetup):
     def plain_settings(self) -> dict[str, Any]:
         from sameday.tasks.vqa.plain import settings
 
-        return settings(self.recipe, self.home) | {"closing": self._encoder.closing}
+        recipe, family = self.recipe, self.family
+        # By what stands in the names of their parameters, the first that does.
+        names = {"projector": family.projector_names, "tower": family.tower_names}
+        rates = [(f".{name}.", recipe.learning_rates.get(part)) for part in names for name in names[part]]
+        told = {"target_modules": self._targets, "rates": rates, "closing": self._encoder.closing}
+        return settings(recipe, self.home) | told
 
     def choices(self, machine: Machine) -> list[Choice]:
         compiles = machine.device == "cuda" and machine.triton
@@ -417,7 +435,7 @@ class VqaSetup(TaskSetup):
         return [*cuts, *(() if plan.share_images and plan.share_text else shared)]
 
     def cannot(self, machine: Machine) -> frozenset[tuple[str, str]]:
-        return frozenset({("cache", "features")} if self.recipe.train_vision else ())
+        return frozenset({("cache", "features")} if self.recipe.trains_image_parts else ())
 
     def trial_values(self, device: str, size: int) -> dict[str, tuple[Any, ...]]:
         return {

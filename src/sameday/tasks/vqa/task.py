@@ -258,6 +258,9 @@ class VqaTask(Task):
     def trained(self) -> dict[str, nn.Parameter]:
         return self.model.trained()
 
+    def own_rates(self) -> dict[str, tuple[float, list[str]]]:
+        return self.model.own_rates()
+
     def digests(self) -> dict[str, str]:
         # A run goes on with what it began with; whoever wants another says which.
         return self._inputs | ({"choice of plan.cache auto": self.cache.kind} if self.plan.cache == "auto" else {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sameday.spec.lora import OF_IMAGES
 from sameday.spec.questions import where_words
 from sameday.spec.vlm import VlmRecipe
 from sameday.spec.words import number
@@ -14,18 +15,36 @@ ORDERS = {
 }
 
 
+def image_parts_words(recipe: VlmRecipe) -> str:
+    """Which field trains what an image goes through."""
+    if recipe.train_vision:
+        return "recipe.train_vision trains the tower"
+    parts = [part for part in OF_IMAGES if part in recipe.trained_parts]
+    return f"recipe.lora.target_modules trains the {' and the '.join(parts)}"
+
+
 def recipe_words(recipe: VlmRecipe) -> tuple[str, str]:
     what = f"The model “{recipe.model}” learns answers to questions about images. "
     if recipe.train == "lora":
         lora = recipe.lora
         dropout = f", dropout {number(lora.dropout)}" if lora.dropout else ""
-        what += f"Trained are adapters (LoRA) of rank {lora.r}, alpha {number(lora.alpha)}{dropout}, on "
+        kind = "DoRA" if lora.dora else "LoRA"
+        scaled = " over the root of the rank" if lora.rslora else ""
+        what += f"Trained are adapters ({kind}) of rank {lora.r}, alpha {number(lora.alpha)}{scaled}{dropout}, on "
         what += f"{', '.join(lora.target_modules)}"
         what += f", starting from {recipe.start_adapter}. " if recipe.start_adapter else ". "
     else:
         what += "Trained are all weights of the language model. "
     what += f"The base model's weights are stored as {recipe.base_words}. " if recipe.base_format != "precision" else ""
-    what += "The vision tower is trained too." if recipe.train_vision else "The vision tower is frozen."
+    if recipe.train_vision:
+        what += "The vision tower is trained too."
+    elif recipe.trains_image_parts:
+        tower, projector = ("trained" if part in recipe.trained_parts else "frozen" for part in OF_IMAGES)
+        what += f"The vision tower is {tower}, the projector behind it is {projector}."
+    else:
+        what += "The vision tower is frozen."
+    for part, rate in recipe.learning_rates.items():
+        what += f" The {part} has a peak learning rate of its own, {number(rate)}."
     data = f"Questions come from {recipe.data.train}, {ORDERS[recipe.order.kind]}"
     if recipe.data.mix:
         mixed = [f"{part.train} (weight {number(part.weight)})" for part in recipe.data.mix]

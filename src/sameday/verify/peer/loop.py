@@ -63,25 +63,22 @@ def run(job: Job) -> None:
 
 
 def train(model: Any, trained: dict[str, Any], processor: Any, job: Job, out: Path) -> None:
-    optimizer = torch.optim.AdamW(
-        list(trained.values()),
-        lr=job["learning_rate"],
-        betas=tuple(job["betas"]),
-        eps=job["eps"],
-        weight_decay=job["weight_decay"],
-    )
+    optimizer = torch.optim.AdamW(parameter_groups(trained, job), betas=tuple(job["betas"]), eps=job["eps"])
     total = len(job["steps"])
     scheduler = transformers.get_scheduler(SCHEDULES[job["schedule"]], optimizer, job["warmup_steps"], total)
     for number, questions in enumerate(job["steps"], start=1):
         loss, samples = gradient(model, processor, questions, job)
         limit = job["max_grad_norm"]
         norm = torch.nn.utils.clip_grad_norm_(trained.values(), float("inf") if limit is None else limit)
-        group = {key: optimizer.param_groups[0][key] for key in ("lr", "weight_decay", "betas", "eps")}
+        groups = [
+            {key: group[key] for key in ("lr", "weight_decay", "betas", "eps", "names")}
+            for group in optimizer.param_groups
+        ]
         record = {
             "step": number,
             "order": [question["name"] for question in questions],
             "samples": samples,
-            "groups": [{**group, "names": sorted(trained)}],
+            "groups": groups,
             "largest norm": limit,
         }
         append(out / "steps.jsonl", record)
@@ -93,18 +90,35 @@ def train(model: Any, trained: dict[str, Any], processor: Any, job: Job, out: Pa
         optimizer.zero_grad()
 
 
+def parameter_groups(trained: dict[str, Any], job: Job) -> list[dict[str, Any]]:
+    """By rate and by weight decay, which vectors do not have. Some parts have a rate of their own."""
+    groups: dict[tuple[float, float], list[str]] = {}
+    for name, parameter in trained.items():
+        own = next((rate for part, rate in job["rates"] if part in name), None)
+        rate = job["learning_rate"] if own is None else own
+        groups.setdefault((rate, job["weight_decay"] if parameter.ndim > 1 else 0.0), []).append(name)
+    return [
+        {"params": [trained[name] for name in names], "names": names, "lr": rate, "weight_decay": decay}
+        for (rate, decay), names in groups.items()
+    ]
+
+
 def gradient(model: Any, processor: Any, questions: Sequence[Any], job: Job) -> tuple[float, list[dict[str, Any]]]:
     """Of a step, one question after another. `sample`: the mean of the questions' losses; `token`: the mean over all
     answer tokens of the step. Also what each question looked like."""
     device = model.device
     prepared = [prepare(processor, question, job) for question in questions]
     answers = [int((inputs["labels"] != IGNORED).sum()) for inputs in prepared]
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter.grad is None:  # zero, not none, also where no question has an image
+            parameter.grad = torch.zeros_like(parameter)
     total, samples = 0.0, []
     for question, inputs, count in zip(questions, prepared, answers, strict=True):
         with torch.autocast(device.type, torch.bfloat16, enabled=job["format"] == "bf16"):
             loss = model(**{name: value.to(device) for name, value in inputs.items()}).loss
         share = 1 / len(questions) if job["loss_weight"] == "sample" else count / sum(answers)
-        (loss * share).backward()
+        if loss.requires_grad:  # not of a question without image, where the tower alone is trained
+            (loss * share).backward()
         total += loss.item() * share
         samples.append({"id": question["id"], "loss": loss.item(), **seen(inputs, question, model)})
     return total, samples
@@ -213,7 +227,13 @@ def load_model(job: Job) -> Any:
         job["model"], revision=job["revision"], dtype=FORMATS[job["stored"]]
     ).to(device=job["device"], dtype=FORMATS[job["format"]])
     config = LoraConfig(
-        r=job["r"], lora_alpha=job["alpha"], lora_dropout=0.0, target_modules=job["target_modules"], bias="none"
+        r=job["r"],
+        lora_alpha=job["alpha"],
+        lora_dropout=0.0,
+        target_modules=job["target_modules"],
+        use_rslora=job["rslora"],
+        use_dora=job["dora"],
+        bias="none",
     )
     model = get_peft_model(base, config)
     set_peft_model_state_dict(model, load_file(Path(job["start"]) / "adapter_model.safetensors"))
