@@ -88,8 +88,40 @@ def test_load(world: Path, run: api.Run) -> None:
     assert given == [each["prediction"] for each in made]
     with pytest.raises(BadInput, match=r"nowhere\.png"):
         loaded.answers([{"image": "nowhere.png", "question": "what?"}], world / "images")
+    assert loaded.answers([], world / "images") == []
+    for wrong, words in (
+        ([{"image": rows[0]["image"], "question": 3}], "question 1: "),
+        ("hello", "question 1 is 'h'; needed is a mapping such as "),
+    ):
+        with pytest.raises(BadInput) as told:
+            loaded.answers(wrong, world / "images")
+        assert words in str(told.value) and "/tmp" not in str(told.value).replace(str(world), "")
+    with pytest.raises(BadInput, match="max_new_tokens is 0; a whole number of at least 1 is needed"):
+        loaded.answers(asked, world / "images", max_new_tokens=0)
     with pytest.raises(BadInput, match="has no such checkpoint as step-9"):
         api.load(run, "step-9")
+    with pytest.raises(BadInput, match="split is 'dev': Input should be 'train', 'val' or 'test'"):
+        api.evaluate(run, "dev", set=CPU)  # type: ignore[arg-type]
+
+
+def test_questions_are_those_that_are_asked(world: Path, tiny_qwen3: Path, tmp_path: Path) -> None:
+    """Whatever else the recipe's data has: a split of its own, another set, other names of columns."""
+    rows = [json.loads(line) for line in (world / "train.jsonl").read_text().splitlines()]
+    renamed = [{"ask" if name == "question" else name: value for name, value in row.items()} for row in rows]
+    (tmp_path / "renamed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in renamed))
+    images = {"image_root": str(world / "images")}
+    mixed = {"train": str(world / "val.jsonl"), "test": str(world / "val.jsonl"), **images}
+    data = {"train": "renamed.jsonl", "fields": {"question": "ask"}, "split": {"val": 0.2, "test": 0.4}, **images}
+    write_recipe(tmp_path, tiny_qwen3, data=data | {"mix": [mixed]})
+    made = api.train(tmp_path / "recipe.yaml", out=tmp_path / "run", set=CPU, max_steps=1)
+    loaded = sameday.load(made, set=CPU)
+    asked = [{"image": row["image"], "question": row["question"]} for row in rows[:2]]
+    given = loaded.answers(asked * 2, world / "images", max_new_tokens=4)
+    assert len(given) == 4 and given[:2] == given[2:]
+    theirs = [{"image": row["image"], "ask": row["question"]} for row in asked]
+    assert loaded.answers(theirs, world / "images", max_new_tokens=4) == given[:2]
+    with pytest.raises(BadInput, match=r"nowhere\.png"):
+        loaded.answers([{"image": "nowhere.png", "question": "what?"}], world / "images")
 
 
 def test_verify(world: Path, run: api.Run) -> None:

@@ -87,22 +87,31 @@ class Loaded:
     def answers(
         self, questions: Sequence[Mapping[str, Any]], images: File = ".", max_new_tokens: int = 64
     ) -> list[str]:
-        """Greedy answers to questions as data files have them (`{"image": "a.png", "question": "..."}`), in the
-        recipe's own prompt; a right answer need not be given. `images` is the folder of their images."""
+        """Greedy answers to questions as data files have them (`{"image": "a.png", "question": "..."}`, or under the
+        names that the recipe's `data.fields` has), in the recipe's own prompt; a right answer need not be given.
+        `images` is the folder of their images."""
         from sameday.hardware.ranks import Ranks
         from sameday.tasks.registry import setup_of
 
         recipe: Any = self.run.recipe
         if not setup_of(recipe, self.run.path).generates:
             raise BadInput(f"task {recipe.task} generates no answers")
+        if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+            raise BadInput(f"max_new_tokens is {max_new_tokens!r}; a whole number of at least 1 is needed")
+        rows = [_row(number, question, recipe.data.fields) for number, question in enumerate(questions, 1)]
+        if not rows:
+            return []
         with tempfile.TemporaryDirectory() as folder:
-            rows = [json.dumps({"answer": "?", **row}) + "\n" for row in questions]
             file = Path(folder) / "questions.jsonl"
-            file.write_text("".join(rows), encoding="utf-8")
-            asked = {"test": str(file), "image_root": str(Path(images).resolve()), "where": {}, "skip": {}}
-            data = recipe.data.model_copy(update={**asked, "limit": None, "on_bad": "stop"})
-            setup = setup_of(recipe.model_copy(update={"data": data}), self._home)
-            samples = setup.audit(lambda _text: None, ("test",)).splits["test"]
+            file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+            # These questions and nothing else of the recipe's data: no part of a split, no other set.
+            asked = {"train": str(file), "val": None, "test": str(file), "image_root": str(Path(images).resolve())}
+            asked |= {"where": {}, "skip": {}, "fields": {}, "split": None, "mix": (), "limit": None, "on_bad": "stop"}
+            setup = setup_of(recipe.model_copy(update={"data": recipe.data.model_copy(update=asked)}), self._home)
+            try:
+                samples = setup.audit(lambda _text: None, ("test",)).splits["test"]
+            except BadInput as error:
+                raise BadInput(str(error).replace(f"{file}:", "question ").replace(str(file), "questions")) from None
             found: dict[int, str] = {}
             for batch in self.task.answers(samples, max_new_tokens, Ranks()):
                 found |= {number: answer.text for number, answer in batch.items()}
@@ -112,6 +121,17 @@ class Loaded:
     def _home(self) -> Path:
         """The folder that paths of the recipe are relative to."""
         return Path(self.run._folder().recipe_dir)
+
+
+def _row(number: int, question: Any, fields: Mapping[str, str]) -> dict[str, Any]:
+    """With our keys."""
+    if not isinstance(question, Mapping):
+        raise BadInput(
+            f"question {number} is {question!r}; needed is a mapping such as "
+            '{"image": "a.png", "question": "What is there?"}'
+        )
+    named = {ours: question[theirs] for ours, theirs in fields.items() if theirs in question}
+    return {"answer": "?", **question, **named}
 
 
 def train(

@@ -350,7 +350,7 @@ def test_wrong_fields_and_contradictions_in_one_error(folder: Path) -> None:
     assert set(told.splitlines()) == {
         "recipe.yaml:2: data.split: val and test are 1 together; must be more than 0 and less than 1",
         "recipe.yaml:2: data.limt is not a key here; nearest: limit, split",
-        "recipe.yaml:3: learning_rat is not a key here; nearest: learning_rate",
+        "recipe.yaml:3: learning_rat is not a key here; nearest: learning_rate, learning_rates",
         "recipe.yaml:7: effective_batch is 'many'; must be an integer",
         "recipe.yaml:8: lora.r is 0; must be greater than or equal to 1",
         f"recipe.yaml:9: order.zzz is not a key here; allowed: {', '.join(Order.model_fields)}",

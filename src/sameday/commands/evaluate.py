@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from sameday.commands.session import Session, Specs, note_stop, prepare_environment
 from sameday.commands.stages import evaluate_stages, own_models
 from sameday.record.folder import RunFolder, default_path
@@ -304,7 +306,11 @@ def _evaluation(asked: Request, setup: TaskSetup) -> Evaluation:
     given = getattr(setup.recipe, "evaluate", None) or Evaluation()
     typed = {"split": asked.split, "cascade": asked.cascade, "max_new_tokens": asked.max_new_tokens}
     changes = {name: value for name, value in typed.items() if value is not None}
-    evaluation = Evaluation.model_validate(given.model_dump() | changes)
+    try:
+        evaluation = Evaluation.model_validate(given.model_dump() | changes)
+    except ValidationError as error:
+        wrong = [f"{each['loc'][0]} is {each['input']!r}: {each['msg']}" for each in error.errors()]
+        raise BadInput("\n".join(wrong)) from None
     problems, task = [], setup.recipe.task
     if not setup.generates and changes.keys() - {"split"}:
         problems.append(f"task {task} generates no answers, so that --cascade and --max-new-tokens mean nothing")

@@ -109,8 +109,8 @@ def run_files(folder: Path) -> list[Path]:
     """What a run writes into its folder besides weights, there already or not; nothing where there is no folder."""
     if not os.path.isdir(folder):
         return []
-    asked, told = ("recipe.yaml", "plan.yaml"), ("environment.json", "choices.json", "skipped.json", STOPPED, STAGES)
-    measured = ("metrics.jsonl", "metrics-damaged.jsonl", TIMES, "eval.json")
+    asked, told = ("recipe.yaml", "plan.yaml"), ("environment.json", "choices.json", "data.json", "skipped.json")
+    measured = ("metrics.jsonl", "metrics-damaged.jsonl", TIMES, "eval.json", STOPPED, STAGES)
     scores = (*folder.glob("eval-*.json"), *folder.glob("scores-*.json"))
     return [*(folder / name for name in (*asked, *told, *measured)), *scores]
 
