@@ -44,6 +44,10 @@ def test_a_tensor_that_is_not_finite(world: Path) -> None:
     whole = load_file(world / "base" / "model.safetensors")[TENSOR]
     changed(world, **{TENSOR: torch.full_like(whole, torch.nan)})
     assert refused(world, *WORDS).endswith(f"base: holds weights that are not finite: {TENSOR}")
+    # A split by content is recorded beside the recipe, and is taken back with it.
+    split = ("--set", "recipe.data.split={val: 0.2, test: 0.2}", "--set", "recipe.data.val=null")
+    assert refused(world, *WORDS, *split).endswith(f"base: holds weights that are not finite: {TENSOR}")
+    assert not (world / "run").exists()
 
 
 @pytest.mark.parametrize("damage", ["cut", "gone"])

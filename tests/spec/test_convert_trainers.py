@@ -325,6 +325,15 @@ def test_swift_with_a_file_of_ones_own(tmp_path: Path, old: dict[str, Any]) -> N
     check_written(done, tmp_path)
 
 
+@pytest.mark.parametrize("model", ["llava-hf/llava-1.5-7b-hf", "google/medgemma-4b-it"])
+def test_how_qwens_answers_end_is_not_said_of_others(tmp_path: Path, model: str) -> None:
+    done = converted(tmp_path, script("swift sft", {**OURS, "model": model, "target_modules": "all-linear"}))
+    assert done.recipe.answer_end == "end_token" and "line break" not in whys(done)["recipe.answer_end"].split(":")[-1]
+    assert "qwen_vl_utils" not in whys(done)["recipe.image_backend"]
+    qwen = converted(tmp_path, script("swift sft", OURS))
+    assert qwen.recipe.answer_end == "turn" and "qwen_vl_utils" in whys(qwen)["recipe.image_backend"]
+
+
 def test_swift_parts_and_their_rates(tmp_path: Path) -> None:
     thawed = {**OURS, "freeze_vit": "false", "freeze_aligner": "false", "vit_lr": "1e-5", "use_dora": "true"}
     done = converted(tmp_path, script("swift sft", {**thawed, "aligner_lr": "2e-5", "use_rslora": "true"}))

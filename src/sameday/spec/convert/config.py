@@ -78,6 +78,13 @@ def examine(
     return work
 
 
+OTHER_TEMPLATES = {
+    "llava": "this model's answers end with the token that ends a text, and nothing follows it",
+    "gemma3": "a program that learns the line break after an answer too: then set turn",
+}
+"""Models whose answers end otherwise than Qwen's, and why the end token is the last that is learned."""
+
+
 class _Converter(Running):
     """Each method makes of some of the old settings what recipe and plan have for them."""
 
@@ -330,7 +337,7 @@ class _Converter(Running):
         backend = "pil" if fast is False else "torchvision"
         why = "the two resize about a third of the pixels one level apart"
         why += "" if here or backend == "pil" else "; torchvision is not installed here: a run will need it"
-        if fast is None and self.trainer.image_backend:
+        if fast is None and self.trainer.image_backend and self.kind not in OTHER_TEMPLATES:
             self.drop("use_fast", "null: the default")
             self.always("recipe.image_backend", *self.trainer.image_backend)
         elif fast is None:
@@ -362,9 +369,12 @@ class _Converter(Running):
         if self.new["plan"].values["max_questions"] != 1:
             weight = "near, not the same: the Trainer weighs by token inside a micro-batch of several questions"
         end = "a program that masks the prompt alone learns the line break after an answer too: then set turn"
+        ends = self.trainer.answer_end or ("end_token", end)
+        if self.kind in OTHER_TEMPLATES:  # what a trainer does is known of Qwen's alone
+            ends = ("end_token", OTHER_TEMPLATES[self.kind])
         for field, value, why in (
             ("recipe.loss_weight", *(self.trainer.loss_weight or ("sample", weight))),
-            *([] if self.template() else [("recipe.answer_end", *(self.trainer.answer_end or ("end_token", end)))]),
+            *([] if self.template() else [("recipe.answer_end", *ends)]),
             ("recipe.order", "shuffle", "by_image is what lets images be shared, and is another recipe"),
             (
                 "plan.share_images",
