@@ -105,7 +105,12 @@ class Loaded:
             file = Path(folder) / "questions.jsonl"
             file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
             # These questions and nothing else of the recipe's data: no part of a split, no other set.
-            asked = {"train": str(file), "val": None, "test": str(file), "image_root": str(Path(images).resolve())}
+            asked: dict[str, Any] = {
+                "train": str(file),
+                "val": None,
+                "test": str(file),
+                "image_root": str(Path(images).resolve()),
+            }
             asked |= {"where": {}, "skip": {}, "fields": {}, "split": None, "mix": (), "limit": None, "on_bad": "stop"}
             setup = setup_of(recipe.model_copy(update={"data": recipe.data.model_copy(update=asked)}), self._home)
             try:

@@ -280,9 +280,11 @@ def convert(
     from sameday.models.families import known_families
     from sameday.spec.convert.config import convert as convert_file
     from sameday.spec.convert.conversion import render, write
+    from sameday.spec.writing import check_folder
 
     given = {"--train": train, "--val": val, "--images": images}
     near = {name: Path(os.path.relpath(path, old.parent)).as_posix() for name, path in given.items() if path}
+    check_folder(out, "-o")
     conversion = convert_file(old, known_families(), drop, trainer, near)
     paths = write(conversion, out)
     tell(conversion.recognised)

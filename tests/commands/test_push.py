@@ -111,6 +111,10 @@ def test_offline_is_a_dry_run(world: Path, monkeypatch: pytest.MonkeyPatch) -> N
         (["run", "me/polyps", "--base", "a/b/c", "--dry-run"], "--base a/b/c: is no name on the Hub: "),
         (["run", "me/polyps", "--checkpoint", "step-9"], "run: has no such checkpoint as step-9"),
         (["run", "me/polyps", "--out", "there"], "--out belongs to --dry-run: a push leaves nothing here"),
+        (
+            ["run", "me/polyps", "--dry-run", "--out", "run/recipe.yaml/x"],
+            "--out run/recipe.yaml/x: cannot be a folder: Not a directory; choose another one",
+        ),
         (["nothing", "me/polyps"], "nothing: is not a run folder: it has no recipe.yaml"),
     ],
 )

@@ -147,6 +147,8 @@ def test_what_cannot_be_merged(tmp_path: Path, tiny_qwen3: Path) -> None:
         return str(error.value)
 
     assert refused(f"{run}", f"{tmp_path}/there") == f"-o {tmp_path}/there: is there already, and is not overwritten"
+    below = f"{tmp_path}/there/file/w"
+    assert refused(f"{run}", below) == f"-o {below}: cannot be a folder: Not a directory; choose another one"
     assert "has no such checkpoint as step-9" in refused(f"{run}", f"{tmp_path}/w", "--checkpoint", "step-9")
     assert "is not a run folder" in refused(f"{tmp_path}/there", f"{tmp_path}/w")
     tensors = load_file(base / merging.SINGLE)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sameday.spec.errors import BadInput
-from sameday.spec.writing import check_output, same_file, write_text
+from sameday.spec.writing import check_folder, check_output, same_file, write_text
 
 
 def test_links_pipes_and_devices_stay_what_they_are(tmp_path: Path) -> None:
@@ -76,3 +76,14 @@ def test_what_a_command_did_not_write_is_not_written_over(tmp_path: Path) -> Non
     for text in ("", '{\n "verdict": 1}\n'):
         (tmp_path / "train.json").write_text(text)
         check_output("--json", tmp_path / "train.json")
+
+
+def test_a_folder_that_cannot_be_made_is_known_before(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for wrong, why in ((tmp_path / "file", "File exists"), (tmp_path / "file/a/b", "Not a directory")):
+        with pytest.raises(BadInput) as told:
+            check_folder(wrong, "-o")
+        assert str(told.value) == f"-o {wrong}: cannot be a folder: {why}; choose another one"
+    check_folder(tmp_path / "new/below", "-o")
+    check_folder(tmp_path, "-o")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"], "nothing is left of the trial"

@@ -16,6 +16,7 @@ from sameday.record.manifest import MANIFEST, write_manifest
 from sameday.spec.document import dump_yaml
 from sameday.spec.errors import BadInput
 from sameday.spec.words import count, tell
+from sameday.spec.writing import check_folder
 
 TOLD = ("README.md", "adapter_config.json")
 """Files that name the base model."""
@@ -53,6 +54,7 @@ def push(
         folder = out or path / "push"
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise BadInput(f"{folder}: is there already, and is not overwritten; choose another --out")
+        check_folder(folder, "--out")
         folder.mkdir(parents=True, exist_ok=True)
         files = _fill(folder, run, weights, base, license)
         why = "--dry-run" if dry_run else "HF_HUB_OFFLINE is set"

@@ -50,6 +50,19 @@ def check_output(option: str, path: Path | None, inputs: Iterable[Path | None] =
                 )
 
 
+def check_folder(path: Path, option: str) -> None:
+    """BadInput where this cannot be a folder. What was made to find out is gone again."""
+    lacking = [each for each in (path.absolute(), *path.absolute().parents) if not os.path.lexists(each)]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"{option} {path}: cannot be a folder: {error.strerror}; choose another one") from None
+    finally:
+        for each in lacking:
+            with contextlib.suppress(OSError):
+                each.rmdir()
+
+
 def _takes_bytes(path: Path) -> bool:
     """A device or a pipe, which must not become a file."""
     return path.exists() and not path.is_file() and not path.is_dir()
