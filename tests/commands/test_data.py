@@ -168,9 +168,10 @@ def test_recipes_are_written_where_nothing_is_lost(tmp_path: Path, tiny_qwen3: P
     ],
 )  # fmt: skip
 def test_a_set_without_a_good_question(tmp_path: Path, rows: list[dict[str, object]], said: str) -> None:
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set/train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(BadInput, match=said):
-        run(tmp_path / "train.jsonl")
+        run(tmp_path / "set/train.jsonl")
 
 
 def test_what_cannot_be_looked_at(tmp_path: Path) -> None:

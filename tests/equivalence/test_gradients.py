@@ -459,6 +459,7 @@ def their_inputs(task: VqaTask, ids: Iterable[int], behind: str = "") -> Iterato
         }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", [None, "shared, packed, split"], ids=["plain", "shared"])
 @pytest.mark.parametrize(
     ("family", "answer_end"), [*((family, "end_token") for family in FAMILIES), (FAMILIES[0], "turn")]

@@ -23,6 +23,8 @@ from sameday.spec.plan import Plan
 from sameday.tasks.vqa.task import VqaTask
 from sameday.verify.peer import loop
 
+pytestmark = pytest.mark.slow
+
 TOWER, PROJECTOR = "tower.all-linear", "projector.all-linear"
 EVERY: dict[str, list[str]] = {family: ["q_proj", TOWER, PROJECTOR] for family in (*FAMILIES, *SQUARE)}
 EVERY["gemma3"].remove(PROJECTOR)

@@ -21,6 +21,8 @@ from sameday.tasks.base import Answer
 from sameday.tasks.vqa.task import VqaTask
 from sameday.verify.peer import loop
 
+pytestmark = pytest.mark.slow
+
 NEW = 6
 """Tokens of an answer."""
 WITHOUT_SPLIT = ("4x4", "packed", "shared", "shared, checkpointing", "shared, packed", "shared, packed, groups split")

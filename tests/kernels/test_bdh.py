@@ -118,6 +118,7 @@ def test_fused_is_plain_in_float64(name: str) -> None:
         compare(model, batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["16 tokens", "40 units"])
 def test_fused_is_plain_without_dropout(name: str) -> None:
     compare(*case(name, torch.float64, 0.0))
@@ -236,6 +237,7 @@ def test_levels_and_images_have_masks_of_their_own() -> None:
     assert keys.shape == (2, 3, 17) and len(keys.unique()) == keys.numel()
 
 
+@pytest.mark.slow
 def test_evaluation_drops_nothing() -> None:
     model, without = make(dropout=0.5).eval(), make(dropout=0.0)
     inputs = images(model, 1)
@@ -258,6 +260,7 @@ def test_without_gradients_the_output_is_the_same(training: bool) -> None:
     assert torch.equal(alone, model(*inputs))
 
 
+@pytest.mark.slow
 def test_without_gradients_nothing_is_kept(states: list[list[Tensor]]) -> None:
     model = make()
     model.kernel = "fused"

@@ -38,6 +38,8 @@ from sameday.tasks.vqa.words import recipe_words
 from sameday.train.steps import Steps
 from sameday.verify.arm import start_weights
 
+pytestmark = pytest.mark.slow
+
 FP8 = {"base_format": "fp8"}
 SHARED = {"share_images": True, "packing": True, "max_questions": None, "token_budget": 400}
 LAYER = "model.language_model.layers.0.self_attn.q_proj"

@@ -119,5 +119,10 @@ def test_images_are_searched_beside_their_questions(tmp_path: Path) -> None:
     assert image_root(names, files[0].parent) == tmp_path / "pictures/deep"
     assert image_root(["1.png", "2.png"], files[1].parents[1]) == tmp_path / "pictures/deep/x"
     assert image_root(["y.png"], files[0].parent) is None
+    other = tmp_path / "other/imgs"
+    other.mkdir(parents=True)
+    (other / "mine.png").touch()
+    assert image_root(["mine.png"], files[0].parent) is None, "of another set"
+    assert image_root(["mine.png"], tmp_path / "other") == other
     assert image_root(["../questions/a.json"], tmp_path / "pictures/deep") is None, "names may not leave the folder"
     assert image_root(["a\0b"], tmp_path) is None

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ DISTINCT = 50
 """Values of a column that are counted; one with more is no category."""
 TRIED = 8
 """Images that are looked for in a folder."""
+PICTURES = re.compile(r"(?:images?|imgs?|pics?|pictures?|photos?|jpe?gs?|pngs?)(?![a-z])", re.IGNORECASE)
+"""How the name of a folder beside that of the questions begins, if it may hold their images."""
 FOLDERS = 2000
 """Folders in which they are looked for."""
 
@@ -189,12 +191,15 @@ def _names(rows: Iterable[Mapping[str, Any]], fields: Mapping[str, str]) -> list
 
 
 def image_root(names: Sequence[str], home: Path) -> Path | None:
-    """The folder that images are named from: beside the questions, below or one above. None where most are in none."""
+    """The folder that images are named from: beside the questions or below, or one above and called after images: what
+    else is there may be another set. None where most are in none."""
     tried = names[:TRIED]
-    for start in (home, home.parent):
-        for folder in islice(_folders(start), FOLDERS):
-            if sum(_there(folder, name) for name in tried) * 2 > len(tried):
-                return folder
+    beside = [each for each in _folders(home.parent, 2) if PICTURES.match(each.name)]
+    for folder in chain(
+        islice(_folders(home), FOLDERS), [home.parent], *(islice(_folders(each), FOLDERS) for each in beside)
+    ):
+        if sum(_there(folder, name) for name in tried) * 2 > len(tried):
+            return folder
     return None
 
 
