@@ -28,6 +28,8 @@ from sameday.tasks.vqa.setup import VqaSetup
 from sameday.tasks.vqa.task import VqaTask
 from sameday.train.steps import Steps
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 WHOLE, EACH, LOSS = 1e-5, 1e-4, 1e-6
 """Largest relative differences: of the whole gradient, of each tensor's, of the loss."""
@@ -234,7 +236,6 @@ def test_more_ranks_than_work_change_nothing(bench: Bench) -> None:
     assert_same(work(task, last, size=20), bench.plain(scene, last))
 
 
-@pytest.mark.slow
 def test_the_scenarios_hold_what_they_are_for(bench: Bench) -> None:
     """Sharing, splitting, padding and truncation happen in them, so that agreement says something."""
     cut, two, later, textual, keys = 0, 0, 0, 0, 0
@@ -276,7 +277,6 @@ def test_flex_attention_follows_the_same_rule(bench: Bench) -> None:
         assert distance(outputs["flex"], outputs["sdpa"]) < LOSS
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_all_weights_and_the_tower_trained(bench: Bench, family: str) -> None:
     scene = scenario(family, 5, (5, 3), train="all", train_vision=True, loss_weight="sample")
@@ -294,7 +294,6 @@ def test_the_loss_is_that_of_the_recipe_not_of_the_micro_batches(bench: Bench) -
     assert distance(both["token"].flat, both["sample"].flat) > 1e-2
 
 
-@pytest.mark.slow
 def test_where_an_answer_ends_is_the_same_in_every_layout(bench: Bench) -> None:
     """With conversations of several turns, whose answers all end so."""
     ends = {
@@ -312,7 +311,6 @@ def test_where_an_answer_ends_is_the_same_in_every_layout(bench: Bench) -> None:
 DROPOUT = scenario("qwen3_vl", 7, (5, 3, 2), lora={"r": 4, "alpha": 8, "dropout": 0.1})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("plan", ["4x4", "padded", "packed", "packed, split", "checkpointing"])
 @pytest.mark.parametrize("size", [1, 2])
 def test_the_same_elements_are_dropped_however_a_step_is_cut(bench: Bench, plan: str, size: int) -> None:
@@ -459,7 +457,6 @@ def their_inputs(task: VqaTask, ids: Iterable[int], behind: str = "") -> Iterato
         }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("plan", [None, "shared, packed, split"], ids=["plain", "shared"])
 @pytest.mark.parametrize(
     ("family", "answer_end"), [*((family, "end_token") for family in FAMILIES), (FAMILIES[0], "turn")]

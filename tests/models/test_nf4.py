@@ -35,6 +35,8 @@ from sameday.verify.arm import start_weights
 
 bitsandbytes = pytest.importorskip("bitsandbytes")
 
+pytestmark = pytest.mark.slow
+
 NF4 = {"base_format": "nf4"}
 SHARED = {"share_images": True, "packing": True, "max_questions": None, "token_budget": 400}
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
