@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -30,8 +31,12 @@ from verify import SHAPES
 
 from sameday.demo.patterns import write_patterns
 from sameday.demo.tiny import write_model
-from sameday.suite.jobs import open_suite
+from sameday.record.folder import read_metrics
+from sameday.record.times import read_times
+from sameday.suite.jobs import OpenSuite, open_suite
 from sameday.suite.times.expected import expected
+from sameday.suite.times.measured import read_measured
+from sameday.suite.times.predict import predict
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 LOOKS = (0.25, 0.5, 0.75)
@@ -90,6 +95,9 @@ def real(out: Path, size: str) -> None:
     def end() -> float | None:
         return expected(opened, opened.folder.states(opened.suite), time.time()).finish
 
+    planned = predict(opened.suite, opened.home, opened.folder)
+    (measured,) = read_measured(opened.folder)
+    print(f"measured: {measured.pace({'val': 64 if size == 'tiny' else 1000}, 'on')}")
     began = time.time()
     first = end()
     process, seen = sameday("suite", "run", suite, "--out", where, log=out / "run.log"), list[tuple[float, float]]()
@@ -100,10 +108,29 @@ def real(out: Path, size: str) -> None:
     if process.returncode or first is None:
         raise SystemExit((out / "run.log").read_text()[-2000:])
     took = time.time() - began
+    for name, one in planned.items():
+        print_parts(opened, name, one.seconds)
     print(f"took {took:.1f} s; predicted at its start {first - began:.1f} s, {(first - began) / took - 1:+.1%}")
     for share in LOOKS:
         at, found = min(seen, key=lambda each: abs(each[0] - began - share * took))
         print(f"predicted after {at - began:.1f} s: {found - began:.1f} s, {(found - began) / took - 1:+.1%}")
+
+
+def print_parts(opened: OpenSuite, name: str, planned: float | None) -> None:
+    """Where a job's time went: to its first step, in steps and between them, after them."""
+    folder, state = opened.folder.run(name), opened.folder.read(name)
+    assert planned is not None and state.started is not None and state.ended is not None
+    times = read_times(folder)
+    spent = {what: sum(each["seconds"] for each in times if each["what"] == what) for what in ("validate", "save")}
+    started, finished = times[0]["time"], times[-1]["time"]
+    steps = [record["seconds"] for record in read_metrics(folder / "metrics.jsonl") if "seconds" in record]
+    print(
+        f"{name}: predicted {planned:.1f} s, took {state.ended - state.started:.1f}: "
+        f"start {started - state.started:.1f}, "
+        f"{len(steps)} steps {sum(steps):.1f} (first five {sum(steps[:5]):.2f}, median {median(steps):.4f}), "
+        + ", ".join(f"{what} {seconds:.1f}" for what, seconds in spent.items())
+        + f", all until its last word {finished - started:.1f}, then {state.ended - finished:.1f}"
+    )
 
 
 # The experiments

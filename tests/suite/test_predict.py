@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import sets
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sameday.record.folder import RunFolder
 from sameday.spec.document import dump_yaml
@@ -20,7 +22,7 @@ from sameday.spec.plan import Plan
 from sameday.suite.jobs import OpenSuite, open_suite, request
 from sameday.suite.state import SuiteFolder
 from sameday.suite.times.forecast import forecast
-from sameday.suite.times.measure import _compiled_files, _each
+from sameday.suite.times.measure import LEAST, LONG, SHORT, STEPS, _compiled_files, _each, enough
 from sameday.suite.times.measured import Measured, keep_measured, planned
 from sameday.suite.times.pace import recorded
 from sameday.suite.times.predict import Estimate, Predictor, predict, remaining
@@ -291,6 +293,18 @@ def test_what_a_process_takes_once_is_counted_once() -> None:
     found = _each(lambda: time.sleep(next(passes)) or 10)
     assert found.each is not None and 0.2 < found.first < 1 and found.each < 0.02
     assert _each(lambda: 0) == (None, 0.0)
+
+
+@given(each=st.floats(0.001, 100), first=st.floats(0, 1000))
+def test_enough_steps_are_measured(each: float, first: float) -> None:
+    """Of short ones many, of long ones few, however long the first one compiled."""
+    steps = [first]
+    while not enough(steps):
+        steps.append(each)
+        assert len(steps) <= max(STEPS + 1, SHORT / each + 2)
+    spent = sum(steps[1:])
+    assert len(steps) >= LEAST and (spent > SHORT or len(steps) > STEPS)
+    assert spent <= max(LONG, (LEAST - 1) * each) + each
 
 
 def test_what_compilers_left_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

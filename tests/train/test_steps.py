@@ -117,6 +117,17 @@ def bad_at(at: int, kind: str, once: bool = False) -> Planted:
 
 
 @pytest.mark.parametrize("name", PLANS)
+def test_steps_that_nobody_wants_any_more_are_not_found_by_the_next(home: Path, name: str) -> None:
+    """Whoever times steps and has seen enough, while the device is ahead, goes on with others."""
+    _, steps = make(home, PLANS[name])
+    with closing(steps):
+        with closing(steps.run(range(4))) as done:
+            assert next(done).step == 0
+        assert steps.pending == 0
+        assert [good.step for good in steps.run([2, 2])] == [2, 2]
+
+
+@pytest.mark.parametrize("name", PLANS)
 def test_steps_end_in_order_each_with_its_own_numbers(home: Path, name: str) -> None:
     plan = PLANS[name].model_copy(update={"micro_batch": 3})
     _, _, alone = after(home, plan, 4)

@@ -261,17 +261,20 @@ class Steps:
         OutOfMemoryError or RunStopped where one is bad."""
         self._task.training(True)
         self.open(steps, budget)
-        for number, step in enumerate(steps, 1):
-            self.launch(step, 0.0, clock=clock, laps=True)
-            for outcome in self.finish(self.ahead if number < len(steps) else 0):
-                if isinstance(outcome, Failed):
-                    raise outcome.error
-                if isinstance(outcome, OutOfMemory):
-                    raise torch.OutOfMemoryError(f"in step {outcome.step + 1}")
-                if isinstance(outcome, Diverged):
-                    raise RunStopped(f"step {outcome.step + 1}: {outcome}", EXIT_DIVERGED)
-                assert isinstance(outcome, Good), "whoever asks for steps without training gives none up"
-                yield outcome
+        try:
+            for number, step in enumerate(steps, 1):
+                self.launch(step, 0.0, clock=clock, laps=True)
+                for outcome in self.finish(self.ahead if number < len(steps) else 0):
+                    if isinstance(outcome, Failed):
+                        raise outcome.error
+                    if isinstance(outcome, OutOfMemory):
+                        raise torch.OutOfMemoryError(f"in step {outcome.step + 1}")
+                    if isinstance(outcome, Diverged):
+                        raise RunStopped(f"step {outcome.step + 1}: {outcome}", EXIT_DIVERGED)
+                    assert isinstance(outcome, Good), "whoever asks for steps without training gives none up"
+                    yield outcome
+        finally:
+            deque(self.finish(0), maxlen=0)  # of whoever wants no more of them, none is found by the next
 
     def _ended(self, launched: _Launched) -> Outcome:
         loss, out_of_memory, stop, given_up, *sums, norm = self._commit.finish(launched.scalars)

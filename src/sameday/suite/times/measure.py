@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from sameday.commands.session import Session
     from sameday.tasks.base import Task
 
-STEPS = 24
-"""That are timed at most; at least `pace.LEAST` and some more, for the first ones say little."""
-LEAST, ENOUGH = 6, 60.0
-"""Steps, and seconds after which no more of them are begun."""
+STEPS, SHORT = 24, 5.0
+"""That many are timed, and more where they are done before so many seconds."""
+LEAST, LONG = 6, 60.0
+"""Fewer where they take longer than this, the first one left out, which may compile."""
 FLOORS = 8
 """Steps whose floor is counted."""
 FEW = {"val": 64, "test": 64}
@@ -53,11 +53,21 @@ def measure(training: Training, evaluation: Evaluation | None, memory: int | Non
     result = _measured_apart(asked)
     if isinstance(result, str):
         return result
+    result["start"] += (before_it := _executor())
     first = Measured(cost=training.cost, plan=planned(training), memory=memory, **result)
     if _compiled_files() <= before:
         return first
     result = _measured_apart(asked)
-    return first if isinstance(result, str) else replace(first, **result).after(first)
+    if isinstance(result, str):
+        return first
+    result["start"] += before_it
+    return replace(first, **result).after(first)
+
+
+def _executor() -> float:
+    """Seconds until whoever runs a job can begin it, in a process of its own."""
+    words = [sys.executable, "-m", "sameday.suite.running.execute", "--help"]
+    return _seconds(lambda: len(subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True).args))[0]
 
 
 def _measured_apart(asked: Mapping[str, Any]) -> dict[str, Any] | str:
@@ -101,12 +111,13 @@ def run(asked: Mapping[str, Any]) -> dict[str, Any]:
         steps: list[float] = []
         total, last = total_steps(recipe, task), task.steps_per_epoch() - 1
         with closing(session.steps(task)) as stepped:
-            for seconds in _timed(stepped.run(range(min(total, STEPS + 1)))):
-                steps.append(seconds)
-                if len(steps) >= LEAST and sum(steps) > ENOUGH:
-                    break
+            with closing(stepped.run(range(total))) as done:
+                for good in done:
+                    steps.append(good.seconds)
+                    if enough(steps):
+                        break
             # An epoch's last step has fewer samples, for which a graph of its own may have to be made.
-            odd, again = list(_timed(stepped.run([last, last]))) if len(steps) <= last < total else (0.0, 0.0)
+            odd, again = [good.seconds for good in stepped.run([last, last])] if len(steps) <= last < total else (0, 0)
         result: dict[str, Any] = {"machine": session.machine.name, "steps": steps, "start": start}
         result["last_step"] = max(0.0, odd - again)
         result |= _floor(session, task, len(steps))
@@ -147,13 +158,10 @@ def _floor(session: Session, task: Task, steps: int) -> dict[str, float]:
     }
 
 
-def _timed(steps: Generator[Any, None, None]) -> Iterator[float]:
-    with closing(steps) as done:
-        began = time.perf_counter()
-        for _ in done:
-            now = time.perf_counter()
-            yield now - began
-            began = now
+def enough(steps: Sequence[float]) -> bool:
+    """Whether their pace is known well enough."""
+    spent = sum(steps[1:])
+    return (len(steps) > STEPS and spent > SHORT) or (len(steps) >= LEAST and spent > LONG)
 
 
 class _Each(NamedTuple):
