@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 
 from sameday.data.questions.audit import check
 from sameday.demo.tiny import write_model
@@ -174,3 +175,18 @@ def lines_of(readme: Path) -> str:
     """The Python that a README shows."""
     (lines,) = re.findall(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)
     return str(lines)
+
+
+def readme_logits(task: Any, image: str) -> tuple[Tensor, Tensor]:
+    """Of the model that README.md here loads, and of the task, for the part of a prompt that both have: `image` is the
+    file of the image in the data that the README asks about."""
+    held: dict[str, Any] = {}
+    exec(lines_of(Path("README.md")), held)
+    tokens = held["inputs"]["input_ids"][0].tolist()
+    every = [task._encode(s) for s in task.splits["train"] if [each.path.name for each in s.images] == [image]]
+    encoded = next(e for e in every if e.tokens[: e.prefix].tolist() == tokens[: e.prefix])
+    [[part]] = task._partition([encoded], task._cut(None), 1)
+    with torch.no_grad():
+        hidden = task.model.hidden(task._build([encoded], part))
+        mine = task.model.logits(hidden, torch.arange(encoded.prefix))
+        return held["model"](**held["inputs"]).logits[0, : encoded.prefix], mine

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForImageTextToText
 from typed import refused, sameday, write_recipe
-from worlds import FAMILIES, SQUARE, lines_of, make_task, stir, tiny_recipe, write_tiny, write_world
+from worlds import FAMILIES, SQUARE, make_task, readme_logits, stir, tiny_recipe, write_tiny, write_world
 
 from sameday.hardware.machine import Machine
 from sameday.hardware.peaks import Peaks
@@ -414,18 +414,7 @@ def test_the_readme_loads_the_weights_that_were_trained_on(
     shutil.copy(small[0] / "images/0.png", tmp_path / "image.png")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    held: dict[str, Any] = {}
-    exec(lines_of(Path("README.md")), held)
-    inputs, model = held["inputs"], held["model"]
-    tokens = inputs["input_ids"][0].tolist()
-    every = [task._encode(s) for s in task.splits["train"] if [image.path.name for image in s.images] == ["0.png"]]
-    encoded = next(e for e in every if e.tokens[: e.prefix].tolist() == tokens[: e.prefix])
-    [[part]] = task._partition([encoded], task._cut(None), 1)
-    with torch.no_grad():
-        batch = task._build([encoded], part)
-        mine = task.model.logits(task.model.hidden(batch), torch.arange(encoded.prefix))
-        theirs = model(**inputs).logits[0, : encoded.prefix]
-    torch.testing.assert_close(theirs, mine, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(*readme_logits(task, "0.png"), atol=1e-5, rtol=1e-5)
 
 
 # Tools

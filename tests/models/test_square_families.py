@@ -111,8 +111,11 @@ def test_a_run_is_trained_cached_saved_merged_and_asked_by_its_readme(
     assert said.code == 0 and "of them changed by the adapter" in said.out, said.err
     whole, told = AutoModelForImageTextToText.from_pretrained(tmp_path / "whole", output_loading_info=True)
     assert not told["missing_keys"] and not told["unexpected_keys"]
+    # In float64 what is left between the two is that merged weights are rounded once.
+    inputs["pixel_values"] = inputs["pixel_values"].double()
     with torch.no_grad():
-        torch.testing.assert_close(whole.eval()(**inputs).logits[0], found, atol=5e-5, rtol=1e-4)
+        merged, apart = (model.eval().double()(**inputs).logits[0] for model in (whole, held["model"]))
+    torch.testing.assert_close(merged, apart, atol=1e-5, rtol=1e-5)
 
 
 @torch.no_grad()
