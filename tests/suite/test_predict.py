@@ -22,7 +22,7 @@ from sameday.spec.plan import Plan
 from sameday.suite.jobs import OpenSuite, open_suite, request
 from sameday.suite.state import SuiteFolder
 from sameday.suite.times.forecast import forecast
-from sameday.suite.times.measure import LEAST, LONG, SHORT, STEPS, _compiled_files, _each, enough
+from sameday.suite.times.measure import LEAST, LONG, SHORT, STEPS, _compiled_files, _each, enough, matters
 from sameday.suite.times.measured import Measured, keep_measured, planned
 from sameday.suite.times.pace import recorded
 from sameday.suite.times.predict import Estimate, Predictor, predict, remaining
@@ -289,6 +289,8 @@ def test_what_a_process_takes_once_is_counted_once() -> None:
     pace = warm.pace({"val": 1000}, "on")
     assert pace is not None and (pace.warm, pace.validate, pace.finish) == pytest.approx((1 + 0.5 + 1, 10, 1 + 2))
     assert warm.evaluation(1000) == pytest.approx(1 + 0.5 + 110)
+    # 13.5 + 8 + 26 + 3 s once, and steps of half a second: compiled again only where the training is short.
+    assert matters(cold, 10_000) and not matters(cold, 10_200)
     passes = iter([0.3, 0.0])
     found = _each(lambda: time.sleep(next(passes)) or 10)
     assert found.each is not None and 0.2 < found.first < 1 and found.each < 0.02

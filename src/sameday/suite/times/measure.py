@@ -1,6 +1,6 @@
 """`sameday suite plan --measure`: some steps of a training, a little of its validation and answers, and one save, timed
-in a process of their own: what it leaves on the device, or breaks, ends with it. Where it compiled something, another
-process follows that finds it on disk, as the suite's jobs will."""
+in a process of their own: what it leaves on the device, or breaks, ends with it. Where it compiled something and the
+training is short, another process follows that finds it on disk, as the suite's jobs will."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from sameday.spec.evaluation import Evaluation
 from sameday.spec.load import recipe_from
 from sameday.spec.plan import Plan
 from sameday.suite.times.measured import Measured, planned
+from sameday.suite.times.pace import pace_of
 from sameday.suite.times.work import Training
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ STEPS, SHORT = 24, 5.0
 """That many are timed, and more where they are done before so many seconds."""
 LEAST, LONG = 6, 60.0
 """Fewer where they take longer than this, the first one left out, which may compile."""
+ONCE = 0.01
+"""Of the time of all steps: what a process takes once may be less than that and in part be wrong."""
 FLOORS = 8
 """Steps whose floor is counted."""
 FEW = {"val": 64, "test": 64}
@@ -54,14 +57,22 @@ def measure(training: Training, evaluation: Evaluation | None, memory: int | Non
     if isinstance(result, str):
         return result
     result["start"] += (before_it := _executor())
+    total = result.pop("total")
     first = Measured(cost=training.cost, plan=planned(training), memory=memory, **result)
-    if _compiled_files() <= before:
+    if _compiled_files() <= before or not matters(first, total):
         return first
     result = _measured_apart(asked)
     if isinstance(result, str):
         return first
+    del result["total"]
     result["start"] += before_it
     return replace(first, **result).after(first)
+
+
+def matters(first: Measured, steps: int) -> bool:
+    """Whether what a process takes once is much beside a training of so many steps."""
+    pace = pace_of(first.steps)
+    return pace is None or first.at_first > ONCE * steps * pace.step
 
 
 def _executor() -> float:
@@ -118,7 +129,7 @@ def run(asked: Mapping[str, Any]) -> dict[str, Any]:
                         break
             # An epoch's last step has fewer samples, for which a graph of its own may have to be made.
             odd, again = [good.seconds for good in stepped.run([last, last])] if len(steps) <= last < total else (0, 0)
-        result: dict[str, Any] = {"machine": session.machine.name, "steps": steps, "start": start}
+        result: dict[str, Any] = {"machine": session.machine.name, "steps": steps, "start": start, "total": total}
         result["last_step"] = max(0.0, odd - again)
         result |= _floor(session, task, len(steps))
         scores = _each(lambda: int(task.evaluate("val", session.ranks).get("samples", 0)))
