@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -57,33 +58,44 @@ def write_mixture(
     """train, val and test.jsonl, and images/. With a `template` each type of question has an instruction of about so
     many words, most of them its own. Sides are divided by `shrink`, for a trial."""
     rng = random.Random(seed)
+    for split, count in zip(("train", "val", "test"), images, strict=True):
+        pictures = [(_size(rng), rng.choices(list(EACH), EACH.values())[0]) for _ in range(count)]
+        write_split(folder, split, pictures, rng, template, shrink)
+
+
+def write_split(
+    folder: Path,
+    split: str,
+    pictures: Sequence[tuple[tuple[int, int], int]],
+    rng: random.Random,
+    template: int = 0,
+    shrink: int = 1,
+) -> None:
+    """Of each picture its size, and how many questions it has."""
     (folder / "images").mkdir(parents=True, exist_ok=True)
     drawn: list[tuple[Path, tuple[int, int], int]] = []
-    for split, count in zip(("train", "val", "test"), images, strict=True):
-        rows = []
-        for number in range(count):
-            name = f"{split}_{number:05d}.jpg"
-            drawn.append((folder / "images" / name, _size(rng, shrink), rng.randrange(2**32)))
-            each = rng.choices(list(EACH), EACH.values())[0]
-            for kind, question, answers in rng.sample(QUESTIONS, each):
-                row = {"image": name, "question": question, "answer": rng.choice(answers), "type": kind}
-                row["stage"] = rng.choices(list(STAGES), STAGES.values())[0]
-                rows.append(row | ({"instruction": _instruction(kind, question, template)} if template else {}))
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows = []
+    for number, ((width, height), each) in enumerate(pictures):
+        name = f"{split}_{number:05d}.jpg"
+        drawn.append((folder / "images" / name, (width // shrink, height // shrink), rng.randrange(2**32)))
+        for kind, question, answers in rng.sample(QUESTIONS, each):
+            row = {"image": name, "question": question, "answer": rng.choice(answers), "type": kind}
+            row["stage"] = rng.choices(list(STAGES), STAGES.values())[0]
+            rows.append(row | ({"instruction": _instruction(kind, question, template)} if template else {}))
+    (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with ProcessPoolExecutor() as pool:
         for _ in pool.map(_draw, *zip(*drawn, strict=True), chunksize=16):
             pass
 
 
-def _size(rng: random.Random, shrink: int) -> tuple[int, int]:
+def _size(rng: random.Random) -> tuple[int, int]:
     which = rng.random()
     if which < 0.6:
-        width, height = rng.choice(USUAL)
-    elif which < 0.8:
-        width, height = LARGE
-    else:
-        width, height = (rng.randint(least, most) for least, most in zip(*ODD, strict=True))
-    return width // shrink, height // shrink
+        return rng.choice(USUAL)
+    if which < 0.8:
+        return LARGE
+    width, height = (rng.randint(least, most) for least, most in zip(*ODD, strict=True))
+    return width, height
 
 
 def _instruction(kind: str, question: str, words: int) -> str:

@@ -1,0 +1,214 @@
+"""A step of real data as the training loop does it: JPEGs read, decoded and copied meanwhile, the automatic plan.
+
+    python bench/real.py OUT                                  one GPU, Qwen3-VL-8B's shapes
+    python bench/real.py OUT --only mixture --plan compile=true --plan cuda_graphs=true
+    python bench/real.py OUT --size tiny                      tries the script on a CPU
+    python bench/real.py OUT --run                            `sameday train` of the mixture for three epochs, twice:
+                                                              what is compiled, and whether a later step stalls
+
+Weights are random. Of each row: seconds of a step, median (least to most) of those after the first twenty; its floor,
+the mean over its steps; the share of the floor that is reached, of all steps together; how much of the time kernels
+fill; memory that the allocator held; what the first twenty steps took beyond the median, compiling above all; and how
+many times the median the slowest of the later ones took. What OUT has already is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from mixture import LARGE, QUESTIONS, USUAL, write_mixture, write_split
+from verify import SHAPES
+
+from sameday.commands.session import Session, Specs, silent
+from sameday.demo.tiny import write_model
+from sameday.hardware.peaks import measure
+from sameday.profile.floor import floor_of
+from sameday.profile.timeline import FAR, record
+from sameday.record.folder import read_metrics
+from sameday.record.times import read_times
+from sameday.spec.document import dump_yaml
+from sameday.spec.load import recipe_from
+from sameday.spec.plan import Plan
+from sameday.tasks.base import TRAINING
+
+WARM = 20
+"""First steps, in which things are compiled or recorded."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Of which pictures, each with so many questions; None is the mixture. `template`: words of an instruction."""
+
+    order: str
+    pictures: tuple[tuple[tuple[int, int], int], ...] | None = None
+    template: int = 0
+    steps: int = 40
+    least_memory: bool = False
+
+
+ROWS = {
+    "768×576, by_image": Row("by_image", ((USUAL[0], 8),) * 60),
+    "mixture": Row("by_image", steps=200),
+    "mixture, templates": Row("by_image", template=120, steps=200),
+    "768×576, shuffle": Row("shuffle", ((USUAL[0], 8),) * 60),
+    "2 of 1280×1024": Row("by_image", ((LARGE, 8),) * 60, template=45),
+    "16 of 1280×1024": Row("shuffle", ((LARGE, 1),) * 320, template=45, steps=25),
+    "least memory": Row("by_image", ((LARGE, 8),) * 60, template=45, least_memory=True),
+}
+MIXTURE = (400, 40, 0)
+"""Pictures to train and validate on."""
+
+
+def data_of(out: Path, name: str, row: Row, tiny: bool) -> Path:
+    folder = out / "data" / name.replace(",", "").replace(" ", "_").replace("×", "x")
+    if not folder.is_dir():
+        part, shrink = folder.with_suffix(".part"), 8 if tiny else 1
+        if row.pictures is None:
+            write_mixture(part, (40, 4, 0) if tiny else MIXTURE, template=row.template, shrink=shrink)
+        else:
+            rng = random.Random(0)
+            write_split(part, "train", row.pictures, rng, row.template, shrink)
+            write_split(part, "val", row.pictures[:2], rng, row.template, shrink)
+        part.rename(folder)
+    return folder
+
+
+def recipe_of(out: Path, data: Path, row: Row, tiny: bool) -> dict[str, Any]:
+    return {
+        "name": "real",
+        "model": str(out / "model"),
+        "lora": {"r": 4, "alpha": 8, "dropout": 0.05, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]},
+        "precision": "float32" if tiny else "bf16",
+        "data": {name: str(data / f"{name}.jsonl") for name in ("train", "val")} | {"image_root": str(data / "images")},
+        "max_pixels": 1310720,
+        "order": row.order,
+        "effective_batch": 16,
+        "loss_weight": "sample",
+        "learning_rate": 5e-5,
+        "num_epochs": 1000,
+    }
+
+
+def timed(out: Path, name: str, row: Row, args: argparse.Namespace) -> dict[str, Any]:
+    """One row; its model is gone afterwards."""
+    tiny = args.size == "tiny"
+    recipe = recipe_from(recipe_of(out, data_of(out, name, row, tiny), row, tiny))
+    asked = dict(each.split("=", 1) for each in args.plan) | ({"device": "cpu"} if tiny else {})
+    fixed = {field: json.loads(value) if value[0] in "0123456789tf" else value for field, value in asked.items()}
+    specs = Specs(recipe, out, Plan.model_validate(fixed), True, tuple(sorted(fixed)))
+    with closing(Session.start(specs, silent, splits=TRAINING)) as session:
+        plan = session.setup.low_memory(session.resolved.plan) if row.least_memory else session.resolved.plan
+        task = session.load(plan)
+        count = args.steps or row.steps
+        if task.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        with closing(session.steps(task)) as steps:
+            seconds = [good.seconds for good in steps.run(range(WARM + count))]
+        memory = torch.cuda.max_memory_reserved() / 2**30 if task.device.type == "cuda" else 0.0
+        peaks = measure(task.device, recipe.precision, None)
+        floors = [floor_of(session.setup, task, step, peaks).plan.seconds for step in range(WARM, WARM + count)]
+        line = record(session, task, 8, 4)
+    usual = statistics.median(seconds[WARM:])
+    return {
+        "name": name,
+        "seconds": seconds,
+        "median": usual,
+        "floor": statistics.fmean(floors),
+        "share": sum(floors) / sum(seconds[WARM:]),
+        "busy": line.busy,
+        "launches": line.launches,
+        "GiB": memory,
+        "first": sum(seconds[:WARM]) - WARM * usual,
+        "slowest": max(seconds[WARM:]) / usual,
+    }
+
+
+def words(one: dict[str, Any]) -> str:
+    later = one["seconds"][WARM:]
+    busy = "-" if one["busy"] is None else f"{one['busy']:.0%}"
+    return (
+        f"{one['name']:22s} {one['median']:7.3f} {f'({min(later):.3f}-{max(later):.3f})':>16s} {one['floor']:7.3f} "
+        f"{one['share']:6.0%} {busy:>6s} {one['GiB']:6.1f} {one['first']:8.1f} {one['slowest']:8.2f}"
+    )
+
+
+def whole_run(out: Path, args: argparse.Namespace) -> None:
+    """From the command line, first where nothing was compiled yet, then again."""
+    tiny = args.size == "tiny"
+    row = ROWS["mixture"]
+    fields = recipe_of(out, data_of(out, "mixture", row, tiny), row, tiny) | {"num_epochs": 3}
+    (out / "recipe.yaml").write_text(dump_yaml(recipe_from(fields)))
+    sets = [f"--set=plan.{each}" for each in args.plan] + (["--set=plan.device=cpu"] if tiny else [])
+    caches = {"TORCHINDUCTOR_CACHE_DIR": str(out / "inductor"), "TRITON_CACHE_DIR": str(out / "triton")}
+    for number in range(1, 3):
+        run, began = out / f"run-{time.time():.0f}", time.perf_counter()
+        command = [sys.executable, "-m", "sameday", "train", str(out / "recipe.yaml"), "--out", str(run), *sets]
+        with (out / f"run-{number}.log").open("w") as log:
+            if subprocess.run(command, stdout=log, stderr=log, env={**os.environ, **caches}).returncode:
+                raise SystemExit((out / f"run-{number}.log").read_text()[-3000:])
+        steps = [each["seconds"] for each in read_metrics(run / "metrics.jsonl") if "split" not in each]
+        print(stalls(steps, read_times(run), f"run {number}: {time.perf_counter() - began:.0f} s"), flush=True)
+
+
+def stalls(steps: Sequence[float], times: Sequence[dict[str, Any]], name: str) -> str:
+    usual = statistics.median(steps)
+    late = [f"{number} ({each:.1f} s)" for number, each in enumerate(steps, 1) if number > WARM and each > FAR * usual]
+    first = sum(steps[:WARM]) - WARM * usual
+    looks = [each["seconds"] for each in times if each["what"] == "validate"]
+    beyond = looks[0] - min(looks) if looks else 0.0
+    return (
+        f"{name}, {len(steps)} steps of {usual:.3f} s; beyond that the first {WARM} took {first:.1f} s and the first "
+        f"validation {beyond:.1f} s; later steps of more than {FAR:.0f} times the median: {', '.join(late) or 'none'}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--size", choices=("8b", "tiny"), default="8b")
+    parser.add_argument("--only", nargs="+", choices=tuple(ROWS), default=tuple(ROWS))
+    parser.add_argument("--steps", type=int, help="that are timed, instead of each row's own number")
+    parser.add_argument("--plan", action="append", default=[], help="FIELD=VALUE, instead of the automatic one")
+    parser.add_argument("--run", action="store_true")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    out = args.out.absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    if not (out / "model").is_dir():
+        texts = [f"{question} {' '.join(answers)}" for _, question, answers in QUESTIONS]
+        shapes: dict[str, Any] = {} if args.size == "tiny" else {"device": "cuda", "dtype": torch.bfloat16}
+        write_model(out / "model.part", texts, 0, **shapes, **({} if args.size == "tiny" else SHAPES["8b"]))
+        (out / "model.part").rename(out / "model")
+        gc.collect()
+    if args.run:
+        whole_run(out, args)
+        return
+    print(f"{'':22s} {'s/step':>7s} {'(least-most)':>16s} {'floor':>7s} {'share':>6s} {'busy':>6s} {'GiB':>6s}", end="")
+    print(f" {'first s':>8s} {'slowest':>8s}   {' '.join(args.plan)}", flush=True)
+    found = []
+    for name in args.only:
+        found.append(timed(out, name, ROWS[name], args))
+        print(words(found[-1]), flush=True)
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    if args.json is not None:
+        args.json.write_text(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()
