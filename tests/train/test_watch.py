@@ -17,6 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from worlds import tiny_recipe, write_world
 
 from sameday.record.folder import RunFolder
+from sameday.record.times import read_times
 from sameday.spec.plan import Plan
 from sameday.spec.words import clock
 from sameday.train.steps import Good
@@ -75,6 +76,16 @@ def test_waiting_for_input_is_told_where_it_matters(run: RunFolder, capsys: pyte
     assert [match and match[7] for match in found] == [None, "2", "26"]
     assert [(record["wait"], record["decode"]) for record in run.metrics] == [(0.01, 0.02), (0.03, 0.06), (0.74, 1.48)]
     assert losses(run, "train/wait") == {1: pytest.approx(0.01), 2: pytest.approx(0.03), 3: pytest.approx(0.74)}
+
+
+def test_a_step_that_stalls_is_told_and_recorded(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    with Watch(run, 40, 100, CPU) as watch:
+        for step in range(1, 31):
+            watch.step(good(step, 1.0, 7.5 if step in (2, 25) else 0.5, wait=7.0))
+    assert capsys.readouterr().out == (
+        "step 25/40  stalled: 7.5 s, usual before it 0.500 s; 7.0 s of it waiting for input\n"
+    )
+    assert [(each["step"], each["seconds"]) for each in read_times(run.path) if each["what"] == "stall"] == [(25, 7.5)]
 
 
 def test_the_gpus_use_is_told_and_recorded(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 TIMES = "times.jsonl"
-What = Literal["start", "validate", "save", "finish", "evaluate"]
+What = Literal["start", "validate", "save", "finish", "evaluate", "stall"]
 """start: from the process's begin, or from the end of the run before in it, to the first step, or to the first question
-of `sameday eval`; its `parts` are what it consists of, and the rest of it was smaller things."""
+of `sameday eval`; its `parts` are what it consists of, and the rest of it was smaller things. stall: a step that took
+far longer than those before it, whose seconds are in metrics.jsonl too."""
 MOST = 2**24
 """Bytes that are read."""
 _LOADED = time.time()

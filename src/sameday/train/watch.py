@@ -14,6 +14,7 @@ import torch
 from sameday.hardware.machine import detect_machine
 from sameday.hardware.nvml import gpu_use
 from sameday.hardware.phases import silence
+from sameday.hardware.stalls import Stalls
 from sameday.record.folder import RunFolder
 from sameday.record.room import room_for
 from sameday.record.times import What, note, process_age
@@ -44,6 +45,7 @@ class Watch:
         """`names` are the samples of a step, as a user can find them; `track` is a tracker that gets the numbers."""
         self.run, self.total, self.log_steps, self._names = run, total, log_steps, names
         self._losses: list[float] | None = None  # of the latest steps
+        self._stalls = Stalls()
         self.live: Any = None
         self.board: Any = None
         self.tracker = Tracker(track, run, self.say) if run is not None and track != "none" else None
@@ -84,6 +86,9 @@ class Watch:
             timed["gpu"] = use
         record = {"step": step, "loss": good.loss, "seconds": good.seconds, "samples": good.samples, **numbers}
         self.run.append({**record, **timed, **self._spike(good)})
+        if (how := self._stalls.found(good.seconds, good.input.get("wait", 0.0))) is not None:
+            self.say(f"step {step}/{self.total}  {how}")
+            note(self.run.path, "stall", good.seconds, step=step)
         self._open_board(step)
         if due:
             phases = {f"phases/{name}": seconds for name, seconds in (good.phases or {}).items()}

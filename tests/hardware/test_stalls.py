@@ -1,0 +1,55 @@
+"""When a step is called a stall, and what is said to be its cause."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sameday.hardware.stalls import FEWEST, TIMES, WINDOW, WORTH, Stalls, graphs_compiled, usual_before_stall
+
+SECONDS = st.floats(0.001, 100)
+
+
+@given(st.lists(SECONDS, max_size=FEWEST - 1), SECONDS)
+def test_first_steps_are_no_stalls(recent: list[float], seconds: float) -> None:
+    assert usual_before_stall(recent, seconds) is None
+
+
+@given(st.lists(SECONDS, min_size=FEWEST, max_size=2 * WINDOW), SECONDS)
+def test_a_stall_is_much_longer_than_half_of_the_steps_before_it(recent: list[float], seconds: float) -> None:
+    usual = usual_before_stall(recent, seconds)
+    shorter = [each for each in recent[-WINDOW:] if TIMES * each < seconds and each + WORTH < seconds]
+    assert (usual is None) or (2 * len(shorter) >= len(recent[-WINDOW:]) and seconds > usual)
+    if len(shorter) == len(recent[-WINDOW:]):
+        assert usual is not None, "longer than all of them by far"
+
+
+@given(st.lists(SECONDS, min_size=FEWEST, max_size=WINDOW), SECONDS, st.floats(1, 100))
+def test_what_takes_longer_is_a_stall_all_the_more(recent: list[float], seconds: float, more: float) -> None:
+    if usual_before_stall(recent, seconds) is not None:
+        assert usual_before_stall(recent, seconds + more) is not None
+
+
+def test_its_cause_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs are counted by torch itself, here for a function that is really compiled."""
+    monkeypatch.setattr(torch._dynamo.config, "automatic_dynamic_shapes", False)
+    torch.compiler.reset()
+    twice = torch.compile(lambda x: 2 * x, backend="eager")
+    twice(torch.ones(2))
+    stalls = Stalls()
+    for _ in range(FEWEST):
+        twice(torch.ones(2))
+        assert stalls.found(0.2, 0.01) is None
+    before = graphs_compiled()
+    twice(torch.ones(3))
+    assert graphs_compiled() == before + 1
+    assert stalls.found(18.0, 0.0) == (
+        "stalled: 18.0 s, usual before it 0.200 s; layers were compiled for a shape that had not come before"
+    )
+    assert stalls.found(5.0, 4.7) == "stalled: 5.0 s, usual before it 0.200 s; 4.7 s of it waiting for input"
+    assert stalls.found(5.0, 1.0) == (
+        "stalled: 5.0 s, usual before it 0.200 s; neither compiling nor input; the machine was busy with something else"
+    )
+    assert stalls.found(0.9, 0.0) is None, "less than a second more"
