@@ -27,7 +27,7 @@ SETUPS = {
 }
 VALUES = {device: trial_values(setup, device, QUESTION) for device, setup in SETUPS.items()}
 PLANS = {device: trial_plans(setup, device, QUESTION) for device, setup in SETUPS.items()}
-IMPOSSIBLE = [(("packing", False), ("attention", "split"))]
+IMPOSSIBLE = [(("packing", False), ("attention", "split")), (("activation_budget", 0.5), ("compile", "none"))]
 
 
 @pytest.fixture(scope="module")

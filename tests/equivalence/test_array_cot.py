@@ -26,7 +26,8 @@ def plans() -> list[dict[str, Any]]:
     count = max(map(len, VALUES.values()))
     chosen = [{name: values[(i + 1) % len(values)] for name, values in VALUES.items()} for i in range(count)]
     # Split attention is for packed rows.
-    return [plan | {"packing": i % 2 == 1, "compile": "none"} for i, plan in enumerate(chosen)]
+    uncompiled = {"compile": "none", "activation_budget": 1.0}
+    return [plan | {"packing": i % 2 == 1} | uncompiled for i, plan in enumerate(chosen)]
 
 
 PLANS = plans()
@@ -43,7 +44,9 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 def test_every_value_is_there() -> None:
     for name, values in VALUES.items():
-        assert name == "compile" or all(any(plan[name] == value for plan in PLANS) for value in values), name
+        assert name in ("compile", "activation_budget") or all(
+            any(plan[name] == value for plan in PLANS) for value in values
+        ), name
 
 
 @pytest.mark.slow

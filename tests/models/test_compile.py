@@ -7,13 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 import torch._dynamo
+import torch._functorch.config as functorch
 import worlds
 from torch._dynamo.utils import counters
 from worlds import FAMILIES, SQUARE
 
+from sameday.hardware.machine import detect_machine
 from sameday.hardware.ranks import Ranks
 from sameday.models import vlm
+from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
+from sameday.tasks.vqa.setup import VqaSetup
 from sameday.tasks.vqa.task import VqaTask
 from sameday.train.steps import Steps
 
@@ -59,3 +63,45 @@ def test_graphs_are_shared_by_all_layers(
     assert scores[0] == pytest.approx(scores[1], rel=1e-6)
     assert counters["stats"]["unique_graphs"] == 3 + kinds
     assert not counters["graph_break"]
+
+
+@pytest.mark.slow
+def test_compiled_layers_keep_a_share_of_their_activations_and_compute_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a backend that divides graphs into forward and backward as on a GPU, and computes them as eager does."""
+    monkeypatch.setattr(vlm, "COMPILE_BACKEND", "aot_eager_decomp_partition")
+    monkeypatch.setattr(functorch, "activation_memory_budget", 1.0)
+    torch._dynamo.reset()
+    worlds.write_world(tmp_path, 3, (9, 1, 5))
+    model = worlds.write_tiny(tmp_path / "model", text={"num_hidden_layers": 2})
+    lora = {"r": 4, "alpha": 8, "dropout": 0.1}
+    recipe = worlds.tiny_recipe(model, order="by_image", effective_batch=8, lora=lora)
+    kept, gradients = [], []
+    for share in (1.0, 0.5, 0.0):
+        plan = Plan(**PLAN, compile="layers", activation_budget=share, device="cpu")
+        task = worlds.make_task(tmp_path, recipe, plan)
+        worlds.stir(task)
+        held: dict[int, int] = {}
+
+        def hold(tensor: torch.Tensor, held: dict[int, int] = held) -> torch.Tensor:
+            held[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(hold, lambda tensor: tensor):
+            gradients.append(gradient(task, 0))
+        weights = {each.untyped_storage().data_ptr() for each in task.module().parameters()}
+        kept.append(sum(size for where, size in held.items() if where not in weights))
+    for other in gradients[1:]:
+        assert (other - gradients[0]).norm() <= 1e-6 * gradients[0].norm()
+    assert kept[1] < 0.75 * kept[0] and kept[2] < 0.6 * kept[1], kept
+
+
+def test_only_compiled_layers_have_a_budget(tmp_path: Path, tiny_qwen3: Path) -> None:
+    setup = VqaSetup(worlds.tiny_recipe(tiny_qwen3), tmp_path)
+    machine = detect_machine("cpu")
+    setup.check_plan(Plan(activation_budget=0.5, compile="layers"), machine)
+    with pytest.raises(
+        BadInput, match=r"plan\.activation_budget 0\.5 is for compiled layers: set plan\.compile layers"
+    ):
+        setup.check_plan(Plan(activation_budget=0.5), machine)

@@ -229,7 +229,7 @@ def test_what_is_at_its_default_is_no_setting(task: str) -> None:
 def test_every_field_of_another_task_is_seen(task: str) -> None:
     other: dict[str, Any] = {
         **{"share_images": True, "packing": True, "token_budget": 1, "max_questions": 2, "pad_to_multiple": 2},
-        **{"share_text": True},
+        **{"share_text": True, "activation_budget": 0.5},
         **{"checkpointing": "full", "attention": "sdpa", "label_only_logits": True, "eval_token_budget": 1},
         **{"cache": "pixels", "cache_dir": "elsewhere"},
         **{"micro_batch": 1, "compile_mode": "max-autotune", "level_kernel": "fused", "cuda_graphs": True},

@@ -10,14 +10,18 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+import torch._functorch.config as functorch
 from torch import Tensor, nn
 
 
-def compile_layers(layers: Iterable[nn.Module], backend: str) -> None:
+def compile_layers(layers: Iterable[nn.Module], backend: str, activation_budget: float = 1.0) -> None:
     """In place, so that parameters keep their names. There are still a few graphs: for the first layer, whose input has
     no gradient, and the others, training and evaluation. Past torch's limit of eight the rest would silently run
-    uncompiled."""
+    uncompiled. Of their activations graphs keep a share, the budget."""
     torch._dynamo.config.recompile_limit = 32
+    if functorch.activation_memory_budget != activation_budget:
+        torch._dynamo.reset()  # graphs that were made for another model of this process keep another share
+        functorch.activation_memory_budget = activation_budget
     for layer in layers:
         layer.compile(backend=backend)
         assert layer._compiled_call_impl is not None

@@ -118,7 +118,7 @@ class VisionLanguageModel:
         layers = list(self.text.layers)
         if not self.tower_trained:
             layers += self.family.compilable_blocks(self.tower)
-        compile_layers(layers, COMPILE_BACKEND)
+        compile_layers(layers, COMPILE_BACKEND, self.plan.activation_budget)
 
     def trained(self) -> dict[str, nn.Parameter]:
         """What the optimizer updates, by name; float32 in every plan."""

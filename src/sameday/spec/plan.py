@@ -122,6 +122,15 @@ class Plan(Strict):
         "Recompute each decoder layer in the backward pass instead of keeping its activations.",
         needs="decoder layers",
     )
+    activation_budget: float = _field(
+        1.0,
+        "rounding",
+        "The share of their activations that compiled decoder layers keep for the backward pass: they recompute what "
+        "is cheapest for its bytes. 1 keeps what torch.compile keeps by itself.",
+        needs="decoder layers",
+        ge=0,
+        le=1,
+    )
     compile: Literal["none", "layers", "auto"] = _field(
         "none",
         "rounding",

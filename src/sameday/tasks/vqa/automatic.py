@@ -53,6 +53,8 @@ def problems_of(
         yield "plan.attention split is for packed rows: set plan.packing true, or attention sdpa or flex"
     if plan.attention == "split" and machine.device == "cuda" and no_flash:
         yield f"plan.attention split is flash attention on a GPU, and {no_flash}; allowed: sdpa, flex"
+    if plan.activation_budget < 1 and plan.compile == "none":
+        yield f"plan.activation_budget {plan.activation_budget:g} is for compiled layers: set plan.compile layers"
     if plan.attention == "split" and not splits():
         yield f"plan.attention split: {NO_SPLIT}; allowed: auto, sdpa, flex"
 

@@ -446,6 +446,7 @@ class VqaSetup(TaskSetup):
             "max_questions": (1, 4, None),
             "pad_to_multiple": (1, 16),
             "checkpointing": ("none", "full"),
+            "activation_budget": (1.0, 0.5),
             "attention": ("auto", "sdpa", "split", *(("flex",) if device == "cuda" else ())),
             "label_only_logits": (False, True),
             "cache": ("none", "pixels", "features"),
