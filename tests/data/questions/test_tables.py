@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,11 @@ from worlds import tiny_recipe
 from sameday.cli import app
 from sameday.commands.launch import train_from_files
 from sameday.data.questions.audit import check
-from sameday.data.questions.lines import read_lines
+from sameday.data.questions.lines import preview, read_lines
 from sameday.data.questions.tables import UNPACKED, unpacked
 from sameday.data.questions.wanted import Wanted
 from sameday.spec.errors import BadInput
+from sameday.tasks.vqa.setup import VqaSetup
 
 pyarrow = pytest.importorskip("pyarrow")
 from pyarrow import parquet  # noqa: E402
@@ -73,6 +75,7 @@ def test_images_are_unpacked_once_and_rows_are_questions(tmp_path: Path) -> None
     files = sorted((tmp_path / UNPACKED).glob("*.[jp]*g"))
     assert sorted(file.read_bytes() for file in files) == sorted(picture(number) for number in range(5))
     assert said == [
+        f"raw.parquet: its images are unpacked into {tmp_path / UNPACKED}",
         "unpacking raw.parquet: 30 of 30 rows, 5 images",
         "raw.parquet: 5 of 30 lines are skipped: answer is nan",
     ]
@@ -81,6 +84,50 @@ def test_images_are_unpacked_once_and_rows_are_questions(tmp_path: Path) -> None
     assert again == samples and before == {f: f.stat().st_mtime_ns for f in (tmp_path / UNPACKED).iterdir()}
     write(path, made[:6])
     assert len(check(path, tmp_path, None, wanted=wanted)[0]) == 5, "made again for a file that changed"
+
+
+def test_a_preview_has_what_unpacking_gives_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [{**row, "seen": [{"bytes": picture(1), "path": "a.jpg"}], "raw": b"0"} for row in rows(3, 4)]
+    named = [{"image": f"{number}.png", "question": "q?", "answer": "a"} for number in range(5)]
+    tables = [write(tmp_path / "raw.parquet", made), write(tmp_path / "named.parquet", named)]
+    for read_whole in (80, 3):  # the bytes of later rows are not read, and nothing else changes
+        monkeypatch.setattr("sameday.data.questions.tables.PREVIEWED", read_whole)
+        for path in tables:
+            seen = list(preview(path))
+            assert [each.name for each in tmp_path.iterdir() if each not in tables] == []
+            whole = [line.parse() for line in read_lines(path, images=tmp_path)]
+            shutil.rmtree(tmp_path / UNPACKED)
+            assert [list(row) for row in seen] == [list(row) for row in whole]
+            of_text = (
+                [name for name in whole[0] if name not in ("image", "seen", "raw")] if path == tables[0] else whole[0]
+            )
+            assert [{n: row[n] for n in of_text} for row in seen] == [{n: row[n] for n in of_text} for row in whole]
+            if path == tables[0]:
+                assert seen[0]["image"] == seen[-1]["raw"] == f"{UNPACKED}/"
+
+
+def test_a_folder_that_cannot_be_written_is_known_before_anything_is_read(tmp_path: Path, tiny_qwen3: Path) -> None:
+    """Of all sets, though the first one's images could be read."""
+    for name in ("one", "two", "three"):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name / "raw.parquet", rows(2, 2))
+    for name in ("two", "three"):
+        (tmp_path / name / UNPACKED).write_text("in the way")
+    more = [{"train": f"{name}/raw.parquet", "image_root": name} for name in ("two", "three")]
+    data = {"train": "one/raw.parquet", "image_root": "one", "mix": more}
+    sentences = [
+        f"{tmp_path / name / 'raw.parquet'}: its images are unpacked into {tmp_path / name / UNPACKED}, which cannot "
+        "be written: File exists; allowed: another folder in recipe.data.image_root, or in --image-root of `sameday "
+        "data`"
+        for name in ("two", "three")
+    ]
+    with pytest.raises(BadInput) as error:
+        VqaSetup(tiny_recipe(tiny_qwen3, data=data), tmp_path).audit(lambda _: None, ("train",))
+    assert str(error.value).splitlines() == sentences
+    assert not (tmp_path / "one" / UNPACKED).exists(), "what was made to find out is gone"
+    with pytest.raises(BadInput) as error:
+        CliRunner().invoke(app, ["data", str(tmp_path / "two/raw.parquet")], catch_exceptions=False)
+    assert str(error.value) == sentences[0]
 
 
 def test_several_files_are_one_set(tmp_path: Path) -> None:

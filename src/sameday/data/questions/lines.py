@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import re
@@ -11,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sameday.data.questions.tables import Say, csv_rows, files_of, unpacked
+from sameday.data.questions.tables import Say, csv_rows, files_of, previewed, unpacked
 from sameday.spec.errors import BadInput
 
 BOM = b"\xef\xbb\xbf"
@@ -79,6 +80,17 @@ def read_lines(
     every = ((file, line) for file in files for line in _lines(file, images, say))
     for number, (file, line) in enumerate(islice(every, limit), 1):
         yield replace(line, number=number, file=file.name)
+
+
+def preview(path: Path) -> Iterator[Any]:
+    """The rows of a file, or of all that a pattern means, that can be read, without unpacking anything: to guess by."""
+    for file in files_of(path):
+        if file.suffix.lower() == ".parquet" and file.is_file():
+            yield from previewed(file)
+            continue
+        for line in _lines(file, None, lambda _: None):
+            with contextlib.suppress(ValueError):
+                yield line.parse()
 
 
 def _lines(path: Path, images: Path | None, say: Say) -> Iterator[Line]:
