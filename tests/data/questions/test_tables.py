@@ -146,12 +146,15 @@ def test_a_table_has_the_values_of_its_rows(
     tmp_path_factory: pytest.TempPathFactory, made: list[dict[str, str]]
 ) -> None:
     folder = tmp_path_factory.mktemp("rows")
-    for name, dialect in (("a.csv", "excel"), ("a.tsv", "excel-tab")):
+    for name, separator in (("a.csv", ","), ("a.tsv", "\t"), ("b.csv", ";"), ("c.csv", "\t"), ("d.tsv", ",")):
         with (folder / name).open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, list(made[0]), dialect=dialect)
+            writer = csv.DictWriter(file, list(made[0]), delimiter=separator)
             writer.writeheader()
             writer.writerows(made)
-        assert [line.parse() for line in read_lines(folder / name)] == made
+        lines = list(read_lines(folder / name))
+        assert [line.parse() for line in lines] == made
+        breaks = [sum(value.count("\n") for value in row.values()) for row in made]
+        assert [line.line for line in lines] == [2 + n + sum(breaks[:n]) for n in range(len(made))]
     path = write(folder / "a.parquet", made)
     assert [line.parse() for line in read_lines(path, images=folder)] == made
 
@@ -197,8 +200,15 @@ def test_columns_and_files_that_are_not_there(tmp_path: Path) -> None:
         f"recipe.data.fields.answer is 'reply', which no line of raw.parquet has; {there}"
     )
     (tmp_path / "a.csv").write_text("image,question,answer\na.png,what?\n")
-    with pytest.raises(BadInput, match=r"a\.csv:1: has 2 values, and the header 3"):
+    with pytest.raises(BadInput, match=r"a\.csv:2: has 2 values, and the header 3: image, question, answer"):
         check(tmp_path / "a.csv", tmp_path, None)
+    rows_after_breaks = 'image;question;answer\na.png;"what\n\nis it?";yes\n\nb.png;where?\nc.png;"x\n'
+    (tmp_path / "c.csv").write_text(rows_after_breaks)
+    with pytest.raises(BadInput, match=r"c\.csv:7: is no row of CSV: unexpected end of data"):
+        check(tmp_path / "c.csv", tmp_path, None)
+    (tmp_path / "c.csv").write_text(rows_after_breaks.rsplit("c.png")[0])
+    with pytest.raises(BadInput, match=r"c\.csv:6: has 2 values, and the header 3: image, question, answer"):
+        check(tmp_path / "c.csv", tmp_path, None)
     (tmp_path / "b.csv").write_text("image,question,question\n")
     with pytest.raises(BadInput, match=r"b\.csv: its header names question twice"):
         check(tmp_path / "b.csv", tmp_path, None)

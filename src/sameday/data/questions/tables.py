@@ -28,6 +28,7 @@ PREVIEWED = 80
 """Rows that a preview reads with their images: those by which images are looked for."""
 SAID = 2000
 """Rows between two words of progress."""
+SEPARATORS = (",", ";", "\t")
 INSTALL = "pip install 'sameday[parquet]'"
 KINDS = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"GIF8": "gif", b"RIFF": "webp", b"BM": "bmp"}
 Say = Callable[[str], None]
@@ -35,9 +36,10 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table by its columns, or what is wrong with it."""
+    """A row of a table by its columns, or what is wrong with it. `line` is where it begins in the file."""
 
     number: int
+    line: int
     value: dict[str, Any]
     wrong: str = ""
 
@@ -50,19 +52,38 @@ class Row:
 def csv_rows(path: Path) -> Iterator[Row]:
     """Values are texts; an empty one is none. Rows are numbered without the header."""
     with path.open(encoding="utf-8-sig", newline="") as file:
+        begins = 1
         try:
-            rows = csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
+            rows = csv.reader(file, delimiter=separator(path, file), strict=True)
             header = next(rows, [])
             twice = sorted({name for name in header if header.count(name) > 1})
             if twice:
                 raise BadInput(f"{path}: its header names {', '.join(twice)} twice")
-            for number, row in enumerate(filter(None, rows), 1):
-                wrong = f"has {len(row)} values, and the header {len(header)}" if len(row) != len(header) else ""
-                yield Row(number, {name: text for name, text in zip(header, row, strict=False) if text}, wrong)
+            number, begins = 0, rows.line_num + 1
+            for row in rows:
+                line, begins = begins, rows.line_num + 1  # a value may hold line breaks
+                if not row:
+                    continue
+                number += 1
+                wrong = ""
+                if len(row) != len(header):
+                    wrong = f"has {len(row)} values, and the header {len(header)}: {', '.join(header)}"
+                yield Row(number, line, {name: text for name, text in zip(header, row, strict=False) if text}, wrong)
         except csv.Error as error:
-            raise BadInput(f"{path}: is no CSV after row {rows.line_num}: {error}") from None
+            raise BadInput(f"{path}:{begins}: is no row of CSV: {error}") from None
         except UnicodeDecodeError as error:
             raise BadInput(f"{path}: is not UTF-8: byte 0x{error.object[error.start]:02x}") from None
+
+
+def separator(path: Path, file: Any) -> str:
+    """What divides the header into most columns; what the file's ending says where several do alike."""
+    usual = "\t" if path.suffix.lower() == ".tsv" else ","
+    columns: dict[str, int] = {}
+    for each in (usual, *SEPARATORS):
+        with contextlib.suppress(csv.Error):
+            columns.setdefault(each, len(next(csv.reader(file, delimiter=each, strict=True), [])))
+        file.seek(0)
+    return max(columns, key=lambda each: columns[each], default=usual)
 
 
 def unpacked(path: Path, root: Path, say: Say) -> Path:
