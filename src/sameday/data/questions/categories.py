@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from sameday.data.problems import Problem, in_lines, report
 from sameday.data.questions.lines import read_lines
-from sameday.data.questions.tables import separator
 from sameday.data.questions.read import Raw, kind
+from sameday.data.questions.tables import separator
 from sameday.spec.errors import BadInput
 from sameday.spec.load import resolve_path
 from sameday.spec.questions import Categories, stage_number
