@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from sameday.spec.dataset import Data, Split
 from sameday.spec.evaluation import Evaluation
@@ -118,6 +118,13 @@ class VlmRecipe(Recipe):
     evaluate: Evaluation | None = Field(
         None, description="Training ends with answers generated so; null: `sameday eval` is a command of its own."
     )
+
+    _adapter_from: str = PrivateAttr("start_adapter")
+
+    @property
+    def adapter_from(self) -> str:
+        """What named the folder of start_adapter, for sentences about it: this field, or an option of a command."""
+        return self._adapter_from
 
     @model_validator(mode="before")
     @classmethod
