@@ -137,6 +137,8 @@ class Reading:
         parts = [
             f"{part.train} {count(told_of[index], 'question')}, weight {number(part.weight)}: "
             f"{epoch_size(told_of[index], part.weight):,} an epoch"
+            if told_of[index]
+            else f"{part.train} has no question left, and nothing of it is trained on"
             for index, part in enumerate(self.recipe.data.sets)
         ]
         if train:
