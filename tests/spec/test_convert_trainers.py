@@ -20,7 +20,6 @@ from typed import sameday
 from typer.testing import CliRunner
 
 from sameday.cli import app
-from sameday.demo.tiny import write_model
 from sameday.models.families import family_of, known_families
 from sameday.spec.convert.config import convert, examine
 from sameday.spec.convert.conversion import Conversion, write
@@ -769,16 +768,15 @@ def test_each_key_is_said_or_refused_or_dropped_once(tmp_path: Path, short: str)
 
 
 @pytest.mark.parametrize("kind", known_families())
-def test_what_is_known_of_a_family_is_true_of_its_models(tmp_path: Path, kind: str) -> None:
-    facts, family = FAMILIES[kind], family_of(kind)
-    write_model(tmp_path, ["a"], 0, kind)
-    model = AutoModelForImageTextToText.from_pretrained(tmp_path)
+def test_what_is_known_of_a_family_is_true_of_its_models(tiny_models: dict[str, Path], kind: str) -> None:
+    facts, family, folder = FAMILIES[kind], family_of(kind), tiny_models[kind]
+    model = AutoModelForImageTextToText.from_pretrained(folder)
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     last = {part: {name.split(".")[-1] for name in linear if family.part_of(name) == part} for part in OF_IMAGES}
     assert [part for part in OF_IMAGES if last[part]] == list(facts.image_parts)
     assert last["tower"] & {*LANGUAGE} == {*facts.alike}
     chat = [{"role": role, "content": [{"type": "text", "text": "a"}]} for role in ("user", "assistant")]
-    written = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(chat, tokenize=False)
+    written = AutoTokenizer.from_pretrained(folder).apply_chat_template(chat, tokenize=False)
     assert written.endswith(f"{family.markers.end_of_turn}\n") == facts.line_break
-    fewest, most = family.pixel_limits(family.load_image_processor(str(tmp_path), None, "pil", None, None))
+    fewest, most = family.pixel_limits(family.load_image_processor(str(folder), None, "pil", None, None))
     assert (fewest == most) == (facts.token_side is None)

@@ -81,13 +81,14 @@ class VlmRecipe(Recipe):
         None,
         ge=1,
         **at_most(2**26, "every image, however small, is enlarged to that many"),
-        description="Smaller images are enlarged. Default: the processor's.",
+        description="Smaller images are enlarged. Default: the processor's. Not for models that take every image at "
+        "one size, as LLaVA and Gemma 3 do.",
     )
     max_pixels: int | None = Field(
         None,
         ge=1,
         **at_most(2**31 - 1, "no image that can be decoded has more"),
-        description="Larger images are reduced. Default: the processor's.",
+        description="Larger images are reduced. Default and models as with min_pixels.",
     )
     image_backend: Literal["pil", "torchvision"] = Field(
         "pil",
@@ -108,8 +109,9 @@ class VlmRecipe(Recipe):
 
     answer_end: Literal["end_token", "turn"] = Field(
         "end_token",
-        description="Where the loss of an answer ends: after the token that ends it, or after the whole turn as the "
-        "chat template has it, which is one line break more (<|im_end|> and a newline).",
+        description="Where the loss of an answer ends: after the token that ends it (<|im_end|>, <end_of_turn>, </s>), "
+        "or after the whole turn as the model's chat template has it: with Qwen-VL and Gemma 3 one line break more, "
+        "with LLaVA one space. A run says what it is.",
     )
 
     stages: tuple[Stage, ...] = Field(
