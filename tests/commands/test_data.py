@@ -105,6 +105,27 @@ def test_sets_as_they_are_downloaded_train(shape: str, tmp_path: Path, tiny_qwen
     assert "order by_image" in again and "learned: " in again
 
 
+def test_a_table_is_unpacked_once_where_its_images_are_looked_for(tmp_path: Path) -> None:
+    """Rows that name files, and rows that hold them, in one table; the folder is said, and the same ever after."""
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures/1.jpg").write_bytes(jpeg(1))
+    rows = [
+        {"image": {"bytes": None, "path": "1.jpg"} if n % 2 else {"bytes": jpeg(2), "path": None}, "question": q}
+        | {"answer": "yes"}
+        for n, q in enumerate(("what is it?", "where is it?", "is it red?", "is it large?"))
+    ]
+    table = write_parquet(tmp_path / "train.parquet", rows)
+    first = CliRunner().invoke(app, ["data", str(table)], catch_exceptions=False)
+    folder = tmp_path / "pictures/.unpacked"
+    assert f"train.parquet: its images are unpacked into {folder}" in first.stderr
+    assert "questions 4 images, by content 2 " in " ".join(first.stdout.split())
+    before = {each: each.stat().st_mtime_ns for each in tmp_path.rglob("*")}
+    assert [each for each in before if each.parent.name == ".unpacked" and each.parent != folder] == []
+    again = CliRunner().invoke(app, ["data", str(table)], catch_exceptions=False)
+    assert again.stdout == first.stdout and "unpack" not in again.stderr
+    assert {each: each.stat().st_mtime_ns for each in tmp_path.rglob("*")} == before
+
+
 def test_one_screen(tmp_path: Path, tiny_qwen3: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     folder = write_world(tmp_path, 3, counts=(6, 4, 4), hard=False)

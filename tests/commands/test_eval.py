@@ -179,6 +179,24 @@ def foreign(model: Path, folder: Path, **fields: Any) -> None:
     get_peft_model(base, LoraConfig(**fields)).save_pretrained(str(folder))
 
 
+def test_sentences_about_an_adapter_name_the_option_that_gave_it(world: Path) -> None:
+    """What only the loaded weights tell, too."""
+    origin = json.loads((world / "run/adapter/origin.json").read_text())
+    for name, text in (("other", json.dumps(origin | {"base_model": "0" * 16})), ("broken", "[")):
+        shutil.copytree(world / "run/adapter", world / name)
+        (world / name / "origin.json").write_text(text)
+        (world / name / "manifest.json").unlink()
+    said = refused(world, "eval", "recipe.yaml", "--adapter", "other", "--plan", "plan.yaml", "--scores-only")
+    assert said.startswith(
+        f"--adapter {world / 'other'}: was trained on another base model: its weights were not those"
+    )
+    assert said.endswith("; allowed: an adapter of this base model")
+    broken = "origin.json is not what a run wrote"
+    assert refused(world, "eval", "recipe.yaml", "--adapter", "broken") == f"--adapter broken: {broken}"
+    start = ("--set", "recipe.start_adapter=broken", "--set", "plan.device=cpu", "--out", "new")
+    assert refused(world, "train", "recipe.yaml", *start) == f"start_adapter {world / 'broken'}: {broken}"
+
+
 def test_what_cannot_be_evaluated_is_said_before_a_model_is_loaded(
     world: Path, tiny_qwen3: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

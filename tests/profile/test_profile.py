@@ -143,11 +143,12 @@ def check_trace(path: Path, said: str) -> None:
     assert not list(path.parent.glob(".*steps.json")), "what it was written to is gone"
 
 
-def test_pictures(homes: dict[str, Path], tmp_path: Path) -> None:
+def test_pictures(homes: dict[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     words = ["profile", str(homes["classify"] / "recipe.yaml"), "--steps", "3", "--json", str(tmp_path / "found.json")]
     words += ["--trace", str(tmp_path / "steps.json")]
     done = CliRunner().invoke(app, [*words, "--set", "plan.device=cpu"], catch_exceptions=False)
     check_trace(tmp_path / "steps.json", done.output)
+    assert "profiler" not in "".join(capfd.readouterr()), "what the library says to itself"
     found = json.loads((tmp_path / "found.json").read_text())
     assert done.exit_code == 0 and {"prepare", "forward", "backward"} <= set(found["phases"])
     assert "disk" not in found["floor"]["resources"] and 0 < found["floor"]["share"] < 1

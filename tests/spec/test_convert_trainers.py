@@ -14,18 +14,22 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from torch import nn
+from transformers import AutoModelForImageTextToText, AutoTokenizer
 from typed import sameday
 from typer.testing import CliRunner
 
 from sameday.cli import app
-from sameday.models.families import known_families
+from sameday.models.families import family_of, known_families
 from sameday.spec.convert.config import convert, examine
 from sameday.spec.convert.conversion import Conversion, write
+from sameday.spec.convert.families import FAMILIES
 from sameday.spec.convert.script import read_script
-from sameday.spec.convert.targets import matched
+from sameday.spec.convert.targets import LANGUAGE, matched
 from sameday.spec.convert.trainers import TRAINERS
 from sameday.spec.errors import BadInput
 from sameday.spec.load import load_plan, load_recipe
+from sameday.spec.lora import OF_IMAGES
 
 DATA = {"--train": "train.jsonl", "--images": "images"}
 
@@ -153,6 +157,32 @@ def test_names_that_the_tower_has_too(tmp_path: Path) -> None:
     assert whys(done)["recipe.lora.target_modules"].startswith("the language model's; where the tower has layers of ")
 
 
+VICUNA = "A chat between a curious user and an artificial intelligence assistant. "
+
+
+def test_llama_factory_templates_of_every_family(tmp_path: Path) -> None:
+    llava = {key: value for key, value in LLAVA.items() if key != "val_size"}
+    done = converted(tmp_path, llava, DATA)
+    recipe = done.recipe
+    assert recipe.system_prompt is not None and recipe.system_prompt.startswith(VICUNA)
+    assert (recipe.answer_end, recipe.min_pixels, recipe.max_pixels) == ("end_token", None, None)
+    assert whys(done)["recipe.prompt"].startswith("near, not the same: there no line break follows an image")
+    assert whys(done)["image_max_pixels"] == (
+        "this model takes every image at one size, which its own image settings say"
+    )
+    check_written(done, tmp_path)
+    own = converted(tmp_path, {**llava, "system": "Be brief."}, DATA)
+    assert own.recipe.system_prompt == "Be brief."
+    gemma = converted(tmp_path, {**llava, "model_name_or_path": "google/medgemma-4b-it", "template": "gemma3"}, DATA)
+    assert (gemma.recipe.answer_end, gemma.recipe.system_prompt, gemma.recipe.max_pixels) == ("turn", None, None)
+    (line,) = refused(tmp_path, {**llava, "template": "vicuna"}, DATA)
+    assert line == "template is vicuna; the prompt would be another one (allowed: llava)"
+    (line,) = refused(tmp_path, {**llava, "template": "qwen2_vl"}, DATA)
+    assert line == "template is qwen2_vl; the prompt would be another one (allowed: llava)"
+    (line,) = refused(tmp_path, {**LLAMA, "template": "llava"}, DATA)
+    assert line.endswith("(allowed: qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_nothink)")
+
+
 def test_llama_factory_all_weights(tmp_path: Path) -> None:
     done = converted(tmp_path, FULL, DATA)
     assert (done.recipe.train, done.recipe.train_vision, done.recipe.effective_batch) == ("all", False, 2)
@@ -165,7 +195,7 @@ def test_llama_factory_all_weights(tmp_path: Path) -> None:
         (DPO, {"stage", "pref_beta", "pref_loss"}),
         (RAY, {"model_name_or_path", "template"}),
         (ERNIE, {"template"}),
-        (LLAVA, {"template", "val_size"}),
+        (LLAVA, {"val_size"}),
         ({**LLAMA, "pure_bf16": True, "loraplus_lr_ratio": 16.0}, {"pure_bf16"}),
         ({**LLAMA, "freeze_multi_modal_projector": False}, {"freeze_multi_modal_projector"}),
     ],
@@ -325,11 +355,26 @@ def test_swift_with_a_file_of_ones_own(tmp_path: Path, old: dict[str, Any]) -> N
     check_written(done, tmp_path)
 
 
-@pytest.mark.parametrize("model", ["llava-hf/llava-1.5-7b-hf", "google/medgemma-4b-it"])
-def test_how_qwens_answers_end_is_not_said_of_others(tmp_path: Path, model: str) -> None:
-    done = converted(tmp_path, script("swift sft", {**OURS, "model": model, "target_modules": "all-linear"}))
-    assert done.recipe.answer_end == "end_token" and "line break" not in whys(done)["recipe.answer_end"].split(":")[-1]
-    assert "qwen_vl_utils" not in whys(done)["recipe.image_backend"]
+@pytest.mark.parametrize(
+    ("model", "template", "other"),
+    [("llava-hf/llava-1.5-7b-hf", "llava1_5_hf", "llava"), ("google/medgemma-4b-it", "gemma3_vision", "gemma3")],
+)
+def test_swift_with_models_of_other_families(tmp_path: Path, model: str, template: str, other: str) -> None:
+    old = {**OURS, "model": model, "target_modules": "all-linear"}
+    for asked in ({}, {"template": template}):
+        text = script("swift sft", {**old, **asked}, {"MAX_PIXELS": 1003520, "IMAGE_MAX_TOKEN_NUM": 1024})
+        done = converted(tmp_path, text)
+        recipe = done.recipe
+        assert (recipe.answer_end, recipe.max_pixels, recipe.min_pixels) == ("end_token", None, None)
+        assert "line break" not in whys(done)["recipe.answer_end"].removeprefix("no line break follows")
+        assert "qwen_vl_utils" not in whys(done)["recipe.image_backend"]
+        for key in ("MAX_PIXELS", "IMAGE_MAX_TOKEN_NUM"):
+            assert whys(done)[key].startswith("this model takes every image at one size")
+        near = whys(done).get("recipe.prompt", "")
+        assert near.startswith("near, not the same: a line break follows a question there") == ("llava" in model)
+        check_written(done, tmp_path / template / str(len(asked)))
+    (line,) = refused(tmp_path, script("swift sft", {**old, "template": other}))
+    assert line == f"template is {other}; the prompt would be another one (allowed: {template})"
     qwen = converted(tmp_path, script("swift sft", OURS))
     assert qwen.recipe.answer_end == "turn" and "qwen_vl_utils" in whys(qwen)["recipe.image_backend"]
 
@@ -494,7 +539,7 @@ QLORA = {
             {"datasets", "optimizer", "sample_packing"},
         ),
         (VISION, {"base_model", "chat_template", "datasets", "optimizer"}),
-        (QLORA, {"chat_template", "datasets", "optimizer", "val_set_size", "lora_target_modules"}),
+        (QLORA, {"datasets", "optimizer", "val_set_size", "lora_target_modules"}),
     ],
 )
 def test_axolotl_refuses(tmp_path: Path, old: dict[str, Any], keys: set[str]) -> None:
@@ -516,6 +561,20 @@ def test_axolotl_with_an_optimizer_that_a_recipe_has(tmp_path: Path) -> None:
     assert (recipe.effective_batch, recipe.num_epochs, recipe.warmup_ratio) == (4, 1, 0.1)
     assert (plan.save_steps, plan.eval_steps, plan.optimizer_impl) == ("epoch", "epoch", "fused")
     check_written(done, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("model", "template"), [("llava-hf/llava-1.5-7b-hf", "llava"), ("google/gemma-3-4b-it", "gemma3")]
+)
+def test_axolotl_with_models_of_other_families(tmp_path: Path, model: str, template: str) -> None:
+    old = {**TARGETED, "optimizer": "adamw_torch_fused", "base_model": model, "chat_template": template}
+    done = converted(tmp_path, old, DATA)
+    assert whys(done)["chat_template"] == "the model's own chat template"
+    assert (done.recipe.answer_end, done.recipe.max_pixels) == ("end_token", None)
+    check_written(done, tmp_path)
+    (line,) = refused(tmp_path, {**old, "chat_template": "qwen2_vl"}, DATA)
+    allowed = f"(allowed: {template}, tokenizer_default)"
+    assert line == f"chat_template is qwen2_vl; the prompt would be another one {allowed}"
 
 
 def test_axolotl_keys_that_are_absent(tmp_path: Path) -> None:
@@ -703,3 +762,21 @@ def test_each_key_is_said_or_refused_or_dropped_once(tmp_path: Path, short: str)
         assert Counter(said + work.refused_keys) == dict.fromkeys({"model_name_or_path", *old}, 1)
 
     check()
+
+
+# What converting knows of each family, beside the family itself
+
+
+@pytest.mark.parametrize("kind", known_families())
+def test_what_is_known_of_a_family_is_true_of_its_models(tiny_models: dict[str, Path], kind: str) -> None:
+    facts, family, folder = FAMILIES[kind], family_of(kind), tiny_models[kind]
+    model = AutoModelForImageTextToText.from_pretrained(folder)
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    last = {part: {name.split(".")[-1] for name in linear if family.part_of(name) == part} for part in OF_IMAGES}
+    assert [part for part in OF_IMAGES if last[part]] == list(facts.image_parts)
+    assert last["tower"] & {*LANGUAGE} == {*facts.alike}
+    chat = [{"role": role, "content": [{"type": "text", "text": "a"}]} for role in ("user", "assistant")]
+    written = AutoTokenizer.from_pretrained(folder).apply_chat_template(chat, tokenize=False)
+    assert written.endswith(f"{family.markers.end_of_turn}\n") == facts.line_break
+    fewest, most = family.pixel_limits(family.load_image_processor(str(folder), None, "pil", None, None))
+    assert (fewest == most) == (facts.token_side is None)

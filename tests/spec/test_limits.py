@@ -155,6 +155,9 @@ def test_more_ranks_or_steps_than_verify_can_hold(folder: Path) -> None:
     assert said == "--ranks 100000: each is a process with the whole model in memory; at most 64"
     said = refused(folder, "verify", "recipe.yaml", "--steps", "1000000")
     assert said == "--steps 1000000: the weights of every step are recorded; at most 1000"
+    for more in ((), ("--against", "recipe.yaml")):
+        said = refused(folder, "verify", "recipe.yaml", "--steps", "3", *more)
+        assert said == "--steps 3: must be at least 4, for two epochs, a kill and a resume"
 
 
 # All at once

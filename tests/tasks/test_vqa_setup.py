@@ -58,3 +58,17 @@ def test_a_plan_that_shares_nothing_says_so(tmp_path: Path, tiny_qwen3: Path) ->
     said = "plan.share_images shares nothing, because plan.max_questions is 1; null leaves it to plan.token_budget"
     assert [note for note in one if "shares" in note] == [said]
     assert not [note for note in worlds.make_task(tmp_path, recipe, Plan()).notes if "shares" in note]
+
+
+@pytest.mark.parametrize(("family", "behind"), [("llava", "' '"), ("gemma3", r"'\n'"), ("qwen3_vl", r"'\n'")])
+def test_what_follows_an_answer_is_said_as_the_model_has_it(
+    tmp_path: Path, tiny_models: dict[str, Path], family: str, behind: str
+) -> None:
+    """A recipe's words know no model, and name no family's line break."""
+    worlds.write_world(tmp_path, 3, counts=(2,), hard=False)
+    recipe = worlds.tiny_recipe(tiny_models[family], answer_end="turn")
+    (note,) = [each for each in worlds.make_task(tmp_path, recipe, Plan()).notes if "answer_end" in each]
+    assert note.startswith(f"answer_end turn: {behind}, which the model's chat template has behind ")
+    words = VqaSetup(recipe, tmp_path).words()[1]
+    assert "An answer is learned with what the model's chat template puts behind its end." in words
+    assert "line break" not in words

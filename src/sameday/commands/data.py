@@ -20,8 +20,9 @@ from sameday.data.questions.audit import audit, lost_images, tenths
 from sameday.data.questions.audit_cache import cache_home
 from sameday.data.questions.guess import by_split, image_root, meaning_of, question_files
 from sameday.data.questions.hub import brought, located, name_of
-from sameday.data.questions.lines import read_lines
+from sameday.data.questions.lines import preview
 from sameday.data.questions.sample import SET_SPAN, Sample
+from sameday.data.questions.sets import cannot_unpack
 from sameday.data.questions.split import divided, images_in, told
 from sameday.data.questions.tables import Say
 from sameday.data.questions.wanted import Wanted
@@ -30,7 +31,7 @@ from sameday.spec.errors import BadInput
 from sameday.spec.load import load_recipe, recipe_from, resolve_path
 from sameday.spec.vlm import VlmRecipe
 from sameday.spec.words import count, first_names, tell
-from sameday.spec.writing import check_output, write_text
+from sameday.spec.writing import check_folder, check_output, write_text
 
 if TYPE_CHECKING:
     from sameday.data.questions.encode import Encoder
@@ -75,6 +76,8 @@ def inspect_data(what: Sequence[str], model: str | None, out: Path | None, root:
         raise BadInput(f"--recipe {out}: is for files of questions, and {what[0]} is a recipe already")
     check_output("--recipe", out, map(Path, what), BEGINS.encode())
     given = _given(what, model, root, say)
+    if wrong := cannot_unpack(given.home, given.data.sets):
+        raise BadInput("\n".join(wrong))
     encoder = None
     try:
         encoder = None if given.recipe is None else _encoder(given.recipe, given.home, say)
@@ -104,7 +107,7 @@ def _given(what: Sequence[str], model: str | None, root: Path | None, say: Say) 
     for file in files:
         if file not in splits.values():
             say(f"{file}: is not looked at, because its name says neither train, val nor test")
-    return _guessed(splits, model, root, say)
+    return _guessed(splits, model, root)
 
 
 def _brought(what: str, say: Say) -> Path:
@@ -135,21 +138,14 @@ def _of_recipe(path: Path, model: str | None, root: Path | None) -> Given:
     return Given(recipe.data, path.resolve().parent, recipe)
 
 
-def _guessed(splits: Mapping[str, Path], model: str | None, root: Path | None, say: Say) -> Given:
+def _guessed(splits: Mapping[str, Path], model: str | None, root: Path | None) -> Given:
     """The recipe's data as names of files, columns and images suggest it."""
     train = splits["train"]
     home = train.absolute().parent
-    unpack_into = root or (home if name_of(train) is None else _own_folder(train))
-
-    def rows() -> Iterator[Any]:
-        for line in read_lines(train, images=unpack_into, say=say):
-            try:
-                yield line.parse()
-            except ValueError:
-                continue
-
-    meaning = meaning_of(rows())
-    root = root or (image_root(meaning.images, home) if meaning.images else unpack_into)
+    meaning = meaning_of(preview(train))
+    root = root or (image_root(meaning.images, home) if meaning.images else None)
+    if root is None and name_of(train) is not None:
+        root = _own_folder(train)
     values: dict[str, Any] = {name: str(file.absolute()) for name, file in splits.items()}
     values |= {"fields": meaning.fields, "where": meaning.where, "skip": meaning.skip}
     values["image_root"] = str((root or home).absolute())
@@ -172,6 +168,7 @@ def _own_folder(train: Path) -> Path:
     if cache is None:
         raise BadInput(f"{train}: there is no cache folder for its images; --image-root names one")
     folder = cache / "unpacked" / hashlib.blake2b(str(train).encode(), digest_size=6).hexdigest()
+    check_folder(folder, f"{train}: its images are unpacked into")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

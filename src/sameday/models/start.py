@@ -47,14 +47,14 @@ def load_start(model: nn.Module, family: Family, recipe: VlmRecipe, folder: Path
     """Adapters of an earlier run to go on from. `digest` is the base model's, `base` its name or folder."""
     from peft import PeftModel
 
-    check_start(model, family, recipe, folder, base)
-    check_base(folder, digest, next(model.parameters()).dtype, f"start_adapter {folder}", base)
+    check_start(model, family, recipe, folder, base, recipe.adapter_from)
+    check_base(folder, digest, next(model.parameters()).dtype, f"{recipe.adapter_from} {folder}", base)
     return PeftModel.from_pretrained(model, str(folder), is_trainable=True)
 
 
 def check_base(folder: Path, digest: str, dtype: torch.dtype, whose: str, base: str) -> None:
     """BadInput where an adapter says that it belongs to other weights, of the same format."""
-    origin = _origin(folder)
+    origin = _origin(folder, whose)
     if origin is not None and origin.get("dtype") == str(dtype) and origin.get("base_model") != digest:
         raise BadInput(
             f"{whose}: was trained on another base model: its weights were not those of {base}; "
@@ -65,7 +65,7 @@ def check_base(folder: Path, digest: str, dtype: torch.dtype, whose: str, base: 
 def other_format(folder: Path, here: str, whose: str) -> Iterator[str]:
     """A sentence where an adapter was trained on base weights in codes and meets others, or the other way round:
     allowed, and another model than the one that was trained."""
-    origin = _origin(folder) or {}
+    origin = _origin(folder, whose) or {}
     there = origin.get("base_format") or str(origin.get("dtype", here)).removeprefix("torch.").replace(
         "bfloat16", "bf16"
     )
@@ -89,7 +89,7 @@ def check_start(
     form = [*_wrong_form(model, targets, recipe, config)]
     # Tensors of another form are no second mistake.
     tensors = [] if form else [*_wrong_tensors(model, targets, recipe.lora, folder)]
-    wrong += [*_wrong_base(config, folder, base), *form, *tensors]
+    wrong += [*_wrong_base(config, folder, base, f"{whose} {folder}"), *form, *tensors]
     if wrong:
         raise BadInput(f"{whose} {folder}: " + "; ".join(wrong))
 
@@ -158,24 +158,24 @@ def _listed(config: Any) -> Any:
     return config.target_modules if isinstance(config.target_modules, str) else sorted(config.target_modules or [])
 
 
-def _wrong_base(config: Any, folder: Path, base: str) -> Iterator[str]:
+def _wrong_base(config: Any, folder: Path, base: str, whose: str) -> Iterator[str]:
     """By name, where the adapter does not say it better: the last part of it, since a folder may have been moved."""
     named = config.base_model_name_or_path
-    if named and _origin(folder) is None and Path(named).name != Path(base).name:
+    if named and _origin(folder, whose) is None and Path(named).name != Path(base).name:
         yield (
             f"its base model is {named!r}, the recipe's is {base!r}; where both are the same model, write so into its "
             f"{CONFIG} (base_model_name_or_path)"
         )
 
 
-def _origin(folder: Path) -> dict[str, Any] | None:
+def _origin(folder: Path, whose: str) -> dict[str, Any] | None:
     """None where an earlier release, or somebody else, wrote the adapter."""
     if not (folder / ORIGIN).is_file():
         return None
     try:
         return dict(json.loads((folder / ORIGIN).read_text()))
     except (OSError, ValueError, TypeError):
-        raise BadInput(f"start_adapter {folder}: {ORIGIN} is not what a run wrote") from None
+        raise BadInput(f"{whose}: {ORIGIN} is not what a run wrote") from None
 
 
 def _wrong_tensors(model: nn.Module, targets: list[str] | str, lora: Lora, folder: Path) -> Iterator[str]:

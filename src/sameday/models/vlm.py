@@ -104,7 +104,7 @@ class VisionLanguageModel:
         if recipe.train == "lora":
             if start_adapter is not None:
                 model = load_start(base, family, recipe, start_adapter, self.name, self.base_digest)
-                self.notes += other_format(start_adapter, recipe.base_words, f"start_adapter {start_adapter}")
+                self.notes += other_format(start_adapter, recipe.base_words, f"{recipe.adapter_from} {start_adapter}")
             else:
                 model = add_adapters(base, family, recipe.lora, recipe.seed, allow_tower=recipe.train_vision)
             prepare_adapters(model, family, recipe.lora.dropout, self.keys, self.image_keys)

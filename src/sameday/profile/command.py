@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sameday.commands.session import Session, Specs
+from sameday.profile import quiet
 from sameday.profile.summary import lines, steps_of, summed_up, wrapped
 from sameday.spec.errors import BadInput
 from sameday.spec.words import tell
@@ -33,6 +34,7 @@ def profile(
     say: Say,
     trace: Path | None = None,
 ) -> None:
+    quiet()
     check_output("--json", json_path, (recipe_path, plan_path))
     if trace is not None:
         _check_trace(trace, (recipe_path, plan_path, json_path))

@@ -19,6 +19,7 @@ from sameday.data.times import Times
 from sameday.hardware.nvml import Watched
 from sameday.hardware.phases import PHASES, Clock, during
 from sameday.hardware.signals import StopRequest
+from sameday.profile import quiet
 from sameday.record.folder import RunFolder
 from sameday.spec.errors import EXIT_STOPPED, RunStopped
 from sameday.tasks.base import Task, lower_budget
@@ -171,6 +172,7 @@ def _watched(
     their time is held against that of the steps that were timed without it."""
     from torch.profiler import ProfilerActivity, profile
 
+    quiet()
     seconds = statistics.mean(sum(step.values()) for step in timed)
     more = 2 + int(WATCHED / seconds)
     numbers = range(first, first + 2 * steps + 2 + more)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from sameday.spec.dataset import Data, Split
 from sameday.spec.evaluation import Evaluation
@@ -81,13 +81,14 @@ class VlmRecipe(Recipe):
         None,
         ge=1,
         **at_most(2**26, "every image, however small, is enlarged to that many"),
-        description="Smaller images are enlarged. Default: the processor's.",
+        description="Smaller images are enlarged. Default: the processor's. Not for models that take every image at "
+        "one size, as LLaVA and Gemma 3 do.",
     )
     max_pixels: int | None = Field(
         None,
         ge=1,
         **at_most(2**31 - 1, "no image that can be decoded has more"),
-        description="Larger images are reduced. Default: the processor's.",
+        description="Larger images are reduced. Default and models as with min_pixels.",
     )
     image_backend: Literal["pil", "torchvision"] = Field(
         "pil",
@@ -108,8 +109,9 @@ class VlmRecipe(Recipe):
 
     answer_end: Literal["end_token", "turn"] = Field(
         "end_token",
-        description="Where the loss of an answer ends: after the token that ends it, or after the whole turn as the "
-        "chat template has it, which is one line break more (<|im_end|> and a newline).",
+        description="Where the loss of an answer ends: after the token that ends it (<|im_end|>, <end_of_turn>, </s>), "
+        "or after the whole turn as the model's chat template has it: with Qwen-VL and Gemma 3 one line break more, "
+        "with LLaVA one space. A run says what it is.",
     )
 
     stages: tuple[Stage, ...] = Field(
@@ -118,6 +120,13 @@ class VlmRecipe(Recipe):
     evaluate: Evaluation | None = Field(
         None, description="Training ends with answers generated so; null: `sameday eval` is a command of its own."
     )
+
+    _adapter_from: str = PrivateAttr("start_adapter")
+
+    @property
+    def adapter_from(self) -> str:
+        """What named the folder of start_adapter, for sentences about it: this field, or an option of a command."""
+        return self._adapter_from
 
     @model_validator(mode="before")
     @classmethod

@@ -38,7 +38,7 @@ class Trial:
 def make_trial(recipe: Recipe, steps: int, precision: str | None = None, dropout: bool = False) -> Trial:
     """`dropout` stays on where all arms draw the same masks."""
     if steps < LEAST_STEPS:
-        raise BadInput(f"--steps {steps}: two epochs, a kill and a resume need at least {LEAST_STEPS}")
+        raise BadInput(f"--steps {steps}: must be at least {LEAST_STEPS}, for two epochs, a kill and a resume")
     if steps > MOST_STEPS:
         raise BadInput(f"--steps {steps}: the weights of every step are recorded; at most {MOST_STEPS}")
     per_epoch, batch = steps // 2, recipe.effective_batch

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sameday.data.questions.encode import Encoded, Encoder
 from sameday.data.questions.processor import ImageProcessor
 from sameday.data.questions.sample import ImageRef, Message, Sample
-from sameday.models.families import family_of
+from sameday.models.families import family_of, known_families
 from sameday.spec.errors import BadInput
 
 QWEN = family_of("qwen3_vl")
@@ -118,6 +118,25 @@ def test_the_line_break_after_an_answer_is_learned_where_asked(kit: Kit) -> None
     assert learned(kit, encoded) == [end + "\n" for end in ends]
     assert encoded.tokens[:-1].tolist() == alone.encode(sample).tokens.tolist()
     assert (alone.learned_behind_end, turn.learned_behind_end) == (0, 1)
+
+
+ENDS = {"gemma3": ("<end_of_turn>", "\n"), "llava": ("</s>", " ")}
+
+
+@pytest.mark.parametrize("family", known_families())
+def test_what_is_learned_behind_an_answer_is_said_of_each_family(family: str, tiny_models: dict[str, Path]) -> None:
+    from transformers import AutoTokenizer
+
+    end, behind = ENDS.get(family, ("<|im_end|>", "\n"))
+    folder = tiny_models[family]
+    kit = Kit(AutoTokenizer.from_pretrained(folder), ImageProcessor.load(family_of(family), str(folder)))
+    whole, short = (Encoder(kit.tokenizer, kit.processor, answer_end=each) for each in ("turn", "end_token"))
+    assert short.end_note is None
+    sentence = f"answer_end turn: {behind!r}, which the model's chat template has behind {end}, is learned with answers"
+    assert whole.end_note == sentence
+    sample = Sample(1, "a:1", (), (Message("user", ("q",)), Message("assistant", ("a",))))
+    longer = whole.encode(sample).tokens[len(short.encode(sample).tokens) :]
+    assert kit.tokenizer.decode(longer) == behind
 
 
 def test_images_lie_where_their_spans_say(kit: Kit) -> None:

@@ -92,7 +92,8 @@ def test_a_set_in_the_cache_needs_no_network(cache: Path, tmp_path: Path, tiny_q
     with pytest.raises(BadInput) as error:
         located(tmp_path, "hf:org/kvasir", "test", print)
     assert str(error.value) == (
-        "recipe.data.test is hf:org/kvasir, which has no file of that name; there are train (raw-*.parquet)"
+        "recipe.data.test is hf:org/kvasir, which has no file whose name says test; there are train (raw-*.parquet); "
+        "hf:org/kvasir/FILE names one"
     )
 
 
@@ -116,11 +117,17 @@ def test_without_a_network_it_is_said_what_to_do(cache: Path, tmp_path: Path, ti
     data = {"train": "hf:org/absent@v2", "image_root": "."}
     with pytest.raises(BadInput) as error:
         VqaSetup(tiny_recipe(tiny_qwen3, data=data), tmp_path).audit(lambda _: None, ("train",))
-    said = str(error.value)
-    assert said.startswith(f"hf:org/absent@v2: is not in the cache ({cache}), and the Hub did not give it: ")
-    bring = "`hf download org/absent --repo-type dataset`"
-    assert said.endswith(f"; on a machine with a network {bring} brings it, and HF_HOME names the cache")
-    assert "\n" not in said
+    assert str(error.value) == (
+        f"hf:org/absent@v2: it is not in the cache ({cache}), and HF_HUB_OFFLINE forbids to ask the Hub: on a machine "
+        "with a network `hf download org/absent --repo-type dataset` brings it, and HF_HOME names the cache"
+    )
+    lay_out(cache, "org/kvasir", kvasir(tmp_path / "there", images=4))
+    with pytest.raises(BadInput) as error:
+        brought(HubName("org/kvasir", None, "data/rwa-*.parquet"), print)
+    parts = "data/raw-00000-of-00002.parquet, data/raw-00001-of-00002.parquet"
+    assert str(error.value).startswith(
+        f"hf:org/kvasir/data/rwa-*.parquet: of it the cache has {parts} ({cache}), and HF_HUB_OFFLINE forbids"
+    )
 
 
 FILES = {"data/train.jsonl": b'{"image": "a.png", "question": "q?", "answer": "a"}\n', "weights.bin": b"0" * 5000}
@@ -136,7 +143,10 @@ class Hub(BaseHTTPRequestHandler):
         path = urlsplit(self.path).path
         self.server.asked.append(f"{self.command} {path}")  # type: ignore[attr-defined]
         sizes: dict[str, int] = self.server.sizes  # type: ignore[attr-defined]
-        if path.startswith("/api/datasets/org/set/tree/"):
+        refused: dict[str, tuple[int, str]] = self.server.refused  # type: ignore[attr-defined]
+        if path in refused:
+            self.refuse(*refused[path])
+        elif path.startswith("/api/datasets/org/set/tree/"):
             listed = [{"type": "file", "path": n, "size": sizes[n], "oid": _oid(n)} for n in FILES]
             self.answer(json.dumps(listed).encode())
         elif path.startswith("/api/datasets/org/set"):
@@ -145,10 +155,13 @@ class Hub(BaseHTTPRequestHandler):
         elif (name := path.removeprefix(f"/datasets/org/set/resolve/{COMMIT}/")) in FILES:
             self.answer(FILES[name], sizes[name] if self.command == "HEAD" else None, {"ETag": f'"{_oid(name)}"'})
         else:
-            self.send_response(404)
-            self.send_header("X-Error-Code", "RepoNotFound")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+            self.refuse(404, "RepoNotFound")
+
+    def refuse(self, code: int, why: str) -> None:
+        self.send_response(code)
+        self.send_header("X-Error-Code", why)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
 
     def answer(self, content: bytes, size: int | None = None, more: dict[str, str] | None = None) -> None:
         self.send_response(200)
@@ -175,6 +188,7 @@ def _oid(name: str) -> str:
 def hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadingHTTPServer]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     server.asked, server.sizes = [], {n: len(each) for n, each in FILES.items()}  # type: ignore[attr-defined]
+    server.refused = {}  # type: ignore[attr-defined]
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     address = f"http://127.0.0.1:{server.server_port}"
@@ -206,10 +220,40 @@ def test_a_set_that_does_not_fit_is_refused(hub: Any, cache: Path) -> None:
     assert not list(cache.rglob("*.jsonl"))
 
 
-def test_what_the_hub_does_not_have(hub: Any) -> None:
-    with pytest.raises(BadInput, match=r"hf:org/other: is not in the cache .* and the Hub did not give it: "):
-        brought(HubName("org/other"), print)
-    with pytest.raises(
-        BadInput, match=r"hf:org/set/none-\*\.csv: has no file of questions there; known are none-\*\.csv"
-    ):
+REFUSED = {
+    "org/other": (404, "RepoNotFound", "the Hub has no set of that name; a private one needs `hf auth login`"),
+    "org/gated": (
+        403,
+        "GatedRepo",
+        "the Hub gives it to those who accepted its terms: do so at https://huggingface.co/datasets/org/gated, then "
+        "`hf auth login`",
+    ),
+    "org/set@v9": (404, "RevisionNotFound", "the Hub has no version 'v9' of it; without @v9 the newest is taken"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_the_hub_does_not_give(hub: Any, cache: Path, name: str) -> None:
+    repo, _, revision = name.partition("@")
+    hub.refused = {f"/api/datasets/{repo}/revision/{revision or 'main'}": REFUSED[name][:2]}
+    with pytest.raises(BadInput) as error:
+        brought(HubName(repo, revision or None), print)
+    assert str(error.value) == f"hf:{name}: it is not in the cache ({cache}), and {REFUSED[name][2]}"
+
+
+def test_a_hub_that_cannot_be_reached(hub: Any, cache: Path) -> None:
+    hub.shutdown()
+    hub.server_close()
+    with pytest.raises(BadInput) as error:
+        brought(HubName("org/set"), print)
+    assert str(error.value).startswith(f"hf:org/set: it is not in the cache ({cache}), and the Hub cannot be reached: ")
+    assert str(error.value).endswith("`hf download org/set --repo-type dataset` brings it, and HF_HOME names the cache")
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_a_set_does_not_have(hub: Any) -> None:
+    with pytest.raises(BadInput) as error:
         brought(HubName("org/set", None, "none-*.csv"), print)
+    assert str(error.value) == (
+        "hf:org/set/none-*.csv: has no file of questions there; known are none-*.csv; there are data/train.jsonl"
+    )

@@ -124,3 +124,76 @@ def test_a_file_without_line_breaks_is_not_read_to_its_end(tmp_path: Path, monke
 def test_a_folder_is_no_file_of_questions(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="cannot be read: Is a directory; a file with one JSON object per line"):
         list(read_lines(tmp_path))
+
+
+ITEM = st.fixed_dictionaries({"image": st.text(), "question": st.text(), "answer": st.text() | st.lists(st.text())})
+OTHER = st.dictionaries(
+    st.text().filter(lambda key: key not in ("data", "question", "answer", "messages", "conversations")),
+    st.none() | st.text() | st.lists(st.integers() | st.text(), max_size=3) | st.dictionaries(st.text(), st.text()),
+    max_size=3,
+)
+
+
+@given(items=st.lists(ITEM, min_size=1, max_size=4), before=OTHER, after=OTHER, indent=st.sampled_from([None, 0, 2]))
+def test_the_only_array_of_objects_in_a_file_holds_its_questions(
+    tmp_path_factory: pytest.TempPathFactory,
+    items: list[dict[str, Any]],
+    before: dict[str, Any],
+    after: dict[str, Any],
+    indent: int | None,
+) -> None:
+    path = tmp_path_factory.mktemp("inner") / "train.json"
+    text = json.dumps({**before, "data": items, **after}, indent=indent, ensure_ascii=False)
+    path.write_text(text, encoding="utf-8")
+    found = list(read_lines(path))
+    assert [line.parse() for line in found] == items
+    assert [line.number for line in found] == list(range(1, len(items) + 1))
+    if indent is not None:
+        assert {text.split("\n")[line.line - 1].strip() for line in found} == {"{"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"messages": [{"role": "user", "content": "q"}], "images": ["a.png"]}',
+        '{"image": "a.png", "question": "q?", "answer": "a", "original": [{"q": "q?"}]}',
+        '{"image": "a.png", "query": "q?", "response": "a", "made_of": [{"q": "q?"}]}',
+        '{"data": []}',
+        '{"data": [1, 2]}',
+    ],
+)
+def test_a_single_question_is_no_list_of_others(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "train.json"
+    path.write_text(text)
+    assert [line.parse() for line in read_lines(path)] == [json.loads(text)]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            '{"images": [{"id": 1}], "annotations": [{"question": "q?"}]}',
+            ": is one JSON object, and 'images' and 'annotations' hold arrays of objects: which of them are questions "
+            f"is not known; {NEEDED}, or one object with one such array",
+        ),
+        (
+            '{"info": 1, "data": [{"question": "q?"},\n{"quest',
+            ": the JSON object that holds 'data' has no end: the file is cut off",
+        ),
+    ],
+)
+def test_an_object_whose_questions_are_not_known(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "train.json"
+    path.write_text(text)
+    with pytest.raises(BadInput) as error:
+        list(read_lines(path))
+    assert str(error.value) == f"{path}{said}"
+
+
+def test_a_first_line_that_is_cut_off_spoils_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_text('{"messages": [{"role": "us\n{"image": "a", "question": "q", "answer": "a"}\n')
+    first, second = read_lines(path)
+    assert second.parse()["question"] == "q"
+    with pytest.raises(ValueError, match="invalid JSON at column"):
+        first.parse()

@@ -135,6 +135,32 @@ MIX: dict[str, Any] = {
 }
 
 
+def test_a_set_of_which_nothing_is_left(two_sets: Path, tiny_qwen3: Path) -> None:
+    def read(**data: Any) -> list[str]:
+        said: list[str] = []
+        VqaSetup(tiny_recipe(tiny_qwen3, data=data), two_sets).audit(said.append, ("train",))
+        return said
+
+    two = {"train": "two/train.jsonl", "image_root": "two/images", "fields": {"image": "img_name", "question": "query"}}
+    one = {"train": "one/train.jsonl", "image_root": "one/images"}
+    every = {"stage": [1, 2, 3]}
+    skipped = "two/train.jsonl: 6 of 6 lines are skipped: stage is 1 or 2 or 3; "
+    mixed = "a mix of 2 sets: one/train.jsonl 9 questions, weight 1: 9 an epoch; two/train.jsonl has no question left, "
+    mixed += "and nothing of it is trained on"
+    assert read(**one, mix=[{**two, "skip": every}]) == [f"{skipped}recipe.data.mix[0].skip leaves no question", mixed]
+    none, last = read(**one, mix=[{**two, "where": {"stage": [7]}}])
+    there = "recipe.data.mix[0].where.stage is 7, which no line of two/train.jsonl has; stage is "
+    assert none.startswith(f"two/train.jsonl: none of 6 questions: where stage is 7; {there}") and last == mixed
+    for data, sentence in (
+        ({**two, "skip": every}, f"{skipped}recipe.data.skip leaves no question"),
+        ({**one, "mix": [{**two, "where": {"x": [7]}}]}, "recipe.data.mix[0].where.x: no line of two/train.jsonl has"),
+        ({**one, "mix": [{**two, "fields": {"stage": "x"}}]}, "recipe.data.mix[0].fields.stage is 'x', which no line"),
+    ):
+        with pytest.raises(BadInput) as error:
+            read(**data)
+        assert sentence in str(error.value)
+
+
 def test_sets_are_read_together(two_sets: Path, tiny_qwen3: Path) -> None:
     setup, said = VqaSetup(tiny_recipe(tiny_qwen3, data=MIX), two_sets), list[str]()
     audited = setup.audit(said.append, ("train", "val"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,11 @@ from worlds import tiny_recipe
 from sameday.cli import app
 from sameday.commands.launch import train_from_files
 from sameday.data.questions.audit import check
-from sameday.data.questions.lines import read_lines
+from sameday.data.questions.lines import preview, read_lines
 from sameday.data.questions.tables import UNPACKED, unpacked
 from sameday.data.questions.wanted import Wanted
 from sameday.spec.errors import BadInput
+from sameday.tasks.vqa.setup import VqaSetup
 
 pyarrow = pytest.importorskip("pyarrow")
 from pyarrow import parquet  # noqa: E402
@@ -73,6 +75,7 @@ def test_images_are_unpacked_once_and_rows_are_questions(tmp_path: Path) -> None
     files = sorted((tmp_path / UNPACKED).glob("*.[jp]*g"))
     assert sorted(file.read_bytes() for file in files) == sorted(picture(number) for number in range(5))
     assert said == [
+        f"raw.parquet: its images are unpacked into {tmp_path / UNPACKED}",
         "unpacking raw.parquet: 30 of 30 rows, 5 images",
         "raw.parquet: 5 of 30 lines are skipped: answer is nan",
     ]
@@ -81,6 +84,50 @@ def test_images_are_unpacked_once_and_rows_are_questions(tmp_path: Path) -> None
     assert again == samples and before == {f: f.stat().st_mtime_ns for f in (tmp_path / UNPACKED).iterdir()}
     write(path, made[:6])
     assert len(check(path, tmp_path, None, wanted=wanted)[0]) == 5, "made again for a file that changed"
+
+
+def test_a_preview_has_what_unpacking_gives_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [{**row, "seen": [{"bytes": picture(1), "path": "a.jpg"}], "raw": b"0"} for row in rows(3, 4)]
+    named = [{"image": f"{number}.png", "question": "q?", "answer": "a"} for number in range(5)]
+    tables = [write(tmp_path / "raw.parquet", made), write(tmp_path / "named.parquet", named)]
+    for read_whole in (80, 3):  # the bytes of later rows are not read, and nothing else changes
+        monkeypatch.setattr("sameday.data.questions.tables.PREVIEWED", read_whole)
+        for path in tables:
+            seen = list(preview(path))
+            assert [each.name for each in tmp_path.iterdir() if each not in tables] == []
+            whole = [line.parse() for line in read_lines(path, images=tmp_path)]
+            shutil.rmtree(tmp_path / UNPACKED)
+            assert [list(row) for row in seen] == [list(row) for row in whole]
+            of_text = (
+                [name for name in whole[0] if name not in ("image", "seen", "raw")] if path == tables[0] else whole[0]
+            )
+            assert [{n: row[n] for n in of_text} for row in seen] == [{n: row[n] for n in of_text} for row in whole]
+            if path == tables[0]:
+                assert seen[0]["image"] == seen[-1]["raw"] == f"{UNPACKED}/"
+
+
+def test_a_folder_that_cannot_be_written_is_known_before_anything_is_read(tmp_path: Path, tiny_qwen3: Path) -> None:
+    """Of all sets, though the first one's images could be read."""
+    for name in ("one", "two", "three"):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name / "raw.parquet", rows(2, 2))
+    for name in ("two", "three"):
+        (tmp_path / name / UNPACKED).write_text("in the way")
+    more = [{"train": f"{name}/raw.parquet", "image_root": name} for name in ("two", "three")]
+    data = {"train": "one/raw.parquet", "image_root": "one", "mix": more}
+    sentences = [
+        f"{tmp_path / name / 'raw.parquet'}: its images are unpacked into {tmp_path / name / UNPACKED}, which cannot "
+        "be written: File exists; allowed: another folder in recipe.data.image_root, or in --image-root of `sameday "
+        "data`"
+        for name in ("two", "three")
+    ]
+    with pytest.raises(BadInput) as error:
+        VqaSetup(tiny_recipe(tiny_qwen3, data=data), tmp_path).audit(lambda _: None, ("train",))
+    assert str(error.value).splitlines() == sentences
+    assert not (tmp_path / "one" / UNPACKED).exists(), "what was made to find out is gone"
+    with pytest.raises(BadInput) as error:
+        CliRunner().invoke(app, ["data", str(tmp_path / "two/raw.parquet")], catch_exceptions=False)
+    assert str(error.value) == sentences[0]
 
 
 def test_several_files_are_one_set(tmp_path: Path) -> None:
@@ -99,12 +146,15 @@ def test_a_table_has_the_values_of_its_rows(
     tmp_path_factory: pytest.TempPathFactory, made: list[dict[str, str]]
 ) -> None:
     folder = tmp_path_factory.mktemp("rows")
-    for name, dialect in (("a.csv", "excel"), ("a.tsv", "excel-tab")):
+    for name, separator in (("a.csv", ","), ("a.tsv", "\t"), ("b.csv", ";"), ("c.csv", "\t"), ("d.tsv", ",")):
         with (folder / name).open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, list(made[0]), dialect=dialect)
+            writer = csv.DictWriter(file, list(made[0]), delimiter=separator)
             writer.writeheader()
             writer.writerows(made)
-        assert [line.parse() for line in read_lines(folder / name)] == made
+        lines = list(read_lines(folder / name))
+        assert [line.parse() for line in lines] == made
+        breaks = [sum(value.count("\n") for value in row.values()) for row in made]
+        assert [line.line for line in lines] == [2 + n + sum(breaks[:n]) for n in range(len(made))]
     path = write(folder / "a.parquet", made)
     assert [line.parse() for line in read_lines(path, images=folder)] == made
 
@@ -150,8 +200,15 @@ def test_columns_and_files_that_are_not_there(tmp_path: Path) -> None:
         f"recipe.data.fields.answer is 'reply', which no line of raw.parquet has; {there}"
     )
     (tmp_path / "a.csv").write_text("image,question,answer\na.png,what?\n")
-    with pytest.raises(BadInput, match=r"a\.csv:1: has 2 values, and the header 3"):
+    with pytest.raises(BadInput, match=r"a\.csv:2: has 2 values, and the header 3: image, question, answer"):
         check(tmp_path / "a.csv", tmp_path, None)
+    rows_after_breaks = 'image;question;answer\na.png;"what\n\nis it?";yes\n\nb.png;where?\nc.png;"x\n'
+    (tmp_path / "c.csv").write_text(rows_after_breaks)
+    with pytest.raises(BadInput, match=r"c\.csv:7: is no row of CSV: unexpected end of data"):
+        check(tmp_path / "c.csv", tmp_path, None)
+    (tmp_path / "c.csv").write_text(rows_after_breaks.rsplit("c.png")[0])
+    with pytest.raises(BadInput, match=r"c\.csv:6: has 2 values, and the header 3: image, question, answer"):
+        check(tmp_path / "c.csv", tmp_path, None)
     (tmp_path / "b.csv").write_text("image,question,question\n")
     with pytest.raises(BadInput, match=r"b\.csv: its header names question twice"):
         check(tmp_path / "b.csv", tmp_path, None)

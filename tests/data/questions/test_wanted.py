@@ -212,6 +212,7 @@ def test_unsure_questions_are_listed_with_their_counts(root: Path) -> None:
     ("name", "text"),
     [
         ("table.csv", 'Question,stage,type\n"Is  THERE a polyp?",stage 1,yes/no\n"Where, then?",2,\n'),
+        ("table.csv", "question;stage;type\nIs there a polyp?;1;yes/no\nWhere, then?;2;\n"),
         (
             "table.json",
             '[{"question": "is there a polyp?", "stage": 1, "type": "yes/no"},\n'

@@ -153,7 +153,7 @@ def check(
     listed = report(result.problems, in_lines(result.problems), path) if result.problems else ""
     unsure = _unsure(result, wanted, path, say)
     listed = "\n".join(filter(None, [listed, *result.hints, *unsure]))
-    _check_left(result, listed, label or path.name, all_values, say)
+    _check_left(result, listed, label or path.name, wanted.place, all_values, say)
     if result.lost is not None and image_root is not None:
         raise WrongRoot(image_root, result.lost, listed)
     if result.problems and result.samples and on_bad == "stop":
@@ -179,9 +179,13 @@ def _unsure(result: Audit, wanted: Wanted, path: Path, say: Callable[[str], None
     return []
 
 
-def _check_left(result: Audit, listed: str, label: str, all_values: bool, say: Callable[[str], None] | None) -> None:
+def _check_left(
+    result: Audit, listed: str, label: str, place: str, all_values: bool, say: Callable[[str], None] | None
+) -> None:
     """Says how much the conditions leave; BadInput where that is nothing, or where nobody can have meant it."""
     tally = result.tally
+    if tally.skipped == tally.lines:
+        raise NoneLeft(f"{label}: {tally.passed_over()}; {place}.skip leaves no question")
     absent = tally.missing(label)
     if tally.where and not tally.taken:
         sentence = "; ".join([f"{label}: none {tally.told()[2:]}", *absent])

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from sameday.data.problems import Problem, in_lines, report
 from sameday.data.questions.lines import read_lines
 from sameday.data.questions.read import Raw, kind
+from sameday.data.questions.tables import separator
 from sameday.spec.errors import BadInput
 from sameday.spec.load import resolve_path
 from sameday.spec.questions import Categories, stage_number
@@ -120,7 +121,7 @@ def _json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any] | str]]:
 def _csv_rows(path: Path) -> Iterator[tuple[str, dict[str, Any] | str]]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = csv.DictReader(file)
+            rows = csv.DictReader(file, delimiter=separator(path, file))
             names = [name.strip().lower() for name in rows.fieldnames or []]
             if "question" not in names or not {"stage", "type"} & set(names):
                 raise BadInput(

@@ -165,6 +165,22 @@ class Encoder:
         return f"the model's chat template does not end answers: {self.closing} is put behind each, and learned"
 
     @cached_property
+    def end_note(self) -> str | None:
+        """What is learned behind an answer's end, which families have differently."""
+        if self.answer_end == "end_token":
+            return None
+        end = self.family.markers.end_of_turn
+        behind = self._said("a").partition(end)[2]
+        if not behind:
+            return f"answer_end turn: nothing follows {end} in the model's chat template; end_token is the same"
+        return f"answer_end turn: {behind!r}, which the model's chat template has behind {end}, is learned with answers"
+
+    def _said(self, answer: str) -> str:
+        """What the chat template makes of an answer."""
+        ask, reply = Message("user", ("a",)), Message("assistant", (answer,))
+        return self._render((ask, reply), generate=False)[len(self._render((ask,), generate=True)) :]
+
+    @cached_property
     def _before_answer(self) -> int:
         """How many tokens the chat template has between a question's text and its answer."""
         marked = self._render((Message("user", (TEXT_MARK,)),), generate=True)
@@ -179,9 +195,7 @@ class Encoder:
         """How many of them are learned, though no answer that is generated has them."""
         if self.answer_end == "end_token":
             return 0
-        ask, reply = Message("user", ("a",)), Message("assistant", ("a",))
-        prompt, whole = self._render((ask,), generate=True), self._render((ask, reply), generate=False)
-        return self._behind_end(self._tokenize(whole[len(prompt) :]))
+        return self._behind_end(self._tokenize(self._said("a")))
 
     def _render(self, messages: tuple[Message, ...], generate: bool) -> str:
         chat: list[dict[str, Any]] = [

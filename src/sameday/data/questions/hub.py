@@ -12,6 +12,7 @@ from sameday.data.questions.tables import Say
 from sameday.spec.dataset import HubName, hub_name
 from sameday.spec.errors import BadInput
 from sameday.spec.load import resolve_path
+from sameday.spec.words import first_names
 
 _IN_CACHE = re.compile(r"/datasets--([^/]+)--([^/]+)/snapshots/([^/]+)/(.+)$")
 
@@ -24,10 +25,16 @@ def located(home: Path, value: str, split: str, say: Say) -> Path:
     folder = brought(name, say)
     if name.path:
         return folder / name.path
-    splits = by_split(question_files(folder))
+    try:
+        splits = by_split(question_files(folder))
+    except BadInput as error:
+        raise BadInput(f"recipe.data.{split} is {value}: {error}; {value}/FILE names one") from None
     if split not in splits:
         there = ", ".join(f"{each} ({file.name})" for each, file in splits.items())
-        raise BadInput(f"recipe.data.{split} is {value}, which has no file of that name; there are {there}")
+        raise BadInput(
+            f"recipe.data.{split} is {value}, which has no file whose name says {split}; there are {there}; "
+            f"{value}/FILE names one"
+        )
     return splits[split]
 
 
@@ -36,27 +43,63 @@ def brought(name: HubName, say: Say) -> Path:
     from huggingface_hub import constants, snapshot_download
 
     asked: Any = {"repo_type": "dataset", "revision": name.revision, "allow_patterns": name.patterns or _all_kinds()}
+    there: list[str] = []
     try:
         folder = Path(snapshot_download(name.repo, local_files_only=True, **asked))
         if any(folder.glob(name.path or "**/*")):
             return folder
+        there = sorted(str(each.relative_to(folder)) for each in folder.rglob("*") if each.suffix in SUFFIXES)
     except (OSError, ValueError):
         pass  # not there, or not all of it
+    cached = f"of it the cache has {first_names(there)}" if there else "it is not in the cache"
     try:
         files = snapshot_download(name.repo, dry_run=True, **asked)
+        every = (
+            snapshot_download(name.repo, dry_run=True, **{**asked, "allow_patterns": _all_kinds()}) if not files else []
+        )
     except Exception as error:
-        raise BadInput(
-            f"{name}: is not in the cache ({constants.HF_HUB_CACHE}), and the Hub did not give it: "
-            f"{first_line(error)}; on a machine with a network `hf download {name.repo} --repo-type dataset` brings "
-            "it, and HF_HOME names the cache"
-        ) from None
+        raise BadInput(f"{name}: {cached} ({constants.HF_HUB_CACHE}), and {why_not(error, name)}") from None
     if not files:
-        raise BadInput(f"{name}: has no file of questions there; known are {', '.join(name.patterns or _all_kinds())}")
+        listed = f"; there are {first_names([each.filename for each in every])}" if every else ""
+        known = ", ".join(name.patterns or _all_kinds())
+        raise BadInput(f"{name}: has no file of questions there; known are {known}{listed}")
     check_room(str(name), sum(file.file_size or 0 for file in files if file.will_download), say)
     try:
         return Path(snapshot_download(name.repo, **asked))
     except Exception as error:
         raise BadInput(f"{name}: the download stopped: {first_line(error)}; the same command goes on with it") from None
+
+
+def why_not(error: Exception, name: HubName) -> str:
+    """Why the Hub does not give a set, and what helps. The library wraps the reason in errors of its own."""
+    from huggingface_hub import errors
+
+    reasons = _reasons(error)
+
+    def is_one(kind: type[Exception]) -> bool:
+        return any(isinstance(each, kind) for each in reasons)
+
+    elsewhere = f"on a machine with a network `hf download {name.repo} --repo-type dataset` brings it"
+    if is_one(errors.OfflineModeIsEnabled):
+        return f"HF_HUB_OFFLINE forbids to ask the Hub: {elsewhere}, and HF_HOME names the cache"
+    if is_one(errors.GatedRepoError):
+        page = f"https://huggingface.co/datasets/{name.repo}"
+        return f"the Hub gives it to those who accepted its terms: do so at {page}, then `hf auth login`"
+    if is_one(errors.RevisionNotFoundError):
+        return f"the Hub has no version {name.revision!r} of it; without @{name.revision} the newest is taken"
+    if is_one(errors.RepositoryNotFoundError):
+        return "the Hub has no set of that name; a private one needs `hf auth login`"
+    if any(isinstance(each, errors.HfHubHTTPError) for each in reasons):
+        return f"the Hub did not give it: {first_line(reasons[-1])}"
+    return f"the Hub cannot be reached: {first_line(reasons[-1])}; {elsewhere}, and HF_HOME names the cache"
+
+
+def _reasons(error: BaseException) -> list[BaseException]:
+    """An error, what it was raised from, and so on."""
+    chain = [error]
+    while (before := chain[-1].__cause__ or chain[-1].__context__) is not None and before not in chain:
+        chain.append(before)
+    return chain
 
 
 def _all_kinds() -> list[str]:
@@ -75,7 +118,7 @@ def check_room(what: str, size: int, say: Say) -> None:
     say(text)
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 

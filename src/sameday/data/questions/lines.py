@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import re
@@ -11,7 +12,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sameday.data.questions.tables import Say, csv_rows, files_of, unpacked
+from sameday.data.questions.read import meant_keys
+from sameday.data.questions.tables import Say, csv_rows, files_of, previewed, unpacked
 from sameday.spec.errors import BadInput
 
 BOM = b"\xef\xbb\xbf"
@@ -81,21 +83,34 @@ def read_lines(
         yield replace(line, number=number, file=file.name)
 
 
+def preview(path: Path) -> Iterator[Any]:
+    """The rows of a file, or of all that a pattern means, that can be read, without unpacking anything: to guess by."""
+    for file in files_of(path):
+        if file.suffix.lower() == ".parquet" and file.is_file():
+            yield from previewed(file)
+            continue
+        for line in _lines(file, None, lambda _: None):
+            with contextlib.suppress(ValueError):
+                yield line.parse()
+
+
 def _lines(path: Path, images: Path | None, say: Say) -> Iterator[Line]:
-    """A file whose first character is `[` is an array, and is never held whole."""
+    """A file whose first character is `[` is an array, and is never held whole; nor is one in the only object of a
+    file."""
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
             raise BadInput(f"{path} cannot be read: it is a pipe or a device, not a file; {NEEDED}")
         if path.suffix.lower() in (".csv", ".tsv"):
-            yield from (Line(row.number, row.number, b"", row=row) for row in csv_rows(path))
+            yield from (Line(row.number, row.line, b"", row=row) for row in csv_rows(path))
             return
         if path.suffix.lower() == ".parquet" and path.is_file():
             if images is None:
                 raise BadInput(f"{path}: its images are unpacked into recipe.data.image_root, which is no folder")
             path = unpacked(path, images, say)
         with path.open("rb") as file:
-            begins = file.peek(64).removeprefix(BOM).lstrip()
-            yield from _items(path, file) if begins.startswith(b"[") else _rows(file)
+            begins = file.peek(64).removeprefix(BOM).lstrip()[:1]
+            start = 0 if begins == b"[" else _inner_array(path, file) if begins == b"{" else None
+            yield from _rows(file) if start is None else _items(path, file, start)
     except FileNotFoundError as error:
         raise BadInput(f"{path} does not exist; {NEEDED}") from error
     except OSError as error:
@@ -111,11 +126,62 @@ def _rows(file: Any) -> Iterator[Line]:
             yield Line(number, number, text.rstrip(b"\r\n"))
 
 
-def _items(path: Path, file: Any) -> Iterator[Line]:
+def _inner_array(path: Path, file: Any) -> int | None:
+    """Where the array of questions begins in a file that is one object, such as {"info": ..., "annotations": [...]}:
+    its only array of objects. None where the object is a question itself, or one of many."""
+    arrays: dict[str, int] = {}
+    keys: set[str] = set()
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        depth, end, name, key = 0, 0, b"", True
+        for token in _TOKEN.finditer(data):
+            mark = data[token.start()]
+            if mark == ord('"'):
+                name = token.group() if depth == 1 and key else name
+                keys |= {_text(name)} if depth == 1 and key else set()
+                key = False
+            elif mark == ord("[") and depth == 1 and (first := _NOT_BLANK.search(data, token.end())):
+                arrays |= {_text(name): token.start()} if first.group() == b"{" else {}
+            depth += (mark in b"[{") - (mark in b"]}")
+            key = mark in b"{," if mark != ord('"') else key
+            end = token.end()
+            if depth == 0:
+                break
+        others = keys - arrays.keys()
+        asks = {"question", "answer"} <= others | set(meant_keys(others).values())
+        if asks or not arrays or keys & {"messages", "conversations"} or (not depth and _NOT_BLANK.search(data, end)):
+            return None
+        if depth and _is_object(data[:LONGEST].lstrip().split(b"\n", 2)[1:2]):
+            return None  # the first of several lines is cut off
+    named = " and ".join(map(repr, arrays))
+    if depth:
+        raise BadInput(f"{path}: the JSON object that holds {named} has no end: the file is cut off")
+    if len(arrays) > 1:
+        raise BadInput(
+            f"{path}: is one JSON object, and {named} hold arrays of objects: which of them are questions is not "
+            f"known; {NEEDED}, or one object with one such array"
+        )
+    return next(iter(arrays.values()))
+
+
+def _is_object(line: list[bytes]) -> bool:
+    try:
+        return isinstance(json.loads(line[0]), dict)
+    except (IndexError, ValueError, RecursionError):
+        return False
+
+
+def _text(quoted: bytes) -> str:
+    try:
+        return str(json.loads(quoted))
+    except ValueError:
+        return quoted.decode("utf-8", "replace")
+
+
+def _items(path: Path, file: Any, begin: int) -> Iterator[Line]:
     """The items of an array as they stand between its commas; what is inside of one is not looked at."""
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         depth, start, number, line, counted = 0, 0, 0, 1, 0
-        for token in _TOKEN.finditer(data):
+        for token in _TOKEN.finditer(data, begin):
             mark = data[token.start()]
             if mark in b"[{":
                 depth += 1
@@ -143,7 +209,7 @@ def _items(path: Path, file: Any) -> Iterator[Line]:
                 f"begins at line {begun}, is not closed"
             )
         how = "by '}' instead of ']'" if data[start - 1] != ord("]") else "and more follows"
-        if data[start - 1] != ord("]") or _NOT_BLANK.search(data, start):
+        if data[start - 1] != ord("]") or (not begin and _NOT_BLANK.search(data, start)):
             end = line + data[counted:start].count(b"\n")
             raise BadInput(f"{path}:{end}: the JSON array ends here, after item {number}, {how}; {NEEDED}")
 

@@ -17,13 +17,15 @@ from sameday.data.questions.hub import located
 from sameday.data.questions.sample import SET_SPAN, Sample
 from sameday.data.questions.split import divided, image_by_image, images_in, told
 from sameday.data.questions.summary import common_images, on_several_sides
-from sameday.data.questions.tables import Say
+from sameday.data.questions.tables import Say, check_unpacking, files_of
 from sameday.data.questions.wanted import Wanted
-from sameday.spec.dataset import QuestionSet, Split
+from sameday.spec.dataset import QuestionSet, Split, hub_name
 from sameday.spec.errors import BadInput
 from sameday.spec.load import resolve_path
 from sameday.spec.vlm import VlmRecipe
 from sameday.spec.words import count, number
+
+SPLITS = ("train", "val", "test")
 
 
 @dataclass
@@ -45,6 +47,9 @@ class Reading:
 
     def read(self, splits: Sequence[str]) -> Reading:
         sets = self.recipe.data.sets
+        self.errors += (wrong := cannot_unpack(self.home, sets, splits))
+        if wrong:
+            return self
         for index, part in enumerate(sets):
             for name, samples in self._set(index, part, splits).items():
                 self.splits.setdefault(name, []).extend(samples)
@@ -132,12 +137,30 @@ class Reading:
         parts = [
             f"{part.train} {count(told_of[index], 'question')}, weight {number(part.weight)}: "
             f"{epoch_size(told_of[index], part.weight):,} an epoch"
+            if told_of[index]
+            else f"{part.train} has no question left, and nothing of it is trained on"
             for index, part in enumerate(self.recipe.data.sets)
         ]
         if train:
             self.say(f"a mix of {len(parts)} sets: {'; '.join(parts)}")
         for (one, other), images in on_several_sides(self.splits).items():
             self.say(common_images(one, other, images))
+
+
+def cannot_unpack(home: Path, sets: Sequence[QuestionSet], splits: Sequence[str] = SPLITS) -> list[str]:
+    """A sentence for each table here whose images could not be written, which is known before any image is read."""
+    wrong: dict[str, None] = {}
+    for part in sets:
+        root = resolve_path(home, part.image_root)
+        named = (getattr(part, name) for name in ("train", *splits))
+        tables = [each for each in named if each and Path(each).suffix.lower() == ".parquet" and not hub_name(each)]
+        for path in (resolve_path(home, each) for each in tables if root.is_dir()):
+            for file in files_of(path) if path.exists() or list(path.parent.glob(path.name)) else ():
+                try:
+                    check_unpacking(file, root.resolve())
+                except BadInput as error:
+                    wrong[str(error)] = None
+    return list(wrong)
 
 
 def seen_in_epoch(samples: Sequence[Sample], weights: Sequence[float]) -> int:

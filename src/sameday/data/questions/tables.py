@@ -3,14 +3,17 @@ row about it. Parquet is unpacked once: each image into a file named by its cont
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
 import json
 import math
 import os
 import re
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +24,11 @@ UNPACKED = ".unpacked"
 """Folder of unpacked tables, below `image_root`."""
 AT_ONCE = 16
 """Rows that are held: of large images about a hundred megabytes."""
+PREVIEWED = 80
+"""Rows that a preview reads with their images: those by which images are looked for."""
 SAID = 2000
 """Rows between two words of progress."""
+SEPARATORS = (",", ";", "\t")
 INSTALL = "pip install 'sameday[parquet]'"
 KINDS = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"GIF8": "gif", b"RIFF": "webp", b"BM": "bmp"}
 Say = Callable[[str], None]
@@ -30,9 +36,10 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table by its columns, or what is wrong with it."""
+    """A row of a table by its columns, or what is wrong with it. `line` is where it begins in the file."""
 
     number: int
+    line: int
     value: dict[str, Any]
     wrong: str = ""
 
@@ -45,50 +52,106 @@ class Row:
 def csv_rows(path: Path) -> Iterator[Row]:
     """Values are texts; an empty one is none. Rows are numbered without the header."""
     with path.open(encoding="utf-8-sig", newline="") as file:
+        begins = 1
         try:
-            rows = csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
+            rows = csv.reader(file, delimiter=separator(path, file), strict=True)
             header = next(rows, [])
             twice = sorted({name for name in header if header.count(name) > 1})
             if twice:
                 raise BadInput(f"{path}: its header names {', '.join(twice)} twice")
-            for number, row in enumerate(filter(None, rows), 1):
-                wrong = f"has {len(row)} values, and the header {len(header)}" if len(row) != len(header) else ""
-                yield Row(number, {name: text for name, text in zip(header, row, strict=False) if text}, wrong)
+            number, begins = 0, rows.line_num + 1
+            for row in rows:
+                line, begins = begins, rows.line_num + 1  # a value may hold line breaks
+                if not row:
+                    continue
+                number += 1
+                wrong = ""
+                if len(row) != len(header):
+                    wrong = f"has {len(row)} values, and the header {len(header)}: {', '.join(header)}"
+                yield Row(number, line, {name: text for name, text in zip(header, row, strict=False) if text}, wrong)
         except csv.Error as error:
-            raise BadInput(f"{path}: is no CSV after row {rows.line_num}: {error}") from None
+            raise BadInput(f"{path}:{begins}: is no row of CSV: {error}") from None
         except UnicodeDecodeError as error:
             raise BadInput(f"{path}: is not UTF-8: byte 0x{error.object[error.start]:02x}") from None
+
+
+def separator(path: Path, file: Any) -> str:
+    """What divides the header into most columns; what the file's ending says where several do alike."""
+    usual = "\t" if path.suffix.lower() == ".tsv" else ","
+    columns: dict[str, int] = {}
+    for each in (usual, *SEPARATORS):
+        with contextlib.suppress(csv.Error):
+            columns.setdefault(each, len(next(csv.reader(file, delimiter=each, strict=True), [])))
+        file.seek(0)
+    return max(columns, key=lambda each: columns[each], default=usual)
 
 
 def unpacked(path: Path, root: Path, say: Say) -> Path:
     """The rows of a parquet file as JSON lines whose images are files below `root`. Made again where the file changed;
     whole or not there."""
-    about = path.stat()
-    key = hashlib.sha256(f"{path.resolve()} {about.st_size} {about.st_mtime_ns}".encode()).hexdigest()[:12]
-    folder = root / UNPACKED
-    made = folder / f"{path.stem}-{key}.jsonl"
+    folder, made = root / UNPACKED, _lines_of(path, root)
     if made.exists():
         return made
     file = _opened(path)
-    try:
-        folder.mkdir(exist_ok=True)
-    except OSError as error:
-        raise BadInput(
-            f"{path}: its images are unpacked into {folder}, which cannot be made: {error.strerror}; "
-            "recipe.data.image_root may be another folder"
-        ) from None
+    check_unpacking(path, root)
+    folder.mkdir(exist_ok=True)
+    say(f"{path.name}: its images are unpacked into {folder}")
     aside = made.with_suffix(f".{os.getpid()}.part")
     total, images = file.metadata.num_rows, set[str]()
     try:
-        with room_for(f"the images of {path.name}", folder, about.st_size), aside.open("w", encoding="utf-8") as out:
+        size = path.stat().st_size
+        with room_for(f"the images of {path.name}", folder, size), aside.open("w", encoding="utf-8") as out:
             for number, row in enumerate(_parquet_rows(path, file), 1):
-                out.write(json.dumps(_written(row, folder, images), ensure_ascii=False) + "\n")
+                written = _written(row, lambda content: _image(content, folder, images))
+                out.write(json.dumps(written, ensure_ascii=False) + "\n")
                 if number % SAID == 0 or number == total:
                     say(f"unpacking {path.name}: {number:,} of {total:,} rows, {len(images):,} images")
         aside.rename(made)
     finally:
         aside.unlink(missing_ok=True)
     return made
+
+
+def check_unpacking(path: Path, root: Path) -> None:
+    """BadInput where a parquet file cannot be unpacked below `root`. What was made to find out is gone again."""
+    folder = root / UNPACKED
+    if not path.is_file() or _lines_of(path, root).exists():
+        return
+    there = folder.exists()
+    try:
+        folder.mkdir(exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise BadInput(
+            f"{path}: its images are unpacked into {folder}, which cannot be written: {error.strerror}; allowed: "
+            "another folder in recipe.data.image_root, or in --image-root of `sameday data`"
+        ) from None
+    finally:
+        if not there:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def _lines_of(path: Path, root: Path) -> Path:
+    """The file of its rows, named by what the table is now."""
+    about = path.stat()
+    key = hashlib.sha256(f"{path.resolve()} {about.st_size} {about.st_mtime_ns}".encode()).hexdigest()[:12]
+    return root / UNPACKED / f"{path.stem}-{key}.jsonl"
+
+
+def previewed(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a parquet file as they would be unpacked, and nothing is written: an image has a name that begins
+    with UNPACKED, and of all but the first rows its bytes are not even read."""
+    file = _opened(path)
+    for row in islice(_parquet_rows(path, file), PREVIEWED):
+        yield _written(row, lambda _: f"{UNPACKED}/")
+    leaves = [file.schema.column(number) for number in range(len(file.schema))]
+    # Texts have a kind of their own among bytes.
+    light = [each.path for each in leaves if each.physical_type != "BYTE_ARRAY" or each.logical_type.type != "NONE"]
+    images = {name: f"{UNPACKED}/" for name in file.schema_arrow.names}
+    for row in islice(_parquet_rows(path, file, light), PREVIEWED, None):
+        yield images | _written(row, lambda _: f"{UNPACKED}/")
 
 
 def _opened(path: Path) -> Any:
@@ -103,11 +166,11 @@ def _opened(path: Path) -> Any:
         raise BadInput(f"{path}: is no parquet file, or only a part of one: {_first(error)}") from None
 
 
-def _parquet_rows(path: Path, file: Any) -> Iterator[dict[str, Any]]:
+def _parquet_rows(path: Path, file: Any, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
     from pyarrow import ArrowException
 
     try:
-        for batch in file.iter_batches(AT_ONCE):
+        for batch in file.iter_batches(AT_ONCE, columns=columns):
             yield from batch.to_pylist()
     except (ArrowException, OSError, ValueError) as error:
         raise BadInput(f"{path}: cannot be read to its end: {_first(error)}") from None
@@ -117,18 +180,18 @@ def _first(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _written(value: Any, folder: Path, images: set[str]) -> Any:
-    """As JSON: an image's bytes become the name of a file, what JSON has no word for its text."""
+def _written(value: Any, image: Callable[[bytes], str]) -> Any:
+    """As JSON: an image's bytes become the name that `image` gives them, what JSON has no word for its text."""
     if isinstance(value, dict):
         if isinstance(value.get("bytes"), bytes) and value.keys() <= {"bytes", "path"}:
-            return _image(value["bytes"], folder, images)
+            return image(value["bytes"])
         if "bytes" in value and value.keys() <= {"bytes", "path"}:
             return value.get("path")
-        return {name: _written(each, folder, images) for name, each in value.items()}
+        return {name: _written(each, image) for name, each in value.items()}
     if isinstance(value, list):
-        return [_written(each, folder, images) for each in value]
+        return [_written(each, image) for each in value]
     if isinstance(value, bytes):
-        return _image(value, folder, images)
+        return image(value)
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if value is None or isinstance(value, str | int | float) else str(value)

@@ -29,13 +29,20 @@ class Wanted:
     """Lines that are passed over for one of these values."""
     fields: dict[str, str] = field(default_factory=dict)
     """What the file calls our keys."""
+    place: str = "recipe.data"
+    """Where in the recipe the set stands."""
+    own: frozenset[str] = frozenset()
+    """Conditions that are this set's alone, by their fields."""
 
     @classmethod
     def by(cls, recipe: VlmRecipe, home: Path, part: QuestionSet | None = None) -> Wanted:
         """Of one of the sets of a recipe, by itself its first; paths start at `home`."""
         categorizer = None if recipe.categories is None else Categorizer.load(recipe.categories, home)
         part = part or recipe.data
-        return cls(recipe.data.where_of(part), categorizer, recipe.prompt, part.skip, part.fields)
+        number = next((number for number, each in enumerate(recipe.data.mix) if each is part), None)
+        place = "recipe.data" if number is None else f"recipe.data.mix[{number}]"
+        own = frozenset(part.where.keys() - recipe.data.where.keys())
+        return cls(recipe.data.where_of(part), categorizer, recipe.prompt, part.skip, part.fields, place, own)
 
 
 @dataclass(frozen=True)
@@ -64,7 +71,8 @@ class Reader:
 
     def __iter__(self) -> Iterator[Question]:
         where, skip = self.wanted.where, self.wanted.skip
-        self.tally, self.unsure = Tally(where, skip, self.limit), []
+        places = {name: f"{self.wanted.place}.where.{name}" for name in self.wanted.own}
+        self.tally, self.unsure = Tally(where, skip, self.limit, places), []
         # The limit counts what is asked for; which values occur only the whole file tells.
         for line in read_lines(self.path, None if where or skip else self.limit, self.images, self.say):
             question = self._read(line)
@@ -96,7 +104,7 @@ class Reader:
         """A sentence for each column that the recipe names and no line has; known once all lines were read."""
         there = ", ".join(map(str, self.tally.columns)) or "none"
         return [
-            f"recipe.data.fields.{name} is {theirs!r}, which no line of {self.label} has; there are {there}"
+            f"{self.wanted.place}.fields.{name} is {theirs!r}, which no line of {self.label} has; there are {there}"
             for name, theirs in self.wanted.fields.items()
             if theirs not in self.tally.columns
         ]

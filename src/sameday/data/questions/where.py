@@ -37,6 +37,8 @@ class Tally:
     skip: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     limit: int | None = None
     """How many of those that are asked for are taken, the first of them."""
+    places: Mapping[str, str] = field(default_factory=dict)
+    """Where in the recipe a condition stands that is one set's alone."""
     lines: int = 0
     taken: int = 0
     skipped: int = 0
@@ -64,15 +66,14 @@ class Tally:
         """A sentence for each field that no line has, and for each value that occurs in none."""
         sentences = []
         for name, wanted in self.where.items():
-            there = self.values.get(name, Counter())
+            there, place = self.values.get(name, Counter()), self.places.get(name, f"recipe.data.where.{name}")
             absent = [value for value in wanted if value not in there]
             if not there:
                 known = ", ".join(sorted(each for each in self.fields if each != name)) or "none"
-                sentences.append(f"recipe.data.where.{name}: no line of {label} has this field; there are {known}")
+                sentences.append(f"{place}: no line of {label} has this field; there are {known}")
             elif absent:
                 sentences.append(
-                    f"recipe.data.where.{name} is {' or '.join(absent)}, which no line of {label} has; {name} is "
-                    f"{_listed(there)} there"
+                    f"{place} is {' or '.join(absent)}, which no line of {label} has; {name} is {_listed(there)} there"
                 )
         return sentences
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sameday.spec.convert.families import FAMILIES, OF_QWEN
 from sameday.spec.convert.settings import Settings
 from sameday.spec.convert.swift import FILES
 from sameday.spec.convert.trainer import Trainer, each, only, words
@@ -13,8 +14,9 @@ _SPEED = "the plan says how it is computed"
 _FILES = "nothing in the model depends on it"
 _OTHER = "the model would be another one"
 _SCHEDULE = "the schedule would be another one"
-# Templates that are the models' own.
-_TEMPLATES = ("qwen2_vl", "qwen3_vl", "tokenizer_default")
+# Templates that are the models' own, by whose.
+_TEMPLATES = {"qwen2_vl": OF_QWEN.kinds, "qwen3_vl": OF_QWEN.kinds, "llava": ("llava",), "gemma3": ("gemma3",)}
+_TEMPLATES |= {"tokenizer_default": tuple(FAMILIES)}
 _PLUGINS = ("LigerPlugin", "CutCrossEntropyPlugin")
 _ROWS = ("path", "type", "field_messages", "ds_type", "split", "message_field_role", "message_field_content")
 
@@ -38,13 +40,15 @@ def _prepare(settings: Settings) -> None:
             f"{settings.document.source}: warmup_ratio is not set; axolotl then takes 3% of all steps, at most 100, "
             "and no recipe says that: give warmup_ratio or warmup_steps"
         )
-    if settings.text("chat_template") in ("", *_TEMPLATES):
+    asked, kind = settings.text("chat_template"), settings.kind
+    allowed = [name for name, kinds in _TEMPLATES.items() if kind not in FAMILIES or kind in kinds]
+    if asked in ("", *allowed):
         settings.drop("chat_template", "the model's own chat template")
     else:
-        settings.refuse("chat_template", f"{_PROMPT} (allowed: {', '.join(_TEMPLATES)})")
+        settings.refuse("chat_template", f"{_PROMPT} (allowed: {', '.join(allowed)})")
     settings.done("chat_template")
-    asked = settings.old.get("plugins", ("", []))[1] or []
-    if isinstance(asked, list) and all(str(each).endswith(_PLUGINS) for each in asked):
+    plugins = settings.old.get("plugins", ("", []))[1] or []
+    if isinstance(plugins, list) and all(str(each).endswith(_PLUGINS) for each in plugins):
         settings.drop("plugins", _SPEED)
     else:
         settings.refuse("plugins", f"code of its own may change anything (allowed: {', '.join(_PLUGINS)})")

@@ -12,10 +12,11 @@ from pydantic import ValidationError
 
 from sameday.spec.convert import keys
 from sameday.spec.convert.conversion import Conversion, Note, show
+from sameday.spec.convert.families import LOOK_ALIKE, names_of
 from sameday.spec.convert.quantization import COMPUTE, quantization
 from sameday.spec.convert.running import Running
 from sameday.spec.convert.script import is_script, read_script
-from sameday.spec.convert.targets import ALIKE, LANGUAGE, image_parts, matched, of_all_parts
+from sameday.spec.convert.targets import LANGUAGE, image_parts, matched, of_all_parts
 from sameday.spec.convert.trainers import recognise
 from sameday.spec.document import read_document
 from sameday.spec.errors import BadInput
@@ -78,13 +79,6 @@ def examine(
     return work
 
 
-OTHER_TEMPLATES = {
-    "llava": "this model's answers end with the token that ends a text, and nothing follows it",
-    "gemma3": "a program that learns the line break after an answer too: then set turn",
-}
-"""Models whose answers end otherwise than Qwen's, and why the end token is the last that is learned."""
-
-
 class _Converter(Running):
     """Each method makes of some of the old settings what recipe and plan have for them."""
 
@@ -98,8 +92,8 @@ class _Converter(Running):
         allowed = f"(allowed: {', '.join(families)})"
         kind = keys.model_type(resolve_path(self.folder, name) / "config.json")
         squeezed = re.sub(r"[^a-z0-9]", "", name.lower())
-        names = [each for family in families for each in (family.replace("_", ""), *keys.ALSO_CALLED.get(family, ()))]
-        told = any(each in squeezed for each in names) and not keys.LOOK_ALIKE.search(name.lower())
+        names = [each for family in families for each in names_of(family)]
+        told = any(each in squeezed for each in names) and not LOOK_ALIKE.search(name.lower())
         if kind is not None and kind not in families:
             self.refuse("model_name_or_path", f"its model type is {kind}, which is not supported {allowed}")
         elif kind is None and not told and keys.OTHER_FAMILIES.search(name.lower()):
@@ -113,7 +107,9 @@ class _Converter(Running):
         """What one old key says alone."""
         for name, (field, kind) in keys.DIRECT.items():
             value, why = self.get(name, kind), self.why.get(name, "")
-            if value is None and name in keys.DEFAULTS and (name[:5] != "lora_" or self.has_adapters()):
+            if name in ("min_pixels", "max_pixels") and self.one_size():
+                self.drop(name, self.one_size())
+            elif value is None and name in keys.DEFAULTS and (name[:5] != "lora_" or self.has_adapters()):
                 self.default(field, *keys.DEFAULTS[name])
             elif value is None:
                 self.drop(name, "null: the default")
@@ -285,9 +281,9 @@ class _Converter(Running):
         pattern = matched(targets, self.kind) if isinstance(targets, str) else None
         if targets is None:
             names = list(Lora.model_fields["target_modules"].default)
-            why = "PEFT has no default for Qwen-VL: check what the old run used"
+            why = "PEFT has no default for models with images: check what the old run used"
             self.default("recipe.lora.target_modules", names, "lora_target_modules", why)
-        elif targets in ("all-linear", ["all-linear"]) and self.kind in ALIKE:
+        elif targets in ("all-linear", ["all-linear"]) and self.family is not None:
             names = ["all-linear", *(f"{part}.all-linear" for part in image_parts(self.kind))]
             self.put("recipe.lora.target_modules", names, ["lora_target_modules"], "PEFT's, of the whole model")
         elif pattern:
@@ -299,7 +295,7 @@ class _Converter(Running):
             if isinstance(targets, list) and self.trainer.bare_names == "all":
                 names = of_all_parts(targets, self.kind)
                 why = "PEFT took the tower's of these names too" if names != targets else ""
-                if self.kind not in ALIKE and {*targets} & {*LANGUAGE}:
+                if self.family is None and {*targets} & {*LANGUAGE}:
                     why = "the language model's; where the tower has layers of these names too, PEFT took those as well"
             self.put("recipe.lora.target_modules", names, ["lora_target_modules"], why)
 
@@ -337,7 +333,7 @@ class _Converter(Running):
         backend = "pil" if fast is False else "torchvision"
         why = "the two resize about a third of the pixels one level apart"
         why += "" if here or backend == "pil" else "; torchvision is not installed here: a run will need it"
-        if fast is None and self.trainer.image_backend and self.kind not in OTHER_TEMPLATES:
+        if fast is None and self.trainer.image_backend and not self.one_size():  # others resize by the processor alone
             self.drop("use_fast", "null: the default")
             self.always("recipe.image_backend", *self.trainer.image_backend)
         elif fast is None:
@@ -352,29 +348,41 @@ class _Converter(Running):
             why = "made on the way, or ahead by `sameday cache --kind pixels`" if kept == "pixels" else ""
             self.put("plan.cache", kept, ["use_vision_cache"], why)
 
-    def template(self) -> bool:
-        """Whether the config is LLaMA-Factory's: its templates have a line break at the end of an answer."""
-        name = self.text("template")
-        if name in keys.OWN_TEMPLATES:
-            self.put("recipe.answer_end", "turn", ["template"], "this template's answers end with a line break")
-        elif name:
-            self.refuse("template", f"the prompt would be another one (allowed: {', '.join(keys.OWN_TEMPLATES)})")
-        else:
-            self.drop("template", "null: the model's own chat template")
-        return bool(name)
+    def template(self) -> None:
+        """The prompt by its trainer's name for it; a model is asked by its own chat template alone."""
+        name, known = self.text("template"), self.trainer.templates
+        allowed = [each for each in known if self.family is None or self.kind in known[each].kinds]
+        if not name:
+            return self.drop("template", "null: the model's own chat template")
+        if name not in allowed:
+            return self.refuse("template", f"the prompt would be another one (allowed: {', '.join(allowed)})")
+        asked = known[name]
+        ends = ("turn", "a line break") if asked.line_break else ("end_token", "the token that ends it")
+        self.put("recipe.answer_end", ends[0], ["template"], f"this template's answers end with {ends[1]}")
+        if asked.system_prompt is not None and not self.is_set("recipe.system_prompt"):
+            self.put("recipe.system_prompt", asked.system_prompt, ["template"], "what this template puts first")
+        if asked.near and not self.is_set("recipe.prompt"):
+            self.put("recipe.prompt", None, ["template"], asked.near)
+
+    def answer_end(self) -> tuple[str, str]:
+        """Where the old run stopped to learn, and why."""
+        if self.family is not None and not self.family.line_break:
+            return "end_token", "no line break follows the token that ends an answer of this model"
+        unknown = "a program that masks the prompt alone learns the line break after an answer too: then set turn"
+        by_kind = self.trainer.answer_ends.get(self.kind or "")
+        return by_kind or self.trainer.answer_end or ("end_token", unknown)
 
     def remarks(self) -> None:
         """What the old config could not say, because its program did it always."""
         weight = "the Trainer at one question at a time weighs each question the same"
         if self.new["plan"].values["max_questions"] != 1:
             weight = "near, not the same: the Trainer weighs by token inside a micro-batch of several questions"
-        end = "a program that masks the prompt alone learns the line break after an answer too: then set turn"
-        ends = self.trainer.answer_end or ("end_token", end)
-        if self.kind in OTHER_TEMPLATES:  # what a trainer does is known of Qwen's alone
-            ends = ("end_token", OTHER_TEMPLATES[self.kind])
+        self.template()
+        prompt = self.trainer.prompts.get(self.kind or "")
         for field, value, why in (
             ("recipe.loss_weight", *(self.trainer.loss_weight or ("sample", weight))),
-            *([] if self.template() else [("recipe.answer_end", *ends)]),
+            ("recipe.answer_end", *self.answer_end()),
+            *([("recipe.prompt", None, prompt)] if prompt is not None else []),
             ("recipe.order", "shuffle", "by_image is what lets images be shared, and is another recipe"),
             (
                 "plan.share_images",

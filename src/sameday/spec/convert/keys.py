@@ -274,12 +274,7 @@ OTHER_FAMILIES = re.compile(
     r"(?<![a-z])(?:qwen|llava|(?:med|pali)?gemma|llama|internvl|idefics|smolvlm|phi|minicpm|pixtral|mistral|blip|"
     r"instructblip|deepseek|molmo|kosmos|florence|glm|ovis|cogvlm|moondream)"
 )
-# How models of a supported family are called besides, and names that only look like those of one.
-ALSO_CALLED = {"gemma3": ("medgemma",)}
-LOOK_ALIKE = re.compile(r"llava[-_]?(?:next|onevision|interleave|v?1\.6)|paligemma|gemma-?3n")
 QUANTIZED = re.compile(r"(?<![a-z0-9])(?:bnb|awq|gptq|gguf|fp8|nf4|int4|int8|4bit|8bit)(?![a-z0-9])")
-# Names under which LLaMA-Factory has the chat template that these models have by themselves.
-OWN_TEMPLATES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_nothink")
 
 OPTIMIZERS = {"adamw": "loop", "adamw_hf": "loop", "adamw_torch": "foreach"}
 OPTIMIZERS |= {"adamw_torch_fused": "fused", "adamw_apex_fused": "fused"}
@@ -301,7 +296,6 @@ REPLACED: dict[str, tuple[str, tuple[str, ...]]] = {
 PATHS = ("data.train", "data.val", "data.test", "data.image_root", "start_adapter")
 # How many processes train together: together they make an effective batch.
 WORLD = ("num_processes", "num_nodes")
-BY_NAME = ("qwen2_5_vl", "qwen2_vl", "qwen3_vl", "llava", "gemma3")
 COMPUTED = (
     *SWITCHES,
     *("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),

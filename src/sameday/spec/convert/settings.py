@@ -12,6 +12,7 @@ from typing import Any
 
 from sameday.spec.convert import keys
 from sameday.spec.convert.conversion import Note, show
+from sameday.spec.convert.families import FAMILIES, FamilyFacts, kind_by_name
 from sameday.spec.convert.trainer import PLAIN, Trainer
 from sameday.spec.document import Document
 from sameday.spec.load import resolve_path
@@ -75,10 +76,17 @@ class Settings:
         """The model's type, of its folder or of its name; None where neither tells it."""
         name = self.text("model_name_or_path")
         told = keys.model_type(resolve_path(self.folder, name) / "config.json") if name else None
-        squeezed = re.sub(r"[^a-z0-9]", "", name.lower())
-        called = {each: (each.replace("_", ""), *keys.ALSO_CALLED.get(each, ())) for each in keys.BY_NAME}
-        by_name = next((kind for kind, names in called.items() if any(each in squeezed for each in names)), None)
-        return told or (None if keys.LOOK_ALIKE.search(name.lower()) else by_name)
+        return told or kind_by_name(name)
+
+    @property
+    def family(self) -> FamilyFacts | None:
+        return FAMILIES.get(self.kind or "")
+
+    def one_size(self) -> str:
+        """Why numbers of pixels say nothing, where every image of the model becomes one size."""
+        if self.family is None or self.family.token_side is not None:
+            return ""
+        return "this model takes every image at one size, which its own image settings say"
 
     def world(self) -> int:
         """Processes that train together, as far as a launcher's flags say it."""

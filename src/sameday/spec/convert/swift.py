@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from sameday.spec.convert.families import FAMILIES, QWEN_TEMPLATES, ChatTemplate
 from sameday.spec.convert.llamafactory import method, thawed_parts, trained_layers
 from sameday.spec.convert.settings import Settings
 from sameday.spec.convert.trainer import Trainer, each, only, words
@@ -15,8 +16,7 @@ _VIDEO = "images alone are learned here"
 _HUB = "nothing in the model depends on where it is fetched from"
 _FORM = "the adapters would have another form"
 FILES = (".json", ".jsonl", ".csv", ".parquet")
-# Pixels of the square that one image token stands for.
-_SIDE = {"qwen3_vl": 32, "qwen2_vl": 28, "qwen2_5_vl": 28}
+_LINE = "near, not the same: a line break follows a question there, where the model's own chat template has a space"
 
 
 def _defaults(settings: Settings) -> dict[str, Any]:
@@ -84,9 +84,12 @@ def local_file(settings: Settings, name: str, field: str, option: str) -> None:
 
 
 def _tokens(settings: Settings, name: str, field: str) -> None:
-    count, side = settings.get(name, int), _SIDE.get(settings.kind or "")
-    if not isinstance(count, int) or side is None:
-        settings.refuse(name, f"a number of image tokens of a known family is needed ({', '.join(_SIDE)})")
+    count, side = settings.get(name, int), settings.family.token_side if settings.family is not None else None
+    if settings.one_size():
+        settings.drop(name, settings.one_size())
+    elif not isinstance(count, int) or side is None:
+        known = ", ".join(kind for kind, facts in FAMILIES.items() if facts.token_side is not None)
+        settings.refuse(name, f"a number of image tokens of a known family is needed ({known})")
     else:
         settings.put(f"recipe.{field}", count * side**2, [name], f"{count} tokens of {side}x{side} pixels")
     settings.done(name)
@@ -172,6 +175,13 @@ TRAINER = Trainer(
     defaults=_defaults,
     prepare=_prepare,
     loss_weight=("token", "it divides a step's loss by all of its answer tokens"),
+    templates={
+        **QWEN_TEMPLATES,
+        "gemma3_vision": ChatTemplate(("gemma3",), line_break=False),
+        "llava1_5_hf": ChatTemplate(("llava",), near=_LINE, line_break=False),
+    },
+    prompts={"llava": _LINE},
     answer_end=("turn", "its templates end an answer with a line break"),
+    answer_ends={"gemma3": ("end_token", "its template of this model ends an answer with that token alone")},
     image_backend=("pil", "it resizes by qwen_vl_utils, which uses Pillow"),
 )

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from sameday.spec.convert.families import TEMPLATES, ChatTemplate
+
 if TYPE_CHECKING:
     from sameday.spec.convert.settings import Settings
 
@@ -40,10 +42,16 @@ class Trainer:
     """Done before all else; names that it is done with are gone from `settings.old`."""
     bare_names: Literal["decoder", "all"] = "all"
     """Whether names of layers that get adapters are the language model's alone, or as in PEFT any part's."""
+    templates: Mapping[str, ChatTemplate] = field(default_factory=lambda: TEMPLATES)
+    """Prompts that it has by name, and in configs of it `template` asks for."""
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    """By model type, in what its prompts always differ from the model's own."""
     loss_weight: tuple[str, str] | None = None
     answer_end: tuple[str, str] | None = None
     image_backend: tuple[str, str] | None = None
     """Of the recipe: the value, and why; None where the config or transformers' Trainer says it."""
+    answer_ends: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """By model type, where it is not answer_end."""
     remarks: tuple[str, ...] = ()
     """What may differ between versions of it, and what to look at then."""
 

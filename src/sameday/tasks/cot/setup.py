@@ -62,7 +62,7 @@ class CotSetup(VqaSetup):
             text = self.config.get_text_config()
             wrong = list(problems(folder, text.hidden_size, text.vocab_size, self.recipe.heads.rank))
             if wrong:
-                raise BadInput(f"start_adapter {folder}: " + "; ".join(wrong))
+                raise BadInput(f"{self.recipe.adapter_from} {folder}: " + "; ".join(wrong))
         return folder
 
     def check_evaluation(self, asked: Evaluation, splits: Any) -> None:

@@ -171,7 +171,7 @@ class VqaSetup(TaskSetup):
         assert self.recipe.start_adapter is not None
         folder = resolve_path(self.home, self.recipe.start_adapter)
         base = resolve_model(self.home, self.recipe.model)
-        check_start(self._without_weights, self.family, self.recipe, folder, base)
+        check_start(self._without_weights, self.family, self.recipe, folder, base, self.recipe.adapter_from)
         return folder
 
     @cached_property
@@ -346,6 +346,7 @@ class VqaSetup(TaskSetup):
         lora, tower = adapter_form(model, self.family, folder, whose)
         changes = {"train": "lora", "lora": lora, "train_vision": tower, "start_adapter": str(folder.absolute())}
         recipe = self.recipe.model_copy(update=changes | {"learning_rates": {}})
+        recipe._adapter_from = whose
         check_start(model, self.family, recipe, folder, resolve_model(self.home, recipe.model), whose)
         return recipe
 

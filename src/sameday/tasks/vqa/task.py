@@ -94,7 +94,7 @@ class VqaTask(Task):
         resizing = processor.note(find_spec("torchvision") is not None)
         alone = plan.share_images and plan.max_questions == 1 and not self.whole_images
         one = "plan.share_images shares nothing, because plan.max_questions is 1; null leaves it to plan.token_budget"
-        said = (resizing, encoder.note, one if alone else None)
+        said = (resizing, encoder.note, encoder.end_note, one if alone else None)
         self.notes: Sequence[str] = [*model.notes, *self.cache.notes, *(each for each in said if each)]
         self.device, self._start_digest = model.device, start_digest
         self.places = [Place(s.id, s.image_key, s.stage) for s in splits.get("train", [])]

@@ -64,7 +64,8 @@ def recipe_words(recipe: VlmRecipe) -> tuple[str, str]:
         others = f", or one of {len(recipe.prompt.templates)} by {recipe.prompt.by}" if recipe.prompt.by else ""
         data += f"A question is asked as “{recipe.prompt.default}”{others}. "
     data += f"System prompt: “{recipe.system_prompt}”. " if recipe.system_prompt else ""
-    data += "An answer is learned with the line break that follows its end. " if recipe.answer_end == "turn" else ""
+    if recipe.answer_end == "turn":
+        data += "An answer is learned with what the model's chat template puts behind its end. "
     each = "answer token" if recipe.loss_weight == "token" else "question"
     return what, data + f"In the loss each {each} weighs the same."
 

@@ -1,0 +1,104 @@
+"""What a config of another trainer means for each supported family of models: what its models are called, whether its
+images have sizes to choose, how its answers end, and which layers of its tower are called like the language model's."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+MLP = ("gate_proj", "up_proj", "down_proj")
+_BLOCK = "visual.blocks.{}."
+_ENCODER = "vision_tower.vision_model.encoder.layers.{}."
+
+
+@dataclass(frozen=True)
+class FamilyFacts:
+    image_parts: tuple[str, ...]
+    """Parts in front of the language model that have linear layers."""
+    tower_layers: tuple[str, ...]
+    """Some layers of the tower and of the projector: a pattern that takes one takes more than the language model."""
+    alike: tuple[str, ...] = ()
+    """Names of the language model's layers that layers of the tower have too."""
+    also_called: tuple[str, ...] = ()
+    """In names of models, besides its model type."""
+    token_side: int | None = None
+    """Side in pixels of the square that one image token stands for; None where every image becomes one size."""
+    line_break: bool = True
+    """Whether its chat template has a line break behind the token that ends an answer."""
+
+
+_BOTH = ("tower", "projector")
+_SQUARES = (f"{_ENCODER}self_attn.q_proj", f"{_ENCODER}mlp.fc1")
+FAMILIES = {
+    "qwen2_5_vl": FamilyFacts(
+        _BOTH,
+        (*(_BLOCK + name for name in ("attn.qkv", "attn.proj", "mlp.gate_proj")), "visual.merger.mlp.0"),
+        alike=MLP,
+        token_side=28,
+    ),
+    "qwen2_vl": FamilyFacts(
+        _BOTH,
+        (*(_BLOCK + name for name in ("attn.qkv", "attn.proj", "mlp.fc1")), "visual.merger.mlp.0"),
+        token_side=28,
+    ),
+    "qwen3_vl": FamilyFacts(
+        _BOTH,
+        (
+            *(_BLOCK + name for name in ("attn.qkv", "attn.proj", "mlp.linear_fc1")),
+            *("visual.merger.linear_fc1", "visual.deepstack_merger_list.{}.linear_fc1"),
+        ),
+        token_side=32,
+    ),
+    "llava": FamilyFacts(_BOTH, (*_SQUARES, "multi_modal_projector.linear_1"), alike=ATTENTION[:3], line_break=False),
+    "gemma3": FamilyFacts(
+        ("tower",),
+        (*_SQUARES, "multi_modal_projector.mm_input_projection"),
+        alike=ATTENTION[:3],
+        also_called=("medgemma",),
+    ),
+}
+LOOK_ALIKE = re.compile(r"llava[-_]?(?:next|onevision|interleave|v?1\.6)|paligemma|gemma-?3n")
+"""Names of models that only look like those of a supported family."""
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A prompt that a trainer has under a name of its own: of which families it is, and in what it is not theirs."""
+
+    kinds: tuple[str, ...]
+    system_prompt: str | None = None
+    """What it puts before every question that has none."""
+    near: str = ""
+    line_break: bool = True
+    """Whether the line break behind an answer's end is learned with it."""
+
+
+OF_QWEN = ChatTemplate(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"))
+QWEN_TEMPLATES = dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_nothink"), OF_QWEN)
+TEMPLATES = {
+    **QWEN_TEMPLATES,
+    "llava": ChatTemplate(
+        ("llava",),
+        "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, "
+        "detailed, and polite answers to the user's questions.",
+        "near, not the same: there no line break follows an image, and no space the system prompt",
+        line_break=False,
+    ),
+    "gemma3": ChatTemplate(("gemma3",)),
+}
+"""Those of LLaMA-Factory, whose word `template` is."""
+
+
+def names_of(kind: str) -> tuple[str, ...]:
+    """In names of models, in small letters and digits alone."""
+    facts = FAMILIES.get(kind)
+    return kind.replace("_", ""), *(facts.also_called if facts is not None else ())
+
+
+def kind_by_name(name: str) -> str | None:
+    """The family that a model's name tells."""
+    squeezed = re.sub(r"[^a-z0-9]", "", name.lower())
+    if LOOK_ALIKE.search(name.lower()):
+        return None
+    return next((kind for kind in FAMILIES if any(each in squeezed for each in names_of(kind))), None)
