@@ -126,7 +126,8 @@ def _finish(opened: OpenSuite, states: Mapping[str, JobState], ends: Expected, n
     if all(state.state == "done" for state in states.values()):
         return
     if ends.finish is None:
-        yield f"finish: not known, because {ends.why}{until}"
+        rest = "" if ends.rest is None else f"; all that can still run ends at {when(ends.rest, now)}"
+        yield f"finish: not known, because {ends.why}{rest}{until}"
         return
     late = deadline is not None and began is not None and ends.finish > began + deadline
     low, high = (when(ends.finish if each is None else each, now) for each in (ends.low, ends.high))
