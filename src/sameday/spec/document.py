@@ -160,7 +160,10 @@ def lacks_space(value: Any) -> bool:
 
 def show(path: KeyPath) -> str:
     """A key path as people write it: lora.target_modules[1]."""
-    text = "".join(f"[{name}]" if isinstance(name, int) else f".{name}" for name in path)
+    text = "".join(
+        f"[{name}]" if isinstance(name, int) else f".{name}" if str(name).isprintable() else f".{name!r}"
+        for name in path
+    )
     return text.removeprefix(".")
 
 

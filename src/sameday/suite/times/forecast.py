@@ -153,8 +153,10 @@ def lines(found: Forecast) -> Iterator[str]:
         yield from _wrapped("deadline      ", _deadline(found))
     if found.holds is False and found.left is not None and found.left > 0:
         some = any(remedy.holds is not False for remedy in found.remedies)
-        yield "what would make it hold:" if some else "nothing that is known here makes it hold" + (
-            ":" if found.remedies else ""
+        yield (
+            "what would make it hold:"
+            if some
+            else "nothing that is known here makes it hold" + (":" if found.remedies else "")
         )
         for remedy in found.remedies:
             yield from _wrapped("  - ", _remedy(remedy))

@@ -12,7 +12,7 @@ from typing import Any
 
 from sameday.commands.session import silent
 from sameday.record.times import read_times
-from sameday.spec.errors import BadInput
+from sameday.spec.errors import BadInput, in_short
 from sameday.spec.plan import Plan
 from sameday.spec.suite import Suite
 from sameday.spec.words import count
@@ -140,7 +140,7 @@ class Predictor:
             try:
                 self._works[name] = work_of(self.suite, self.home, self.folder, name)
             except BadInput as error:
-                self._works[name] = str(error).partition("\n")[0]
+                self._works[name] = in_short(error)
         return self._works[name]
 
     def _left(self, name: str) -> Estimate:

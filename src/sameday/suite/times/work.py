@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sameday.commands.session import Specs, silent
-from sameday.spec.errors import BadInput, NothingToLearn
+from sameday.spec.errors import BadInput, NothingToLearn, in_short
 from sameday.spec.evaluation import Evaluation
 from sameday.spec.identity import as_text, identity_of, paths_of
 from sameday.spec.load import load_plan, resolve_path
@@ -139,7 +139,7 @@ def work_of(suite: Suite, home: Path, folder: SuiteFolder, name: str) -> Work:
 
 def wrong(suite: Suite, home: Path, folder: SuiteFolder, name: str, data: bool = True) -> list[str]:
     """What a job would refuse when it starts, as far as that is known without reading data or a model: its recipe, plan
-    and settings, what its task cannot do, and, where `data` is on this machine, files of it that are not there."""
+    and settings, what its task cannot do, and, where `data` is on this machine, files and models that are not there."""
     job = suite.jobs[name]
     whose = suite.jobs[job.of] if job.of is not None else job
     planned = plan_path(suite, home, folder, name)
@@ -152,6 +152,8 @@ def wrong(suite: Suite, home: Path, folder: SuiteFolder, name: str, data: bool =
     setup = setup_of(specs.recipe, specs.home)
     problems: list[str] = []
     named = getattr(specs.recipe, "data", None)
+    if data and job.of is None:
+        problems += _no_model(specs, folder)
     if data and job.of is None and named is not None:
         files = sorted({resolve_path(specs.home, each) for each in paths_of(named) if not each.startswith("hf:")})
         missing = [path for path in files if not path.exists() and not any(path.parent.glob(path.name))]
@@ -164,6 +166,15 @@ def wrong(suite: Suite, home: Path, folder: SuiteFolder, name: str, data: bool =
     except BadInput as error:
         problems += str(error).splitlines()
     return [*problems, *_cannot(job, setup)]
+
+
+def _no_model(specs: Specs, folder: SuiteFolder) -> Iterator[str]:
+    """A model that can only be a folder, which no job of the suite could still make."""
+    model = getattr(specs.recipe, "model", None)
+    if isinstance(model, str) and (model.startswith((".", "/", "~")) or model.count("/") > 1):
+        path = Path(os.path.abspath(resolve_path(specs.home, model)))
+        if not path.exists() and not path.is_relative_to(folder.path):
+            yield f"{path} of its recipe's model is not there"
 
 
 def _cannot(job: SuiteJob, setup: TaskSetup) -> Iterator[str]:
@@ -253,6 +264,6 @@ def _counted(recipe: Recipe, home: Path) -> Count:
     except NothingToLearn:  # a stage that has no questions is passed over
         return Count(0.0)
     except BadInput as error:
-        return Count(why=str(error).partition("\n")[0])
+        return Count(why=in_short(error))
     each = setup.epoch_steps(audited)
     return Count(sum(each) / len(each), audited.sizes)
