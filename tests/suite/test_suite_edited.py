@@ -65,10 +65,10 @@ def test_a_model_folder_that_is_not_there_is_told_before_anything_starts(home: H
 
 
 def test_jobs_that_left_the_file_are_still_seen_and_can_be_cancelled(home: Home) -> None:
-    suite, out = home.suite({"old": stub("old", seconds=4), "kept": stub("kept")}), home.path / "out"
+    suite, out = home.suite({"old": stub("old", seconds=60)}), home.path / "out"
     runner = Local().begin(suite, out)
-    until(lambda: kinds(suite, out) == {"old": "running", "kept": "done"})
-    home.suite({"new": stub("old", seconds=4), "kept": stub("kept")})
+    until(lambda: kinds(suite, out) == {"old": "running"})
+    home.suite({"new": stub("old", seconds=60)})
     told = sameday(home.path, "suite", "status", "night.yaml", "--out", "out").out
     gone = "not in the suite's file any more: old (running); what it made stays in"
     assert f"{gone} {out}/jobs" in told.splitlines()

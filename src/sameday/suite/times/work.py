@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -60,10 +60,20 @@ def plan_cost(plan: Plan) -> str:
 
 def cache_cost(asked: Mapping[str, Any]) -> str:
     """Equal where two cache jobs, by what they were asked for, prepare the same images alike."""
-    apart = OF_NO_COST | OF_TRAINING
-    recipe = {name: value for name, value in (asked.get("recipe") or {}).items() if name not in apart}
-    sets = [each for each in asked.get("set", ()) if not {*re.split(r"[.=]", str(each).strip())[1:2]} & apart]
-    return _digest([asked.get("kind"), recipe, sets])
+    return _digest([asked.get("kind"), *_asked(asked, OF_NO_COST | OF_TRAINING)])
+
+
+def search_cost(asked: Mapping[str, Any]) -> str:
+    """Equal where two tune jobs search for a plan of the same steps, for however long."""
+    return _digest(_asked(asked, OF_NO_COST))
+
+
+def _asked(asked: Mapping[str, Any], apart: Set[str]) -> list[Any]:
+    """Recipe and settings without some fields. It was read from a file, which may say anything."""
+    recipe, sets = asked.get("recipe"), asked.get("set")
+    fields = {name: each for name, each in recipe.items() if name not in apart} if isinstance(recipe, dict) else recipe
+    listed = sets if isinstance(sets, list) else []
+    return [fields, [each for each in listed if not {*re.split(r"[.=]", str(each).strip())[1:2]} & apart]]
 
 
 def _digest(value: Any) -> str:
