@@ -139,7 +139,7 @@ def test_all_that_is_wrong_is_told_at_once(home: Path) -> None:
         load_suite(home / "bad.yaml")
     assert [line.removeprefix(f"{home}/bad.yaml:") for line in str(error.value).splitlines()] == [
         "1: deadline is 'soon'; must be a time above zero, such as 90m, 6h or 1d12h, or a number of seconds",
-        "6: jobs.'a\\nb'.do is [1]; must be one of 'cache', 'train', 'eval', 'tune'",
+        "6: jobs.a\\nb.do is [1]; must be one of 'cache', 'train', 'eval', 'tune'",
         "5: jobs.two-b waits for 'nobody', which is no job; there are one, two, two-b",
         "2: jobs wait for each other: one -> two -> one",
         "4: recipe 'gone.yaml' of two is not there",
