@@ -345,7 +345,7 @@ def suite_run(
     if dry_run:
         from sameday.suite.running.slurm import dry_run as scripts
 
-        for text in scripts(opened, one_job):
+        for text in scripts(opened, one_job, again):
             tell(text)
         return
     check_writable(opened.folder)

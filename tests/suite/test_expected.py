@@ -10,7 +10,11 @@ import pytest
 from watched import data as shown_by
 from watched import running, served, write_suite
 
+from sameday.spec.suite import load_suite
+from sameday.spec.words import when
+from sameday.suite.jobs import open_suite
 from sameday.suite.page.snapshot import Snapshot
+from sameday.suite.running.status import table
 from sameday.suite.state import SuiteFolder
 from sameday.suite.times.expected import expected
 
@@ -48,7 +52,23 @@ def test_the_finish_of_a_suite(opened: tuple[Path, SuiteFolder]) -> None:
         assert seen.finish == now + 900 + 1200 + 600
     folder.change("b", state="failed", why="x")
     seen = expected(snapshot.opened, folder.states(suite), now + 1000)
-    assert (seen.finish, seen.why) == (None, "b is failed")
+    assert (seen.finish, seen.why, seen.rest, seen.spans) == (None, "b is failed", None, {})
+
+
+def test_jobs_beside_a_failed_one_keep_their_ends(opened: tuple[Path, SuiteFolder]) -> None:
+    path, folder = opened
+    now = time.time()
+    folder.change("b", state="failed", why="x")
+    seen = expected(Snapshot(path, folder.path).opened, folder.states(load_suite(path)), now)
+    assert (seen.spans, seen.rest) == ({"a": (now, now + 1200)}, now + 1200)
+    assert (seen.finish, seen.why) == (None, "b is failed"), "the end of all is another question"
+    lines = table(open_suite(path, folder.path), now).splitlines()
+    ends = when(now + 1200, now)
+    assert f"finish: not known, because b is failed; all that can still run ends at {ends}" in lines
+    assert lines[1].split() == ["a", "waiting", *ends.split()]
+    with served(path, folder) as server:
+        tiles = {tile["name"]: tile for tile in shown_by(server)["tiles"]}
+    assert tiles["Finish, as predicted"]["note"].startswith("b is failed; the others end in 2"), "20 minutes"
 
 
 def test_watching_never_searches_for_a_schedule(

@@ -15,6 +15,7 @@ import sets
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from watched import running
 
 from sameday.record.folder import RunFolder
 from sameday.spec.document import dump_yaml
@@ -185,6 +186,28 @@ def test_a_cache_takes_what_it_took_before(world: World) -> None:
     found = remaining(opened.suite, opened.home, opened.folder)
     assert (found["fill"].seconds, found["fill"].low, found["features"].seconds) == (120.0, 0.0, None)
     assert found["fill"].source == "what runs/other/jobs/images took on vm"
+
+
+def test_a_search_takes_its_minutes_and_what_one_took_besides(world: World) -> None:
+    """Loading a model and the proof at the end may take longer than the search."""
+    job = {"do": "tune", "recipe": "recipe.yaml", "minutes": 2}
+    path = world.path / "tuned.yaml"
+    path.write_text(yaml.safe_dump({"jobs": {"fast": job, "other": job | {"set": ["recipe.effective_batch=2"]}}}))
+    opened, before = open_suite(path), SuiteFolder(world.path / "runs/before")
+    found = remaining(opened.suite, opened.home, opened.folder)
+    assert (found["fast"].seconds, found["fast"].source) == (120 + 9, "its minutes, and verify")
+    for name, asked in {"odd": {"do": "tune", "recipe": [1], "set": 3, "minutes": "x"}, "search": None}.items():
+        before.change(name, state="done", started=1000.0, ended=1100.0, spent=700.0, host="vm")
+        asked = asked or request(opened.suite, opened.home, "fast") | {"minutes": 0.5, "set": ["recipe.seed=9"]}
+        (before.job(name) / "request.json").write_text(json.dumps(asked))
+    found = remaining(opened.suite, opened.home, opened.folder)
+    assert (found["fast"].seconds, found["fast"].low, found["fast"].high) == (120 + 70, 190 - 17.5, 190 + 17.5)
+    assert found["fast"].source == "its minutes, and what runs/before/jobs/search took besides them on vm"
+    assert found["other"].source == "its minutes, and verify"
+    with running(opened.folder, "fast", [0]):
+        opened.folder.change("fast", started=world.moment - 150)
+        left = remaining(opened.suite, opened.home, opened.folder, now=world.moment)["fast"]
+        assert left.seconds == pytest.approx(40, abs=1), "beyond its minutes it is still under way"
 
 
 @pytest.mark.parametrize("step", [0.5, 6.0])

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sets
 import torch
 import worlds
 from hypothesis import given
@@ -20,6 +21,7 @@ from typer.testing import CliRunner
 
 from sameday.cli import app
 from sameday.models.vlm import load_base
+from sameday.spec.document import dump_yaml
 from sameday.spec.errors import BadInput
 from sameday.spec.staged import staged
 from sameday.spec.suite import Slurm, Suite
@@ -350,8 +352,7 @@ def test_without_slurm_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_dry_run_prints_a_script_and_writes_nothing(tmp_path: Path) -> None:
-    for name in ("exp.yaml", "night.yaml"):
-        (tmp_path / name).write_text("name: x\n")
+    (tmp_path / "exp.yaml").write_text(dump_yaml(sets.tiny_recipe()))
     (tmp_path / "night.yaml").write_text(
         "slurm: {partition: gpu}\njobs:\n  fit: {do: train, recipe: exp.yaml}\n  test: {do: eval, of: fit}\n"
     )

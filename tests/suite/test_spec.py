@@ -96,7 +96,9 @@ def test_a_changed_recipe_is_another_job(home: Path) -> None:
             "jobs wait for each other: ",
         ),
         ("jobs: {a: {do: train, recipe: exp.yaml, split: test}}", "split belongs to eval jobs"),
-        ("jobs: {../a: {do: train, recipe: exp.yaml}}", "the name '../a' has other than letters"),
+        ("jobs: {../a: {do: train, recipe: exp.yaml}}", "bad.yaml:1: jobs has the name '../a'; allowed are up to 64"),
+        ("jobs: {.a: {do: train, recipe: exp.yaml}}", "digits, _, . and -, the first a letter or digit"),
+        ("jobs: {a: {do: train, recipe: .}}", "bad.yaml:1: recipe '.' of a is a folder; must be a file"),
         ("jobs: {a: {do: train, recipe: nothing.yaml}}", "bad.yaml:1: recipe 'nothing.yaml' of a is not there"),
         ("deadline: soon\njobs: {a: {do: train, recipe: exp.yaml}}", "bad.yaml:1: deadline is 'soon'"),
         ("jobs: {a: {do: dance, recipe: exp.yaml}}", "bad.yaml:1: jobs.a.do is 'dance'; must be "),
@@ -122,6 +124,36 @@ def test_what_is_wrong_is_told_with_its_place(home: Path, text: str, said: str) 
     with pytest.raises(BadInput) as error:
         load_suite(home / "bad.yaml")
     assert said in str(error.value)
+
+
+def test_all_that_is_wrong_is_told_at_once(home: Path) -> None:
+    (home / "bad.yaml").write_text(
+        "deadline: soon\n"
+        "jobs:\n"
+        "  one: {do: train, recipe: exp.yaml, after: [two]}\n"
+        "  two: {do: train, recipe: gone.yaml, after: [one]}\n"
+        "  two-b: {do: eval, of: nobody}\n"
+        '  "a\\nb": {do: [1], recipe: exp.yaml}\n'
+    )
+    with pytest.raises(BadInput) as error:
+        load_suite(home / "bad.yaml")
+    assert [line.removeprefix(f"{home}/bad.yaml:") for line in str(error.value).splitlines()] == [
+        "1: deadline is 'soon'; must be a time above zero, such as 90m, 6h or 1d12h, or a number of seconds",
+        "6: jobs.a\\nb.do is [1]; must be one of 'cache', 'train', 'eval', 'tune'",
+        "5: jobs.two-b waits for 'nobody', which is no job; there are one, two, two-b",
+        "2: jobs wait for each other: one -> two -> one",
+        "4: recipe 'gone.yaml' of two is not there",
+    ]
+
+
+@pytest.mark.parametrize("name", ["es\x1b[31mcape.yaml", "two\nlines.yaml", "..yaml"])
+def test_a_file_whose_name_is_no_folder(home: Path, name: str) -> None:
+    """Which OUT would be called after."""
+    (home / name).write_text(TEXT)
+    with pytest.raises(BadInput, match=r"its own name cannot be that of a folder in runs/; give the suite a name"):
+        load_suite(home / name)
+    (home / name).write_text("name: night\n" + TEXT)
+    assert load_suite(home / name).name == "night"
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("6h", 21600.0), ("1d12h", 129600.0), ("1.5 h", 5400.0), (7, 7)])

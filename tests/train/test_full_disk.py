@@ -7,19 +7,15 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sets
-from processes import assert_same_run
+from processes import assert_same_run, largest_file
 from safetensors import SafetensorError
 from typed import Said, sameday
 
@@ -40,19 +36,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "recipe.yaml").write_text(dump_yaml(sets.tiny_recipe(data={"path": "set", "val": 4})))
     assert sameday(folder, *RUN, "reference").code == 0
     return folder
-
-
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """No file may grow beyond so many bytes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
 
 
 def full_after(home: Path, run: str, step: int, size: int, monkeypatch: pytest.MonkeyPatch) -> Said:

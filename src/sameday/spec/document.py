@@ -160,8 +160,12 @@ def lacks_space(value: Any) -> bool:
 
 def show(path: KeyPath) -> str:
     """A key path as people write it: lora.target_modules[1]."""
-    text = "".join(f"[{name}]" if isinstance(name, int) else f".{name}" for name in path)
+    text = "".join(f"[{name}]" if isinstance(name, int) else f".{_in_a_line(str(name))}" for name in path)
     return text.removeprefix(".")
+
+
+def _in_a_line(name: str) -> str:
+    return name if name.isprintable() else repr(name)[1:-1]
 
 
 def dump_yaml(spec: Strict) -> str:

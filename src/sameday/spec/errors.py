@@ -25,6 +25,12 @@ def refuse(problems: Iterable[str]) -> None:
         raise BadInput("\n".join(lines))
 
 
+def in_short(error: BaseException) -> str:
+    """Its first line, and the second one where the first only announces it."""
+    first, *more = str(error).splitlines() or [""]
+    return f"{first} {more[0].strip()}" if more and first.endswith(":") else first
+
+
 class RunStopped(Exception):
     """A run that ended before its last step, with the exit code that says why. `alone`: on this rank only, so that no
     other says it."""

@@ -207,7 +207,7 @@ def _explain_rule(kind: type[BaseModel], document: Document, path: KeyPath, give
         return "\n".join(_explain_rule(kind, document, path, given, line) for line in text.splitlines())
     if text.startswith("must"):
         return f"{document.place(path)}: {show(path)} is {shown(given)}; {text}"
-    named = [(*path, *word.split(".")) for word in re.findall(r"\w+(?:\.\w+)*", text)]
+    named = [(*path, *word.split(".")) for word in re.findall(r"[\w-]+(?:\.[\w-]+)*", text)]
     short = [key[:-1] for key in named if len(key) > len(path) + 1]  # a key whose value stands for all of its own
     place = next((document.places[key] for key in named + short if key in document.places), document.place(path))
     return f"{place}: {show(path)}: {text}" if path else f"{place}: {text}"

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from sameday.spec.document import read_document
-from sameday.spec.errors import BadInput
+from sameday.spec.document import Document, read_document
+from sameday.spec.errors import BadInput, refuse
 from sameday.spec.explain import validate
 from sameday.spec.limits import at_most
 from sameday.spec.recipe import Strict
@@ -75,7 +75,7 @@ class Slurm(Strict):
                     "suite itself gives --job-name, --dependency, --array, --wrap, --parsable and --test-only"
                 )
         if problems:
-            raise ValueError("; ".join(problems))
+            raise ValueError("\n".join(problems))
         return self
 
     def memory_times(self, parts: int) -> str | None:
@@ -111,7 +111,7 @@ class SuiteJob(Strict):
     def _belongs_together(self) -> SuiteJob:
         problems = [*self._wrong()]
         if problems:
-            raise ValueError("; ".join(problems))
+            raise ValueError("\n".join(problems))
         return self
 
     def _wrong(self) -> Iterator[str]:
@@ -174,44 +174,61 @@ class Suite(Strict):
     @model_validator(mode="after")
     def _hangs_together(self) -> Suite:
         problems = []
-        if self.name is not None and (not self.name.isprintable() or self.name in ("", ".", "..") or "/" in self.name):
+        if self.name is not None and not _names_a_folder(self.name):
             problems.append(f"name is {self.name!r}; it names a folder in runs/, and has no / in it")
         problems += [
-            f"the name {name!r} has other than letters, digits, _, . and -, or is too long"
+            f"jobs has the name {name!r}; allowed are up to 64 letters, digits, _, . and -, the first a letter or digit"
             for name in self.jobs
             if not NAME.fullmatch(name)
         ]
         for name, job in self.jobs.items():
             unknown = [each for each in self.needs(name) if each not in self.jobs]
             problems += [
-                f"{name} waits for {each!r}, which is no job; there are {', '.join(self.jobs)}" for each in unknown
+                f"jobs.{name} waits for {each!r}, which is no job; there are {', '.join(self.jobs)}" for each in unknown
             ]
             if job.of in self.jobs and self.jobs[job.of].do != "train":
-                problems.append(f"{name} evaluates {job.of}, which trains nothing")
+                problems.append(f"jobs.{name} evaluates {job.of}, which trains nothing")
             if job.plan in self.jobs and self.jobs[job.plan].do != "tune":
-                problems.append(f"{name} takes the plan of {job.plan}, which finds none")
-        if not problems:
-            try:
-                self.order()
-            except CycleError as error:
-                problems.append("jobs wait for each other: " + " -> ".join(reversed(error.args[1])))
+                problems.append(f"jobs.{name} takes the plan of {job.plan}, which finds none")
+        try:
+            self.order()
+        except CycleError as error:
+            problems.append("jobs wait for each other: " + " -> ".join(reversed(error.args[1])))
         if problems:
-            raise ValueError("; ".join(problems))
+            raise ValueError("\n".join(problems))
         return self
 
 
 def load_suite(path: Path) -> Suite:
     """The suite in this file. All problems come together, each with its place; files that it names are looked for."""
-    suite = validate(Suite, document := read_document(path))
-    lacking = []
-    for name, job in suite.jobs.items():
-        for field in ("recipe", "adapter", "plan"):
-            value = getattr(job, field)
-            if value is None or (field == "plan" and value in suite.jobs) or (path.parent / value).exists():
-                continue
-            lacking.append(f"{document.place(('jobs', name, field))}: {field} {value!r} of {name} is not there")
-    if suite.plan is not None and not (path.parent / suite.plan).exists():
-        lacking.append(f"{document.place(('plan',))}: plan {suite.plan!r} is not there")
-    if lacking:
-        raise BadInput("\n".join(lacking))
+    document = read_document(path)
+    lacking = [*_lacking(document, path)]
+    try:
+        suite = validate(Suite, document)
+    except BadInput as error:
+        raise BadInput("\n".join([str(error), *lacking])) from None
+    refuse(lacking)
     return suite if suite.name else suite.model_copy(update={"name": path.stem})
+
+
+def _lacking(document: Document, path: Path) -> Iterator[str]:
+    """Files that are named and not there, whatever else is wrong."""
+    values = document.values
+    jobs = values["jobs"] if isinstance(values.get("jobs"), dict) else {}
+    named = [(("jobs", name), job) for name, job in jobs.items() if isinstance(job, dict)]
+    for place, holder in [((), values), *named]:
+        for field in ("recipe", "adapter", "plan") if place else ("plan",):
+            value = holder.get(field)
+            if not isinstance(value, str) or (place and field == "plan" and value in jobs):
+                continue
+            there, whose = path.parent / value, f" of {place[1]}" if place else ""
+            if not there.exists():
+                yield f"{document.place((*place, field))}: {field} {value!r}{whose} is not there"
+            elif there.is_dir() and field != "adapter":
+                yield f"{document.place((*place, field))}: {field} {value!r}{whose} is a folder; must be a file"
+    if values.get("name") is None and not _names_a_folder(path.stem):
+        yield f"{document.source}: its own name cannot be that of a folder in runs/; give the suite a name"
+
+
+def _names_a_folder(name: str) -> bool:
+    return name.isprintable() and name not in ("", ".", "..") and "/" not in name

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from sameday.spec.errors import BadInput
@@ -51,12 +51,21 @@ def check_output(option: str, path: Path | None, inputs: Iterable[Path | None] =
 
 
 def check_folder(path: Path, option: str) -> None:
-    """BadInput where this cannot be a folder. What was made to find out is gone again."""
+    """BadInput where this cannot be a folder."""
+    try:
+        with folder_on_trial(path):
+            pass
+    except OSError as error:
+        raise BadInput(f"{option} {path}: cannot be a folder: {error.strerror}; choose another one") from None
+
+
+@contextlib.contextmanager
+def folder_on_trial(path: Path) -> Iterator[None]:
+    """The folder is there inside; what had to be made for it is gone again afterwards."""
     lacking = [each for each in (path.absolute(), *path.absolute().parents) if not os.path.lexists(each)]
     try:
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"{option} {path}: cannot be a folder: {error.strerror}; choose another one") from None
+        yield
     finally:
         for each in lacking:
             with contextlib.suppress(OSError):
@@ -82,8 +91,10 @@ def write_text(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # a full disk does not say whose
         raise
     sync(path.parent)  # the rename itself lives in the folder
 

@@ -14,6 +14,7 @@ from sameday.spec.document import read_document
 from sameday.spec.errors import BadInput
 from sameday.spec.suite import Suite, load_suite
 from sameday.spec.words import in_yaml
+from sameday.spec.writing import folder_on_trial
 from sameday.suite.state import SuiteFolder
 
 
@@ -27,19 +28,19 @@ class OpenSuite(NamedTuple):
 
 
 def open_suite(path: Path, out: Path | None = None) -> OpenSuite:
-    """OUT is runs/NAME unless it is given; where that is not here and was made beside the suite's file, that one. Paths
-    are whole ones: whoever runs a job may stand elsewhere."""
+    """OUT is runs/NAME unless it is given; where nothing was run in it, and something was in the one beside the suite's
+    file, that one. Paths are whole ones: whoever runs a job may stand elsewhere."""
     suite, home = load_suite(path), path.absolute().parent
     usual = Path("runs") / str(suite.name)
-    beside = not usual.exists() and (home / usual / "begun.json").exists()
-    folder = (out or (home / usual if beside else usual)).absolute()
+    begun = [each for each in (usual, home / usual) if SuiteFolder(each).began() is not None]
+    folder = (out or (begun or [usual])[0]).absolute()
     return OpenSuite(suite, home, SuiteFolder(folder), path.absolute())
 
 
 def check_writable(folder: SuiteFolder) -> None:
+    """Nothing of it stays: what is refused later leaves no folder behind."""
     try:
-        folder.path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder.path):
+        with folder_on_trial(folder.path), tempfile.TemporaryFile(dir=folder.path):
             pass
     except OSError as error:
         raise BadInput(f"{folder.path}: cannot be written: {error.strerror}; --out names another folder") from None

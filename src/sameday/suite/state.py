@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 
 from sameday.record.folder import STOPPED
 from sameday.spec.errors import EXIT_STOPPED
-from sameday.spec.suite import Suite
+from sameday.spec.suite import NAME, Suite
 from sameday.spec.writing import write_text
 
 State = Literal["waiting", "queued", "running", "interrupted", "stopped", "done", "failed", "blocked", "cancelled"]
@@ -109,6 +109,11 @@ class SuiteFolder:
             return float(json.loads((self.path / "begun.json").read_text(encoding="utf-8"))["time"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
+
+    def gone(self, suite: Suite) -> list[str]:
+        """Jobs that were run here and are not in the suite's file any more: removed, or called otherwise."""
+        names = (path.parent.name for path in (self.path / "jobs").glob("*/state.json"))
+        return sorted(name for name in names if name not in suite.jobs and NAME.fullmatch(name))
 
     def held(self, name: str) -> bool:
         """Whether some process on a machine that shares the folder runs this job."""

@@ -195,6 +195,8 @@ class SuiteView:
     unknown: str
     """Why the finish is not known."""
     jobs: list[JobView]
+    rest: float | None = None
+    """When the jobs end that can still run, where others failed."""
     problem: str = ""
     """What is wrong with the suite's file now, where it was changed since it was read."""
 
@@ -245,6 +247,7 @@ class Snapshot:
             latest=ahead.high,
             unknown=ahead.why,
             jobs=jobs,
+            rest=ahead.rest,
             problem=self._problem,
         )
 

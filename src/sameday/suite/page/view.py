@@ -47,7 +47,8 @@ def _tiles(view: SuiteView) -> list[Cell]:
     done, running = _count(view.jobs, "done"), _count(view.jobs, "running")
     ended = done == len(view.jobs)
     tiles: list[Cell] = [{"name": "Jobs done", "text": f"{done} of {len(view.jobs)}", "note": f"{running} running"}]
-    when: Cell = {"text": "not known", "note": view.unknown} if view.finish is None else {"time": view.finish}
+    others = "" if view.rest is None else f"; the others end in {seconds(max(0.0, view.rest - view.now))}"
+    when: Cell = {"text": "not known", "note": view.unknown + others} if view.finish is None else {"time": view.finish}
     if view.finish is not None and not ended:
         about = max((view.latest or 0.0) - view.finish, view.finish - (view.earliest or view.finish))
         more = f" ± {seconds(about)}" if about >= 1 else ""

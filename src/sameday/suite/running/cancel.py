@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -14,16 +15,21 @@ from sameday.suite.state import ask_to_stop
 
 
 def cancel(opened: OpenSuite, names: Sequence[str] = (), say: Any = tell) -> None:
-    """These jobs, or all that have not ended. `suite run` takes them up again."""
+    """These jobs, or all that have not ended, those included that run and are not in the file any more. `suite run`
+    takes them up again."""
     suite, folder = opened.suite, opened.folder
-    unknown = [name for name in names if name not in suite.jobs]
+    gone = folder.gone(suite)
+    unknown = [name for name in names if name not in suite.jobs and name not in gone]
     if unknown:
         raise BadInput(f"{', '.join(unknown)}: no job of this suite; there are {', '.join(suite.jobs)}")
     if not (folder.path / "jobs").exists():
         raise BadInput(f"{folder.path}: nothing was run here; --out names another folder")
+    if not os.access(folder.path / "jobs", os.W_OK):
+        raise BadInput(f"{folder.path}: cannot be written by you; whoever runs the suite can cancel its jobs")
     theirs = cancel_queued(opened, names, say)
     # Those that wait first: none of them starts when a running one ends.
-    chosen = sorted((set(names) or {*suite.jobs}) - theirs, key=lambda name: (folder.held(name), name))
+    every = {*suite.jobs, *filter(folder.held, gone)}
+    chosen = sorted((set(names) or every) - theirs, key=lambda name: (folder.held(name), name))
     for name in chosen:
         for _ in range(5):  # whoever looks at a lock has it for a moment
             with folder.hold(name) as mine:

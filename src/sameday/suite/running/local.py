@@ -39,9 +39,11 @@ TOLD = 8
 
 def run(opened: OpenSuite, gpus: int | None = None, again: Collection[str] = (), say: Any = tell) -> int:
     """Until nothing more can be done: 0 where all jobs are done, 75 where it was stopped, else 1."""
+    suite = opened.suite
+    there = gpus_here(suite, gpus)
+    if not opened.folder.path.exists():  # what is refused leaves no folder behind
+        check(opened, there, again)
     with only_runner(opened):
-        suite = opened.suite
-        there = gpus_here(suite, gpus)
         check(opened, there, again)
         for name in after(suite, again):
             put_aside(opened, name, say)

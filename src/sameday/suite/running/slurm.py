@@ -84,7 +84,7 @@ def _environment() -> dict[str, str]:
 def living(opened: OpenSuite, entries: Sequence[Entry]) -> dict[str, Entry]:
     """Of each job of the suite that is in the queue, its entry. One that is about to leave after its end is not, nor is
     one that waits for what can never be."""
-    names = {job_name(opened.folder, name): name for name in (*opened.suite.jobs, WHOLE)}
+    names = {job_name(opened.folder, name): name for name in (*_all_jobs(opened), WHOLE)}
     found = {}
     for entry in entries:
         name = names.get(entry.name)
@@ -137,7 +137,12 @@ def states(opened: OpenSuite, entries: Sequence[Entry]) -> dict[str, JobState]:
 
 def _given(opened: OpenSuite) -> bool:
     """Whether the scheduler may have something of this suite."""
-    return any(script_path(opened, name).exists() for name in (*opened.suite.jobs, WHOLE))
+    return any(script_path(opened, name).exists() for name in (*_all_jobs(opened), WHOLE))
+
+
+def _all_jobs(opened: OpenSuite) -> list[str]:
+    """Those also that were submitted and are not in the file any more."""
+    return [*opened.suite.jobs, *opened.folder.gone(opened.suite)]
 
 
 def script_path(opened: OpenSuite, name: str) -> Path:
@@ -180,6 +185,8 @@ def submit(opened: OpenSuite, again: Collection[str] = (), one_job: bool = False
     if whole is not None:
         say(f"job {whole.number} of SLURM runs the whole suite; nothing is submitted")
         return
+    if not opened.folder.path.exists():  # what is refused leaves no folder behind
+        check(opened, 0, again, here=False)
     with only_runner(opened):
         entries = drop_hopeless(opened, _settled(opened))
         check(opened, 0, again, here=False)
@@ -313,18 +320,24 @@ def cancel_queued(opened: OpenSuite, names: Collection[str] = (), say: Any = tel
     return set(chosen)
 
 
-def dry_run(opened: OpenSuite, one_job: bool = False) -> Iterator[str]:
-    """The commands and scripts of all jobs that are not done, as one shell script that would submit them."""
-    suite, folder = opened.suite, opened.folder
-    yield "#!/bin/bash\n# What `sameday suite run --slurm` would do; nothing was submitted or written.\n"
-    if one_job:
+def dry_run(opened: OpenSuite, one_job: bool = False, again: Collection[str] = ()) -> Iterator[str]:
+    """The commands and scripts of all jobs that are not done, as one shell script that would submit them. What would be
+    refused is refused here too."""
+    suite = opened.suite
+    check(opened, 0, again, here=False)
+    anew = after(suite, again)
+    missing = {name for name in suite.jobs if name in anew or opened.folder.read(name).state != "done"}
+    option = "--one-job" if one_job else "--slurm"
+    yield f"#!/bin/bash\n# What `sameday suite run {option}` would do; nothing was submitted or written.\n"
+    if not missing:
+        yield "# all jobs are done\n"
+    elif one_job:
         yield _written(opened, WHOLE, (), "whole")
-        return
-    variables = {name: f"job_{number}" for number, name in enumerate(suite.order(), start=1)}
-    for name, variable in variables.items():
-        if folder.read(name).state != "done":
-            waits = tuple(f"${variables[each]}" for each in suite.needs(name) if folder.read(each).state != "done")
-            yield _written(opened, name, waits, variable)
+    else:
+        variables = {name: f"job_{number}" for number, name in enumerate(suite.order(), start=1)}
+        for name in filter(missing.__contains__, variables):
+            waits = tuple(f"${variables[each]}" for each in suite.needs(name) if each in missing)
+            yield _written(opened, name, waits, variables[name])
 
 
 def _written(opened: OpenSuite, name: str, numbers: tuple[str, ...], variable: str) -> str:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sameday.spec.errors import BadInput
-from sameday.spec.words import clock, tell, visible, when
+from sameday.spec.errors import BadInput, in_short
+from sameday.spec.words import clock, first_names, tell, visible, when
 from sameday.suite.jobs import OpenSuite
 from sameday.suite.running.slurm import current
 from sameday.suite.state import ENDED, JobState, SuiteFolder
@@ -101,6 +101,9 @@ def table(opened: OpenSuite, now: float | None = None) -> str:
     lines += _finish(opened, states, ends, now)
     if not (opened.folder.path / "jobs").exists():
         lines.append(f"{opened.folder.path}: nothing was run here; --out names another folder")
+    if gone := [f"{name} ({opened.folder.seen(name).state})" for name in opened.folder.gone(opened.suite)]:
+        made = f"what {'it' if len(gone) == 1 else 'they'} made stays in {opened.folder.path / 'jobs'}"
+        lines.append(f"not in the suite's file any more: {first_names(gone)}; {made}")
     for name, state in states.items():
         if state.state == "queued" and state.why:
             lines.append(f"{name}: in SLURM's queue{f', job {state.slurm}' if state.slurm else ''}: {state.why}")
@@ -116,7 +119,7 @@ def _expected(opened: OpenSuite, states: Mapping[str, JobState], now: float) -> 
     try:
         return expected(opened, states, now)
     except BadInput as error:  # a job that no machine like this one could run
-        return Expected(why=str(error).partition("\n")[0])
+        return Expected(why=in_short(error))
 
 
 def _finish(opened: OpenSuite, states: Mapping[str, JobState], ends: Expected, now: float) -> Iterator[str]:
@@ -126,7 +129,8 @@ def _finish(opened: OpenSuite, states: Mapping[str, JobState], ends: Expected, n
     if all(state.state == "done" for state in states.values()):
         return
     if ends.finish is None:
-        yield f"finish: not known, because {ends.why}{until}"
+        rest = "" if ends.rest is None else f"; all that can still run ends at {when(ends.rest, now)}"
+        yield f"finish: not known, because {ends.why}{rest}{until}"
         return
     late = deadline is not None and began is not None and ends.finish > began + deadline
     low, high = (when(ends.finish if each is None else each, now) for each in (ends.low, ends.high))

@@ -9,9 +9,12 @@ from dataclasses import dataclass, field
 from sameday.spec.suite import Suite
 from sameday.suite.jobs import OpenSuite
 from sameday.suite.running.gpus import count_gpus
-from sameday.suite.state import JobState
+from sameday.suite.state import JobState, State
 from sameday.suite.times.forecast import forecast
 from sameday.suite.times.predict import Predictor
+
+LOST: tuple[State, ...] = ("failed", "cancelled", "blocked")
+"""Jobs that nobody runs until the next `suite run`, the cause before what it leads to."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,8 @@ class Expected:
 
     spans: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Begin and end of jobs that are not done, where they are known."""
+    rest: float | None = None
+    """When the jobs end that can still run, where others failed or were cancelled."""
     finish: float | None = None
     low: float | None = None
     high: float | None = None
@@ -27,21 +32,27 @@ class Expected:
 
 
 def expected(opened: OpenSuite, states: Mapping[str, JobState], now: float) -> Expected:
-    """While a job has failed, or nobody knows how long one takes, only those that run have an end."""
+    """While a job has failed, the end of all is not known, but that of the others is. While nobody knows how long one
+    takes, only those that run have an end."""
     suite, gpus = _machine(opened.suite, states)
+    lost = {name: states[name].state for name in suite.jobs if states[name].state in LOST}
+    suite = suite.model_copy(update={"jobs": {name: job for name, job in suite.jobs.items() if name not in lost}})
     opened = opened._replace(suite=suite)
     found = forecast(opened, gpus, Predictor(suite, opened.home, opened.folder, now=now), advise=False)
     todo = [name for name in suite.jobs if states[name].state != "done"]
-    why = _why(todo, states, {name: found.estimates[name].source for name in found.unknown})
-    placed = {name: found.schedule.placed[name] for name in todo if name not in found.unknown}
+    unknown = next((f"{name}: {found.estimates[name].source}" for name in todo if name in found.unknown), "")
+    first = min(lost, key=lambda name: LOST.index(lost[name]), default=None)
     spans = {
-        name: (now + each.start, now + each.end)
-        for name, each in placed.items()
-        if not why or states[name].state == "running"
+        name: (now + found.schedule.placed[name].start, now + found.schedule.placed[name].end)
+        for name in todo
+        if name not in found.unknown and (not unknown or states[name].state == "running")
     }
-    if why or not todo:
-        return Expected(spans, why=why)
-    return Expected(spans, now + found.seconds, now + found.low, now + found.high)
+    if first is not None:
+        rest = now + found.seconds if todo and not unknown else None
+        return Expected(spans, rest, why=f"{first} is {lost[first]}")
+    if unknown or not todo:
+        return Expected(spans, why=unknown)
+    return Expected(spans, None, now + found.seconds, now + found.low, now + found.high)
 
 
 def _machine(suite: Suite, states: Mapping[str, JobState]) -> tuple[Suite, int]:
@@ -50,12 +61,3 @@ def _machine(suite: Suite, states: Mapping[str, JobState]) -> tuple[Suite, int]:
         return suite.model_copy(update={"at_once": len(suite.jobs)}), sum(job.gpus for job in suite.jobs.values())
     seen = max((gpu + 1 for state in states.values() for gpu in state.gpus), default=0)
     return suite, max(seen, count_gpus()) if suite.gpus is None else suite.gpus
-
-
-def _why(todo: list[str], states: Mapping[str, JobState], unknown: Mapping[str, str]) -> str:
-    """What the finish waits for; nothing where it is known."""
-    for bad in ("failed", "cancelled", "blocked"):
-        for name in todo:
-            if states[name].state == bad:
-                return f"{name} is {bad}"
-    return next((f"{name}: {unknown[name]}" for name in todo if name in unknown), "")

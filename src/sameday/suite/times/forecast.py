@@ -139,6 +139,8 @@ def lines(found: Forecast) -> Iterator[str]:
     yield from _sources(found)
     if found.unknown and not found.seconds:
         yield "finish        not known"
+        if found.left is not None:
+            yield from _wrapped("deadline      ", _deadline(found))
         return
     least = "at least " if found.unknown or any(each.lacks for each in found.estimates.values()) else ""
     at = when(found.now + found.seconds, found.now)
@@ -149,8 +151,13 @@ def lines(found: Forecast) -> Iterator[str]:
     yield from _wrapped("critical path ", " ".join(_chain(found)))
     if found.left is not None:
         yield from _wrapped("deadline      ", _deadline(found))
-    if found.remedies:
-        yield "what would make it hold:"
+    if found.holds is False and found.left is not None and found.left > 0:
+        some = any(remedy.holds is not False for remedy in found.remedies)
+        yield (
+            "what would make it hold:"
+            if some
+            else "nothing that is known here makes it hold" + (":" if found.remedies else "")
+        )
         for remedy in found.remedies:
             yield from _wrapped("  - ", _remedy(remedy))
 
@@ -206,7 +213,8 @@ def _deadline(found: Forecast) -> str:
     assert found.left is not None
     late = found.seconds - found.left
     if found.holds is None:
-        return f"in {clock(found.left)}: not known, since it is not known how long {', '.join(found.unknown)} takes"
+        verb = "takes" if len(found.unknown) == 1 else "take"
+        return f"in {clock(found.left)}: not known, since it is not known how long {', '.join(found.unknown)} {verb}"
     asked = f"in {clock(found.left)}" if found.left > 0 else f"over since {clock(-found.left)}"
     if found.holds:
         unsure = found.high > found.left

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sameday.record.times import process_age
-from sameday.spec.errors import BadInput, RunStopped
+from sameday.spec.errors import BadInput, RunStopped, in_short
 from sameday.spec.evaluation import Evaluation
 from sameday.spec.load import recipe_from
 from sameday.spec.plan import Plan
@@ -198,7 +198,7 @@ def main() -> None:
     try:
         out.write_text(json.dumps(run(json.loads(job.read_text()))))
     except (BadInput, RunStopped) as error:
-        sys.exit(str(error).partition("\n")[0])
+        sys.exit(in_short(error))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any
 
 from sameday.commands.session import silent
 from sameday.record.times import read_times
-from sameday.spec.errors import BadInput
+from sameday.spec.errors import BadInput, in_short
 from sameday.spec.plan import Plan
 from sameday.spec.suite import Suite
 from sameday.spec.words import count
@@ -32,7 +32,7 @@ from sameday.suite.times.pace import (
     recorded,
     shown,
 )
-from sameday.suite.times.work import CPU, Counts, Training, Work, cache_cost, step_cost, work_of
+from sameday.suite.times.work import CPU, Counts, Training, Work, cache_cost, search_cost, step_cost, work_of
 from sameday.tasks.base import Say
 from sameday.tasks.registry import setup_of
 
@@ -140,7 +140,7 @@ class Predictor:
             try:
                 self._works[name] = work_of(self.suite, self.home, self.folder, name)
             except BadInput as error:
-                self._works[name] = str(error).partition("\n")[0]
+                self._works[name] = in_short(error)
         return self._works[name]
 
     def _left(self, name: str) -> Estimate:
@@ -157,10 +157,23 @@ class Predictor:
         if job.do == "eval":
             return self._eval(name, work)
         if job.do == "tune":
-            seconds = 60 * job.minutes
-            left = max(0.0, seconds - self.elapsed(name))
-            return Estimate(left + seconds * TO_VERIFY / 2, left, left + seconds * TO_VERIFY, "its minutes, and verify")
+            return self._tune(name)
         return self._cache(name)
+
+    def _tune(self, name: str) -> Estimate:
+        """Its minutes, and besides them what such a search took before: its start, and the proof at its end."""
+        seconds, gone = 60 * self.suite.jobs[name].minutes, self._running(self.states[name]) or 0.0
+        wanted = search_cost(request(self.suite, self.home, name))
+        for folder, made in earlier_requests(self.folder) if self.elsewhere is None else ():
+            state, minutes = read_state(folder), made.get("minutes")
+            ended = state.state == "done" and state.started is not None and state.ended is not None
+            if made.get("do") == "tune" and ended and isinstance(minutes, int | float) and search_cost(made) == wanted:
+                besides = max(0.0, (state.ended or 0.0) - (state.started or 0.0) - 60 * minutes)
+                left, error = max(0.0, seconds + besides - gone), BESIDES * besides
+                where = f"its minutes, and what {shown(folder)} took besides them on {state.host}"
+                return Estimate(left, max(0.0, left - error), left + error, where)
+        left, most = max(0.0, seconds - gone), seconds * TO_VERIFY
+        return Estimate(left + most / 2, left, left + most, "its minutes, and verify")
 
     def _cache(self, name: str) -> Estimate:
         """As long as such a job took before, here or in another suite; less where entries are there already."""

@@ -3,6 +3,8 @@ its end is predicted as the suite's own is."""
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -96,7 +98,8 @@ def _gpus(suite: Suite, gpus: int, left: float, end: End) -> Iterator[Remedy]:
         price = f"{count(more, 'GPU')} for {clock(seconds or 0.0)}"
         yield Remedy(f"{count(more, 'more GPU')}", price, seconds, True)
     elif (most := ends[-1][1]) is not None:
-        yield Remedy(f"more GPUs: {MORE_GPUS} more are not enough, since jobs wait for each other", "", most, False)
+        what = f"more GPUs: {MORE_GPUS} more are not enough, since none makes a job or a chain of jobs shorter"
+        yield Remedy(what, "", most, False)
 
 
 def _epochs(suite: Suite, gpus: int, left: float, trainings: Mapping[str, Changeable], end: End) -> Iterator[Remedy]:
@@ -106,16 +109,28 @@ def _epochs(suite: Suite, gpus: int, left: float, trainings: Mapping[str, Change
         if each.recipe.max_steps is None and not each.expected
     }
     price = "another model: it sees its data fewer times, and its scores may be lower"
-    least: float | None = None
-    for number in range(max(epochs.values(), default=1) - 1, 0, -1):
-        names = [name for name, before in epochs.items() if before > number]
-        least = end(changed(suite, names, [f"recipe.num_epochs={number}"]), gpus)
-        if least is None or least <= left:
-            what = f"{count(number, 'epoch')} instead of {max(epochs.values())} in {', '.join(names)}"
-            yield Remedy(what, price, least, None if least is None else True)
-            return
-    if least is not None:
-        yield Remedy("fewer epochs: a single one is not enough", price, least, False)
+    most = max(epochs.values(), default=1)
+    if most == 1:
+        return
+
+    def more_than(number: int) -> list[str]:
+        return [name for name, before in epochs.items() if before > number]
+
+    def with_epochs(number: int) -> float | None:
+        return end(changed(suite, more_than(number), [f"recipe.num_epochs={number}"]), gpus)
+
+    def seconds(number: int) -> float:
+        known = with_epochs(number)
+        return math.inf if known is None else known
+
+    # The most that hold, by halving: there may be thousands, and each takes a whole schedule.
+    number = max(1, bisect_right(range(1, most), left, key=seconds))
+    end_then = with_epochs(number)
+    if end_then is not None and end_then > left:
+        yield Remedy("fewer epochs: a single one is not enough", price, end_then, False)
+    else:
+        what = f"{count(number, 'epoch')} instead of {most} in {', '.join(more_than(number))}"
+        yield _tried(what, price, end_then, left)
 
 
 def _order(suite: Suite, gpus: int, left: float, trainings: Mapping[str, Changeable], end: End) -> Iterator[Remedy]:

@@ -7,14 +7,14 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from sameday.commands.session import Specs, silent
-from sameday.spec.errors import BadInput, NothingToLearn
+from sameday.spec.errors import BadInput, NothingToLearn, in_short
 from sameday.spec.evaluation import Evaluation
 from sameday.spec.identity import as_text, identity_of, paths_of
 from sameday.spec.load import load_plan, resolve_path
@@ -60,10 +60,20 @@ def plan_cost(plan: Plan) -> str:
 
 def cache_cost(asked: Mapping[str, Any]) -> str:
     """Equal where two cache jobs, by what they were asked for, prepare the same images alike."""
-    apart = OF_NO_COST | OF_TRAINING
-    recipe = {name: value for name, value in (asked.get("recipe") or {}).items() if name not in apart}
-    sets = [each for each in asked.get("set", ()) if not {*re.split(r"[.=]", str(each).strip())[1:2]} & apart]
-    return _digest([asked.get("kind"), recipe, sets])
+    return _digest([asked.get("kind"), *_asked(asked, OF_NO_COST | OF_TRAINING)])
+
+
+def search_cost(asked: Mapping[str, Any]) -> str:
+    """Equal where two tune jobs search for a plan of the same steps, for however long."""
+    return _digest(_asked(asked, OF_NO_COST))
+
+
+def _asked(asked: Mapping[str, Any], apart: Set[str]) -> list[Any]:
+    """Recipe and settings without some fields. It was read from a file, which may say anything."""
+    recipe, sets = asked.get("recipe"), asked.get("set")
+    fields = {name: each for name, each in recipe.items() if name not in apart} if isinstance(recipe, dict) else recipe
+    listed = sets if isinstance(sets, list) else []
+    return [fields, [each for each in listed if not {*re.split(r"[.=]", str(each).strip())[1:2]} & apart]]
 
 
 def _digest(value: Any) -> str:
@@ -139,7 +149,7 @@ def work_of(suite: Suite, home: Path, folder: SuiteFolder, name: str) -> Work:
 
 def wrong(suite: Suite, home: Path, folder: SuiteFolder, name: str, data: bool = True) -> list[str]:
     """What a job would refuse when it starts, as far as that is known without reading data or a model: its recipe, plan
-    and settings, what its task cannot do, and, where `data` is on this machine, files of it that are not there."""
+    and settings, what its task cannot do, and, where `data` is on this machine, files and models that are not there."""
     job = suite.jobs[name]
     whose = suite.jobs[job.of] if job.of is not None else job
     planned = plan_path(suite, home, folder, name)
@@ -152,6 +162,8 @@ def wrong(suite: Suite, home: Path, folder: SuiteFolder, name: str, data: bool =
     setup = setup_of(specs.recipe, specs.home)
     problems: list[str] = []
     named = getattr(specs.recipe, "data", None)
+    if data and job.of is None:
+        problems += _no_model(specs, folder)
     if data and job.of is None and named is not None:
         files = sorted({resolve_path(specs.home, each) for each in paths_of(named) if not each.startswith("hf:")})
         missing = [path for path in files if not path.exists() and not any(path.parent.glob(path.name))]
@@ -164,6 +176,15 @@ def wrong(suite: Suite, home: Path, folder: SuiteFolder, name: str, data: bool =
     except BadInput as error:
         problems += str(error).splitlines()
     return [*problems, *_cannot(job, setup)]
+
+
+def _no_model(specs: Specs, folder: SuiteFolder) -> Iterator[str]:
+    """A model that can only be a folder, which no job of the suite could still make."""
+    model = getattr(specs.recipe, "model", None)
+    if isinstance(model, str) and (model.startswith((".", "/", "~")) or model.count("/") > 1):
+        path = Path(os.path.abspath(resolve_path(specs.home, model)))
+        if not path.exists() and not path.is_relative_to(folder.path):
+            yield f"{path} of its recipe's model is not there"
 
 
 def _cannot(job: SuiteJob, setup: TaskSetup) -> Iterator[str]:
@@ -253,6 +274,6 @@ def _counted(recipe: Recipe, home: Path) -> Count:
     except NothingToLearn:  # a stage that has no questions is passed over
         return Count(0.0)
     except BadInput as error:
-        return Count(why=str(error).partition("\n")[0])
+        return Count(why=in_short(error))
     each = setup.epoch_steps(audited)
     return Count(sum(each) / len(each), audited.sizes)

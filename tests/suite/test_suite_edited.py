@@ -1,0 +1,167 @@
+"""What suites leave behind that are refused, edited between two runs, or kept where nobody may write."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sets
+import yaml
+from processes import largest_file
+from scenarios import Home, kinds, stub, until
+from test_local import Local
+from typed import refused, sameday
+
+from sameday.spec.document import dump_yaml
+from sameday.spec.errors import EXIT_DISK_FULL, BadInput, in_short
+from sameday.spec.writing import write_text
+from sameday.suite.jobs import asked, check_writable, open_suite
+from sameday.suite.running.cancel import cancel
+from sameday.suite.running.script import job_name
+from sameday.suite.running.slurm import Entry, living, script_path
+from sameday.suite.state import SuiteFolder
+
+WRONG = {"do": "train", "recipe": "recipe.yaml", "set": ["recipe.sead=1"]}
+
+
+def test_what_is_refused_leaves_no_folder_behind(home: Home) -> None:
+    home.suite({"a": WRONG})
+    for words in (["run"], ["plan"], ["run", "--gpus", "2"], ["run", "--dry-run"]):
+        said = refused(home.path, "suite", words[0], "night.yaml", *words[1:])
+        assert said == "a: --set recipe.sead=1: sead is not a key here; nearest: seed"
+        assert not (home.path / "runs").exists(), words
+    check_writable(SuiteFolder(home.path / "runs/deep"))
+    assert not (home.path / "runs").exists()
+
+
+def test_a_plan_made_elsewhere_does_not_hide_where_the_suite_was_run(home: Home) -> None:
+    suite, other = home.suite({"a": stub("a", expected="1h")}), home.path / "elsewhere"
+    other.mkdir()
+    assert sameday(other, "suite", "plan", str(suite)).code == 0
+    (other / "runs/night").mkdir(parents=True, exist_ok=True)  # what it keeps about data would be here
+    SuiteFolder(home.path / "runs/night").begin()
+    with contextlib.chdir(other):
+        assert open_suite(suite).folder.path == home.path / "runs/night"
+        SuiteFolder(Path("runs/night")).begin()
+        assert open_suite(suite).folder.path == other / "runs/night", "here comes first"
+
+
+def test_a_model_folder_that_is_not_there_is_told_before_anything_starts(home: Home) -> None:
+    recipe = {"task": "vqa", "data": {"train": "set", "val": "set"}}
+    models = {"far": "../models/gone", "hub": "org/model", "made": "out/jobs/hub/run/model", "home": "/no/where"}
+    for name, model in models.items():
+        (home.path / f"{name}.yaml").write_text(json.dumps(recipe | {"model": model}))
+    home.suite({name: {"do": "train", "recipe": f"{name}.yaml", "after": []} for name in models})
+    assert refused(home.path, "suite", "run", "night.yaml", "--out", "out").splitlines() == [
+        f"far: {home.path.parent}/models/gone of its recipe's model is not there",
+        "home: /no/where of its recipe's model is not there",
+    ], "one may be on the Hub, one is made by the suite itself"
+
+
+def test_jobs_that_left_the_file_are_still_seen_and_can_be_cancelled(home: Home) -> None:
+    suite, out = home.suite({"old": stub("old", seconds=60)}), home.path / "out"
+    runner = Local().begin(suite, out)
+    until(lambda: kinds(suite, out) == {"old": "running"})
+    home.suite({"new": stub("old", seconds=60)})
+    told = sameday(home.path, "suite", "status", "night.yaml", "--out", "out").out
+    gone = "not in the suite's file any more: old (running); what it made stays in"
+    assert f"{gone} {out}/jobs" in told.splitlines()
+    said = sameday(home.path, "suite", "cancel", "night.yaml", "--out", "out").out
+    assert said == "new: cancelled\nold: asked to stop\n"
+    runner.wait()
+    said = sameday(home.path, "suite", "cancel", "night.yaml", "old", "--out", "out").out
+    assert said.startswith("old: is ") or said == "old: cancelled\n"
+    assert "nobody: no job of this suite" in refused(
+        home.path, "suite", "cancel", "night.yaml", "nobody", "--out", "out"
+    )
+
+
+def test_jobs_that_left_the_file_are_found_in_the_queue(tmp_path: Path) -> None:
+    (tmp_path / "exp.yaml").write_text("name: x\n")
+    for name in ("old", "new"):
+        (tmp_path / "night.yaml").write_text(f"jobs: {{{name}: {{do: train, recipe: exp.yaml}}}}")
+        opened = open_suite(tmp_path / "night.yaml", tmp_path / "out")
+        if name == "old":
+            opened.folder.change("old", state="queued")
+            script_path(opened, "old").touch()
+    entry = Entry("7", "PENDING", job_name(opened.folder, "old"), "Priority")
+    assert living(opened, [entry]) == {"old": entry}
+
+
+@contextlib.contextmanager
+def not_allowed(folder: Path) -> Iterator[None]:
+    """This process may read the folder, and not write in it."""
+    folder.chmod(0o555)
+    root = os.getuid() == 0
+    try:
+        if root:
+            os.setresuid(65534, 65534, 0)
+        yield
+    finally:
+        if root:
+            os.setresuid(0, 0, 0)
+        folder.chmod(0o755)
+
+
+def test_cancelling_where_one_may_not_write() -> None:
+    with tempfile.TemporaryDirectory() as made:  # pytest's own folders are nobody else's to read
+        home = Path(made)
+        home.chmod(0o755)
+        (home / "exp.yaml").write_text("name: x\n")
+        (home / "night.yaml").write_text("jobs: {a: {do: train, recipe: exp.yaml}}")
+        opened = open_suite(home / "night.yaml", home / "out")
+        opened.folder.change("a", state="stopped")
+        with (
+            not_allowed(home / "out/jobs"),
+            pytest.raises(BadInput, match=f"{made}/out: cannot be written by you; whoever runs the suite can cancel"),
+        ):
+            cancel(opened)
+        assert opened.folder.read("a").state == "stopped"
+
+
+def test_a_full_disk_is_told_with_the_file(home: Home, tmp_path: Path) -> None:
+    with largest_file(2), pytest.raises(OSError) as error:
+        write_text(tmp_path / "state.json", "x" * 100)
+    assert error.value.filename == str(tmp_path / "state.json")
+    home.suite({"a": stub("a")})
+    with largest_file(4):
+        said = sameday(home.path, "suite", "run", "night.yaml", "--out", "out")
+    assert said.code == EXIT_DISK_FULL and str(home.path / "out") in said.err, said.err
+
+
+def test_a_dry_run_takes_jobs_that_are_done_anew(tmp_path: Path) -> None:
+    (tmp_path / "exp.yaml").write_text(dump_yaml(sets.tiny_recipe()))
+    jobs = {"fit": {"do": "train", "recipe": "exp.yaml"}, "test": {"do": "eval", "of": "fit"}}
+    (tmp_path / "night.yaml").write_text(yaml.safe_dump({"jobs": jobs}))
+    opened = open_suite(tmp_path / "night.yaml", tmp_path / "out")
+    words = ("suite", "run", "night.yaml", "--out", "out", "--dry-run")
+    for name in jobs:
+        opened.folder.change(name, state="done", asked=asked(opened.suite, opened.home, name))
+    for more in ((), ("--one-job",)):
+        said = sameday(tmp_path, *words, *more)
+        assert "sbatch --" not in said.out and "# all jobs are done" in said.out
+    said = sameday(tmp_path, *words, "--again", "test")
+    assert said.out.count("$(sbatch ") == 1 and "dependency" not in said.out
+    said = sameday(tmp_path, *words, "--again", "fit")
+    assert said.out.count("$(sbatch ") == 2 and '"--dependency=afterok:$job_1"' in said.out
+    assert subprocess.run(["bash", "-n"], input=said.out, text=True).returncode == 0
+
+
+def test_a_problem_with_data_is_told_where_the_time_would_be(home: Home) -> None:
+    batch = home.path / "set/data_batch_3"
+    batch.write_bytes(batch.read_bytes()[:2000])
+    home.suite({"a": {"do": "train", "recipe": "recipe.yaml"}})
+    said = " ".join(sameday(home.path, "suite", "plan", "night.yaml").out.split())
+    assert f"a: not known: 1 problem in {home.path}/set: data_batch_3: is cut short" in said
+
+
+def test_errors_in_short() -> None:
+    assert in_short(BadInput("one\ntwo")) == "one"
+    assert in_short(BadInput("2 problems:\n  first\n  second")) == "2 problems: first"
+    assert in_short(BadInput("")) == ""
