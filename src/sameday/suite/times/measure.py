@@ -105,7 +105,9 @@ def _compiled_files() -> int:
 def run(asked: Mapping[str, Any]) -> dict[str, Any]:
     """What `Measured` has besides what it is of."""
     from sameday.commands.session import Session, Specs, silent
+    from sameday.record.folder import RunFolder
     from sameday.tasks.base import TRAINING, total_steps
+    from sameday.train.watch import Watch
 
     recipe, plan = recipe_from(asked["recipe"]), Plan.model_validate(asked["plan"])
     evaluation = None if asked["evaluation"] is None else Evaluation.model_validate(asked["evaluation"])
@@ -118,12 +120,18 @@ def run(asked: Mapping[str, Any]) -> dict[str, Any]:
         if few and isinstance(splits, dict):
             splits = splits | setup.audit(silent, [str(each) for each in few], FEW).splits
         task = session.load(splits=splits)
-        start = process_age()
         steps: list[float] = []
         total, last = total_steps(recipe, task), task.steps_per_epoch() - 1
-        with closing(session.steps(task)) as stepped:
+        with (
+            tempfile.TemporaryDirectory(prefix="sameday-suite-") as folder,
+            closing(RunFolder.open(Path(folder) / "run", recipe, session.plan, session.home)) as record,
+            Watch(record, total, session.plan.log_steps, task.device) as watch,
+            closing(session.steps(task)) as stepped,
+        ):
+            start = process_age()
             with closing(stepped.run(range(total))) as done:
                 for good in done:
+                    watch.step(good)  # what a run notes and charts takes its time too
                     steps.append(good.seconds)
                     if enough(steps):
                         break
