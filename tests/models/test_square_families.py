@@ -111,6 +111,9 @@ def test_a_run_is_trained_cached_saved_merged_and_asked_by_its_readme(
     assert said.code == 0 and "of them changed by the adapter" in said.out, said.err
     whole, told = AutoModelForImageTextToText.from_pretrained(tmp_path / "whole", output_loading_info=True)
     assert not told["missing_keys"] and not told["unexpected_keys"]
+    written = load_file(tmp_path / "whole/model.safetensors")
+    begins = {".".join(name.split(".")[:2]) for name in written if not name.startswith("lm_head.")}
+    assert begins == {"model.language_model", "model.vision_tower", "model.multi_modal_projector"}
     with torch.no_grad():
         torch.testing.assert_close(whole.eval()(**inputs).logits[0], found, atol=5e-5, rtol=1e-4)
 
