@@ -10,6 +10,7 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
+from torch import nn
 from trained import PLAN, trained
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 from typer.testing import CliRunner
@@ -22,6 +23,7 @@ from sameday.spec.errors import BadInput
 
 SHORT = {"max_steps": 2, "lora": {"r": 2, "alpha": 4}}
 ON_CPU = PLAN | {"device": "cpu"}
+TOKENS = torch.arange(30, 50)[None]
 EARLIER = {"qwen3_vl": {}, "qwen2_5_vl": {"model.language_model.": "model.", "model.visual.": "visual."}}
 
 
@@ -71,6 +73,10 @@ def test_a_merged_model_gives_the_adapters_logits(tmp_path: Path, tiny_models: d
     assert not [name for name in files if name.startswith("adapter")] and checkpoint.fault(tmp_path / "whole") is None
     whole, told = AutoModelForImageTextToText.from_pretrained(tmp_path / "whole", output_loading_info=True)
     assert not told["missing_keys"] and not told["unexpected_keys"]
+    index = json.loads((tmp_path / "whole" / merging.INDEX).read_text())
+    assert {name.split(".")[0] for name in index["weight_map"]} <= {"model", "lm_head"}, "as transformers saves it now"
+    begins = {".".join(name.split(".")[:2]) for name in index["weight_map"]} - {"lm_head.weight"}
+    assert begins == {"model.language_model", "model.visual"}
     apart = PeftModel.from_pretrained(AutoModelForImageTextToText.from_pretrained(base), run / "adapter")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "whole")
     tokens = tokenizer("what is the red one?", return_tensors="pt").input_ids
@@ -129,6 +135,19 @@ def test_in_half_precision_and_four_bits(
             weight = dequantize_4bit(*quantize_4bit(weight, quant_type="nf4", compress_statistics=False))
         expected = (weight.float() + 2.0 * b @ a).bfloat16()
         assert torch.equal(whole.get_submodule(layer).weight.data, expected), name
+        if name == "four":
+            for linear in (each for n, each in plain.named_modules() if isinstance(each, nn.Linear) and n != "lm_head"):
+                coded = quantize_4bit(linear.weight.data, quant_type="nf4", compress_statistics=False)
+                linear.weight.data = dequantize_4bit(*coded)
+        # In float32, so that nothing but the one rounding of what was merged lies between the two.
+        before, found = logits(plain.float(), TOKENS), logits(whole.float(), TOKENS)
+        theirs = PeftModel.from_pretrained(plain, run / "adapter")
+        apart = logits(theirs, TOKENS)
+        assert (found - apart).norm() < min(0.03 * apart.norm(), 0.5 * (apart - before).norm()), name
+        merged_by_peft = theirs.merge_and_unload()
+        for weight in merged_by_peft.parameters():
+            weight.data = weight.data.bfloat16().float()
+        torch.testing.assert_close(found, logits(merged_by_peft, TOKENS), rtol=1e-3, atol=1e-3)
         sizes.clear()
 
 

@@ -113,6 +113,9 @@ def test_a_run_is_trained_cached_saved_merged_and_asked_by_its_readme(
     assert not told["missing_keys"] and not told["unexpected_keys"]
     # In float64 what is left between the two is that merged weights are rounded once.
     inputs["pixel_values"] = inputs["pixel_values"].double()
+    written = load_file(tmp_path / "whole/model.safetensors")
+    begins = {".".join(name.split(".")[:2]) for name in written if not name.startswith("lm_head.")}
+    assert begins == {"model.language_model", "model.vision_tower", "model.multi_modal_projector"}
     with torch.no_grad():
         merged, apart = (model.eval().double()(**inputs).logits[0] for model in (whole, held["model"]))
     torch.testing.assert_close(merged, apart, atol=1e-5, rtol=1e-5)

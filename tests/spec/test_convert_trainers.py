@@ -248,7 +248,8 @@ def test_llama_factory_list_of_data(tmp_path: Path) -> None:
         assert refused(tmp_path, {**old, "dataset": name}) == [f"dataset is {name}; {why}"]
 
 
-def test_what_comes_out_trains(tmp_path: Path, tiny_qwen25: Path) -> None:
+@pytest.mark.parametrize(("family", "template"), [("qwen2_5_vl", "qwen2_vl"), ("llava", "llava")])
+def test_what_comes_out_trains(tmp_path: Path, tiny_models: dict[str, Path], family: str, template: str) -> None:
     """Adapters on all layers of a language model whose tower has layers of the same names."""
     worlds.write_world(tmp_path / "data", 6, (3, 2), hard=False)
     rows = [json.loads(line) for line in (tmp_path / "data" / "train.jsonl").read_text().splitlines()]
@@ -266,14 +267,15 @@ def test_what_comes_out_trains(tmp_path: Path, tiny_qwen25: Path) -> None:
     columns = {"messages": "messages", "images": "images"}
     entry = {"file_name": "ours.json", "formatting": "sharegpt", "columns": columns, "tags": {"role_tag": "role"}}
     (tmp_path / "data" / "dataset_info.json").write_text(json.dumps({"ours": entry}))
-    old = {**QWEN25, "model_name_or_path": str(tiny_qwen25), "dataset": "ours", "max_samples": 4, "bf16": False}
+    old = {**QWEN25, "model_name_or_path": str(tiny_models[family]), "dataset": "ours", "max_samples": 4, "bf16": False}
+    old["template"] = template
     old |= {"use_fast_image_processor": False, "image_max_pixels": 16384, "gradient_accumulation_steps": 2}
     write(converted(tmp_path, {**old, "dataloader_num_workers": 0}), tmp_path / "new")
     words = ("--plan", "new/plan.yaml", "--out", "run", "--max-steps", "1", "--set", "plan.device=cpu")
     said = sameday(tmp_path, "train", "new/recipe.yaml", *words)
     assert said.code == 0, said.err
     names = list(load_file(tmp_path / "run" / "adapter" / "adapter_model.safetensors"))
-    assert any("down_proj" in name for name in names) and not any("visual" in name for name in names)
+    assert any("down_proj" in name for name in names) and all(".language_model." in name for name in names)
 
 
 # ms-swift: examples/train/multimodal and examples/models of its repository, and scripts of others
@@ -775,6 +777,9 @@ def test_what_is_known_of_a_family_is_true_of_its_models(tiny_models: dict[str, 
     last = {part: {name.split(".")[-1] for name in linear if family.part_of(name) == part} for part in OF_IMAGES}
     assert [part for part in OF_IMAGES if last[part]] == list(facts.image_parts)
     assert last["tower"] & {*LANGUAGE} == {*facts.alike}
+    names = [name for name, _ in model.named_parameters()]
+    now = [f"model.{each.format(0)}" for each in facts.tower_layers if ".vision_model." not in each]
+    assert len(now) > 2 and all(any(name.startswith(each) for name in names) for each in now), now
     chat = [{"role": role, "content": [{"type": "text", "text": "a"}]} for role in ("user", "assistant")]
     written = AutoTokenizer.from_pretrained(folder).apply_chat_template(chat, tokenize=False)
     assert written.endswith(f"{family.markers.end_of_turn}\n") == facts.line_break

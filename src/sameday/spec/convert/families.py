@@ -9,7 +9,8 @@ from dataclasses import dataclass
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
 _BLOCK = "visual.blocks.{}."
-_ENCODER = "vision_tower.vision_model.encoder.layers.{}."
+_ENCODERS = ("vision_tower.encoder.layers.{}.", "vision_tower.vision_model.encoder.layers.{}.")
+"""As transformers calls it now, and did before."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class FamilyFacts:
 
 
 _BOTH = ("tower", "projector")
-_SQUARES = (f"{_ENCODER}self_attn.q_proj", f"{_ENCODER}mlp.fc1")
+_SQUARES = tuple(f"{encoder}{name}" for encoder in _ENCODERS for name in ("self_attn.q_proj", "mlp.fc1"))
 FAMILIES = {
     "qwen2_5_vl": FamilyFacts(
         _BOTH,
