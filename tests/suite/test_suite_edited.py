@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,6 +93,19 @@ def test_jobs_that_left_the_file_are_found_in_the_queue(tmp_path: Path) -> None:
             script_path(opened, "old").touch()
     entry = Entry("7", "PENDING", job_name(opened.folder, "old"), "Priority")
     assert living(opened, [entry]) == {"old": entry}
+
+
+def test_nobody_has_to_listen(home: Home) -> None:
+    """As with `sameday suite run night.yaml | head -1`: what waits starts all the same."""
+    suite, out = home.suite({"a": stub("a", seconds=0.3), "b": stub("b", "a")}), home.path / "out"
+    words = [sys.executable, "-m", "sameday", "suite", "run", str(suite), "--out", str(out)]
+    runner = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert runner.stdout is not None and runner.stderr is not None
+    assert runner.stdout.readline() == f"night in {out}: 2 jobs; no GPU here, 4 jobs at once on the CPU\n"
+    runner.stdout.close()
+    assert (runner.wait(), runner.stderr.read()) == (0, "")
+    runner.stderr.close()
+    assert kinds(suite, out) == {"a": "done", "b": "done"}
 
 
 @contextlib.contextmanager
