@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,13 +21,13 @@ from test_local import Local
 from typed import refused, sameday
 
 from sameday.spec.document import dump_yaml
-from sameday.spec.errors import EXIT_DISK_FULL, BadInput, in_short
+from sameday.spec.errors import EXIT_DISK_FULL, EXIT_STOPPED, BadInput, in_short
 from sameday.spec.writing import write_text
 from sameday.suite.jobs import asked, check_writable, open_suite
 from sameday.suite.running.cancel import cancel
 from sameday.suite.running.script import job_name
 from sameday.suite.running.slurm import Entry, living, script_path
-from sameday.suite.state import SuiteFolder
+from sameday.suite.state import QUIET, SuiteFolder
 
 WRONG = {"do": "train", "recipe": "recipe.yaml", "set": ["recipe.sead=1"]}
 
@@ -93,6 +94,38 @@ def test_jobs_that_left_the_file_are_found_in_the_queue(tmp_path: Path) -> None:
             script_path(opened, "old").touch()
     entry = Entry("7", "PENDING", job_name(opened.folder, "old"), "Priority")
     assert living(opened, [entry]) == {"old": entry}
+
+
+def test_a_job_of_a_machine_that_is_gone_goes_on(home: Home) -> None:
+    """As in a container that is started again, which has another name; no lock of it is left."""
+    suite, out = home.suite({"a": stub("a")}), home.path / "out"
+    folder = SuiteFolder(out)
+    words = (str(suite), "--out", str(out))
+    folder.change("a", state="running", attempt=1, started=time.time(), host="a1b2c3", pid=7)
+    folder.begin()
+    told = sameday(home.path, "suite", "run", *words)
+    assert told.code == EXIT_STOPPED and not home.records(), "it may still run there"
+    assert "  a: running, from before, on a1b2c3\n" in told.out
+    assert told.out.endswith(
+        "a began on a1b2c3, and nobody here holds it. If that machine is gone, `sameday suite cancel` with its name "
+        "frees it now; by itself it counts as interrupted 10 minutes after its last line\n"
+    )
+    said = sameday(home.path, "suite", "cancel", *words).out
+    assert said == "a: began on a1b2c3; if that machine is gone, `suite cancel` with its name frees it\n"
+    state = folder.job("a") / "state.json"
+    os.utime(state, (time.time() - QUIET - 5,) * 2)
+    assert kinds(suite, out) == {"a": "interrupted"}
+    folder.log("a").write_text("a line of it\n")
+    assert kinds(suite, out) == {"a": "running"}, "somebody wrote just now"
+    said = sameday(home.path, "suite", "cancel", str(suite), "a", *words[1:]).out
+    assert said == "a: cancelled; nobody holds it, and it began on a1b2c3\n"
+    folder.change("a", state="running", host="a1b2c3")
+    for path in (state, folder.log("a")):
+        os.utime(path, (time.time() - QUIET - 5,) * 2)
+    assert sameday(home.path, "suite", "run", *words).code == 0 and len(home.records()["a"]) == 1
+    folder.change("a", state="running", host="a1b2c3", slurm="9")
+    os.utime(state, (time.time() - QUIET - 5,) * 2)
+    assert kinds(suite, out) == {"a": "running"}, "the queue is asked about these"
 
 
 def test_nobody_has_to_listen(home: Home) -> None:

@@ -22,7 +22,7 @@ from sameday.spec.words import clock, count, first_names, tell
 from sameday.suite.jobs import OpenSuite, result_of
 from sameday.suite.running.execute import changed, ending, last_lines
 from sameday.suite.running.gpus import count_gpus
-from sameday.suite.state import JobState, ask_to_stop, take
+from sameday.suite.state import QUIET, JobState, ask_to_stop, take
 from sameday.suite.times.machine import Task
 from sameday.suite.times.predict import remaining
 from sameday.suite.times.schedule import priority
@@ -359,11 +359,19 @@ class Runner:
             if first and state.state in ("waiting", "done"):
                 continue
             also = ", from before" if first and state.state == "running" and name not in self.mine else ""
+            also += f", on {state.host}" if also and state.host != socket.gethostname() else ""
             self.say(f"{time.strftime('%H:%M:%S')}  {name}: {told(state)}{also}")
 
     def _finish(self, states: Mapping[str, JobState]) -> int:
         code = exit_code(states)
         self.say(summary(states))
+        for name, state in states.items():
+            if state.state == "running":
+                self.say(
+                    f"{name} began on {state.host}, and nobody here holds it. If that machine is gone, `sameday suite "
+                    f"cancel` with its name frees it now; by itself it counts as interrupted "
+                    f"{QUIET / 60:.0f} minutes after its last line"
+                )
         return code
 
 
