@@ -77,6 +77,10 @@ def test_jobs_that_left_the_file_are_still_seen_and_can_be_cancelled(home: Home)
     said = sameday(home.path, "suite", "cancel", "night.yaml", "--out", "out").out
     assert said == "new: cancelled\nold: asked to stop\n"
     runner.wait()
+    said = sameday(home.path, "suite", "logs", "night.yaml", "old", "-f", "--out", "out").out
+    assert said.startswith("--- ") and "--set recipe.name=old" in said
+    said = sameday(home.path, "suite", "logs", "night.yaml", "new", "-f", "--out", "out").out
+    assert said == "new is cancelled, and wrote nothing yet\n"
     said = sameday(home.path, "suite", "cancel", "night.yaml", "old", "--out", "out").out
     assert said.startswith("old: is ") or said == "old: cancelled\n"
     assert "nobody: no job of this suite" in refused(
