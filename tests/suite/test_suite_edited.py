@@ -28,6 +28,8 @@ from sameday.suite.running.cancel import cancel
 from sameday.suite.running.script import job_name
 from sameday.suite.running.slurm import Entry, living, script_path
 from sameday.suite.state import QUIET, SuiteFolder
+from sameday.suite.times import work
+from sameday.suite.times.predict import Predictor
 
 WRONG = {"do": "train", "recipe": "recipe.yaml", "set": ["recipe.sead=1"]}
 
@@ -210,6 +212,16 @@ def test_a_problem_with_data_is_told_where_the_time_would_be(home: Home) -> None
     home.suite({"a": {"do": "train", "recipe": "recipe.yaml"}})
     said = " ".join(sameday(home.path, "suite", "plan", "night.yaml").out.split())
     assert f"a: not known: 1 problem in {home.path}/set: data_batch_3: is cut short" in said
+
+
+def test_recipes_of_hundreds_of_jobs_are_read_once(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite = home.suite({f"j{n}": stub(f"j{n}") for n in range(300)})
+    opened, read = open_suite(suite, home.path / "out"), []
+    real = work.Specs.from_files
+    monkeypatch.setattr(work.Specs, "from_files", lambda *given: read.append(given) or real(*given))
+    for _ in range(2):
+        Predictor(opened.suite, opened.home, opened.folder).left()
+    assert len(read) == 300
 
 
 def test_errors_in_short() -> None:
