@@ -27,7 +27,7 @@ from sameday.suite.jobs import asked, check_writable, open_suite
 from sameday.suite.running.cancel import cancel
 from sameday.suite.running.script import job_name
 from sameday.suite.running.slurm import Entry, living, script_path
-from sameday.suite.state import QUIET, SuiteFolder
+from sameday.suite.state import QUIET, SCRIPT, SuiteFolder
 from sameday.suite.times import work
 from sameday.suite.times.predict import Predictor
 
@@ -130,7 +130,10 @@ def test_a_job_of_a_machine_that_is_gone_goes_on(home: Home) -> None:
         os.utime(path, (time.time() - QUIET - 5,) * 2)
     assert sameday(home.path, "suite", "run", *words).code == 0 and len(home.records()["a"]) == 1
     folder.change("a", state="running", host="a1b2c3", slurm="9")
-    os.utime(state, (time.time() - QUIET - 5,) * 2)
+    for path in (state, folder.log("a")):
+        os.utime(path, (time.time() - QUIET - 5,) * 2)
+    assert kinds(suite, out) == {"a": "interrupted"}, "in an allocation of the user's own, which is over"
+    (folder.job("a") / SCRIPT).touch()
     assert kinds(suite, out) == {"a": "running"}, "the queue is asked about these"
 
 

@@ -25,6 +25,8 @@ State = Literal["waiting", "queued", "running", "interrupted", "stopped", "done"
 more. stopped: it saved itself and will go on. blocked: a job that it needs failed or was cancelled."""
 ENDED: tuple[State, ...] = ("done", "failed", "blocked", "cancelled")
 GOES_ON = "asked to stop; it goes on from there"
+SCRIPT = "job.sh"
+"""What the scheduler was given, in a job's folder or in OUT."""
 QUIET = 600.0
 """Seconds without a line after which a job that nobody holds is not taken to run on another machine any more."""
 
@@ -129,12 +131,17 @@ class SuiteFolder:
         here = state.host == socket.gethostname() or state.slurm == os.environ.get("SLURM_JOB_ID", "")
         if state.state != "running":
             return state
-        if (here or (state.slurm is None and self._quiet(name))) and not self.held(name):
+        asked = state.slurm is not None and self._submitted(name)  # then the queue is asked
+        if (here or (not asked and self._quiet(name))) and not self.held(name):
             state = self.read(name)  # it may have ended between the two looks
             if state.state == "running" and code_told(self.run(name)) == EXIT_STOPPED:
                 return replace(state, state="stopped", why=GOES_ON)
             return replace(state, state="interrupted") if state.state == "running" else state
         return state
+
+    def _submitted(self, name: str) -> bool:
+        """Whether the scheduler was given this job or the whole suite, and it was not just run in an allocation."""
+        return any((each / SCRIPT).exists() for each in (self.job(name), self.path))
 
     def _quiet(self, name: str) -> bool:
         """Whether nobody has written about a job for a while: a lock alone does not tell, since not every file system
