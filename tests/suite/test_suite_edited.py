@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -138,13 +139,15 @@ def test_a_job_of_a_machine_that_is_gone_goes_on(home: Home) -> None:
 
 
 def test_nobody_has_to_listen(home: Home) -> None:
-    """As with `sameday suite run night.yaml | head -1`: what waits starts all the same."""
+    """As with `sameday suite run night.yaml | head -1`, or in a terminal that is closed: what waits starts anyway."""
     suite, out = home.suite({"a": stub("a", seconds=0.3), "b": stub("b", "a")}), home.path / "out"
     words = [sys.executable, "-m", "sameday", "suite", "run", str(suite), "--out", str(out)]
     runner = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert runner.stdout is not None and runner.stderr is not None
     assert runner.stdout.readline() == f"night in {out}: 2 jobs; no GPU here, 4 jobs at once on the CPU\n"
     runner.stdout.close()
+    until(lambda: kinds(suite, out)["a"] in ("running", "done"))
+    runner.send_signal(signal.SIGHUP)
     assert (runner.wait(), runner.stderr.read()) == (0, "")
     runner.stderr.close()
     assert kinds(suite, out) == {"a": "done", "b": "done"}

@@ -222,13 +222,15 @@ def place(
 
 
 class _Asked:
-    """Ctrl-C or SIGTERM: jobs are asked to stop. A second Ctrl-C does not wait for them."""
+    """Ctrl-C or SIGTERM: jobs are asked to stop. A second Ctrl-C does not wait for them. A terminal that is closed
+    stops nothing: jobs have sessions of their own, and what waits would be left out."""
 
     def __init__(self) -> None:
         self.stop = False
 
     def __enter__(self) -> _Asked:
         self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
         return self
 
     def __exit__(self, *_exception: object) -> None:
