@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from sameday.spec.errors import EXIT_BAD_INPUT, EXIT_DISK_FULL, EXIT_OK, BadInput, RunStopped
+from sameday.spec.errors import EXIT_BAD_INPUT, EXIT_DISK_FULL, BadInput, RunStopped
 from sameday.spec.words import tell
 
 app = typer.Typer(
@@ -338,6 +338,7 @@ def suite_run(
 ) -> None:
     """Run what is missing, here. Exit 0: all done; 1: some failed; 75: stopped, the same command goes on."""
     from sameday.suite.jobs import check_writable, open_suite
+    from sameday.suite.page.report import report_at_the_end
 
     opened = open_suite(path, out)
     if (slurm or one_job or dry_run) and gpus is not None:
@@ -353,16 +354,14 @@ def suite_run(
         from sameday.suite.running.slurm import submit
 
         submit(opened, again, one_job)
+        report_at_the_end(opened)
     else:
         from sameday.suite.running.local import run
         from sameday.suite.running.slurm import refuse_queued
 
         refuse_queued(opened)
         code = run(opened, gpus, again)
-        if code == EXIT_OK:
-            from sameday.suite.page.report import report_at_the_end
-
-            report_at_the_end(opened)
+        report_at_the_end(opened)
         sys.exit(code)
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,13 +22,15 @@ from test_local import Local
 from typed import refused, sameday
 
 from sameday.spec.document import dump_yaml
-from sameday.spec.errors import EXIT_DISK_FULL, BadInput, in_short
+from sameday.spec.errors import EXIT_DISK_FULL, EXIT_STOPPED, BadInput, in_short
 from sameday.spec.writing import write_text
 from sameday.suite.jobs import asked, check_writable, open_suite
 from sameday.suite.running.cancel import cancel
 from sameday.suite.running.script import job_name
 from sameday.suite.running.slurm import Entry, living, script_path
-from sameday.suite.state import SuiteFolder
+from sameday.suite.state import QUIET, SCRIPT, SuiteFolder
+from sameday.suite.times import work
+from sameday.suite.times.predict import Predictor
 
 WRONG = {"do": "train", "recipe": "recipe.yaml", "set": ["recipe.sead=1"]}
 
@@ -75,6 +80,10 @@ def test_jobs_that_left_the_file_are_still_seen_and_can_be_cancelled(home: Home)
     said = sameday(home.path, "suite", "cancel", "night.yaml", "--out", "out").out
     assert said == "new: cancelled\nold: asked to stop\n"
     runner.wait()
+    said = sameday(home.path, "suite", "logs", "night.yaml", "old", "-f", "--out", "out").out
+    assert said.startswith("--- ") and "--set recipe.name=old" in said
+    said = sameday(home.path, "suite", "logs", "night.yaml", "new", "-f", "--out", "out").out
+    assert said == "new is cancelled, and wrote nothing yet\n"
     said = sameday(home.path, "suite", "cancel", "night.yaml", "old", "--out", "out").out
     assert said.startswith("old: is ") or said == "old: cancelled\n"
     assert "nobody: no job of this suite" in refused(
@@ -92,6 +101,56 @@ def test_jobs_that_left_the_file_are_found_in_the_queue(tmp_path: Path) -> None:
             script_path(opened, "old").touch()
     entry = Entry("7", "PENDING", job_name(opened.folder, "old"), "Priority")
     assert living(opened, [entry]) == {"old": entry}
+
+
+def test_a_job_of_a_machine_that_is_gone_goes_on(home: Home) -> None:
+    """As in a container that is started again, which has another name; no lock of it is left."""
+    suite, out = home.suite({"a": stub("a")}), home.path / "out"
+    folder = SuiteFolder(out)
+    words = (str(suite), "--out", str(out))
+    folder.change("a", state="running", attempt=1, started=time.time(), host="a1b2c3", pid=7)
+    folder.begin()
+    told = sameday(home.path, "suite", "run", *words)
+    assert told.code == EXIT_STOPPED and not home.records(), "it may still run there"
+    assert "  a: running, from before, on a1b2c3\n" in told.out
+    assert told.out.endswith(
+        "a began on a1b2c3, and nobody here holds it. If that machine is gone, `sameday suite cancel` with its name "
+        "frees it now; by itself it counts as interrupted 10 minutes after its last line\n"
+    )
+    said = sameday(home.path, "suite", "cancel", *words).out
+    assert said == "a: began on a1b2c3; if that machine is gone, `suite cancel` with its name frees it\n"
+    state = folder.job("a") / "state.json"
+    os.utime(state, (time.time() - QUIET - 5,) * 2)
+    assert kinds(suite, out) == {"a": "interrupted"}
+    folder.log("a").write_text("a line of it\n")
+    assert kinds(suite, out) == {"a": "running"}, "somebody wrote just now"
+    said = sameday(home.path, "suite", "cancel", str(suite), "a", *words[1:]).out
+    assert said == "a: cancelled; nobody holds it, and it began on a1b2c3\n"
+    folder.change("a", state="running", host="a1b2c3")
+    for path in (state, folder.log("a")):
+        os.utime(path, (time.time() - QUIET - 5,) * 2)
+    assert sameday(home.path, "suite", "run", *words).code == 0 and len(home.records()["a"]) == 1
+    folder.change("a", state="running", host="a1b2c3", slurm="9")
+    for path in (state, folder.log("a")):
+        os.utime(path, (time.time() - QUIET - 5,) * 2)
+    assert kinds(suite, out) == {"a": "interrupted"}, "in an allocation of the user's own, which is over"
+    (folder.job("a") / SCRIPT).touch()
+    assert kinds(suite, out) == {"a": "running"}, "the queue is asked about these"
+
+
+def test_nobody_has_to_listen(home: Home) -> None:
+    """As with `sameday suite run night.yaml | head -1`, or in a terminal that is closed: what waits starts anyway."""
+    suite, out = home.suite({"a": stub("a", seconds=0.3), "b": stub("b", "a")}), home.path / "out"
+    words = [sys.executable, "-m", "sameday", "suite", "run", str(suite), "--out", str(out)]
+    runner = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert runner.stdout is not None and runner.stderr is not None
+    assert runner.stdout.readline() == f"night in {out}: 2 jobs; no GPU here, 4 jobs at once on the CPU\n"
+    runner.stdout.close()
+    until(lambda: kinds(suite, out)["a"] in ("running", "done"))
+    runner.send_signal(signal.SIGHUP)
+    assert (runner.wait(), runner.stderr.read()) == (0, "")
+    runner.stderr.close()
+    assert kinds(suite, out) == {"a": "done", "b": "done"}
 
 
 @contextlib.contextmanager
@@ -159,6 +218,16 @@ def test_a_problem_with_data_is_told_where_the_time_would_be(home: Home) -> None
     home.suite({"a": {"do": "train", "recipe": "recipe.yaml"}})
     said = " ".join(sameday(home.path, "suite", "plan", "night.yaml").out.split())
     assert f"a: not known: 1 problem in {home.path}/set: data_batch_3: is cut short" in said
+
+
+def test_recipes_of_hundreds_of_jobs_are_read_once(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite = home.suite({f"j{n}": stub(f"j{n}") for n in range(300)})
+    opened, read = open_suite(suite, home.path / "out"), []
+    real = work.Specs.from_files
+    monkeypatch.setattr(work.Specs, "from_files", lambda *given: read.append(given) or real(*given))
+    for _ in range(2):
+        Predictor(opened.suite, opened.home, opened.folder).left()
+    assert len(read) == 300
 
 
 def test_errors_in_short() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,30 @@ def test_what_is_there_of_a_suite_that_goes_on(home: Path, tmp_path: Path) -> No
     text = page_text(tmp_path / "now.html")
     assert "2 of 4 jobs are done." in text and "two train failed exit code 4 2 10 min" in text
     assert "deadline" not in text and "much more" not in text
+
+
+def test_made_when_all_is_done_also_by_a_scheduler_and_again_for_another_file(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SLURM itself makes none: the next `suite run --slurm` does, where nothing is missing any more."""
+    programs, out = home / "programs", home / "out"
+    programs.mkdir()
+    for name in ("sbatch", "squeue"):
+        (programs / name).write_text("#!/bin/sh\nexit 0\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
+    words = ("suite", "run", "s.yaml", "--out", "out", "--slurm")
+    try:
+        assert sameday(home, *words).out == f"all jobs are done\nreport: {out / 'report.html'}\n"
+        assert sameday(home, *words).out == "all jobs are done\n", "made once"
+        (home / "s.yaml").write_text(SUITE.replace("  one-test: {do: eval, of: one}\n", ""))
+        os.utime(home / "s.yaml", (time.time() + 5,) * 2)
+        assert sameday(home, *words).out.endswith(f"report: {out / 'report.html'}\n")
+        text = page_text(out / "report.html")
+        assert "3 of 3 jobs are done." in text and "one-test" not in text
+    finally:
+        (home / "s.yaml").write_text(SUITE)
+        (out / "report.html").unlink(missing_ok=True)
 
 
 def test_nothing_to_report_yet(home: Path) -> None:

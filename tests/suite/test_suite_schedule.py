@@ -91,6 +91,25 @@ def test_nor_for_ten_jobs_that_wait_for_nothing(gpus: int, seconds: list[float])
     assert made.best and made.seconds == pytest.approx(least)
 
 
+@settings(max_examples=10, deadline=None)
+@given(
+    st.sampled_from([(5, 5), (4, 3, 3)]),
+    st.lists(st.tuples(st.floats(1, 9), st.integers(0, 1)), min_size=10, max_size=10),
+)
+def test_nor_for_ten_jobs_in_chains_on_gpus_that_they_name(
+    lengths: tuple[int, ...], each: list[tuple[float, int]]
+) -> None:
+    """All orders of chains whose jobs want one GPU or the other."""
+    chains = [chain for chain, length in enumerate(lengths) for _ in range(length)]
+    jobs = {
+        f"j{n}": Task(seconds, (f"j{n - 1}",) if n and chains[n - 1] == chains[n] else (), 1, (gpu,))
+        for n, (seconds, gpu) in enumerate(each)
+    }
+    made = schedule(jobs, 2, 1)
+    check(made, jobs, 2, 1)
+    assert made.best and made.seconds == pytest.approx(shortest(jobs, 2, 1))
+
+
 def test_the_search_is_short() -> None:
     """Ten jobs for which a search without rules keeps tens of thousands of schedules of some of them."""
     close = (3.41, 3.89, 3.71, 3.02, 3.47, 3.18, 3.19, 3.67, 3.66, 3.7)

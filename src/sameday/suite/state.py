@@ -25,6 +25,10 @@ State = Literal["waiting", "queued", "running", "interrupted", "stopped", "done"
 more. stopped: it saved itself and will go on. blocked: a job that it needs failed or was cancelled."""
 ENDED: tuple[State, ...] = ("done", "failed", "blocked", "cancelled")
 GOES_ON = "asked to stop; it goes on from there"
+SCRIPT = "job.sh"
+"""What the scheduler was given, in a job's folder or in OUT."""
+QUIET = 600.0
+"""Seconds without a line after which a job that nobody holds is not taken to run on another machine any more."""
 
 
 @dataclass(frozen=True)
@@ -120,17 +124,30 @@ class SuiteFolder:
         return held(self.lock(name))
 
     def seen(self, name: str) -> JobState:
-        """As it is now: a job whose process died without a word was interrupted. One that was left alone by whoever ran
-        it, and saved itself, was stopped."""
+        """As it is now: a job whose process died without a word was interrupted, also on a machine that is gone or is
+        called otherwise since. One that was left alone by whoever ran it, and saved itself, was stopped."""
         state = self.read(name)
         # An allocation that was moved to another node is the only one that could have it.
         here = state.host == socket.gethostname() or state.slurm == os.environ.get("SLURM_JOB_ID", "")
-        if state.state == "running" and here and not self.held(name):
+        if state.state != "running":
+            return state
+        asked = state.slurm is not None and self._submitted(name)  # then the queue is asked
+        if (here or (not asked and self._quiet(name))) and not self.held(name):
             state = self.read(name)  # it may have ended between the two looks
             if state.state == "running" and code_told(self.run(name)) == EXIT_STOPPED:
                 return replace(state, state="stopped", why=GOES_ON)
             return replace(state, state="interrupted") if state.state == "running" else state
         return state
+
+    def _submitted(self, name: str) -> bool:
+        """Whether the scheduler was given this job or the whole suite, and it was not just run in an allocation."""
+        return any((each / SCRIPT).exists() for each in (self.job(name), self.path))
+
+    def _quiet(self, name: str) -> bool:
+        """Whether nobody has written about a job for a while: a lock alone does not tell, since not every file system
+        shares locks between machines."""
+        files = (self.job(name) / "state.json", self.log(name), self.run(name) / "metrics.jsonl")
+        return time.time() - max((path.stat().st_mtime for path in files if path.exists()), default=0.0) > QUIET
 
     def states(self, suite: Suite, seen: Callable[[str], JobState] | None = None) -> dict[str, JobState]:
         """Of all jobs, each as it is `seen`. One that needs a job which failed, was cancelled or is blocked is blocked,

@@ -42,14 +42,15 @@ def report_suite(path: Path, out: Path | None, html: Path | None) -> Path:
 
 
 def report_at_the_end(opened: OpenSuite) -> None:
-    """Where all is done: made once, and nothing where no job trains or evaluates. That it cannot be made does not undo
-    the rest."""
+    """Where all is done: made once for the jobs of this file, and nothing where no job trains or evaluates. That it
+    cannot be made does not undo the rest."""
     suite, folder = opened.suite, opened.folder
     html = folder.path / "report.html"
     if any(folder.read(name).state != "done" for name in suite.jobs):
         return  # a scheduler has it
     try:
-        changed = max((folder.job(name) / "state.json").stat().st_mtime for name in suite.jobs)
+        states = [folder.job(name) / "state.json" for name in suite.jobs]
+        changed = max(path.stat().st_mtime for path in (*states, opened.path))
         fresh = html.exists() and html.stat().st_mtime >= changed
         if not fresh and any(job.do in ("train", "eval") for job in suite.jobs.values()):
             tell(f"report: {report_suite(opened.path, folder.path, html)}")

@@ -34,10 +34,15 @@ def cancel(opened: OpenSuite, names: Sequence[str] = (), say: Any = tell) -> Non
         for _ in range(5):  # whoever looks at a lock has it for a moment
             with folder.hold(name) as mine:
                 if mine:
-                    state = folder.seen(name).state
+                    state, host = folder.seen(name).state, folder.read(name).host
                     if state in ("waiting", "queued", "blocked", "stopped", "interrupted"):
                         folder.change(name, state="cancelled", why="")
                         say(f"{name}: cancelled")
+                    elif state == "running" and names:  # the user knows about that machine
+                        folder.change(name, state="cancelled", why="")
+                        say(f"{name}: cancelled; nobody holds it, and it began on {host}")
+                    elif state == "running":
+                        say(f"{name}: began on {host}; if that machine is gone, `suite cancel` with its name frees it")
                     elif names:
                         say(f"{name}: is {state} already")
                     break

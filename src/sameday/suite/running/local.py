@@ -4,6 +4,7 @@ is known about them is in files: a runner that was killed leaves jobs that go on
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -11,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +22,7 @@ from sameday.spec.words import clock, count, first_names, tell
 from sameday.suite.jobs import OpenSuite, result_of
 from sameday.suite.running.execute import changed, ending, last_lines
 from sameday.suite.running.gpus import count_gpus
-from sameday.suite.state import JobState, ask_to_stop, take
+from sameday.suite.state import QUIET, JobState, ask_to_stop, take
 from sameday.suite.times.machine import Task
 from sameday.suite.times.predict import remaining
 from sameday.suite.times.schedule import priority
@@ -54,7 +55,23 @@ def run(opened: OpenSuite, gpus: int | None = None, again: Collection[str] = (),
         left = {name: each.seconds for name, each in remaining(suite, opened.home, opened.folder).items()}
         order = starting_order(suite, there, left)
         with _Asked() as asked:
-            return Runner(opened, there, order, say, asked).run()
+            return Runner(opened, there, order, _while_heard(say), asked).run()
+
+
+def _while_heard(say: Callable[[str], Any]) -> Callable[[str], None]:
+    """A pipe or a terminal that was closed ends no suite: jobs that wait still start, and the status tells of them."""
+
+    def saying(text: str) -> None:
+        try:
+            say(text)
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EIO):
+                raise
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())
+            os.close(nowhere)
+
+    return saying
 
 
 # Before anything begins
@@ -205,13 +222,15 @@ def place(
 
 
 class _Asked:
-    """Ctrl-C or SIGTERM: jobs are asked to stop. A second Ctrl-C does not wait for them."""
+    """Ctrl-C or SIGTERM: jobs are asked to stop. A second Ctrl-C does not wait for them. A terminal that is closed
+    stops nothing: jobs have sessions of their own, and what waits would be left out."""
 
     def __init__(self) -> None:
         self.stop = False
 
     def __enter__(self) -> _Asked:
         self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
         return self
 
     def __exit__(self, *_exception: object) -> None:
@@ -342,11 +361,19 @@ class Runner:
             if first and state.state in ("waiting", "done"):
                 continue
             also = ", from before" if first and state.state == "running" and name not in self.mine else ""
+            also += f", on {state.host}" if also and state.host != socket.gethostname() else ""
             self.say(f"{time.strftime('%H:%M:%S')}  {name}: {told(state)}{also}")
 
     def _finish(self, states: Mapping[str, JobState]) -> int:
         code = exit_code(states)
         self.say(summary(states))
+        for name, state in states.items():
+            if state.state == "running":
+                self.say(
+                    f"{name} began on {state.host}, and nobody here holds it. If that machine is gone, `sameday suite "
+                    f"cancel` with its name frees it now; by itself it counts as interrupted "
+                    f"{QUIET / 60:.0f} minutes after its last line"
+                )
         return code
 
 

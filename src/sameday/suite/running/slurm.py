@@ -22,7 +22,7 @@ from sameday.suite.jobs import OpenSuite
 from sameday.suite.running.execute import last_lines
 from sameday.suite.running.local import after, check, only_runner, put_aside, take_up
 from sameday.suite.running.script import WHOLE, job_name, log_path, options, script
-from sameday.suite.state import ENDED, GOES_ON, JobState, code_told
+from sameday.suite.state import ENDED, GOES_ON, SCRIPT, JobState, code_told
 
 OWN = "SLURM_JOB_ID"
 NEVER = "DependencyNeverSatisfied"
@@ -146,7 +146,7 @@ def _all_jobs(opened: OpenSuite) -> list[str]:
 
 
 def script_path(opened: OpenSuite, name: str) -> Path:
-    return log_path(opened.folder, name).with_name("job.sh")
+    return log_path(opened.folder, name).with_name(SCRIPT)
 
 
 _last: list[tuple[float, list[Entry]]] = []

@@ -178,22 +178,26 @@ def show(opened: OpenSuite, live: bool = False, every: float = 2.0) -> None:
 
 
 def logs(opened: OpenSuite, name: str, follow: bool = False, every: float = 0.3) -> None:
-    """What a job wrote, in all its attempts; with `follow` until it has ended."""
-    if name not in opened.suite.jobs:
+    """What a job wrote, in all its attempts, also one that is not in the file any more; with `follow` until it has
+    ended."""
+    if name not in opened.suite.jobs and name not in opened.folder.gone(opened.suite):
         raise BadInput(f"{name!r} is no job of this suite; there are {', '.join(opened.suite.jobs)}")
-    if not follow and not opened.folder.log(name).exists():
-        tell(f"{name} is {current(opened)[name].state}, and wrote nothing yet")
-        return
     with contextlib.suppress(KeyboardInterrupt):
         for line in _lines(opened, name, follow, every):
             tell(line)
+        if not opened.folder.log(name).exists():
+            tell(f"{name} is {_state(opened, name)}, and wrote nothing yet")
+
+
+def _state(opened: OpenSuite, name: str) -> str:
+    return current(opened)[name].state if name in opened.suite.jobs else opened.folder.seen(name).state
 
 
 def _lines(opened: OpenSuite, name: str, follow: bool, every: float) -> Iterator[str]:
     """Whole ones, and at the end what is left."""
     rest, position = b"", 0
     while True:
-        ended = not follow or current(opened)[name].state in (*ENDED, "stopped", "interrupted")
+        ended = not follow or _state(opened, name) in (*ENDED, "stopped", "interrupted")
         with contextlib.suppress(FileNotFoundError), opened.folder.log(name).open("rb") as file:
             file.seek(position)
             while piece := file.read(TAIL):

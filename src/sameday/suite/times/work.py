@@ -206,7 +206,7 @@ def _specs(recipe: Path, plan: Path | None, sets: tuple[str, ...]) -> Specs:
     return _read(recipe, plan, sets, tuple(stamp(path) for path in (recipe, plan) if path is not None))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4096)  # one for each job: whoever watches looks again every few seconds
 def _read(recipe: Path, plan: Path | None, sets: tuple[str, ...], _stamps: tuple[Any, ...]) -> Specs:
     return Specs.from_files(recipe, plan, sets)
 
