@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 from worlds import lines_of
 
-from sameday.commands.session import resolve
+from sameday.commands.session import Specs, _plan, resolve
 from sameday.data.labelled import augment
 from sameday.data.labelled.batch import ImageBatch
 from sameday.data.labelled.pictures import fitted
@@ -486,3 +486,19 @@ def test_one_class_and_all_problems_at_once(tmp_path: Path) -> None:
             shutil.rmtree(tmp_path / "set" / split / name)
     with pytest.raises(BadInput, match="has one class, stripes: there is nothing to tell apart"):
         setup.audit(print)
+
+
+def test_a_choice_gives_way_to_what_was_asked_for(home: Path) -> None:
+    """Workers are asked for, and a thread that pins what they send would disturb the recording that was chosen."""
+    gpu = Machine("cuda", "a GPU", 2**36, 8, True, 227 * 1024)
+    recipe = sets.tiny_recipe()
+    setup = ClassifySetup(recipe, home)
+    plan, reasons = _plan(Specs(recipe, home, Plan(), True), setup, gpu, 1)
+    assert plan.pin_memory and plan.cuda_graphs and not plan.workers
+    plan, reasons = _plan(Specs(recipe, home, Plan(workers=1), True, ("workers",)), setup, gpu, 1)
+    assert (plan.workers, plan.pin_memory, plan.cuda_graphs) == (1, False, True)
+    assert reasons["pin_memory"] == "true cannot go with what was asked for: plan.workers 1"
+    asked = Plan(workers=1, pin_memory=True, cuda_graphs=True)
+    plan, reasons = _plan(Specs(recipe, home, asked, True, ("cuda_graphs", "pin_memory", "workers")), setup, gpu, 1)
+    with pytest.raises(BadInput, match="cannot record while a thread pins what the workers send"):
+        resolve(plan, setup, gpu)

@@ -196,7 +196,31 @@ def _plan(specs: Specs, setup: TaskSetup, machine: Machine, ranks: int) -> tuple
     chosen, reasons = setup.choose_plan(machine, ranks)
     asked = {name: getattr(specs.plan, name) for name in specs.fixed}
     plan = Plan.model_validate(chosen.model_dump() | asked)
-    return plan, {k: v for k, v in reasons.items() if k not in asked} | dict.fromkeys(specs.fixed, ASKED_FOR)
+    reasons = {k: v for k, v in reasons.items() if k not in asked}
+    plan, instead = _beside(asked, plan, list(reasons), setup, machine)
+    return plan, reasons | instead | dict.fromkeys(specs.fixed, ASKED_FOR)
+
+
+def _beside(
+    asked: Mapping[str, Any], plan: Plan, chosen: Sequence[str], setup: TaskSetup, machine: Machine
+) -> tuple[Plan, dict[str, str]]:
+    """A choice that cannot go with what was asked for is taken back, one of them, the last that helps."""
+    if not asked or _follows(setup, plan, machine):
+        return plan, {}
+    for name in reversed(chosen):
+        other = plan.model_copy(update={name: getattr(Plan(), name)})
+        if _follows(setup, other, machine):
+            beside = ", ".join(f"plan.{each} {in_yaml(value)}" for each, value in asked.items())
+            return other, {name: f"{in_yaml(getattr(plan, name))} cannot go with what was asked for: {beside}"}
+    return plan, {}
+
+
+def _follows(setup: TaskSetup, plan: Plan, machine: Machine) -> bool:
+    try:
+        setup.check_plan(plan, machine)
+    except BadInput:
+        return False
+    return True
 
 
 def resolve(plan: Plan, setup: TaskSetup, machine: Machine) -> Resolved:
