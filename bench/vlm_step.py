@@ -130,7 +130,7 @@ class MadeData:
     family = family_of("qwen3_vl")
     merge_size = 2
     end_token = 0
-    note = end_note = None
+    end_note = None
 
     def __init__(self, order: str, size: str, vocabulary: int, grid: tuple[int, int] = (64, 80)) -> None:
         self.grid = grid if size == "8b" else (8, 10)  # patches of an image, of 1024 × 1280 if nothing else is said
