@@ -223,7 +223,7 @@ def load(run: Run | File, checkpoint: str | None = None, *, set: Settings | None
         )
     folder, specs = read_request(Request(path, checkpoint=checkpoint, sets=_sets(set)))
     assert folder is not None
-    weights = weights_of(folder, checkpoint)
+    weights = weights_of(folder, checkpoint, "loaded")
     specs = replace(specs, recipe=setup_of(specs.recipe, specs.home).recipe_for_evaluation())
     with closing(Session.start(specs)) as session:
         task = session.load()

@@ -43,7 +43,7 @@ def push(
         raise BadInput(
             f"{path}: each of its stages has a model of its own: push one of {', '.join(map(str, own.values()))}"
         )
-    weights = weights_of(run, checkpoint)
+    weights = weights_of(run, checkpoint, "pushed")
     for option, name in (("", repo), ("--base ", base)):
         try:
             validate_repo_id(name or "a/b")

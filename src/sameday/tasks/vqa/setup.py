@@ -370,7 +370,7 @@ class VqaSetup(TaskSetup):
         whole = recipe.model_copy(update={"train": "all", "base_format": "precision"})
         encoder = load_encoder(recipe, self.home, load_processor(self.family, recipe, self.home))
         save_settings(out, self.family, encoder)
-        save_readme(out, self.family, encoder, whole, base)
+        save_readme(out, self.family, encoder, whole, base, fingerprint=recipe.fingerprint)
         kept = f"{recipe.precision} rounds what the adapter changes by {done.rounding:.2%}"
         say(f"{done.tensors} tensors, {done.changed} of them changed by the adapter; {kept}")
 
