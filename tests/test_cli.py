@@ -432,7 +432,7 @@ def test_eval_takes_only_weights_that_are_what_was_written(copied: Finished) -> 
     for command, word in ((("merge", "-o", "whole"), "merged"), (("push", "me/x", "--dry-run"), "pushed")):
         told = refused(copied.folder, command[0], str(copied.run), *command[1:])
         assert told == said.replace("cannot be evaluated", f"cannot be {word}")
-    with pytest.raises(BadInput, match="cannot be loaded: adapter_model.safetensors is not what was written"):
+    with pytest.raises(BadInput, match=r"cannot be loaded: .* is not what was written"):
         load(copied.run, set={"plan.device": "cpu"})
     tensors = load_file(weights)
     first = sorted(tensors)[0]

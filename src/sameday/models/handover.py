@@ -74,11 +74,11 @@ def save_readme(
     adapter, processor = recipe.train == "lora", encoder.processor
     where = {"base_model": base, "library_name": "peft" if adapter else "transformers"}
     header = "".join(f"{key}: {json.dumps(value)}\n" for key, value in where.items())
-    kind = "a LoRA adapter of" if adapter else "the whole of"
+    kind, of = "a LoRA adapter of" if adapter else "the whole of", fingerprint or recipe.fingerprint
     at = "" if recipe.revision is None else f", revision `{recipe.revision}`"
     (folder / "README.md").write_text(
         f"---\n{header}---\n\n# {recipe.name}\n\n"
-        f"Trained weights: {kind} `{base}`{at} (recipe {fingerprint or recipe.fingerprint}). Tokenizer, chat template and image "
+        f"Trained weights: {kind} `{base}`{at} (recipe {of}). Tokenizer, chat template and image "
         f"settings beside them are those of the training: images of {processor.min_pixels} to {processor.max_pixels} "
         f"pixels, resized by {processor.backend}. With other settings the answers may be worse.{_stored(recipe)}\n\n"
         f"Run in this folder, with an image beside:\n\n```python\n{_lines(family, encoder, recipe, base, asking)}```\n",
