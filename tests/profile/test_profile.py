@@ -85,6 +85,15 @@ def test_questions(homes: dict[str, Path], tmp_path: Path) -> None:
     ):
         assert words in said
     assert "\n1 step to warm up, 3 to time\n" in said
+    spread = {name: f"{1000 * value:.2f}" for name, value in found["seconds"].items()}
+    assert found["seconds"]["mean"] == pytest.approx(sum(phases.values()), rel=1e-9)
+    header = " ".join(said.split())
+    assert (
+        f": {spread['mean']} ms a step on the average ({spread['least']}-{spread['most']}, median {spread['median']}), "
+        in header
+    )
+    for each in found["advice"]:
+        assert f"{each['remedy']}: at most {each['at_most']:.2f}×, {each['bound']}; " in header
     for name, seconds in phases.items():
         assert f"{PHASES[name]:20s} {1000 * seconds:10.3f} ms" in said
     assert floor["fp8_flop"] == 0 and "in fp8" not in said
