@@ -112,8 +112,8 @@ def test_the_name_that_is_given_is_not_taken_on_trust(world: Path, monkeypatch: 
     )
     assert not (world / "there").exists()
     note = (
-        "The base model's name, `org/same`, was given with `--base`; that its weights are those of the training was not "
-        "checked."
+        "The base model's name, `org/same`, was given with `--base`; that its weights are those of the training was "
+        "not checked."
     )
     assert sameday(world, *words, "org/same").code == 0
     assert note in (world / "there" / "README.md").read_text().splitlines()
