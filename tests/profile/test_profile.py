@@ -132,7 +132,7 @@ def test_fewer_threads_are_timed_on_a_cpu(
     assert found["threads"]["count"] == 4 and [count for count, _ in found["threads"]["fewer"]] == [1, 2]
     first = found["advice"][0]
     assert first["change"] == {"environment": {"OMP_NUM_THREADS": "1"}} and first["at_most"] > 2
-    assert 'plan.environment {"OMP_NUM_THREADS": "1"}: at most' in said and "timed here: " in said
+    assert 'plan.environment {"OMP_NUM_THREADS": "1"}: at most' in said and "timed here: " in " ".join(said.split())
     slow: Any = timeline.Timeline(({"forward": 60.0},), {}, 1.0)
     assert timeline.with_fewer_threads(None, None, slow) == (), "where steps take long, that would too"  # type: ignore[arg-type]
 
