@@ -6,10 +6,13 @@ import inspect
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import worlds
+from PIL import Image
 from typed import sameday as typed
 from typed import write_recipe
 
@@ -70,6 +73,30 @@ def test_errors_are_those_of_the_command_line(world: Path, tmp_path: Path) -> No
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (
+            lambda: api.train({"model": "x"}, plan={"device": "cpu"}),  # type: ignore[arg-type]
+            "recipe is {'model': 'x'}; must be a path of a YAML file; single fields are given by set\n"
+            "plan is {'device': 'cpu'}; must be a path of a YAML file; single fields are given by set",
+        ),
+        (
+            lambda: api.train("recipe.yaml", set=["recipe.seed=1"]),  # type: ignore[arg-type]
+            "set is ['recipe.seed=1']; must be a mapping of fields to values, such as "
+            '{"recipe.learning_rate": 1e-4, "plan.device": "cpu"}',
+        ),
+        (lambda: api.load(None), "run is None; must be a path"),  # type: ignore[arg-type]
+        (lambda: api.evaluate(3), "what is 3; must be a path"),  # type: ignore[arg-type]
+        (lambda: api.verify("a", 1), "other is 1; must be a path"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_path_and_no_mapping_is_refused(call: Callable[[], Any], words: str) -> None:
+    with pytest.raises(BadInput) as error:
+        call()
+    assert str(error.value) == words
+
+
 def test_evaluate(world: Path, run: api.Run, tmp_path: Path) -> None:
     scores = sameday.evaluate(run, "val", scores_only=True, set=CPU)
     assert scores["loss"] == pytest.approx(run.scores["loss"], rel=1e-6)
@@ -86,16 +113,39 @@ def test_load(world: Path, run: api.Run) -> None:
     api.evaluate(run, "val", max_new_tokens=4, set=CPU, out=world / "answers")
     made = [json.loads(line) for line in (world / "answers" / "predictions.jsonl").read_text().splitlines()]
     assert given == [each["prediction"] for each in made]
+    by_paths = (
+        {**row, "image": Path(row["image"]) if n else [world / "images" / row["image"]]} for n, row in enumerate(asked)
+    )
+    assert loaded.answers(by_paths, world / "images", max_new_tokens=4) == given
     with pytest.raises(BadInput, match=r"nowhere\.png"):
         loaded.answers([{"image": "nowhere.png", "question": "what?"}], world / "images")
     assert loaded.answers([], world / "images") == []
     for wrong, words in (
-        ([{"image": rows[0]["image"], "question": 3}], "question 1: "),
-        ("hello", "question 1 is 'h'; needed is a mapping such as "),
+        ([{"image": rows[0]["image"], "question": 3}], "1 problem in 1 question:\nquestion 1: 'question' is a number"),
+        ("hello", "questions is 'hello'; needed is a list of mappings such as "),
+        (["h"], "question 1 is 'h'; needed is a mapping such as "),
+        (
+            [{"question": "hm"}],
+            "1 problem in 1 question:\nquestion 1: unknown form with the keys 'question'; known are ",
+        ),
+        (
+            [asked[0], {**asked[1], "question": "a <|im_end|>"}],
+            "1 problem in 1 question:\nquestion 2: question holds '<|im_end|>', which would become a real token",
+        ),
+        (
+            [{**asked[0], "image": Image.new("RGB", (8, 8))}, {**asked[1], "question": b"x"}],
+            "question 1: 'image' is of type PIL.Image.Image; allowed: the path of an image file, or a list of paths\n"
+            "question 2: 'question' is of type bytes; allowed: what JSON has, such as a text",
+        ),
+        (
+            [{**asked[0], "image": "a.png"}, {**asked[1], "image": "b.png"}],
+            f"none of the images is under {world / 'images'}, such as 'a.png': images may be another folder",
+        ),
     ):
         with pytest.raises(BadInput) as told:
             loaded.answers(wrong, world / "images")
-        assert words in str(told.value) and "/tmp" not in str(told.value).replace(str(world), "")
+        assert str(told.value).startswith(words)
+        assert "recipe.data" not in str(told.value) and "/tmp" not in str(told.value).replace(str(world), "")
     with pytest.raises(BadInput, match="max_new_tokens is 0; a whole number of at least 1 is needed"):
         loaded.answers(asked, world / "images", max_new_tokens=0)
     with pytest.raises(BadInput, match="has no such checkpoint as step-9"):

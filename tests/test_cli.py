@@ -19,11 +19,12 @@ from safetensors.torch import load_file, save_file
 from typed import Said, refused, sameday, write_recipe
 from worlds import write_world
 
+from sameday.api import load
 from sameday.models.families import known_families
 from sameday.record.folder import RunFolder, read_metrics
 from sameday.record.manifest import MANIFEST, write_manifest
 from sameday.spec.convert.config import convert
-from sameday.spec.errors import EXIT_DIVERGED
+from sameday.spec.errors import EXIT_DIVERGED, BadInput
 from sameday.spec.load import load_plan, load_recipe
 from sameday.spec.vqa import VqaRecipe
 
@@ -428,6 +429,11 @@ def test_eval_takes_only_weights_that_are_what_was_written(copied: Finished) -> 
         f"{adapter}: cannot be evaluated: adapter_model.safetensors is not what was written; the command that trained "
         "it writes it again from its last checkpoint"
     )
+    for command, word in ((("merge", "-o", "whole"), "merged"), (("push", "me/x", "--dry-run"), "pushed")):
+        told = refused(copied.folder, command[0], str(copied.run), *command[1:])
+        assert told == said.replace("cannot be evaluated", f"cannot be {word}")
+    with pytest.raises(BadInput, match=r"cannot be loaded: .* is not what was written"):
+        load(copied.run, set={"plan.device": "cpu"})
     tensors = load_file(weights)
     first = sorted(tensors)[0]
     tensors[first][0, 0] = torch.nan

@@ -64,5 +64,7 @@ def refused(folder: Path, *words: str) -> str:
 
 
 def write_recipe(folder: Path, model: Path | str, **changes: Any) -> Path:
-    (folder / "recipe.yaml").write_text(yaml.safe_dump({"model": str(model)} | FIELDS | changes, sort_keys=False))
+    whole = {"lora": {}} if changes.get("train") == "all" else {}
+    fields = {"model": str(model)} | FIELDS | changes | whole
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(fields, sort_keys=False))
     return folder

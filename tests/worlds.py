@@ -113,7 +113,8 @@ def write_tiny(folder: Path, family: str = "qwen3_vl", sharpen: float = 2.0, see
 
 
 def tiny_recipe(model: Path, **changes: Any) -> VqaRecipe:
-    return VqaRecipe.model_validate(_fields(model) | changes)
+    whole = {"lora": {}} if changes.get("train") == "all" else {}
+    return VqaRecipe.model_validate(_fields(model) | changes | whole)
 
 
 def cot_recipe(model: Path, **changes: Any) -> CotRecipe:

@@ -4,13 +4,15 @@ says and leaves with exit code 2; `RunStopped` has the other codes. Importing th
 from __future__ import annotations
 
 import json
+import os
+import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from sameday.spec.errors import BadInput, RunStopped
+from sameday.spec.errors import BadInput, RunStopped, refuse
 from sameday.spec.words import in_yaml
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ __all__ = ["BadInput", "Loaded", "Run", "RunStopped", "Verdict", "evaluate", "lo
 File = str | Path
 Settings = Mapping[str, Any]
 """What --set takes: {"recipe.learning_rate": 1e-4, "plan.workers": 2}."""
+SUCH = '{"image": "a.png", "question": "What is there?"}'
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ class Loaded:
     ) -> list[str]:
         """Greedy answers to questions as data files have them (`{"image": "a.png", "question": "..."}`, or under the
         names that the recipe's `data.fields` has), in the recipe's own prompt; a right answer need not be given.
-        `images` is the folder of their images."""
+        `images` is the folder of their images, which are named as text or as paths."""
         from sameday.hardware.ranks import Ranks
         from sameday.tasks.registry import setup_of
 
@@ -98,7 +101,8 @@ class Loaded:
             raise BadInput(f"task {recipe.task} generates no answers")
         if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
             raise BadInput(f"max_new_tokens is {max_new_tokens!r}; a whole number of at least 1 is needed")
-        rows = [_row(number, question, recipe.data.fields) for number, question in enumerate(questions, 1)]
+        (folder_of_images,) = _files(images=images)
+        rows = _rows(questions, recipe.data.fields)
         if not rows:
             return []
         with tempfile.TemporaryDirectory() as folder:
@@ -109,18 +113,18 @@ class Loaded:
                 "train": str(file),
                 "val": None,
                 "test": str(file),
-                "image_root": str(Path(images).resolve()),
+                "image_root": str(folder_of_images.resolve()),
             }
             asked |= {"where": {}, "skip": {}, "fields": {}, "split": None, "mix": (), "limit": None, "on_bad": "stop"}
             setup = setup_of(recipe.model_copy(update={"data": recipe.data.model_copy(update=asked)}), self._home)
             try:
                 samples = setup.audit(lambda _text: None, ("test",)).splits["test"]
             except BadInput as error:
-                raise BadInput(str(error).replace(f"{file}:", "question ").replace(str(file), "questions")) from None
+                raise BadInput(_about_questions(str(error), file)) from None
             found: dict[int, str] = {}
             for batch in self.task.answers(samples, max_new_tokens, Ranks()):
                 found |= {number: answer.text for number, answer in batch.items()}
-        return [found[number] for number in range(len(questions))]
+        return [found[number] for number in range(len(rows))]
 
     @property
     def _home(self) -> Path:
@@ -128,15 +132,62 @@ class Loaded:
         return Path(self.run._folder().recipe_dir)
 
 
-def _row(number: int, question: Any, fields: Mapping[str, str]) -> dict[str, Any]:
-    """With our keys."""
-    if not isinstance(question, Mapping):
-        raise BadInput(
-            f"question {number} is {question!r}; needed is a mapping such as "
-            '{"image": "a.png", "question": "What is there?"}'
-        )
-    named = {ours: question[theirs] for ours, theirs in fields.items() if theirs in question}
-    return {"answer": "?", **question, **named}
+def _rows(questions: Any, fields: Mapping[str, str]) -> list[dict[str, Any]]:
+    """With our keys, as JSON can have them; BadInput with all that is wrong."""
+    if isinstance(questions, str | bytes | Mapping) or not isinstance(questions, Iterable):
+        raise BadInput(f"questions is {questions!r}; needed is a list of mappings such as {SUCH}")
+    rows, problems = [], []
+    for number, question in enumerate(questions, 1):
+        if not isinstance(question, Mapping):
+            problems.append(f"question {number} is {question!r}; needed is a mapping such as {SUCH}")
+            continue
+        named = {ours: question[theirs] for ours, theirs in fields.items() if theirs in question}
+        row = {key: _with_texts(value) for key, value in {**question, **named}.items()}
+        problems += [f"question {number}: {why}" for why in _no_json(row)]
+        if row.keys() & {"image", "image_filename"} and row.keys() & {"question", "instruction"}:
+            row.setdefault("answer", "?")
+        rows.append(row)
+    refuse(problems)
+    return rows
+
+
+def _with_texts(value: Any) -> Any:
+    """Paths as text, also in a list of them."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return [_with_texts(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _no_json(row: Mapping[Any, Any]) -> Iterator[str]:
+    for key, value in row.items():
+        try:
+            json.dumps({key: value})
+        except (TypeError, ValueError, RecursionError):
+            held = value if isinstance(value, list) else [value]
+            kinds = dict.fromkeys(f"{type(each).__module__}.{type(each).__qualname__}" for each in held)
+            image = key in ("image", "image_filename", "images")
+            allowed = "the path of an image file, or a list of paths" if image else "what JSON has, such as a text"
+            yield f"{key!r} is of type {', '.join(kinds).replace('builtins.', '')}; allowed: {allowed}"
+
+
+def _about_questions(said: str, file: Path) -> str:
+    """What is wrong with a file of questions, in words for questions that were asked from Python: there is no file, no
+    recipe that could leave them out, and `images` is the folder of images."""
+    from sameday.data.questions.audit import SKIP
+
+    lines = [line for line in said.splitlines() if line != SKIP]
+    said = re.sub(r"^(\d+ problems? in \d+) line(s?:)$", r"\1 question\2", "\n".join(lines), flags=re.MULTILINE)
+    for theirs, ours in (
+        (f"no line of {file}", "no question"),
+        (f"that {file} names ", ""),
+        (f"{file}:", "question "),
+        (str(file), "questions"),
+        ("every line has", "every question has"),
+        ("recipe.data.image_root may be another folder", "images may be another folder"),
+        ("image_root ", "images "),
+    ):
+        said = said.replace(theirs, ours)
+    return said
 
 
 def train(
@@ -155,10 +206,10 @@ def train(
     from sameday.record.folder import as_begun, default_path
 
     short = {"recipe.max_steps": max_steps, "recipe.data.limit": limit}
-    sets = _sets({**(set or {}), **{name: value for name, value in short.items() if value is not None}})
-    recipe, folder = Path(recipe), _path(out)
-    scores = train_from_files(recipe, _path(plan), folder, sets, stop_after)
-    asked = Specs.from_files(recipe, _path(plan), sets).recipe
+    sets = _sets(set) + _sets({name: value for name, value in short.items() if value is not None})
+    recipe_file, plan_file, folder = _files(recipe=recipe, plan=plan, out=out)
+    scores = train_from_files(recipe_file, plan_file, folder, sets, stop_after)
+    asked = Specs.from_files(recipe_file, plan_file, sets).recipe
     return Run(folder or default_path(as_begun(asked, folder)), scores)
 
 
@@ -180,8 +231,8 @@ def evaluate(
     from sameday.commands.evaluate import Request
     from sameday.commands.evaluate import evaluate as run
 
-    where = what.path if isinstance(what, Run) else Path(what)
-    files = (_path(adapter), base, _path(plan), _path(out))
+    where, adapter_folder, plan_file, folder = _files(what=what, adapter=adapter, plan=plan, out=out)
+    files = (adapter_folder, base, plan_file, folder)
     return run(Request(where, split, checkpoint, *files, cascade, max_new_tokens, scores_only, _sets(set)))
 
 
@@ -199,8 +250,9 @@ def verify(
     """`sameday verify`: a plan under a recipe against another, or with `other` two finished runs of one recipe."""
     from sameday.verify.command import compared
 
-    named = [each.path if isinstance(each, Run) else Path(each) for each in (what, other) if each is not None]
-    asked = {"plan": _path(plan), "against": _path(against), "steps": steps, "precision": precision, "ranks": ranks}
+    *runs, plan_file, against_file = _files(what=what, other=other, plan=plan, against=against)
+    named = [each for each in runs if each is not None]
+    asked = {"plan": plan_file, "against": against_file, "steps": steps, "precision": precision, "ranks": ranks}
     report = compared(named, {**asked, "sets": _sets(set)}, recipes=False)
     return Verdict(int(report.exit_code), tuple(report.lines()), report.as_json())
 
@@ -216,14 +268,14 @@ def load(run: Run | File, checkpoint: str | None = None, *, set: Settings | None
     from sameday.commands.stages import own_models
     from sameday.tasks.registry import setup_of
 
-    path = run.path if isinstance(run, Run) else Path(run)
+    (path,) = _files(run=run)
     if own := own_models(path):
         raise BadInput(
             f"{path}: each of its stages has a model of its own: load one of {', '.join(map(str, own.values()))}"
         )
     folder, specs = read_request(Request(path, checkpoint=checkpoint, sets=_sets(set)))
     assert folder is not None
-    weights = weights_of(folder, checkpoint)
+    weights = weights_of(folder, checkpoint, "loaded")
     specs = replace(specs, recipe=setup_of(specs.recipe, specs.home).recipe_for_evaluation())
     with closing(Session.start(specs)) as session:
         task = session.load()
@@ -232,10 +284,26 @@ def load(run: Run | File, checkpoint: str | None = None, *, set: Settings | None
     return Loaded(Run(folder.path, folder.finished_scores() or {}), task)
 
 
-def _path(file: File | None) -> Path | None:
-    return None if file is None else Path(file)
+def _files(**named: File | Run | None) -> list[Any]:
+    """What was given as paths, None where an optional one was not; BadInput with all that are no paths."""
+    paths, problems = list[Path | None](), list[str]()
+    for name, value in named.items():
+        if isinstance(value, Run):
+            paths.append(value.path)
+        elif isinstance(value, str | os.PathLike) or (
+            value is None and name not in ("recipe", "what", "run", "images")
+        ):
+            paths.append(None if value is None else Path(value))
+        else:
+            file = " of a YAML file; single fields are given by set" if name in ("recipe", "plan") else ""
+            problems.append(f"{name} is {value!r}; must be a path{file}")
+    refuse(problems)
+    return paths
 
 
 def _sets(values: Settings | None) -> list[str]:
     """As the command line writes them."""
+    if not isinstance(values, Mapping | None):
+        such = '{"recipe.learning_rate": 1e-4, "plan.device": "cpu"}'
+        raise BadInput(f"set is {values!r}; must be a mapping of fields to values, such as {such}")
     return [f"{name}={in_yaml(value)}" for name, value in (values or {}).items()]

@@ -92,6 +92,35 @@ def test_the_base_models_name_on_the_hub(world: Path) -> None:
     assert "| val | samples | 5 |" in body and "| test |" not in body
 
 
+def in_cache(home: Path, name: str, kind: str) -> None:
+    """As the Hub's library keeps what it downloaded."""
+    folder = home / f"models--{name.replace('/', '--')}"
+    (folder / "snapshots" / "abc").mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("abc")
+    (folder / "snapshots" / "abc" / "config.json").write_text(json.dumps({"model_type": kind}))
+
+
+def test_the_name_that_is_given_is_not_taken_on_trust(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kind is compared where its configuration is in the cache, and the card says what was not checked."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(world / "hub"))
+    in_cache(world / "hub", "org/same", "qwen3_vl")
+    in_cache(world / "hub", "org/other", "llava")
+    words = ("push", "run", "me/polyps", "--dry-run", "--out", "there", "--base")
+    assert refused(world, *words, "org/other") == (
+        "--base org/other: is of model_type llava, and the model that was trained is of model_type qwen3_vl"
+    )
+    assert not (world / "there").exists()
+    note = (
+        "The base model's name, `org/same`, was given with `--base`; that its weights are those of the training was "
+        "not checked."
+    )
+    assert sameday(world, *words, "org/same").code == 0
+    assert note in (world / "there" / "README.md").read_text().splitlines()
+    assert sameday(world, *words[:-2], "elsewhere").code == 0
+    assert "was not checked" not in (world / "elsewhere" / "README.md").read_text()
+
+
 def test_offline_is_a_dry_run(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     said = sameday(world, "push", "run", "me/polyps")

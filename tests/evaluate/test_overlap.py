@@ -63,6 +63,26 @@ def test_rouge_is_the_librarys_f_measure_without_a_stemmer(answer: str, told: st
     assert overlap.rouge_scorer()(answer, told) == {name: score.fmeasure for name, score in usual.items()}
 
 
+@given(st.text(min_size=1, max_size=6))
+def test_what_rouge_reads_of_a_right_answer(answer: str) -> None:
+    scorer = pytest.importorskip("rouge_score.rouge_scorer")
+    score = scorer.RougeScorer(["rouge1"]).score(answer, answer)["rouge1"].fmeasure
+    assert score == 1 or overlap.unread_by_rouge(answer) or not any(map(str.isalnum, answer))
+    assert not (answer.isascii() and overlap.unread_by_rouge(answer))
+
+
+def test_answers_that_rouge_cannot_read_are_told_beside_it() -> None:
+    pytest.importorskip("rouge_score.rouge_scorer")
+    note = (
+        "2 of 3 right answers have letters that ROUGE does not read (rouge-score knows a to z and digits alone): a "
+        "word of such letters counts for nothing, even where it is right"
+    )
+    measured = measure([prediction(word, word, n) for n, word in enumerate(("дом", "größe", "yes"))], resamples=2)
+    assert measured["metrics"]["rouge1"]["value"] == pytest.approx(2 / 3) and note in measured["notes"]
+    plain = measure([prediction("yes", "нет", 0)], resamples=2)
+    assert not any("ROUGE does not read" in each for each in plain["notes"])
+
+
 @settings(max_examples=15)
 @given(pairs)
 def test_rouge_of_a_set_is_the_mean(pairs: list[tuple[str, str]]) -> None:

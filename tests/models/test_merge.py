@@ -19,6 +19,7 @@ from worlds import FAMILIES
 from sameday.cli import app
 from sameday.models import merge as merging
 from sameday.record import checkpoint
+from sameday.record.folder import RunFolder
 from sameday.spec.errors import BadInput
 
 SHORT = {"max_steps": 2, "lora": {"r": 2, "alpha": 4}}
@@ -91,6 +92,8 @@ def test_dora_and_layers_of_the_tower_are_merged_as_peft_does(tmp_path: Path, ti
     run = trained(tmp_path, tiny_qwen3, ON_CPU, max_steps=2, lora=lora).run
     said = merged(run, tmp_path / "whole")
     assert ", 11 of them changed by the adapter; " in said
+    fingerprint = RunFolder.read(run).recipe.fingerprint
+    assert f"(recipe {fingerprint})" in (tmp_path / "whole" / "README.md").read_text(), "the run's"
     whole = AutoModelForImageTextToText.from_pretrained(tmp_path / "whole").state_dict()
     base = AutoModelForImageTextToText.from_pretrained(tiny_qwen3)
     plain = {name: tensor.clone() for name, tensor in base.state_dict().items()}

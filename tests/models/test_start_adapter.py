@@ -155,6 +155,33 @@ def test_another_form_and_all_problems_at_once(world: World) -> None:
     )
 
 
+def test_an_adapter_of_another_base_model_is_said_to_be_one_first(world: World) -> None:
+    """By what is known of the model that it names: its kind, where its configuration is here, or else its name."""
+    start = world.copy(MANIFEST)
+    write_tiny(world.folder / "llava", family="llava")
+    configured(start, base_model_name_or_path=str(world.folder / "llava"))
+    other = (
+        f"was made for another base model: '{world.folder}/llava', of model_type llava; the recipe's is "
+        f"'{world.folder}/base', of model_type qwen3_vl; allowed: an adapter of this base model"
+    )
+    assert world.refusal() == other
+    said = refused(world.folder, "eval", "recipe.yaml", "--adapter", "start", "--split", "val")
+    assert said == f"--adapter start: {other}"
+    change(start, renamed)
+    configured(start, base_model_name_or_path="org/other")
+    named = f"it was made for the base model 'org/other', and the recipe's is '{world.folder}/base'; "
+    assert world.refusal().startswith(f"{named}{WEIGHTS} lacks {COUNT} {NEEDED}")
+    configured(start, target_modules="|".join(f"model.layers.{n}.nothing" for n in range(99)))
+    shown = "model.layers.0.nothing|model.layers.1.nothing|model.layers.…"
+    assert world.refusal() == (
+        f"{named}target_modules are {shown} there, ['k_proj', 'o_proj', 'q_proj', 'v_proj'] in the recipe"
+    )
+    said = refused(world.folder, "eval", "recipe.yaml", "--adapter", "start", "--split", "val")
+    assert said == f"--adapter start: {named}its target_modules {shown} name no linear layer of the recipe's model"
+    configured(start, target_modules=[f"model.layers.{n}.q_proj" for n in range(10, 50)])
+    assert f"'model.layers.17.q_proj'] and 32 more there, {['k_proj', 'o_proj', 'q_proj', 'v_proj']}" in world.refusal()
+
+
 def test_another_base_model_of_the_same_name_is_known_by_its_weights(world: World) -> None:
     start = world.copy()
     write_tiny(world.folder / "elsewhere" / "base", seed=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sameday.hardware.machine import Machine
+from sameday.hardware.phases import PHASES
 from sameday.profile.advice import COMPUTE, DATA, ONCE, OTHER, Cut, Facts, Remedy, advise, bound_by, differing
 from sameday.spec.plan import Plan, fields_of
 from sameday.spec.plan import changed as changed_fields
@@ -232,7 +234,18 @@ def test_what_holds_a_step_up_is_named_first(name: str) -> None:
 def test_a_good_plan_is_left_alone() -> None:
     assert [each.remedy for each in advise(GPU)] == ["plan.cache features"]
     (only,) = advise(GPU)
-    assert only.at_most == pytest.approx(0.271 / (0.271 - 0.033), rel=1e-3) and "11% of the step" in only.why
+    assert only.at_most == pytest.approx(0.271 / (0.271 - 0.033), rel=1e-3)
+    assert only.bound == "if 12.2% of the step went away"
+    assert only.why == (
+        "the frozen tower is 11.1% of the step, and its images go with it: waiting for data 0.7% + copy to the device "
+        "0.4% = 1.1% of the step; `sameday cache` says whether the disk keeps up"
+    )
+    slow = changed(GPU, {"wait": 0.02, "decode": 0.01}, {"workers": 1})
+    (workers,) = named(slow, "workers")
+    assert workers.why == (
+        "data is prepared by 1 worker: waiting for data 6.7% + decode 3.3% = 10.0% of the step; there are 16 cores"
+    )
+    assert workers.bound == "if 10.0% of the step went away" and workers.at_most == pytest.approx(1 / 0.9, rel=2e-3)
 
 
 def test_no_room_no_tower_no_advice() -> None:
@@ -434,6 +447,20 @@ def test_promises_are_bounds(facts: Facts) -> None:
         assert each.at_most <= max(1.0, highest) * 1.000001 or other
     assert [each.likely for each in found] == sorted((each.likely for each in found), reverse=True)
     assert len({each.remedy for each in found}) == len(found)
+
+
+@given(FACTS)
+def test_a_promise_is_what_its_own_share_gives(facts: Facts) -> None:
+    for each in advise(facts):
+        assert each.at_most == pytest.approx(1 / (1 - each.away))
+        (share,) = re.findall(r"^if ([\d.]+)% of the step went away(?:, down to the floor)?$", each.bound)
+        assert float(share) / 100 == pytest.approx(1 - 1 / each.at_most, abs=0.00051)
+        assert each.to_the_floor == each.bound.endswith("floor")
+        assert not each.to_the_floor or each.at_most == pytest.approx(facts.total / min(facts.floor, facts.total))
+        # A share under a name of the table is the table's.
+        for name, words in PHASES.items():
+            for told in re.findall(rf"(?<![a-z] ){words} ([\d.]+%)", each.why):
+                assert told == f"{facts.phases[name] / facts.total:.1%}"
 
 
 @given(FACTS)

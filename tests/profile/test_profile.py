@@ -85,6 +85,15 @@ def test_questions(homes: dict[str, Path], tmp_path: Path) -> None:
     ):
         assert words in said
     assert "\n1 step to warm up, 3 to time\n" in said
+    spread = {name: f"{1000 * value:.2f}" for name, value in found["seconds"].items()}
+    assert found["seconds"]["mean"] == pytest.approx(sum(phases.values()), rel=1e-9)
+    header = " ".join(said.split())
+    assert (
+        f": {spread['mean']} ms a step on the average ({spread['least']}-{spread['most']}, median {spread['median']}), "
+        in header
+    )
+    for each in found["advice"]:
+        assert f"{each['remedy']}: at most {each['at_most']:.2f}×, {each['bound']}; " in header
     for name, seconds in phases.items():
         assert f"{PHASES[name]:20s} {1000 * seconds:10.3f} ms" in said
     assert floor["fp8_flop"] == 0 and "in fp8" not in said
@@ -123,7 +132,7 @@ def test_fewer_threads_are_timed_on_a_cpu(
     assert found["threads"]["count"] == 4 and [count for count, _ in found["threads"]["fewer"]] == [1, 2]
     first = found["advice"][0]
     assert first["change"] == {"environment": {"OMP_NUM_THREADS": "1"}} and first["at_most"] > 2
-    assert 'plan.environment {"OMP_NUM_THREADS": "1"}: at most' in said and "timed here: " in said
+    assert 'plan.environment {"OMP_NUM_THREADS": "1"}: at most' in said and "timed here: " in " ".join(said.split())
     slow: Any = timeline.Timeline(({"forward": 60.0},), {}, 1.0)
     assert timeline.with_fewer_threads(None, None, slow) == (), "where steps take long, that would too"  # type: ignore[arg-type]
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from sameday.spec.document import dump_yaml
 from sameday.spec.errors import BadInput
-from sameday.spec.load import load_plan, load_recipe, load_specs, resolve_model, resolve_path
+from sameday.spec.load import load_plan, load_recipe, load_recorded_recipe, load_specs, resolve_model, resolve_path
+from sameday.spec.lora import Lora
 from sameday.spec.order import Order
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import differences
@@ -279,6 +280,34 @@ def test_the_experiments_are_what_they_say() -> None:
     follows = {name: [stage.follows for stage in made[name].stage_recipes()] for name in ("exp3", "exp4")}
     assert follows == {"exp3": [False, False, False], "exp4": [False, True, True]}
     assert [stage.recipe.data.where for stage in made["exp4"].stage_recipes()] == [{"stage": (n,)} for n in "123"]
+
+
+BOTH = "warmup_ratio is 0.1 and warmup_steps is 5; one of them is allowed: warmup_steps would replace warmup_ratio"
+NO_ADAPTERS = "lora is set and train is all, which has no adapters; allowed: train lora, or no lora"
+
+
+def test_a_field_that_another_puts_out_of_use_is_refused_where_a_user_sets_both(folder: Path) -> None:
+    plain = "model: m\ndata: {train: t.jsonl}\n"
+    both = plain + "warmup_ratio: 0.1\nwarmup_steps: 5\ntrain: all\nlora: {r: 9}\n"
+    said = recipe_error(both + "min_pixels: 9\nmax_pixels: 5\n").splitlines()
+    assert [line.partition(": ")[2] for line in said] == ["min_pixels 9 is larger than max_pixels 5", BOTH, NO_ADAPTERS]
+    assert recipe_error(plain + "lora: {r: 9}\n", "recipe.train=all").endswith(f": {NO_ADAPTERS}")
+    assert recipe_error(plain + "warmup_ratio: 0.1\n", "recipe.warmup_steps=5").endswith(f": {BOTH}")
+    stages = "warmup_steps: 5\nstages: [{name: a, warmup_ratio: 0.1}, {name: b, warmup_ratio: 0.1, warmup_steps: 5}]\n"
+    assert [line.partition(": ")[2] for line in recipe_error(plain + stages).splitlines()] == [
+        BOTH.replace("warmup_ratio", "stages[0].warmup_ratio"),
+        BOTH.replace("warmup_", "stages[1].warmup_"),
+    ]
+    (folder / "recipe.yaml").write_text(plain + "warmup_ratio: 0.1\nstages: [{name: a, warmup_steps: 5}]\n")
+    (stage,) = load_recipe(folder / "recipe.yaml").stage_recipes()
+    # What runs record, with every field, is taken as it was meant: also a stage whose field replaced the recipe's.
+    whole = VqaRecipe.model_validate({"model": "m", "data": {"train": "t"}, "train": "all"})
+    earlier = whole.model_copy(update={"lora": Lora(r=9)})
+    for recipe in (stage.recipe, whole, earlier):
+        (folder / "recipe.yaml").write_text(dump_yaml(recipe))
+        assert load_recorded_recipe(folder / "recipe.yaml").fingerprint == recipe.fingerprint
+    (folder / "recipe.yaml").write_text(dump_yaml(whole))
+    assert load_recipe(folder / "recipe.yaml") == whole, "every field at its default is no second wish"
 
 
 def test_contradictions_of_a_recipe_in_one_error(folder: Path) -> None:

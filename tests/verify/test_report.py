@@ -102,6 +102,20 @@ def test_it_fits(half: bool, kinds: int, differences: int, name: str, ranks: int
     assert not differences or "first       step 3, gradient" in text, "the end is never what is cut"
 
 
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("differences", [1, 9])
+def test_the_first_difference_is_told_to_its_end(half: bool, differences: int) -> None:
+    comparison = found(half, kinds=30, differences=differences)
+    words = "their processor makes 12 tokens of this question, and ours makes 14; " * 6 + "the two part here."
+    comparison.differences[0] = Difference(1, "tokens", "question 3", words)
+    lines = report(comparison).lines()
+    assert words in " ".join(" ".join(lines).split()) and len(lines) <= HEIGHT
+    comparison.differences[0] = Difference(1, "tokens", "question 3", words * 20)
+    lines = report(comparison).lines()
+    assert "            (the rest of this sentence is in what --json writes)" in lines and len(lines) <= HEIGHT
+    assert differences == 1 or "and 5 more; --json has all of them" in lines[-1], "the end is never what is cut"
+
+
 def test_each_number_has_its_own_limit_beside_it() -> None:
     """A bias of few numbers may be further from the reference than others."""
     made = report(found(half=True))

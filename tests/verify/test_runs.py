@@ -36,7 +36,7 @@ RUNS = {
     "again": (*(f"plan.{field}" for field in PLAIN), "plan.workers=1"),
     "shared": ("plan.share_images=true", "plan.packing=true"),
     "seed1": ("recipe.seed=1",),
-    "all": ("recipe.train=all", "recipe.learning_rate=1e-4"),
+    "all": ("recipe.train=all", "recipe.lora={}", "recipe.learning_rate=1e-4"),
 }
 ADAPTER = "adapter/adapter_model.safetensors"
 TENSOR = "base_model.model.model.language_model.layers.1.self_attn.o_proj.lora_A.weight"

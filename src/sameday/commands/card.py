@@ -18,6 +18,7 @@ from sameday.tasks.registry import setup_of
 
 SAME = ("bitwise", "rounding", "statistical")
 """Verdicts of `sameday verify` that are not "different"."""
+UNCHECKED = "that its weights are those of the training was not checked."
 _HEADER = re.compile(r"---\n(.*?)\n---\n", re.DOTALL)
 
 
@@ -30,9 +31,9 @@ def split_readme(text: str) -> tuple[dict[str, Any], str]:
     return (header if isinstance(header, dict) else {}), text[found.end() :].lstrip("\n")
 
 
-def card(run: RunFolder, weights: Path, base: str | None, license: str | None) -> str:
+def card(run: RunFolder, weights: Path, base: str | None, license: str | None, by_hand: bool = False) -> str:
     """In place of the README beside the weights, whose lines that load them it keeps. `base` is the base model's name
-    on the Hub, None where nobody knows it."""
+    on the Hub, None where nobody knows it; `by_hand`: the record has another one."""
     readme = weights / "README.md"
     header, body = split_readme(readme.read_text(encoding="utf-8") if readme.is_file() else f"# {run.recipe.name}\n")
     header.pop("base_model", None)
@@ -43,6 +44,7 @@ def card(run: RunFolder, weights: Path, base: str | None, license: str | None) -
     sections = [
         f"---\n{yaml.safe_dump(header, sort_keys=False).strip()}\n---\n\n{body.rstrip()}",
         f"## What was trained\n\n{trained}\n\n{data}",
+        f"The base model's name, `{base}`, was given with `--base`; {UNCHECKED}" if by_hand else "",
         _scores(run, weights),
         _record(run),
         f"## Recipe\n\n```yaml\n{dump_yaml(run.recipe).rstrip()}\n```",

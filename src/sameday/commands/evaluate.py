@@ -356,8 +356,9 @@ def _adapter_name(folder: Path) -> str:
     return "adapter-" + re.sub(r"[^A-Za-z0-9._-]", "_", name)
 
 
-def weights_of(run: RunFolder, which: str | None) -> Path:
-    """The folder of a run's finished weights, or of a checkpoint: `last`, `best` or `step-N`. Whole, or BadInput."""
+def weights_of(run: RunFolder, which: str | None, to_be: str = "evaluated") -> Path:
+    """The folder of a run's finished weights, or of a checkpoint: `last`, `best` or `step-N`. Whole, or BadInput, which
+    says what they cannot be: `to_be` is the command's word."""
     from sameday.record import checkpoint
 
     kept = {step: path for step, path in checkpoint.steps(run.checkpoints)}
@@ -383,5 +384,5 @@ def weights_of(run: RunFolder, which: str | None) -> Path:
     why = checkpoint.fault(folder)
     if why is not None:
         mend = "; the command that trained it writes it again from its last checkpoint" if folder == run.result else ""
-        raise BadInput(f"{folder}: cannot be evaluated: {why}{mend}")
+        raise BadInput(f"{folder}: cannot be {to_be}: {why}{mend}")
     return folder

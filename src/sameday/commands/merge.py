@@ -24,6 +24,6 @@ def merge(path: Path, out: Path, which: str | None = None) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise BadInput(f"-o {out}: is there already, and is not overwritten")
     check_folder(out, "-o")
-    weights, setup = weights_of(run, which), setup_of(run.recipe, run.recipe_dir)
+    weights, setup = weights_of(run, which, "merged"), setup_of(run.recipe, run.recipe_dir)
     checkpoint.write(out.absolute().parent, out.name, lambda folder: setup.merge(weights, folder, tell), None)
     tell(f"written: {out}")

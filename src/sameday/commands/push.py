@@ -43,12 +43,13 @@ def push(
         raise BadInput(
             f"{path}: each of its stages has a model of its own: push one of {', '.join(map(str, own.values()))}"
         )
-    weights = weights_of(run, checkpoint)
+    weights = weights_of(run, checkpoint, "pushed")
     for option, name in (("", repo), ("--base ", base)):
         try:
             validate_repo_id(name or "a/b")
         except HFValidationError as error:
             raise BadInput(f"{option}{name}: is no name on the Hub: {error}") from None
+    _check_base(run, weights, base)
     offline = constants.is_offline_mode() if hasattr(constants, "is_offline_mode") else constants.HF_HUB_OFFLINE
     if dry_run or offline:
         folder = out or path / "push"
@@ -74,11 +75,31 @@ def push(
     return None
 
 
-def _fill(folder: Path, run: RunFolder, weights: Path, base: str | None, license: str | None) -> int:
-    """All that is pushed; weights as links to the same bytes where the disk can."""
+def _check_base(run: RunFolder, weights: Path, base: str | None) -> None:
+    """BadInput where --base names a model of another kind than the one that was trained, where both are known here."""
+    from sameday.models.hub import known_type
+
+    named = _base_in(weights)
+    trained = known_type(str(weights)) or (
+        known_type(str(run.recipe_dir / named)) or known_type(named) if named else None
+    )
+    told = known_type(base) if base else None
+    if trained and told and trained != told:
+        raise BadInput(
+            f"--base {base}: is of model_type {told}, and the model that was trained is of model_type {trained}"
+        )
+
+
+def _base_in(weights: Path) -> str:
+    """The base model as the README beside the weights names it."""
     readme = weights / "README.md"
     header, _ = split_readme(readme.read_text(encoding="utf-8")) if readme.is_file() else ({}, "")
-    named = str(header.get("base_model", ""))
+    return str(header.get("base_model", ""))
+
+
+def _fill(folder: Path, run: RunFolder, weights: Path, base: str | None, license: str | None) -> int:
+    """All that is pushed; weights as links to the same bytes where the disk can."""
+    named = _base_in(weights)
     here = bool(named) and (Path(named).is_absolute() or (run.recipe_dir / named).is_dir())
     if here and base is None:
         tell(f"the base model {named} is a folder of this machine: --base NAME gives its name on the Hub")
@@ -87,7 +108,10 @@ def _fill(folder: Path, run: RunFolder, weights: Path, base: str | None, license
         if file.name not in (MANIFEST, *TOLD) and file.is_file():
             _link(file, folder / file.name)
     texts = {name: (weights / name).read_text(encoding="utf-8") for name in TOLD[1:] if (weights / name).is_file()}
-    texts |= {"README.md": card(run, weights, known, license), "recipe.yaml": dump_yaml(run.recipe)}
+    texts |= {
+        "README.md": card(run, weights, known, license, by_hand=base not in (None, named)),
+        "recipe.yaml": dump_yaml(run.recipe),
+    }
     for name, text in texts.items():
         said = text.replace(named, known or Path(named).name) if here else text
         (folder / name).write_text(without_folders(run, said), encoding="utf-8")

@@ -11,6 +11,7 @@ import numpy as np
 
 from sameday.evaluate.bootstrap import LEVEL, RESAMPLES, Floats, bound_of_agreement, draws, interval
 from sameday.evaluate.normal import labels, normalise
+from sameday.evaluate.overlap import unread_by_rouge
 from sameday.evaluate.prediction import Prediction
 from sameday.evaluate.sums import GRADED, MOST_CLASSES, Questions, Sums
 from sameday.record.folder import versions
@@ -45,7 +46,7 @@ def measure(predictions: Iterable[Prediction], resamples: int = RESAMPLES, seed:
         "confusion": confusion(questions.predictions),
         "interval": {"level": LEVEL, "resamples": resamples, "seed": seed, "over": "images"},
         "versions": versions(LIBRARIES),
-        "notes": [*questions.notes, *_notes(sums["", ""], groups)],
+        "notes": [*questions.notes, *_notes(sums["", ""], groups, [each.answer for each in listed])],
     }
 
 
@@ -99,7 +100,7 @@ def spread_of(value: float, resampled: Floats, images: int, share: bool) -> tupl
     return ends if images > 1 else (None, None)
 
 
-def _notes(whole: Sums, groups: Groups) -> list[str]:
+def _notes(whole: Sums, groups: Groups, answers: Sequence[str]) -> list[str]:
     many = f"macro scores have no interval: there are more than {MOST_CLASSES:,} different answers"
     notes = [many] if whole.many_classes else []
     notes += [f"no {kind} question: left out" for kind in ("closed", "open") if kind not in groups["answer"]]
@@ -107,6 +108,11 @@ def _notes(whole: Sums, groups: Groups) -> list[str]:
         notes.append("no answer is a list of several labels: lists have no line of their own")
     if "numeric_match" not in whole.names:
         notes.append("no answer is a number: numeric match is left out")
+    if "rougeL" in whole.names and (unread := sum(unread_by_rouge(answer) for answer in answers)):
+        notes.append(
+            f"{unread:,} of {len(answers):,} right answers have letters that ROUGE does not read (rouge-score knows a "
+            "to z and digits alone): a word of such letters counts for nothing, even where it is right"
+        )
     return notes + [f"no question has a {by}: left out" for by in ("stage", "type") if not groups[by]]
 
 

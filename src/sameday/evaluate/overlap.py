@@ -63,6 +63,12 @@ def rouge_scorer() -> Scorer:
     return lambda answer, given: {name: float(s.fmeasure) for name, s in scorer.score(answer, given).items()}
 
 
+def unread_by_rouge(answer: str) -> bool:
+    """Whether it has letters that rouge-score does not read, which knows a to z and digits alone: "größe" is two words
+    to it, and "дом" none, so that its ROUGE is 0 even where it is right."""
+    return any(letter.isalnum() and not letter.isascii() for letter in answer.lower())
+
+
 @cache
 def meteor_scorer() -> Scorer:
     """Of words that are equal, have one stem, or are synonyms in WordNet."""

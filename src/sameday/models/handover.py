@@ -66,17 +66,19 @@ def save_readme(
     recipe: VlmRecipe,
     base: str,
     asking: tuple[str, str] | None = None,
+    fingerprint: str | None = None,
 ) -> None:
     """In place of PEFT's, which says nothing about this adapter. `asking` is Python, imports and lines, that asks a
-    model once it is loaded; None generates one answer."""
+    model once it is loaded; None generates one answer. `fingerprint` is the run's, where `recipe` is not what was
+    trained but what lies in the folder."""
     adapter, processor = recipe.train == "lora", encoder.processor
     where = {"base_model": base, "library_name": "peft" if adapter else "transformers"}
     header = "".join(f"{key}: {json.dumps(value)}\n" for key, value in where.items())
-    kind = "a LoRA adapter of" if adapter else "the whole of"
+    kind, of = "a LoRA adapter of" if adapter else "the whole of", fingerprint or recipe.fingerprint
     at = "" if recipe.revision is None else f", revision `{recipe.revision}`"
     (folder / "README.md").write_text(
         f"---\n{header}---\n\n# {recipe.name}\n\n"
-        f"Trained weights: {kind} `{base}`{at} (recipe {recipe.fingerprint}). Tokenizer, chat template and image "
+        f"Trained weights: {kind} `{base}`{at} (recipe {of}). Tokenizer, chat template and image "
         f"settings beside them are those of the training: images of {processor.min_pixels} to {processor.max_pixels} "
         f"pixels, resized by {processor.backend}. With other settings the answers may be worse.{_stored(recipe)}\n\n"
         f"Run in this folder, with an image beside:\n\n```python\n{_lines(family, encoder, recipe, base, asking)}```\n",

@@ -12,6 +12,7 @@ from sameday.spec.errors import BadInput
 
 OLD_TEMPLATE = "chat_template.json"
 """Where processors of earlier releases kept their chat template."""
+CONFIG = "config.json"
 WANTED = ("*.safetensors", "*.json", "*.txt", "*.jinja", "*.model")
 
 
@@ -22,7 +23,7 @@ def announce_download(model: str, revision: str | None, say: Callable[[str], Non
     from huggingface_hub import HfApi, constants, try_to_load_from_cache
 
     try:
-        if isinstance(try_to_load_from_cache(model, "config.json", revision=revision), str):
+        if isinstance(try_to_load_from_cache(model, CONFIG, revision=revision), str):
             return
         info = HfApi().model_info(model, revision=revision, files_metadata=True)
     except Exception as error:
@@ -33,6 +34,22 @@ def announce_download(model: str, revision: str | None, say: Callable[[str], Non
     files = [f for f in info.siblings or [] if any(fnmatch(f.rfilename, pattern) for pattern in WANTED)]
     size = sum(f.size or 0 for f in files)
     check_room(model, size, say)
+
+
+def known_type(model: str) -> str | None:
+    """The model_type of a folder, or of a name on the hub whose configuration is in the cache; None where it is not
+    known here. Nothing is downloaded."""
+    from huggingface_hub import try_to_load_from_cache
+
+    folder = Path(model)
+    try:
+        file = folder / CONFIG if folder.is_dir() else try_to_load_from_cache(model, CONFIG)
+        if not isinstance(file, str | Path):
+            return None
+        kind = json.loads(Path(file).read_text(encoding="utf-8")).get("model_type")
+    except (OSError, ValueError, AttributeError):  # no name on the hub, no file, no JSON object
+        return None
+    return kind if isinstance(kind, str) else None
 
 
 def processor_template(model: str, revision: str | None) -> str:

@@ -4,7 +4,7 @@ tensor that the recipe needs is there, of its shape and finite. PEFT would only 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,12 @@ from torch import nn
 
 from sameday.models.adapters import MAGNITUDE, adapted_layers, resolve_targets
 from sameday.models.families.base import Family
+from sameday.models.hub import known_type
 from sameday.record.manifest import MANIFEST, fault
 from sameday.spec.errors import BadInput
 from sameday.spec.lora import Lora
 from sameday.spec.vlm import VlmRecipe
-from sameday.spec.words import first_names
+from sameday.spec.words import first_names, in_one_line
 
 CONFIG, WEIGHTS, ORIGIN = "adapter_config.json", "adapter_model.safetensors", "origin.json"
 CODED = ("nf4", "fp8")
@@ -29,6 +30,8 @@ ASIDE = frozenset(
     {"lora_dropout", "task_type", "inference_mode", "auto_mapping", "revision", "peft_version", "runtime_config"}
 )
 """Settings of PEFT that change nothing about the weights of an adapter. All others must be at their defaults."""
+MOST_NAMES = 8
+"""Of a list of layers, that are shown."""
 OWN_STARTS = (True, False, "gaussian", "orthogonal", "eva")
 """Ways to draw new adapters which leave the base model as it is."""
 
@@ -85,24 +88,28 @@ def check_start(
     if (folder / MANIFEST).exists() and (why := fault(folder, (CONFIG, WEIGHTS))) is not None:
         wrong.append(why)
     config = _config(folder, whose)
+    _check_type(config, family, base, f"{whose} {folder}")
     targets = resolve_targets(model, family, recipe.lora, recipe.train_vision)
     form = [*_wrong_form(model, targets, recipe, config)]
     # Tensors of another form are no second mistake.
     tensors = [] if form else [*_wrong_tensors(model, targets, recipe.lora, folder)]
-    wrong += [*_wrong_base(config, folder, base, f"{whose} {folder}"), *form, *tensors]
+    by_name = [*_wrong_base(config, folder, base, f"{whose} {folder}")]
+    if not by_name and (form or tensors):
+        by_name = [*_named_base(config, base)]
+    wrong += [*by_name, *form, *tensors]
     if wrong:
         raise BadInput(f"{whose} {folder}: " + "; ".join(wrong))
 
 
-def adapter_form(model: nn.Module, family: Family, folder: Path, whose: str) -> tuple[Lora, bool]:
+def adapter_form(model: nn.Module, family: Family, folder: Path, base: str, whose: str) -> tuple[Lora, bool]:
     """The form of an adapter that somebody made, as a recipe says it, and whether it changes the vision tower too. What
     a recipe cannot say is for `check_start` to refuse."""
     config = _config(folder, whose)
+    _check_type(config, family, base, f"{whose} {folder}")
     layers = adapted_layers(model, config.target_modules or [])
     if not layers:
-        raise BadInput(
-            f"{whose} {folder}: its target_modules {_listed(config)} name no linear layer of the recipe's model"
-        )
+        no_layer = f"its target_modules {_listed(config.target_modules)} name no linear layer of the recipe's model"
+        raise BadInput(f"{whose} {folder}: " + "; ".join([*_named_base(config, base), no_layer]))
     tower = any(family.in_tower(name) for name in layers)
     # Names as they are written, where a recipe could have them; else every layer that the pattern means.
     names = config.target_modules
@@ -151,11 +158,35 @@ def _wrong_form(model: nn.Module, targets: list[str] | str, recipe: VlmRecipe, c
             yield f"{name} is {shown} there, which a recipe cannot say"
     # By layers, not by names: a pattern and a list of names may mean the same.
     if adapted_layers(model, config.target_modules or []) != adapted_layers(model, targets):
-        yield f"target_modules are {_listed(config)} there, {sorted(lora.target_modules)} in the recipe"
+        yield f"target_modules are {_listed(config.target_modules)} there, {_listed(lora.target_modules)} in the recipe"
 
 
-def _listed(config: Any) -> Any:
-    return config.target_modules if isinstance(config.target_modules, str) else sorted(config.target_modules or [])
+def _listed(targets: Iterable[str] | str | None) -> str:
+    """A pattern, or names, of which there may be one for every layer."""
+    if isinstance(targets, str):
+        return in_one_line(targets)
+    names = sorted(targets or [])
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return f"{names[:MOST_NAMES]}{more}"
+
+
+def _check_type(config: Any, family: Family, base: str, whose: str) -> None:
+    """BadInput where the base model that an adapter names is known here as one of another kind: nothing else that could
+    be said of it would help."""
+    named = config.base_model_name_or_path
+    there = known_type(named) if named else None
+    if there is not None and there != family.model_type:
+        raise BadInput(
+            f"{whose}: was made for another base model: {named!r}, of model_type {there}; the recipe's is {base!r}, of "
+            f"model_type {family.model_type}; allowed: an adapter of this base model"
+        )
+
+
+def _named_base(config: Any, base: str) -> Iterator[str]:
+    """Where the names differ, and the adapter does not fit: this is the likeliest reason."""
+    named = config.base_model_name_or_path
+    if named and Path(named).name != Path(base).name:
+        yield f"it was made for the base model {named!r}, and the recipe's is {base!r}"
 
 
 def _wrong_base(config: Any, folder: Path, base: str, whose: str) -> Iterator[str]:

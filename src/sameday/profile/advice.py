@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from sameday.hardware.phases import PHASES
 from sameday.spec.plan import Plan
 from sameday.spec.words import in_yaml
 
@@ -145,6 +146,19 @@ class Remedy:
     likely: float
     change: dict[str, Any] = field(default_factory=dict)
     """The plan's fields with the values that try it, where it is in the plan."""
+    to_the_floor: bool = False
+    """Whether more would go away, if a step could be faster than its floor."""
+
+    @property
+    def away(self) -> float:
+        """The share of the step that is gone where it is `at_most` times as fast."""
+        return 1 - 1 / self.at_most
+
+    @property
+    def bound(self) -> str:
+        """What `at_most` is reckoned from, in words."""
+        floor = ", down to the floor" if self.to_the_floor else ""
+        return f"if {self.away:.1%} of the step went away{floor}"
 
 
 def bound_by(facts: Facts) -> str:
@@ -179,8 +193,9 @@ def _remedy(
     another one with the remedy."""
     change = {} if isinstance(what, str) else differing(facts.plan, what)
     words = what if isinstance(what, str) else ", ".join(f"plan.{name} {in_yaml(new)}" for name, new in change.items())
-    least = max(facts.total - saved, facts.floor if floor else 0.0, facts.total / 1000)
-    return Remedy(words, facts.total / min(least, facts.total), why, saved if likely is None else likely, change)
+    left, lowest = max(facts.total - saved, facts.total / 1000), facts.floor if floor else 0.0
+    at_most = facts.total / min(max(left, lowest), facts.total)
+    return Remedy(words, at_most, why, saved if likely is None else likely, change, to_the_floor=lowest > left)
 
 
 def _worth(facts: Facts, seconds: float) -> bool:
@@ -188,7 +203,19 @@ def _worth(facts: Facts, seconds: float) -> bool:
 
 
 def _share(facts: Facts, seconds: float) -> str:
-    return f"{seconds / facts.total:.0%} of the step"
+    return f"{seconds / facts.total:.1%} of the step"
+
+
+def _rows(facts: Facts, *names: str) -> str:
+    """The shares of these phases, each under its name in the table."""
+    spent = {name: facts.time(name) for name in names if facts.time(name)}
+    listed = " + ".join(f"{PHASES[name]} {seconds / facts.total:.1%}" for name, seconds in spent.items())
+    whole = sum(spent.values())
+    return f"{listed} = {_share(facts, whole)}" if len(spent) > 1 else f"{listed or 'nothing'} of the step"
+
+
+def _crowded(facts: Facts) -> str:
+    return f", and workers on the same cores may take {_share(facts, facts.crowding)}" if facts.crowding else ""
 
 
 def _data(facts: Facts) -> Iterator[Remedy]:
@@ -200,23 +227,23 @@ def _data(facts: Facts) -> Iterator[Remedy]:
     most = facts.cores - 1
     read = facts.workers.get("read", 0.0) + facts.time("read")
     who = f"{plan.workers} worker{'s' if plan.workers > 1 else ''}" if plan.workers else "the training process"
-    waited = f"{_share(facts, exposed)} is waited for"
+    waited = _rows(facts, *EXPOSED)
     if plan.workers < most:
-        why = f"data is prepared by {who}, and {waited}; there are {facts.cores} cores"
+        why = f"data is prepared by {who}: {waited}; there are {facts.cores} cores"
         left = max(0.0, preparing / most - rest)
         # A CPU's workers take the cores that the step computes on.
         spare = most / facts.cores if facts.device == "cpu" else 1.0
         change = {"workers": most} | ({"pin_memory": False} if plan.cuda_graphs else {})
         yield _remedy(facts, change, exposed, why, spare * max(0.0, exposed - left))
-    saved = exposed + facts.crowding
+    saved, waited = exposed + facts.crowding, f"{waited}{_crowded(facts)}"
     if facts.offers("cache", "pixels") and plan.cache == "none" and _worth(facts, min(images, preparing)):
-        why = f"decoding and resizing take {preparing - read:.3f} s of {who} a step, and {waited}"
+        why = f"decoding and resizing take {preparing - read:.3f} s of {who} a step: {waited}"
         # Where more workers would hide it, the disk's space is better kept.
         hidden = plan.workers < most and preparing / most <= rest
         likely = (0.5 if hidden else 0.95) * images * (preparing - read) / preparing
         yield _remedy(facts, {"cache": "pixels"}, saved, why, likely)
     if read > 0.5 * preparing and _worth(facts, min(images, read)):
-        why = f"reading takes {read:.3f} s a step, decoding and resizing {preparing - read:.3f}"
+        why = f"reading takes {read:.3f} s a step, decoding and resizing {preparing - read:.3f}: {waited}"
         yield _remedy(facts, "the data on a faster disk", saved, why, images * read / preparing)
     copy = facts.time("copy")
     recording = plan.cuda_graphs and plan.workers
@@ -253,7 +280,11 @@ def _decoder(facts: Facts) -> Iterator[Remedy]:
         yield _remedy(facts, {"label_only_logits": True}, min(4 * loss, loss + backward), why, 1.5 * loss)
     prepared = min(facts.time(*EXPOSED), facts.preparing) + facts.time("copy")
     if facts.offers("cache", "features") and tower and _worth(facts, tower + prepared):
-        why = f"the frozen tower is {_share(facts, tower)}; `sameday cache` says whether the disk keeps up"
+        data = f", and its images go with it: {_rows(facts, *DATA)}" if facts.time(*DATA) else ""
+        why = (
+            f"the frozen tower is {_share(facts, tower)}{data}{_crowded(facts)}; `sameday cache` says whether the disk "
+            "keeps up"
+        )
         # The floor has the tower in it.
         saved = tower + facts.time(*DATA) + facts.crowding
         yield _remedy(facts, {"cache": "features"}, saved, why, 0.9 * tower, floor=False)

@@ -56,7 +56,12 @@ def summed_up(
         "left_out": list(line.left_out),
         "samples": line.samples,
         "micro_batches": facts.micro_batches,
-        "seconds": {"median": statistics.median(line.seconds), "least": min(line.seconds), "most": max(line.seconds)},
+        "seconds": {
+            "mean": statistics.mean(line.seconds),
+            "median": statistics.median(line.seconds),
+            "least": min(line.seconds),
+            "most": max(line.seconds),
+        },
         "phases": line.phases,
         "workers": line.workers,
         "busy": line.busy,
@@ -78,7 +83,13 @@ def summed_up(
         },
         "bound_by": bound_by(facts),
         "advice": [
-            {"remedy": each.remedy, "at_most": each.at_most, "why": each.why, "change": each.change}
+            {
+                "remedy": each.remedy,
+                "at_most": each.at_most,
+                "bound": each.bound,
+                "why": each.why,
+                "change": each.change,
+            }
             for each in advise(facts)
         ],
     }
@@ -147,9 +158,9 @@ def lines(summary: dict[str, Any]) -> list[str]:
     seconds, floor, total = summary["seconds"], summary["floor"], sum(summary["phases"].values())
     who = summary["machine"]["name"]
     made = [
-        f"{summary['name']} {summary['fingerprint']} on {who}: {1000 * seconds['median']:.2f} ms a step "
-        f"({1000 * seconds['least']:.2f}-{1000 * seconds['most']:.2f}), {summary['samples'] / total:.1f} samples/s, "
-        f"{steps_of(summary['steps'])}",
+        f"{summary['name']} {summary['fingerprint']} on {who}: {1000 * total:.2f} ms a step on the average "
+        f"({1000 * seconds['least']:.2f}-{1000 * seconds['most']:.2f}, median {1000 * seconds['median']:.2f}), "
+        f"{summary['samples'] / total:.1f} samples/s, {steps_of(summary['steps'])}",
     ]
     if summary["left_out"]:
         slow = ", ".join(f"{each:.2f}" for each in summary["left_out"])
@@ -190,7 +201,7 @@ def lines(summary: dict[str, Any]) -> list[str]:
         "",
     ]
     for remedy in summary["advice"]:
-        made.append(f"  {remedy['remedy']}: at most {remedy['at_most']:.2f}×, {remedy['why']}")
+        made.append(f"  {remedy['remedy']}: at most {remedy['at_most']:.2f}×, {remedy['bound']}; {remedy['why']}")
     if not summary["advice"]:
         made.append("  nothing that is known here would give more than a few hundredths")
     return [part for line in made for part in wrapped(line)]

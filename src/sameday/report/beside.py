@@ -38,6 +38,7 @@ PlanFields = Annotated[dict[str, Any], AfterValidator(without_removed)]
 
 class Spread(Lenient):
     median: Amount
+    mean: Amount | None = None
     least: Amount | None = None
     most: Amount | None = None
 
@@ -61,6 +62,7 @@ class Floor(Lenient):
 class Advice(Lenient):
     remedy: str
     at_most: Amount | None = None
+    bound: str = ""
     why: str = ""
 
 

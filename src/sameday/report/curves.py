@@ -176,8 +176,9 @@ def floor_chart(run: Run) -> str:
     """The step, the floor, and what each resource alone would need, on one scale."""
     assert run.profile is not None and run.profile.floor is not None
     floor, bars = run.profile.floor, []
-    took = run.profile.seconds.median
-    bars.append(Bar("this step, median", seconds(took), [Piece("step", took, f"this step: {seconds(took)}")]))
+    spread = run.profile.seconds
+    took, which = (spread.median, "median") if spread.mean is None else (spread.mean, "mean")
+    bars.append(Bar(f"this step, {which}", seconds(took), [Piece("step", took, f"this step: {seconds(took)}")]))
     one = floor.one_at_a_time.seconds if floor.one_at_a_time is not None else None
     if one is not None:
         what = f"floor with one {run.recipe.sample} at a time"

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from sameday.spec.document import COLON, Document, KeyPath, lacks_space, show
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
-from sameday.spec.recipe import Strict
+from sameday.spec.recipe import ASKED, Strict
 from sameday.spec.registry import RECIPES
 from sameday.spec.removed import REMOVED, refusal
 
@@ -28,15 +28,16 @@ STAND_IN = "stand-in"
 """What stands for a missing name or file."""
 
 
-def validate(kind: type[Spec], document: Document) -> Spec:
+def validate(kind: type[Spec], document: Document, asked: bool = True) -> Spec:
     """The document as a Recipe or a Plan; BadInput with one line per problem. Fields that contradict each other are
-    found only once each of them is good by itself: the rest is asked again without those that are not."""
+    found only once each of them is good by itself: the rest is asked again without those that are not. `asked`: it is
+    what a user wrote, where a field that another puts out of use is a mistake."""
     # Each branch of a union reports for itself; what they say about one key is one problem.
     lines: dict[str, None] = {}
     values, gone = document.values, set[str]()
     for _ in range(ROUNDS):
         try:
-            made = kind.model_validate(values)
+            made = kind.model_validate(values, context={ASKED: asked})
         except ValidationError as error:
             problems = [_Problem.of(kind, dict(each)) for each in error.errors(include_url=False)]
             for problem in problems:

@@ -90,18 +90,19 @@ def _unless(problems: Sequence[str], make: Callable[[], Made]) -> Made:
     return made
 
 
-def load_recipe(path: Path, sets: Sequence[str] = ()) -> Recipe:
-    """The recipe in this file, with `recipe.KEY=VALUE` settings put over it. Its task decides which fields it has."""
+def load_recipe(path: Path, sets: Sequence[str] = (), recorded: bool = False) -> Recipe:
+    """The recipe in this file, with `recipe.KEY=VALUE` settings put over it. Its task decides which fields it has.
+    `recorded`: a run wrote the file, with every field."""
     document = read_document(path)
-    return _unless(_apply_sets(document, split_sets(sets)[0]), lambda: _recipe_of(document))
+    return _unless(_apply_sets(document, split_sets(sets)[0]), lambda: _recipe_of(document, recorded))
 
 
-def _recipe_of(document: Document) -> Recipe:
+def _recipe_of(document: Document, recorded: bool) -> Recipe:
     kind = _kind_of(document)
     if kind is None:
         allowed, task = ", ".join(map(repr, known_tasks())), document.values["task"]
         raise BadInput(f"{document.place(('task',))}: task is {shown(task)}; must be one of {allowed}")
-    return validate(kind, document)
+    return validate(kind, document, asked=not recorded)
 
 
 def _kind_of(document: Document) -> type[Recipe] | None:
@@ -135,7 +136,7 @@ def load_recorded_plan(path: Path, recipe: Recipe) -> Plan:
 def load_recorded_recipe(path: Path) -> Recipe:
     """The recipe that a run folder holds. Runs write every field out: one that is not there came later, and is what it
     was before."""
-    return as_before(load_recipe(path))
+    return as_before(load_recipe(path, recorded=True))
 
 
 def _plan_of(document: Document, recipe: Recipe | type[Recipe] | None) -> Plan:

@@ -9,10 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from sameday.spec import identity
 from sameday.spec.limits import LEARNING_RATE, SEEDS, STEPS, at_most, steps_or_epoch
+
+ASKED = "asked"
+"""In the context of a validation: these fields are what a user wrote, not what a run recorded."""
 
 
 class Strict(BaseModel):
@@ -117,8 +120,9 @@ class Recipe(Strict):
         return values
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if problems := list(self.contradictions()):
+    def _consistent(self, info: ValidationInfo) -> Self:
+        asked = bool(info.context and info.context.get(ASKED))
+        if problems := [*self.contradictions(), *(self.unheeded() if asked else ())]:
             raise ValueError("\n".join(problems))
         return self
 
@@ -128,6 +132,12 @@ class Recipe(Strict):
             yield f"best.metric {self.best.metric!r}: must be one of {', '.join(self.scores)}"
         if not all(0 <= beta < 1 for beta in self.betas):
             yield f"betas {list(self.betas)}: each must be at least 0 and less than 1"
+
+    def unheeded(self) -> Iterator[str]:
+        """A line about each field that is not at its default and that another one puts out of use. Asked only of what a
+        user writes: runs record every field, also where a stage's replaces the recipe's."""
+        if self.warmup_ratio and self.warmup_steps is not None:
+            yield one_warmup("warmup_ratio", self.warmup_ratio, "warmup_steps", self.warmup_steps)
 
     @classmethod
     def task_words(cls) -> str:
@@ -173,6 +183,11 @@ class Recipe(Strict):
     def fingerprint(self) -> str:
         """Equal exactly when two recipes ask for the same model."""
         return hashlib.sha256(identity.as_text(self.identity()).encode()).hexdigest()[:12]
+
+
+def one_warmup(ratio: str, share: float, steps: str, count: int) -> str:
+    """A sentence about two fields, by their names, of which the second puts the first out of use."""
+    return f"{ratio} is {share:g} and {steps} is {count}; one of them is allowed: {steps} would replace {ratio}"
 
 
 @dataclass(frozen=True)

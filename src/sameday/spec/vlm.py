@@ -14,7 +14,7 @@ from sameday.spec.limits import COUNTED, LEARNING_RATE, at_most
 from sameday.spec.lora import OF_IMAGES, PARTS, Lora, Part
 from sameday.spec.order import Order
 from sameday.spec.questions import Categories, Prompt
-from sameday.spec.recipe import Recipe, StageRecipe
+from sameday.spec.recipe import Recipe, StageRecipe, one_warmup
 from sameday.spec.stages import Stage
 
 
@@ -166,6 +166,18 @@ class VlmRecipe(Recipe):
                 self._of_stage(number, stage)
             except ValueError as error:
                 yield str(error)
+
+    def unheeded(self) -> Iterator[str]:
+        yield from super().unheeded()
+        if self.train == "all" and self.lora != Lora():
+            yield "lora is set and train is all, which has no adapters; allowed: train lora, or no lora"
+        for number, stage in enumerate(self.stages):
+            ratio, steps = stage.warmup_ratio, stage.warmup_steps
+            where = f"stages[{number}]."
+            if ratio is not None and steps is not None:
+                yield one_warmup(f"{where}warmup_ratio", ratio, f"{where}warmup_steps", steps)
+            elif ratio is not None and self.warmup_steps is not None:
+                yield one_warmup(f"{where}warmup_ratio", ratio, "warmup_steps", self.warmup_steps)
 
     def wrong_rates(self, trained_parts: frozenset[Part]) -> Iterator[str]:
         """What is wrong with learning_rates, where these parts are trained."""

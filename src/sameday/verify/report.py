@@ -96,7 +96,8 @@ class Report:
                 how = "on, with the same masks" if self.dropout else "set to 0 in both arms, which draw other masks"
             head += _wrapped("dropout", f"{self.recipe.dropout:g}, {how}")
         head += self._structure()
-        tail = [*self._training(), *self._first_difference()]
+        training = self._training()
+        tail = [*training, *self._first_difference(HEIGHT - len(head) - len(training) - AROUND_KINDS - 2)]
         body = self._gradients(HEIGHT - len(head) - len(tail) - AROUND_KINDS)
         return [line[:WIDTH] for line in [*head, *body, *tail]][:HEIGHT]
 
@@ -179,11 +180,14 @@ class Report:
             lines += _wrapped("generation", text)
         return lines
 
-    def _first_difference(self) -> list[str]:
+    def _first_difference(self, room: int) -> list[str]:
+        """The first difference in all its words, as far as there is room, and the others in a line each."""
         if self.comparison.same:
             return [_row("", f"no difference beyond a limit; took {self.seconds:.0f} s")]
         first, *more = self.comparison.differences
-        lines = _wrapped("first", str(first))[:4]
+        lines, most = _wrapped("first", str(first)), max(4, room - min(len(more), 4))
+        if len(lines) > most:
+            lines = [*lines[: most - 1], _row("", "(the rest of this sentence is in what --json writes)")]
         for other in more[:3]:
             lines.append(_row("then", _short(str(other), WIDTH - 12)))
         if len(more) > 3:

@@ -343,11 +343,12 @@ class VqaSetup(TaskSetup):
         from sameday.models.start import adapter_form, check_start
 
         model, whose = self._without_weights, "--adapter"
-        lora, tower = adapter_form(model, self.family, folder, whose)
+        base = resolve_model(self.home, self.recipe.model)
+        lora, tower = adapter_form(model, self.family, folder, base, whose)
         changes = {"train": "lora", "lora": lora, "train_vision": tower, "start_adapter": str(folder.absolute())}
         recipe = self.recipe.model_copy(update=changes | {"learning_rates": {}})
         recipe._adapter_from = whose
-        check_start(model, self.family, recipe, folder, resolve_model(self.home, recipe.model), whose)
+        check_start(model, self.family, recipe, folder, base, whose)
         return recipe
 
     def merge(self, weights: Path, out: Path, say: Say) -> None:
@@ -370,7 +371,7 @@ class VqaSetup(TaskSetup):
         whole = recipe.model_copy(update={"train": "all", "base_format": "precision"})
         encoder = load_encoder(recipe, self.home, load_processor(self.family, recipe, self.home))
         save_settings(out, self.family, encoder)
-        save_readme(out, self.family, encoder, whole, base)
+        save_readme(out, self.family, encoder, whole, base, fingerprint=recipe.fingerprint)
         kept = f"{recipe.precision} rounds what the adapter changes by {done.rounding:.2%}"
         say(f"{done.tensors} tensors, {done.changed} of them changed by the adapter; {kept}")
 
