@@ -154,6 +154,10 @@ def test_a_set_of_which_nothing_is_left(two_sets: Path, tiny_qwen3: Path) -> Non
     for data, sentence in (
         ({**two, "skip": every}, f"{skipped}recipe.data.skip leaves no question"),
         ({**one, "mix": [{**two, "where": {"x": [7]}}]}, "recipe.data.mix[0].where.x: no line of two/train.jsonl has"),
+        (
+            {**one, "mix": [{**two, "skip": {"anwser": ["nan"]}}]},
+            "recipe.data.mix[0].skip.anwser: no line of two/train.jsonl has this field; there are answer, image, ",
+        ),
         ({**one, "mix": [{**two, "fields": {"stage": "x"}}]}, "recipe.data.mix[0].fields.stage is 'x', which no line"),
     ):
         with pytest.raises(BadInput) as error:

@@ -68,6 +68,17 @@ def parse_line(obj: Any) -> Raw:
     return Raw(images, messages, _stage(obj), _type(obj), last_user_text(messages))
 
 
+def fields_of(obj: Any, raw: Raw | None) -> dict[str, Any]:
+    """The fields of a line as conditions compare them: stage and type as they were read, and of a conversation, which
+    has no such fields of its own, the last question and answer."""
+    own = obj if isinstance(obj, dict) else {}
+    if raw is None:
+        return dict(own)
+    read = {"stage": raw.stage, "type": raw.type}
+    spoken = {"question": raw.question, "answer": raw.messages[-1].text}
+    return {**spoken, **own, **{name: value for name, value in read.items() if value is not None}}
+
+
 def meant_keys(keys: Set[str]) -> dict[str, str]:
     """Of the keys that every line has, those that look like one of ours which is not there, with ours."""
     if keys & {"messages", "conversations"}:

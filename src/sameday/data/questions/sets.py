@@ -95,6 +95,7 @@ class Reading:
                     few=None if part.split is not None and name == "train" else self._few(name),
                     wanted=Wanted.by(self.recipe, self.home, part),
                     all_values=name == "train" and not data.mix,
+                    all_fields=name == "train",
                     say=self.say,
                     stages=self.stages,
                 )
