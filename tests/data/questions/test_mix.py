@@ -176,6 +176,10 @@ def test_sets_are_read_together(two_sets: Path, tiny_qwen3: Path) -> None:
         "9 an epoch",
         "train and val have 3 images in common: scores of val will be too good",
     ]
+    alone = VqaSetup(tiny_recipe(tiny_qwen3, data={k: v for k, v in MIX.items() if k != "mix"}), two_sets)
+    once = list[str]()
+    alone.audit(once.append, ("train", "val"))
+    assert once == ["train and val have 3 images in common: scores of val will be too good"], "plain files too"
     assert audited.counts == {"train": {"one/train.jsonl": 9, "two/train.jsonl": 6}, "val": {"one/train.jsonl": 9}}
     files = setup.data_files(audited.splits)["training data"]
     assert files[:2] == [two_sets / "one/train.jsonl", two_sets / "two/train.jsonl"]
