@@ -149,7 +149,8 @@ def check(
     stages: Sequence[int] | None = None,
 ) -> tuple[list[Sample], list[Problem]]:
     """The good questions and the problems; any problem stops, or is skipped, as `on_bad` says. With `all_values` each
-    value that is asked for must occur, with `all_fields` each field that lines are skipped by. `say` hears what was counted on the way."""
+    value that is asked for must occur, with `all_fields` each field that lines are skipped by.
+    `say` hears what was counted on the way."""
     result = audit(path, image_root, family, limit, workers, progress, label, few, wanted, stages, say)
     listed = report(result.problems, in_lines(result.problems), path) if result.problems else ""
     unsure = _unsure(result, wanted, path, say)
@@ -210,11 +211,13 @@ def _read(
     wrong: dict[int, list[str]] = {}
     where: dict[int, str] = {}
     every: set[str] | None = None
+    table = False
     for question in reader:
         line, value = question.line, question.value
         if chosen is not None and line.number not in chosen:
             continue
         wrong[line.number], where[line.number] = [question.wrong] if question.wrong else [], line.place
+        table |= line.row is not None
         if isinstance(value, dict):
             every = set(value) if every is None else every & set(value)
         if question.raw is not None:
@@ -224,7 +227,7 @@ def _read(
         for key, ours in meant_keys(every or set()).items()
         if any(wrong.values())
     ]
-    if wrong and every is None:
+    if wrong and every is None and not table:
         hints.append(f"no line of {reader.path} is a JSON object; {NEEDED}")
     return raws, wrong, where, hints
 
