@@ -216,6 +216,27 @@ def test_what_cannot_be_looked_at(tmp_path: Path) -> None:
         run(path)
 
 
+def test_conversations_without_an_answer_are_skipped(tmp_path: Path, tiny_qwen3: Path) -> None:
+    folder = write_world(tmp_path, 3, counts=(4, 3), hard=False)
+    for split, bad in (("train", 2), ("val", 0)):
+        rows = [json.loads(line) for line in (folder / f"{split}.jsonl").read_text().splitlines()]
+        for number, row in enumerate(rows):
+            answer = "nan" if number < bad else row["answer"]
+            turns = [{"role": "user", "content": row["question"]}, {"role": "assistant", "content": answer}]
+            rows[number] = {"messages": turns, "images": [row["image"]]}
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = run(folder, "--model", tiny_qwen3, "--recipe", folder / "made.yaml")
+    assert "answer 'nan' is none, and skipped\ntrain.jsonl: 2 of 7 lines are skipped: answer is nan\n" in said
+    assert "val.jsonl: 0 of" not in said and "answers: nan" not in said
+    recipe = load_recipe(folder / "made.yaml")
+    assert isinstance(recipe, VlmRecipe) and recipe.data.skip == {"answer": ("nan",)}
+    (folder / "made.yaml").write_text((folder / "made.yaml").read_text().replace("skip: {answer", "skip: {anwser"))
+    unknown = (
+        "recipe.data.skip.anwser: no line of train.jsonl has this field; there are answer, images, messages, question"
+    )
+    assert unknown in " ".join(run(folder / "made.yaml").split())
+
+
 def test_a_recipe_is_looked_at_without_its_model(tmp_path: Path) -> None:
     write_world(tmp_path / "one", 3, counts=(3, 2), hard=False)
     write_world(tmp_path / "two", 4, counts=(4,), hard=False)

@@ -150,9 +150,23 @@ def test_a_torn_last_line_is_passed_over(runs: Runs, copied: Copied) -> None:
     with open(run / "metrics.jsonl", "a") as file:
         file.write('{"step": 2, "loss": 1.2')
     assert gather([run])[0].steps == whole
-    (run / "metrics.jsonl").write_text("nothing\n" + (run / "metrics.jsonl").read_text())
-    with pytest.raises(BadInput, match=r"metrics.jsonl:1: is not a JSON object: nothing"):
-        gather([run])
+
+
+def test_a_bad_line_of_one_run_stops_no_report(runs: Runs, copied: Copied) -> None:
+    run = copied(runs.stopped)
+    whole = gather([run])[0].steps
+    good = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(f"nothing\n{good}")
+    said = sameday(run.parent, "report", run.name, str(runs.images))
+    first = f"{run.name}/metrics.jsonl:1: is not a JSON object: nothing"
+    assert (said.code, said.err) == (2, f"error: {first}\nreport.html is written without such lines\n")
+    page = (run.parent / "report.html").read_text()
+    assert "metrics.jsonl:1: is not a JSON object: nothing." in page and "A part of its curves" in page
+    assert "images</b>" in page, "the other run stands there as it is"
+    assert gather([run])[0].steps == whole
+    (run / "metrics.jsonl").write_text(f'nothing\n{{"step": {"[" * 100_000}\n{good}')
+    [missing] = (each.remedy for each in gather([run])[0].missing if each.what == "A part of its curves")
+    assert missing == f"{run}/metrics.jsonl:1: is not a JSON object: nothing, and 1 more such line"
 
 
 def test_what_is_no_run_is_refused(runs: Runs, tmp_path: Path) -> None:
@@ -230,7 +244,6 @@ STEPLESS = "is not what a run wrote: best.step must be the number of a step"
         ("eval.json", '{"best": {"step": "3"}}', f"eval.json: {STEPLESS}"),
         ("eval.json", '{"best": {"step": [3]}}', f"eval.json: {STEPLESS}"),
         ("eval.json", '{"best": {"step": NaN}}', f"eval.json: {STEPLESS}"),
-        ("metrics.jsonl", '{"step": ' + "[" * 100_000 + "\n", "metrics.jsonl:1: is not a JSON object: "),
         ("recipe.yaml", "task: nothing\n", "recipe.yaml:1: task is 'nothing'; must be one of"),
     ],
 )

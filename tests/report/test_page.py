@@ -381,6 +381,11 @@ def test_the_words_of_a_recipe() -> None:
         "peaks at 5e-5 and falls linearly to zero after 100 steps of warm-up.",
     ):
         assert part in said, said
+    skipping: dict[str, Any] = {"data": {"train": "t.jsonl", "skip": {"answer": ["nan"]}}}
+    said = " ".join(words.recipe_words(recipe_from(plain | skipping)))
+    assert "Lines where answer is nan are skipped. Images are resized by Pillow. " in said
+    said = " ".join(words.recipe_words(recipe_from(plain | {"max_pixels": 262144, "image_backend": "torchvision"})))
+    assert "Images are resized by torchvision, to at most 262,144 pixels. " in said
     said = " ".join(words.recipe_words(recipe_from(plain | {"max_steps": 200})))
     assert "200 steps of 16 questions each, in bf16, seed 0" in said
     model = {"kind": "vit", "depth": 4, "pool": "mean"}

@@ -110,7 +110,7 @@ LLAVA = {
 }
 
 
-@pytest.mark.parametrize("old", [LLAMA, QWEN25, {**LLAMA, "model_name_or_path": "Qwen/Qwen2-VL-7B-Instruct"}])
+@pytest.mark.parametrize("old", [LLAMA, QWEN25, {**QWEN25, "model_name_or_path": "Qwen/Qwen2-VL-7B-Instruct"}])
 def test_llama_factory_lora(tmp_path: Path, old: dict[str, Any]) -> None:
     done = converted(tmp_path, old, DATA)
     recipe, plan = done.recipe, done.plan
@@ -181,6 +181,35 @@ def test_llama_factory_templates_of_every_family(tmp_path: Path) -> None:
     assert line == "template is qwen2_vl; the prompt would be another one (allowed: llava)"
     (line,) = refused(tmp_path, {**LLAMA, "template": "llava"}, DATA)
     assert line.endswith("(allowed: qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_nothink)")
+
+
+@pytest.mark.parametrize("trainer", ["LLaMA-Factory", "ms-swift", "axolotl"])
+def test_a_template_of_another_family_is_never_the_models_own(tmp_path: Path, trainer: str) -> None:
+    gemma, qwen2 = "google/gemma-3-4b-it", "Qwen/Qwen2.5-VL-7B-Instruct"
+
+    def with_template(model: str, template: str) -> dict[str, Any] | str:
+        if trainer == "axolotl":
+            return {**TARGETED, "optimizer": "adamw_torch", "base_model": model, "chat_template": template}
+        if trainer == "ms-swift":
+            asked = {**OURS, "model": model, "template": template, "target_modules": "all-linear"}
+            return script("swift sft", {key: value for key, value in asked.items() if key != "system"})
+        return {**LLAMA, "model_name_or_path": model, "template": template}
+
+    key, data = "chat_template" if trainer == "axolotl" else "template", None if trainer == "ms-swift" else DATA
+    for model, template in ((gemma, "qwen2_vl"), (gemma, "qwen3_vl"), (qwen2, "qwen3_vl")):
+        lines = refused(tmp_path, with_template(model, template), data)
+        assert len(lines) == 1 and f"{key} is {template}; the prompt would be another one (allowed: " in lines[0], lines
+    # Qwen2-VL's puts a system prompt first, and Qwen3-VL's none.
+    done = converted(tmp_path, with_template("Qwen/Qwen3-VL-8B-Instruct", "qwen2_vl"), data)
+    assert done.recipe.system_prompt == "You are a helpful assistant."
+    assert whys(done)["recipe.system_prompt"] == "what this template puts first"
+    for model, template in ((qwen2, "qwen2_vl"), ("Qwen/Qwen3-VL-8B-Instruct", "qwen3_vl")):
+        assert converted(tmp_path, with_template(model, template), data).recipe.system_prompt is None
+    done = converted(tmp_path, with_template("hospital/ours", "qwen2_vl"), data)
+    doubt = ", if the model is of qwen2_vl, qwen2_5_vl or qwen3_vl, which neither its folder nor its name tells"
+    assert whys(done)["chat_template" if trainer == "axolotl" else "recipe.answer_end"].endswith(
+        f"the model's own chat template{doubt}"
+    )
 
 
 def test_llama_factory_all_weights(tmp_path: Path) -> None:

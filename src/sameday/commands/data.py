@@ -212,8 +212,10 @@ def _look_at(
         looked.problems += result.problems
         looked.said += result.hints
         looked.said += [f"{label}: {result.tally.told()}"] if wanted.where else []
-        looked.said += [f"{label}: {result.tally.passed_over()}"] if wanted.skip else []
+        skipped = wanted.skip and (result.tally.skipped or name == "train")
+        looked.said += [f"{label}: {result.tally.passed_over()}"] if skipped else []
         looked.said += result.tally.missing(label)
+        looked.said += result.tally.unknown_skips(label) if name == "train" else []
         if result.lost is not None:
             lost[label] = result.lost
     if lost:

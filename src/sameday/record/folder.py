@@ -55,7 +55,7 @@ def stage_folders(path: Path) -> list[Path]:
 
 def begun(folder: Path) -> bool:
     """Whether a step of a run was trained, or of one of its stages."""
-    trained = (folder / "checkpoints").exists() or bool(_sound_metrics(folder / "metrics.jsonl")[0])
+    trained = (folder / "checkpoints").exists() or bool(sound_metrics(folder / "metrics.jsonl")[0])
     return trained or any(map(begun, stage_folders(folder)))
 
 
@@ -128,17 +128,17 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def read_metrics(path: Path, most: int | None = None) -> list[dict[str, Any]]:
-    """The records of a metrics.jsonl, of `most` so many bytes. A last line that a kill left unfinished is passed
-    over."""
-    records, problems = _sound_metrics(path, most=most)
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The records of a metrics.jsonl. A last line that a kill left unfinished is passed over."""
+    records, problems = sound_metrics(path)
     if problems:
         raise BadInput(problems[0])
     return records
 
 
-def _sound_metrics(path: Path, steps: bool = False, most: int | None = None) -> tuple[list[dict[str, Any]], list[str]]:
-    """The records, and a sentence for each line that is none; with `steps` also where its step is no number."""
+def sound_metrics(path: Path, steps: bool = False, most: int | None = None) -> tuple[list[dict[str, Any]], list[str]]:
+    """The records, and a sentence for each line that is none; with `steps` also where its step is no number. `most` so
+    many bytes are read."""
     if not path.exists():
         return [], []
     *lines, torn = read_file(path, most).split(b"\n")
@@ -251,7 +251,7 @@ class RunFolder:
         """Add one record to the metrics."""
         if self._file is None:
             if self.metrics_path.exists() and not self.metrics_path.read_bytes().endswith(b"\n"):
-                self._keep(_sound_metrics(self.metrics_path)[0])  # otherwise this record would go on a torn line
+                self._keep(sound_metrics(self.metrics_path)[0])  # otherwise this record would go on a torn line
             self._file = open(self.metrics_path, "a", encoding="utf-8")  # noqa: SIM115 (open while the run is)
         line = json.dumps(plain(record), allow_nan=False) + "\n"
         before = os.fstat(self._file.fileno()).st_size
@@ -267,7 +267,7 @@ class RunFolder:
     def rewind(self, step: int, say: Callable[[str], None] = tell) -> None:
         """Forget the records after this step: a resumed run goes through those steps again. Lines that are no records
         are no reason not to train: they are moved aside."""
-        records, problems = _sound_metrics(self.metrics_path, steps=True)
+        records, problems = sound_metrics(self.metrics_path, steps=True)
         if problems:
             aside = self.path / "metrics-damaged.jsonl"
             aside.write_bytes(self.metrics_path.read_bytes())

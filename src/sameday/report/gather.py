@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sameday.record.folder import STOPPED, RunFolder, read_metrics, stage_folders
+from sameday.record.folder import STOPPED, RunFolder, sound_metrics, stage_folders
 from sameday.report.answers import Answers, read_answers
 from sameday.report.beside import MOST, OLD_PHASES, Profile, Tune, Verdict, read_beside, read_json
 from sameday.report.words import count, in_order
@@ -91,6 +91,8 @@ class Run:
     """Otherwise its weights came from elsewhere, and were evaluated."""
     named_before: frozenset[str] = frozenset()
     """Fingerprints that earlier releases gave this recipe."""
+    damaged: str = ""
+    """What is wrong with lines of its metrics."""
 
     @property
     def fingerprint(self) -> str:
@@ -230,9 +232,10 @@ def _read_run(path: Path, label: str, profile: Path | None, tune: Path | None, v
         raise BadInput(f"{path}: is a file, not a run folder" if path.exists() else f"{path}: no such folder")
     environment = _environment(path / "environment.json")
     folder = RunFolder.read(path)
+    metrics, damaged = _metrics(folder)
     records = {
         (record["step"], record.get("split")): record
-        for record in _metrics(folder)
+        for record in metrics
         if is_step(record.get("step")) and isinstance(record.get("split"), str | None)
     }
     scores, best = _scores(path)
@@ -257,6 +260,7 @@ def _read_run(path: Path, label: str, profile: Path | None, tune: Path | None, v
         verdict=_beside(path / "verify.json", verdict, Verdict),
         answers=read_answers(path),
         named_before=_named_before(folder),
+        damaged=damaged,
     )
     run.missing = [] if stage_folders(path) else _missing(run)
     return run
@@ -316,9 +320,12 @@ def _environment(path: Path) -> dict[str, Any]:
     return environment
 
 
-def _metrics(folder: RunFolder) -> list[Record]:
+def _metrics(folder: RunFolder) -> tuple[list[Record], str]:
+    """The records, and what is wrong with lines that are none."""
     try:
-        return read_metrics(folder.metrics_path, METRICS)
+        records, wrong = sound_metrics(folder.metrics_path, most=METRICS)
+        more = f", and {count(len(wrong) - 1, 'more such line')}" if wrong[1:] else ""
+        return records, f"{wrong[0]}{more}" if wrong else ""
     except OSError as error:
         raise BadInput(f"{folder.metrics_path}: cannot be read: {error.strerror}") from None
 
@@ -386,6 +393,8 @@ def _missing(run: Run) -> list[Missing]:
     if not run.finished:
         unknown = "it is still going on, or was stopped or killed; the command that started it goes on with it"
         missing.append(Missing("The run's end", run.stopped.why if run.stopped else unknown))
+    if run.damaged:
+        missing.append(Missing("A part of its curves", run.damaged))
     if not run.steps:
         missing.append(Missing("Curves of training", "metrics.jsonl holds no step"))
     if not run.evaluations and not run.scores:

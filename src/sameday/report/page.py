@@ -20,6 +20,7 @@ from sameday.report.answers import answer_files
 from sameday.report.beside import COMMANDS
 from sameday.report.curves import floor_chart, spikes, timeline_charts, training_curves, validated_once
 from sameday.report.gather import Run, gather, with_stages
+from sameday.spec.errors import BadInput
 from sameday.spec.words import number, visible
 from sameday.spec.writing import check_output, write_text
 
@@ -35,12 +36,16 @@ def report_from_files(
     tunes: Sequence[Path] = (),
     verdicts: Sequence[Path] = (),
 ) -> Path:
-    """Write the report of these runs, whole or not at all."""
+    """Write the report of these runs, whole or not at all. BadInput once it is written where lines of curves had to be
+    left out."""
     folders = {*paths, *with_stages(paths)}
     beside = [path / f"{command}.json" for path in folders for command in COMMANDS]
     read = [file for path in folders for file in (*run_files(path), *answer_files(path))]
     check_output("--out", out, (*read, *beside, *profiles, *tunes, *verdicts), b"<!DOCTYPE html>")
-    write_text(out, render(gather(paths, profiles, tunes, verdicts)))
+    runs = gather(paths, profiles, tunes, verdicts)
+    write_text(out, render(runs))
+    if damaged := [run.damaged for run in runs if run.damaged]:
+        raise BadInput("\n".join([*damaged, f"{out} is written without such lines"]))
     return out
 
 

@@ -13,7 +13,7 @@ from sameday.spec.limits import COUNTED, SEEDS, at_most
 from sameday.spec.questions import Where
 from sameday.spec.recipe import Strict
 
-_HUB = re.compile(r"hf:(?://)?(?:datasets/)?([\w.-]+/[\w.-]+)(?:@([\w.-]+))?(?:/(.+))?")
+_HUB = re.compile(r"hf:(?://)?(?:datasets/)?(\w[\w.-]*/\w[\w.-]*)(?:@(\w[\w.-]*))?(?:/(.+))?")
 HUB_FORM = "hf:OWNER/NAME, with @REVISION, /FILE or both behind it"
 KEYS = ("image", "question", "answer", "stage", "type", "instruction")
 
@@ -40,7 +40,7 @@ def hub_name(value: str) -> HubName | None:
     if not value.startswith("hf:"):
         return None
     parts = _HUB.fullmatch(value)
-    if parts is None:
+    if parts is None or ".." in (parts[3] or "").split("/"):
         raise ValueError(f"must be a file, or a set on the Hub as {HUB_FORM}")
     return HubName(parts[1], parts[2], parts[3])
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sameday.data.questions.audit import audit
 from sameday.data.questions.read import Raw, parse_line
 from sameday.data.questions.sample import Message
 
@@ -110,6 +112,16 @@ def test_a_number_is_an_answer(answer: float, text: str) -> None:
     assert parse_line({"image": "a", "question": "q", "answer": answer}).messages[-1].text == text
 
 
+def test_a_question_without_an_image_says_so(tmp_path: Path) -> None:
+    for image in ([], "[]"):
+        raw = parse_line({"image": image, "question": "How many legs has a spider?", "answer": "eight"})
+        assert raw.images == [] and raw.messages[0].parts == ("How many legs has a spider?",)
+    (tmp_path / "train.csv").write_text("image,question,answer\n[],how many?,eight\n,how many?,six\n")
+    result = audit(tmp_path / "train.csv", tmp_path, None)
+    assert [(each.answer, each.images) for each in result.samples] == [("eight", ())]
+    assert [str(each.what) for each in result.problems] == ["has no 'image'; a question without an image has [] there"]
+
+
 def plain(**changes: Any) -> dict[str, Any]:
     line = {"image": "a", "question": "q", "answer": "x", **changes}
     return {key: value for key, value in line.items() if value != "absent"}
@@ -130,7 +142,8 @@ def chat(*turns: tuple[str, Any], images: Any = ()) -> dict[str, Any]:
             "unknown form with the keys 'img', 'q'; known are {image|image_filename, question",
         ),
         ({}, "unknown form with the keys none"),
-        ({"question": "q", "answer": "a"}, "unknown form with the keys 'question', 'answer'"),
+        ({"question": "q", "answer": "a"}, "has no 'image'; a question without an image has [] there"),
+        ({"img": 3, "question": "q", "answer": "a"}, "unknown form with the keys 'img', 'question', 'answer'"),
         ({"messages": [], "conversations": []}, "has both 'messages' and 'conversations'"),
         (plain(answer=True), "'answer' is a boolean, must be a text"),
         (plain(answer=None), "'answer' is null, must be a text"),
@@ -145,9 +158,12 @@ def chat(*turns: tuple[str, Any], images: Any = ()) -> dict[str, Any]:
         (plain(stage=True), "'stage' is True, must be a whole number"),
         (plain(stage=1.0), "'stage' is 1.0, must be a whole number"),
         ({**chat(("user", "q"), ("assistant", "x"), images=("a",)), "image": "b"}, "'images' and 'image' differ"),
-        (plain(image=None), "'image' is null, must be a path or a list of paths"),
+        (
+            plain(image=None),
+            "'image' is null, must be a path or a list of paths; a question without an image has [] there",
+        ),
         (plain(image=[1]), "'image' holds a number, must be a path or a list of paths"),
-        (plain(image=" "), "'image' holds an empty path"),
+        (plain(image=" "), "'image' holds an empty path; a question without an image has [] there"),
         (plain(image_filename="b"), "'image' and 'image_filename' differ"),
         (chat(("user", "q"), ("tool", "x")), "messages[1]: role 'tool' is unknown; known are system, user"),
         (chat(("user", "q")), "ends with a turn of role user, must end with the assistant's answer"),

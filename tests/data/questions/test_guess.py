@@ -74,6 +74,10 @@ def test_questions_are_told_from_other_files(tmp_path: Path) -> None:
 
 
 ROW: dict[str, Any] = {"image": "a.png", "question": "what?", "answer": "yes"}
+SPOKEN: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "NaN"}],
+    "images": ["a"],
+}
 
 
 @pytest.mark.parametrize(
@@ -93,6 +97,10 @@ ROW: dict[str, Any] = {"image": "a.png", "question": "what?", "answer": "yes"}
         ([ROW | {"lang": "fr"}] * 2, {}, {}, {}),
         ([ROW, ROW | {"answer": "nan"}, ROW | {"answer": "N/A"}], {}, {}, {"answer": ["N/A", "nan"]}),
         ([ROW | {"answer": "none"}], {}, {}, {}),
+        ([SPOKEN, SPOKEN | {"messages": 3}, SPOKEN | {"messages": SPOKEN["messages"][1:]}], {}, {},
+         {"answer": ["NaN"]}),
+        ([{"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "n/a"}]}], {}, {},
+         {"answer": ["n/a"]}),
         (["no object", 3, None], {}, {}, {}),
     ],
 )  # fmt: skip

@@ -70,7 +70,18 @@ def test_names(value: str, name: HubName | None) -> None:
     assert hub_name(value) == name
 
 
-@pytest.mark.parametrize("value", ["hf:", "hf:kvasir", "hf:a b/c", "hf:org/set@"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "hf:",
+        "hf:kvasir",
+        "hf:a b/c",
+        "hf:org/set@",
+        "hf:../../etc/passwd",
+        "hf:org/..",
+        "hf:org/set/../../../etc/passwd",
+    ],
+)
 def test_no_names(value: str) -> None:
     with pytest.raises(BadInput) as error:
         validate(VqaRecipe, Document("r.yaml", {"model": "m", "data": {"train": value}}))

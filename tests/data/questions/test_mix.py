@@ -154,6 +154,10 @@ def test_a_set_of_which_nothing_is_left(two_sets: Path, tiny_qwen3: Path) -> Non
     for data, sentence in (
         ({**two, "skip": every}, f"{skipped}recipe.data.skip leaves no question"),
         ({**one, "mix": [{**two, "where": {"x": [7]}}]}, "recipe.data.mix[0].where.x: no line of two/train.jsonl has"),
+        (
+            {**one, "mix": [{**two, "skip": {"anwser": ["nan"]}}]},
+            "recipe.data.mix[0].skip.anwser: no line of two/train.jsonl has this field; there are answer, image, ",
+        ),
         ({**one, "mix": [{**two, "fields": {"stage": "x"}}]}, "recipe.data.mix[0].fields.stage is 'x', which no line"),
     ):
         with pytest.raises(BadInput) as error:
@@ -172,6 +176,10 @@ def test_sets_are_read_together(two_sets: Path, tiny_qwen3: Path) -> None:
         "9 an epoch",
         "train and val have 3 images in common: scores of val will be too good",
     ]
+    alone = VqaSetup(tiny_recipe(tiny_qwen3, data={k: v for k, v in MIX.items() if k != "mix"}), two_sets)
+    once = list[str]()
+    alone.audit(once.append, ("train", "val"))
+    assert once == ["train and val have 3 images in common: scores of val will be too good"], "plain files too"
     assert audited.counts == {"train": {"one/train.jsonl": 9, "two/train.jsonl": 6}, "val": {"one/train.jsonl": 9}}
     files = setup.data_files(audited.splits)["training data"]
     assert files[:2] == [two_sets / "one/train.jsonl", two_sets / "two/train.jsonl"]

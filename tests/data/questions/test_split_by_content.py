@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from worlds import draw_image, tiny_recipe
 
 from sameday.data.questions.sample import ImageRef, Message, Sample
-from sameday.data.questions.split import divided
+from sameday.data.questions.split import divided, told
 from sameday.spec.dataset import Split
 from sameday.spec.document import Document
 from sameday.spec.errors import BadInput
@@ -65,6 +65,18 @@ def test_shares_are_what_they_say() -> None:
     assert {each.id for each in other["test"]} != {each.id for each in sides["test"]}
     more = divided(samples, Split(val=0.3, test=0.25, seed=3))
     assert more["test"] == sides["test"], "another share of validation leaves the test as it is"
+
+
+def test_a_share_far_from_what_was_asked_for_is_said() -> None:
+    samples, held = [sample(n, [n // 2]) for n in range(28)], set[int]()
+    for seed in range(40):
+        sides = divided(samples, split := Split(val=0.2, seed=seed))
+        images, said = len(sides["val"]) // 2, told("all.jsonl", sides, split)
+        far = f"; val is {images / 14:.0%} of the images, not the 20% asked for; of few images shares are a matter of "
+        assert (far in said) == (images != 3), "three of fourteen are 21%"
+        assert ("asked for" in said) == (images != 3)
+        held.add(images)
+    assert {3, 5} <= held
 
 
 @pytest.mark.parametrize(
@@ -118,7 +130,8 @@ def test_a_recipe_holds_images_out(one_file: Path, tiny_qwen3: Path) -> None:
         f"{name} {count(len({each.image_key for each in side}), 'image')} with {len(side)} questions"
         for name, side in splits.items()
     ]
-    assert said == [f"all.jsonl is divided by its images' content, seed 1: {'; '.join(counted)}"]
+    (sentence,) = said
+    assert sentence.startswith(f"all.jsonl is divided by its images' content, seed 1: {'; '.join(counted)}")
     few = setup.audit(said.append, ("train", "val"), {"train": 4, "val": 2}).splits
     assert [len(few["train"]), len(few["val"])] == [4, 2] and few["train"][0] in splits["train"]
     assert len({each.image_key for each in few["train"]}) == 2

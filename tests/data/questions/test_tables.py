@@ -200,8 +200,10 @@ def test_columns_and_files_that_are_not_there(tmp_path: Path) -> None:
         f"recipe.data.fields.answer is 'reply', which no line of raw.parquet has; {there}"
     )
     (tmp_path / "a.csv").write_text("image,question,answer\na.png,what?\n")
-    with pytest.raises(BadInput, match=r"a\.csv:2: has 2 values, and the header 3: image, question, answer"):
+    with pytest.raises(BadInput) as error:
         check(tmp_path / "a.csv", tmp_path, None)
+    assert "a.csv:2: has 2 values, and the header 3: image, question, answer" in str(error.value)
+    assert "JSON" not in str(error.value)
     rows_after_breaks = 'image;question;answer\na.png;"what\n\nis it?";yes\n\nb.png;where?\nc.png;"x\n'
     (tmp_path / "c.csv").write_text(rows_after_breaks)
     with pytest.raises(BadInput, match=r"c\.csv:7: is no row of CSV: unexpected end of data"):

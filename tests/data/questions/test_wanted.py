@@ -130,6 +130,50 @@ def test_fields_and_values_that_are_nowhere(root: Path) -> None:
         samples_of(root, rows, Wanted(where(kind="other")))
 
 
+def test_conversations_are_skipped_by_their_last_answer(root: Path) -> None:
+    def turns(*answers: str) -> list[tuple[str, str]]:
+        return [
+            turn for answer in answers for turn in (("user", "<image>q" if answer is answers[0] else "q"), ("", answer))
+        ]
+
+    def messages(*answers: str) -> Row:
+        spoken = [{"role": who or "assistant", "content": text} for who, text in turns(*answers)]
+        return {"images": ["a.png"], "messages": spoken}
+
+    def llava(*answers: str) -> Row:
+        spoken = [{"from": "human" if who else "gpt", "value": text} for who, text in turns(*answers)]
+        return {"image": "a.png", "conversations": spoken}
+
+    for form in (messages, llava, lambda *answers: row(answer=answers[-1])):
+        rows = [form("red"), form("nan"), form("nan", "blue"), form("red", " nan ")]
+        samples, said = samples_of(root, rows, Wanted(skip=where(answer="nan")), all_fields=True)
+        assert [each.id for each in samples] == [1, 3]
+        assert said == ["train.jsonl: 2 of 4 lines are skipped: answer is nan"]
+        samples, _ = samples_of(root, rows, Wanted(where(answer=["red", "blue"])))
+        assert [each.id for each in samples] == [1, 3]
+
+
+def test_lines_are_skipped_by_fields_that_there_are(root: Path) -> None:
+    rows = [row(note="good"), row(answer="blue")]
+    with pytest.raises(BadInput) as caught:
+        samples_of(root, rows, Wanted(skip=where(anwser="nan")), all_fields=True)
+    assert not isinstance(caught.value, NoneLeft)
+    assert str(caught.value) == (
+        "recipe.data.skip.anwser: no line of train.jsonl has this field; there are answer, image, note, question"
+    )
+    with pytest.raises(BadInput) as caught:
+        wanted = Wanted(where(stage=1), skip=where(anwser="nan"), place="recipe.data.mix[1]")
+        samples_of(root, [*rows, {"image": "a.png"}], wanted, all_fields=True)
+    assert [line.split(": ")[0] for line in str(caught.value).splitlines()[-2:]] == [
+        "train.jsonl",
+        "recipe.data.mix[1].skip.anwser",
+    ]
+    # A value that occurs nowhere is no mistake, and other files than that of training need not have the field.
+    _, said = samples_of(root, rows, Wanted(skip=where(note="bad")), all_fields=True)
+    assert said == ["train.jsonl: 0 of 2 lines are skipped: note is bad"]
+    assert samples_of(root, rows, Wanted(skip=where(other="bad")))[1] == []
+
+
 VALUES = st.one_of(st.integers(0, 3), st.sampled_from(["a", "1", "stage 2", " b "]), st.booleans(), st.none())
 LINES = st.dictionaries(st.sampled_from(["stage", "type", "x"]), st.one_of(VALUES, st.lists(VALUES, max_size=2)))
 

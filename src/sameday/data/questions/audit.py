@@ -144,16 +144,18 @@ def check(
     few: int | None = None,
     wanted: Wanted = Wanted(),  # noqa: B008 (frozen)
     all_values: bool = False,
+    all_fields: bool = False,
     say: Callable[[str], None] | None = None,
     stages: Sequence[int] | None = None,
 ) -> tuple[list[Sample], list[Problem]]:
     """The good questions and the problems; any problem stops, or is skipped, as `on_bad` says. With `all_values` each
-    value that is asked for must occur. `say` hears what was counted on the way."""
+    value that is asked for must occur, with `all_fields` each field that lines are skipped by.
+    `say` hears what was counted on the way."""
     result = audit(path, image_root, family, limit, workers, progress, label, few, wanted, stages, say)
     listed = report(result.problems, in_lines(result.problems), path) if result.problems else ""
     unsure = _unsure(result, wanted, path, say)
     listed = "\n".join(filter(None, [listed, *result.hints, *unsure]))
-    _check_left(result, listed, label or path.name, wanted.place, all_values, say)
+    _check_left(result, listed, label or path.name, all_values, all_fields, say)
     if result.lost is not None and image_root is not None:
         raise WrongRoot(image_root, result.lost, listed)
     if result.problems and result.samples and on_bad == "stop":
@@ -180,21 +182,22 @@ def _unsure(result: Audit, wanted: Wanted, path: Path, say: Callable[[str], None
 
 
 def _check_left(
-    result: Audit, listed: str, label: str, place: str, all_values: bool, say: Callable[[str], None] | None
+    result: Audit, listed: str, label: str, all_values: bool, all_fields: bool, say: Callable[[str], None] | None
 ) -> None:
     """Says how much the conditions leave; BadInput where that is nothing, or where nobody can have meant it."""
     tally = result.tally
     if tally.skipped == tally.lines:
-        raise NoneLeft(f"{label}: {tally.passed_over()}; {place}.skip leaves no question")
-    absent = tally.missing(label)
+        raise NoneLeft(f"{label}: {tally.passed_over()}; {tally.place}.skip leaves no question")
+    absent, unknown = tally.missing(label), tally.unknown_skips(label) if all_fields else []
     if tally.where and not tally.taken:
         sentence = "; ".join([f"{label}: none {tally.told()[2:]}", *absent])
-        raise (NoneLeft if tally.knows_fields and not listed else BadInput)("\n".join(filter(None, [listed, sentence])))
-    if absent and all_values:
-        raise BadInput("\n".join(filter(None, [listed, *absent])))
+        kind = NoneLeft if tally.knows_fields and not listed and not unknown else BadInput
+        raise kind("\n".join(filter(None, [listed, sentence, *unknown])))
+    if (absent and all_values) or unknown:
+        raise BadInput("\n".join(filter(None, [listed, *(absent if all_values else []), *unknown])))
     if say is not None and tally.where:
         say(f"{label}: {tally.told()}")
-    if say is not None and tally.skip:
+    if say is not None and tally.skip and (tally.skipped or all_fields):
         say(f"{label}: {tally.passed_over()}")
     if say is not None and result.own_words:
         say(f"{label}: {result.own_words:,} lines keep their own text, and recipe.prompt is not put around it")
@@ -208,11 +211,13 @@ def _read(
     wrong: dict[int, list[str]] = {}
     where: dict[int, str] = {}
     every: set[str] | None = None
+    table = False
     for question in reader:
         line, value = question.line, question.value
         if chosen is not None and line.number not in chosen:
             continue
         wrong[line.number], where[line.number] = [question.wrong] if question.wrong else [], line.place
+        table |= line.row is not None
         if isinstance(value, dict):
             every = set(value) if every is None else every & set(value)
         if question.raw is not None:
@@ -222,7 +227,7 @@ def _read(
         for key, ours in meant_keys(every or set()).items()
         if any(wrong.values())
     ]
-    if wrong and every is None:
+    if wrong and every is None and not table:
         hints.append(f"no line of {reader.path} is a JSON object; {NEEDED}")
     return raws, wrong, where, hints
 

@@ -3,6 +3,7 @@ recipe, which says what was guessed."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sameday.data.questions.lines import read_lines
-from sameday.data.questions.read import meant_keys
+from sameday.data.questions.read import fields_of, meant_keys, parse_line
 from sameday.data.questions.tables import UNPACKED
 from sameday.spec.dataset import KEYS
 from sameday.spec.errors import BadInput
@@ -30,6 +31,8 @@ STAGES = ("complexity", "difficulty", "level")
 """Columns that order questions as stages do, if they hold whole numbers."""
 NO_ANSWER = ("nan", "n/a", "null", "<na>")
 """Answers, whatever their case, that say that there is none."""
+CONVERSATIONS = {"messages", "conversations"}
+"""Keys of lines that are one."""
 DISTINCT = 50
 """Values of a column that are counted; one with more is no category."""
 TRIED = 8
@@ -84,7 +87,7 @@ def _asks(path: Path) -> bool:
     if not isinstance(first, dict):
         return False
     there = set(first) | set(meant_keys(set(first)).values())
-    return bool(there & {"messages", "conversations"} or {"question", "answer"} <= there)
+    return bool(there & CONVERSATIONS or {"question", "answer"} <= there)
 
 
 def by_split(files: Sequence[Path]) -> dict[str, Path]:
@@ -158,7 +161,7 @@ def meaning_of(rows: Iterable[Any]) -> Meaning:
     columns = Columns()
     for row in rows:
         if isinstance(row, dict):
-            columns.add(row)
+            columns.add(_with_answer(row))
     fields = _fields(columns)
     where = {
         name: ["en"] if "en" in there else [there.most_common(1)[0][0]]
@@ -169,9 +172,19 @@ def meaning_of(rows: Iterable[Any]) -> Meaning:
     return Meaning(fields, where, {"answer": nothing} if nothing else {}, _names(columns.first, fields))
 
 
+def _with_answer(row: dict[str, Any]) -> dict[str, Any]:
+    """A conversation has its last answer as a column too."""
+    if row.keys() & CONVERSATIONS:
+        with contextlib.suppress(ValueError):
+            return fields_of(row, parse_line(row))
+    return row
+
+
 def _fields(columns: Columns) -> dict[str, str]:
     every = columns.every or set()
     fields = {ours: theirs for theirs, ours in meant_keys(every & columns.texts).items() if ours in KEYS}
+    if every & CONVERSATIONS and fields.get("image") == "images":
+        del fields["image"]  # read there by either name
     if "stage" not in every:
         for name in STAGES:
             if name in every and columns.few(name) and all(value.isdigit() for value in columns.few(name)):

@@ -17,6 +17,7 @@ FORMS = (
     "{messages, images}",
     "{image, conversations}",
 )
+WITHOUT = "a question without an image has [] there"
 # What others call our keys.
 _OTHER_NAMES = {
     "image": "img image_path img_path image_file image_name img_name image_id img_id file_name filename path picture",
@@ -61,11 +62,25 @@ def parse_line(obj: Any) -> Raw:
         images, turns = _paths(obj, named, required=False), _spoken_turns(obj["conversations"])
     elif obj.keys() & {"image", "image_filename"} and obj.keys() & {"question", "answer", "instruction"}:
         return _plain(obj)
+    elif {"question", "answer"} <= obj.keys() and "image" not in meant_keys(obj.keys()).values():
+        # An image that got lost is more likely than a question without one.
+        raise ValueError(f"has no 'image'; {WITHOUT}")
     else:
         keys = ", ".join(map(repr, obj)) or "none"
         raise ValueError(f"unknown form with the keys {keys}; known are {'; '.join(FORMS)}")
     messages = _place_images(turns, len(images))
     return Raw(images, messages, _stage(obj), _type(obj), last_user_text(messages))
+
+
+def fields_of(obj: Any, raw: Raw | None) -> dict[str, Any]:
+    """The fields of a line as conditions compare them: stage and type as they were read, and of a conversation, which
+    has no such fields of its own, the last question and answer."""
+    own = obj if isinstance(obj, dict) else {}
+    if raw is None:
+        return dict(own)
+    read = {"stage": raw.stage, "type": raw.type}
+    spoken = {"question": raw.question, "answer": raw.messages[-1].text}
+    return {**spoken, **own, **{name: value for name, value in read.items() if value is not None}}
 
 
 def meant_keys(keys: Set[str]) -> dict[str, str]:
@@ -134,16 +149,17 @@ def _one_of(obj: Mapping[str, Any], name: str, other: str) -> str:
 
 def _paths(obj: Mapping[str, Any], key: str, required: bool = True) -> list[str]:
     value = obj.get(key)
-    if value is None and not required:
+    if (value is None and not required) or value == "[]":  # a table has texts alone
         return []
     paths = [value] if isinstance(value, str) else value
     if not isinstance(paths, list):
-        raise ValueError(f"'{key}' is {kind(value)}, must be a path or a list of paths")
+        none = f"; {WITHOUT}" if value is None else ""
+        raise ValueError(f"'{key}' is {kind(value)}, must be a path or a list of paths{none}")
     for path in paths:
         if not isinstance(path, str):
             raise ValueError(f"'{key}' holds {kind(path)}, must be a path or a list of paths")
         if not path.strip():
-            raise ValueError(f"'{key}' holds an empty path")
+            raise ValueError(f"'{key}' holds an empty path; {WITHOUT}")
     return list(paths)
 
 

@@ -61,6 +61,8 @@ class Reading:
             self.say(self.empty.pop(name))
         if len(sets) > 1 and self.few is None:
             self._tell_mix()
+        for (one, other), images in on_several_sides(self.splits).items() if self.few is None else ():
+            self.say(common_images(one, other, images))
         return self
 
     def counts(self) -> dict[str, dict[str, int]]:
@@ -95,6 +97,7 @@ class Reading:
                     few=None if part.split is not None and name == "train" else self._few(name),
                     wanted=Wanted.by(self.recipe, self.home, part),
                     all_values=name == "train" and not data.mix,
+                    all_fields=name == "train",
                     say=self.say,
                     stages=self.stages,
                 )
@@ -143,8 +146,6 @@ class Reading:
         ]
         if train:
             self.say(f"a mix of {len(parts)} sets: {'; '.join(parts)}")
-        for (one, other), images in on_several_sides(self.splits).items():
-            self.say(common_images(one, other, images))
 
 
 def cannot_unpack(home: Path, sets: Sequence[QuestionSet], splits: Sequence[str] = SPLITS) -> list[str]:

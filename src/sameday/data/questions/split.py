@@ -10,6 +10,10 @@ from sameday.data.questions.sample import Sample
 from sameday.spec.dataset import Split
 from sameday.spec.words import count
 
+FAR = 0.05
+"""How far the share that came out may be from the one asked for, with nothing said about it."""
+LUCK = "of few images shares are a matter of luck, and another split.seed gives others"
+
 
 def divided(samples: Sequence[Sample], split: Split) -> dict[str, list[Sample]]:
     """Each sample on one side, in the order given; sides may be empty. Images that some question shows together are
@@ -50,11 +54,17 @@ def images_in(samples: Iterable[Sample]) -> int:
 
 
 def told(label: str, sides: dict[str, list[Sample]], split: Split) -> str:
-    """One sentence about what is held out."""
-    parts = [
-        f"{name} {count(images_in(side), 'image')} with {count(len(side), 'question')}" for name, side in sides.items()
+    """What is held out, and how far that is from what was asked for, where it is far."""
+    images = {name: images_in(side) for name, side in sides.items()}
+    parts = [f"{name} {count(images[name], 'image')} with {count(len(sides[name]), 'question')}" for name in sides]
+    sentence = f"{label} is divided by its images' content, seed {split.seed}: {'; '.join(parts)}"
+    came = {name: images[name] / max(1, sum(images.values())) for name in split.shares}
+    far = [
+        f"{name} is {came[name]:.0%} of the images, not the {share:.0%} asked for"
+        for name, share in split.shares.items()
+        if abs(came[name] - share) > FAR and any(images.values())
     ]
-    return f"{label} is divided by its images' content, seed {split.seed}: {'; '.join(parts)}"
+    return "; ".join([sentence, *far, *([LUCK] if far else [])])
 
 
 def image_by_image(samples: Sequence[Sample], most: int | None) -> list[Sample]:

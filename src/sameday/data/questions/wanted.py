@@ -10,7 +10,7 @@ from typing import Any
 from sameday.data.problems import Problem
 from sameday.data.questions.categories import Categorizer
 from sameday.data.questions.lines import Line, read_lines
-from sameday.data.questions.read import Raw, parse_line
+from sameday.data.questions.read import Raw, fields_of, parse_line
 from sameday.data.questions.tables import Say
 from sameday.data.questions.where import Tally, holds
 from sameday.spec.dataset import QuestionSet
@@ -71,8 +71,7 @@ class Reader:
 
     def __iter__(self) -> Iterator[Question]:
         where, skip = self.wanted.where, self.wanted.skip
-        places = {name: f"{self.wanted.place}.where.{name}" for name in self.wanted.own}
-        self.tally, self.unsure = Tally(where, skip, self.limit, places), []
+        self.tally, self.unsure = Tally(where, skip, self.limit, self.wanted.place, self.wanted.own), []
         # The limit counts what is asked for; which values occur only the whole file tells.
         for line in read_lines(self.path, None if where or skip else self.limit, self.images, self.say):
             question = self._read(line)
@@ -110,10 +109,7 @@ class Reader:
         ]
 
     def _is_wanted(self, question: Question) -> bool:
-        facts = question.value if isinstance(question.value, dict) else {}
-        if question.raw is not None:
-            read = {"stage": question.raw.stage, "type": question.raw.type}
-            facts = {**facts, **{name: value for name, value in read.items() if value is not None}}
+        facts = fields_of(question.value, question.raw)
         if any(holds({name: values}, facts) for name, values in self.wanted.skip.items()):
             self.tally.skipped += 1
             return self.tally.add(facts, False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,8 +37,10 @@ class Tally:
     skip: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     limit: int | None = None
     """How many of those that are asked for are taken, the first of them."""
-    places: Mapping[str, str] = field(default_factory=dict)
-    """Where in the recipe a condition stands that is one set's alone."""
+    place: str = "recipe.data"
+    """Where in the recipe the set stands."""
+    own: Set[str] = frozenset()
+    """Conditions that are this set's alone, by their fields."""
     lines: int = 0
     taken: int = 0
     skipped: int = 0
@@ -66,16 +68,25 @@ class Tally:
         """A sentence for each field that no line has, and for each value that occurs in none."""
         sentences = []
         for name, wanted in self.where.items():
-            there, place = self.values.get(name, Counter()), self.places.get(name, f"recipe.data.where.{name}")
+            there = self.values.get(name, Counter())
+            place = f"{self.place if name in self.own else 'recipe.data'}.where.{name}"
             absent = [value for value in wanted if value not in there]
             if not there:
-                known = ", ".join(sorted(each for each in self.fields if each != name)) or "none"
-                sentences.append(f"{place}: no line of {label} has this field; there are {known}")
+                sentences.append(self._no_such_field(place, name, label))
             elif absent:
                 sentences.append(
                     f"{place} is {' or '.join(absent)}, which no line of {label} has; {name} is {_listed(there)} there"
                 )
         return sentences
+
+    def unknown_skips(self, label: str) -> list[str]:
+        """A sentence for each field to skip by that no line has."""
+        unknown = [name for name in self.skip if self.fields and name not in self.fields]
+        return [self._no_such_field(f"{self.place}.skip.{name}", name, label) for name in unknown]
+
+    def _no_such_field(self, place: str, name: str, label: str) -> str:
+        known = ", ".join(sorted(each for each in self.fields if each != name)) or "none"
+        return f"{place}: no line of {label} has this field; there are {known}"
 
     @property
     def knows_fields(self) -> bool:

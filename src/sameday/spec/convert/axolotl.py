@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sameday.spec.convert.families import FAMILIES, OF_QWEN
+from sameday.spec.convert.families import FAMILIES, OF_QWEN2, OF_QWEN3, ChatTemplate
 from sameday.spec.convert.settings import Settings
 from sameday.spec.convert.swift import FILES
 from sameday.spec.convert.trainer import Trainer, each, only, words
@@ -15,8 +15,9 @@ _FILES = "nothing in the model depends on it"
 _OTHER = "the model would be another one"
 _SCHEDULE = "the schedule would be another one"
 # Templates that are the models' own, by whose.
-_TEMPLATES = {"qwen2_vl": OF_QWEN.kinds, "qwen3_vl": OF_QWEN.kinds, "llava": ("llava",), "gemma3": ("gemma3",)}
-_TEMPLATES |= {"tokenizer_default": tuple(FAMILIES)}
+_TEMPLATES = {"qwen2_vl": OF_QWEN2, "qwen3_vl": OF_QWEN3}
+_TEMPLATES |= {"llava": ChatTemplate(("llava",)), "gemma3": ChatTemplate(("gemma3",))}
+_TEMPLATES |= {"tokenizer_default": ChatTemplate(tuple(FAMILIES))}
 _PLUGINS = ("LigerPlugin", "CutCrossEntropyPlugin")
 _ROWS = ("path", "type", "field_messages", "ds_type", "split", "message_field_role", "message_field_content")
 
@@ -41,9 +42,14 @@ def _prepare(settings: Settings) -> None:
             "and no recipe says that: give warmup_ratio or warmup_steps"
         )
     asked, kind = settings.text("chat_template"), settings.kind
-    allowed = [name for name, kinds in _TEMPLATES.items() if kind not in FAMILIES or kind in kinds]
-    if asked in ("", *allowed):
-        settings.drop("chat_template", "the model's own chat template")
+    allowed = [name for name, each in _TEMPLATES.items() if kind not in FAMILIES or kind in each.kinds]
+    chosen = _TEMPLATES.get(asked or "tokenizer_default", _TEMPLATES["tokenizer_default"])
+    first = chosen.system_prompts.get(kind or "")
+    if asked in allowed and first is not None and not settings.text("system_prompt"):
+        settings.put("recipe.system_prompt", first, ["chat_template"], "what this template puts first")
+    elif asked in ("", *allowed):
+        doubt = settings.if_of(chosen.kinds) if chosen.kinds != tuple(FAMILIES) else ""
+        settings.drop("chat_template", f"the model's own chat template{doubt}")
     else:
         settings.refuse("chat_template", f"{_PROMPT} (allowed: {', '.join(allowed)})")
     settings.done("chat_template")

@@ -358,9 +358,11 @@ class _Converter(Running):
             return self.refuse("template", f"the prompt would be another one (allowed: {', '.join(allowed)})")
         asked = known[name]
         ends = ("turn", "a line break") if asked.line_break else ("end_token", "the token that ends it")
-        self.put("recipe.answer_end", ends[0], ["template"], f"this template's answers end with {ends[1]}")
-        if asked.system_prompt is not None and not self.is_set("recipe.system_prompt"):
-            self.put("recipe.system_prompt", asked.system_prompt, ["template"], "what this template puts first")
+        own = f"; else it is the model's own chat template{self.if_of(asked.kinds)}" if self.family is None else ""
+        self.put("recipe.answer_end", ends[0], ["template"], f"this template's answers end with {ends[1]}{own}")
+        first = asked.system_prompts.get(self.kind or asked.kinds[0])
+        if first is not None and not self.is_set("recipe.system_prompt"):
+            self.put("recipe.system_prompt", first, ["template"], "what this template puts first")
         if asked.near and not self.is_set("recipe.prompt"):
             self.put("recipe.prompt", None, ["template"], asked.near)
 

@@ -4,7 +4,8 @@ images have sizes to choose, how its answers end, and which layers of its tower 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
@@ -68,21 +69,28 @@ class ChatTemplate:
     """A prompt that a trainer has under a name of its own: of which families it is, and in what it is not theirs."""
 
     kinds: tuple[str, ...]
-    system_prompt: str | None = None
-    """What it puts before every question that has none."""
+    system_prompts: Mapping[str, str] = field(default_factory=dict)
+    """By family, what it puts before every question that has none, where the family's own template does not."""
     near: str = ""
     line_break: bool = True
     """Whether the line break behind an answer's end is learned with it."""
 
 
-OF_QWEN = ChatTemplate(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"))
-QWEN_TEMPLATES = dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_nothink"), OF_QWEN)
+# The template of Qwen2-VL and Qwen2.5-VL puts a system prompt first, that of Qwen3-VL none.
+OF_QWEN2 = ChatTemplate(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), {"qwen3_vl": "You are a helpful assistant."})
+OF_QWEN3 = ChatTemplate(("qwen3_vl",))
+QWEN_TEMPLATES = {
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), OF_QWEN2),
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_nothink"), OF_QWEN3),
+}
 TEMPLATES = {
     **QWEN_TEMPLATES,
     "llava": ChatTemplate(
         ("llava",),
-        "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, "
-        "detailed, and polite answers to the user's questions.",
+        {
+            "llava": "A chat between a curious user and an artificial intelligence assistant. The assistant gives "
+            "helpful, detailed, and polite answers to the user's questions."
+        },
         "near, not the same: there no line break follows an image, and no space the system prompt",
         line_break=False,
     ),

@@ -82,6 +82,13 @@ class Settings:
     def family(self) -> FamilyFacts | None:
         return FAMILIES.get(self.kind or "")
 
+    def if_of(self, kinds: Sequence[str]) -> str:
+        """The doubt about what holds for these families alone, where the model's is not known."""
+        of = " or ".join(filter(None, [", ".join(kinds[:-1]), kinds[-1]]))
+        return (
+            "" if self.family is not None else f", if the model is of {of}, which neither its folder nor its name tells"
+        )
+
     def one_size(self) -> str:
         """Why numbers of pixels say nothing, where every image of the model becomes one size."""
         if self.family is None or self.family.token_side is not None:

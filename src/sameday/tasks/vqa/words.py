@@ -55,8 +55,9 @@ def recipe_words(recipe: VlmRecipe) -> tuple[str, str]:
     data += f"Only questions {where_words(recipe.data.where)} are used. " if recipe.data.where else ""
     data += f"Lines {where_words(recipe.data.skip).replace(' and ', ' or ')} are skipped. " if recipe.data.skip else ""
     data += f"Only the first {recipe.data.limit:,} of each file are used. " if recipe.data.limit else ""
-    data += f"Images have at most {recipe.max_pixels:,} pixels. " if recipe.max_pixels else ""
-    data += f"They are resized by {'Pillow' if recipe.image_backend == 'pil' else 'torchvision'}. "
+    backend = "Pillow" if recipe.image_backend == "pil" else "torchvision"
+    most = f", to at most {recipe.max_pixels:,} pixels" if recipe.max_pixels else ""
+    data += f"Images are resized by {backend}{most}. "
     if recipe.categories is not None:
         how = [name for name in ("table", "rules") if getattr(recipe.categories, name)]
         data += f"Questions without a stage or type get it from {' and '.join(how)}. "
