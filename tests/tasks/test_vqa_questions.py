@@ -15,6 +15,7 @@ from sameday.spec.plan import Plan
 from sameday.tasks.vqa.setup import VqaSetup
 
 PLAN = Plan(attention="sdpa")
+COMMON = "train and val have 1 image in common: scores of val will be too good"
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +44,7 @@ def test_conditions_hold_for_all_files(home: Path, tiny_qwen3: Path) -> None:
     assert said == [
         "train.jsonl: 2 of 12 questions: where stage is 2 and type is count",
         "val.jsonl: 1 of 2 questions: where stage is 2 and type is count",
+        COMMON,
     ]
 
 
@@ -85,7 +87,7 @@ def test_the_model_reads_the_prompt_and_people_the_question(home: Path, tiny_qwe
     prompt = {"by": "type", "templates": {"yes/no": "is there a {question}", "colour": "what {question}"}}
     chosen = setup(home, tiny_qwen3, prompt=prompt)
     samples = chosen.audit(said.append).splits["train"]
-    assert said == ["recipe.prompt.templates.colour: no question has the type colour"]
+    assert said == [COMMON, "recipe.prompt.templates.colour: no question has the type colour"]
     plain = setup(home, tiny_qwen3).audit(print).splits["train"]
     assert [each.question for each in samples] == [each.question for each in plain]
     tokenizer = chosen._encoder.tokenizer
