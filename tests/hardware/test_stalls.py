@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
+import torch._dynamo
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,9 +32,9 @@ def test_what_takes_longer_is_a_stall_all_the_more(recent: list[float], seconds:
         assert usual_before_stall(recent, seconds + more) is not None
 
 
-def test_its_cause_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+@torch._dynamo.config.patch(automatic_dynamic_shapes=False)
+def test_its_cause_is_told() -> None:
     """Graphs are counted by torch itself, here for a function that is really compiled."""
-    monkeypatch.setattr(torch._dynamo.config, "automatic_dynamic_shapes", False)
     torch.compiler.reset()
     twice = torch.compile(lambda x: 2 * x, backend="eager")
     twice(torch.ones(2))

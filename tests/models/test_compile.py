@@ -66,12 +66,12 @@ def test_graphs_are_shared_by_all_layers(
 
 
 @pytest.mark.slow
+@functorch.patch(activation_memory_budget=1.0)
 def test_compiled_layers_keep_a_share_of_their_activations_and_compute_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a backend that divides graphs into forward and backward as on a GPU, and computes them as eager does."""
     monkeypatch.setattr(vlm, "COMPILE_BACKEND", "aot_eager_decomp_partition")
-    monkeypatch.setattr(functorch, "activation_memory_budget", 1.0)
     torch._dynamo.reset()
     worlds.write_world(tmp_path, 3, (9, 1, 5))
     model = worlds.write_tiny(tmp_path / "model", text={"num_hidden_layers": 2})
