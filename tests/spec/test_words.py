@@ -60,7 +60,7 @@ def test_commands_in_metrics_are_shown_and_not_obeyed(tmp_path: Path) -> None:
     (tmp_path / "environment.json").write_text('{"recipe_dir": "/"}')
     (tmp_path / "metrics.jsonl").write_text(f"{ESCAPE}\n")
     said = refused(tmp_path, "report", ".")
-    assert said == f"metrics.jsonl:1: is not a JSON object: {SEEN}"
+    assert said == f"metrics.jsonl:1: is not a JSON object: {SEEN}\nreport.html is written without such lines"
 
 
 def test_a_damaged_pickle_is_told_in_plain_letters(tmp_path: Path) -> None:
