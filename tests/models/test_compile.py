@@ -74,11 +74,11 @@ def test_compiled_layers_keep_a_share_of_their_activations_and_compute_the_same(
     monkeypatch.setattr(vlm, "COMPILE_BACKEND", "aot_eager_decomp_partition")
     torch._dynamo.reset()
     worlds.write_world(tmp_path, 3, (9, 1, 5))
-    model = worlds.write_tiny(tmp_path / "model", text={"num_hidden_layers": 2})
+    model = worlds.write_tiny(tmp_path / "model", text={"num_hidden_layers": 2}, vision={"depth": 1})
     lora = {"r": 4, "alpha": 8, "dropout": 0.1}
     recipe = worlds.tiny_recipe(model, order="by_image", effective_batch=8, lora=lora)
     kept, gradients = [], []
-    for share in (1.0, 0.5, 0.0):
+    for share in (1.0, 0.2):
         plan = Plan(**PLAN, compile="layers", activation_budget=share, device="cpu")
         task = worlds.make_task(tmp_path, recipe, plan)
         worlds.stir(task)
@@ -92,9 +92,8 @@ def test_compiled_layers_keep_a_share_of_their_activations_and_compute_the_same(
             gradients.append(gradient(task, 0))
         weights = {each.untyped_storage().data_ptr() for each in task.module().parameters()}
         kept.append(sum(size for where, size in held.items() if where not in weights))
-    for other in gradients[1:]:
-        assert (other - gradients[0]).norm() <= 1e-6 * gradients[0].norm()
-    assert kept[1] < 0.75 * kept[0] and kept[2] < 0.6 * kept[1], kept
+    assert (gradients[1] - gradients[0]).norm() <= 1e-6 * gradients[0].norm()
+    assert kept[1] < 0.5 * kept[0], kept
 
 
 def test_only_compiled_layers_have_a_budget(tmp_path: Path, tiny_qwen3: Path) -> None:

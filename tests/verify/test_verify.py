@@ -181,7 +181,7 @@ def test_a_step_whose_loss_is_not_known_yet_when_the_arm_is_killed(
     ("words", "said"),
     [
         (("float32.yaml", "--plan", "none.yaml"), "none.yaml: no such file"),
-        (("float32.yaml", "--plan", "shared.yaml", "--steps", "3"), "--steps 3: two epochs"),
+        (("float32.yaml", "--plan", "shared.yaml", "--steps", "3"), "--steps 3: must be at least 4, for two epochs"),
         (("float32.yaml", "--recipes"), "--recipes compares finished runs"),
         ((".", "images", "model"), "3 folders: give one recipe, two finished runs"),
         ((".",), "1 folder: give one recipe, two finished runs"),
