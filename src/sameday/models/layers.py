@@ -14,7 +14,7 @@ import torch._functorch.config as functorch
 from torch import Tensor, nn
 
 
-def compile_layers(layers: Iterable[nn.Module], backend: str, activation_budget: float = 1.0) -> None:
+def compile_layers(layers: Iterable[nn.Module], backend: str, activation_budget: float) -> None:
     """In place, so that parameters keep their names. There are still a few graphs: for the first layer, whose input has
     no gradient, and the others, training and evaluation. Past torch's limit of eight the rest would silently run
     uncompiled. Of their activations graphs keep a share, the budget."""

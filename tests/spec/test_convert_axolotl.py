@@ -1,0 +1,106 @@
+"""Configs of axolotl, as its repository has them: each becomes a recipe, or every key that is lost is named."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from converting import AXOLOTL, DATA, TARGETED, check_written, converted, lost, refused, whys
+
+from sameday.spec.convert.targets import matched
+
+# axolotl: examples of its repository
+
+PATTERN = r"model.language_model.layers.[\d]+.(mlp|cross_attn|self_attn).(up|down|gate|q|k|v|o)_proj"
+OLD_PATTERN = r"language_model.model.layers.[\d]+.(mlp|cross_attn|self_attn).(up|down|gate|q|k|v|o)_proj"
+TARGETED |= {"lora_target_modules": PATTERN, "base_model": "Qwen/Qwen2.5-VL-7B-Instruct"}
+VISION = {**TARGETED, "base_model": "alpindale/Llama-3.2-11B-Vision-Instruct", "chat_template": "llama3_2_vision"}
+QLORA = {
+    **TARGETED,
+    **{"base_model": "google/gemma-3-4b-it", "load_in_4bit": True, "adapter": "qlora", "val_set_size": 0.01},
+    **{"chat_template": "gemma3", "lora_target_modules": OLD_PATTERN, "ddp_find_unused_parameters": True},
+    **{"gradient_checkpointing_kwargs": {"use_reentrant": False}},
+}
+
+
+@pytest.mark.parametrize(
+    ("old", "keys"),
+    [
+        (AXOLOTL, {"datasets", "lora_target_linear", "optimizer"}),
+        (TARGETED, {"datasets", "optimizer"}),
+        (
+            {**TARGETED, "sample_packing": True, "eval_sample_packing": False},
+            {"datasets", "optimizer", "sample_packing"},
+        ),
+        (VISION, {"base_model", "chat_template", "datasets", "optimizer"}),
+        (QLORA, {"datasets", "optimizer", "val_set_size", "lora_target_modules"}),
+    ],
+)
+def test_axolotl_refuses(tmp_path: Path, old: dict[str, Any], keys: set[str]) -> None:
+    lines = refused(tmp_path, old)
+    assert lost(lines) == keys, lines
+    said = "optimizer is adamw_bnb_8bit; no recipe has this optimizer (allowed: adamw, "
+    assert any(line.startswith(said) for line in lines)
+
+
+def test_axolotl_with_an_optimizer_that_a_recipe_has(tmp_path: Path) -> None:
+    done = converted(tmp_path, {**TARGETED, "optimizer": "adamw_torch_fused"}, DATA)
+    recipe, plan = done.recipe, done.plan
+    assert done.trainer.name == "axolotl" and done.recognised.endswith("whatever train_on_inputs says.")
+    assert recipe.lora.target_modules == (
+        *("q_proj", "k_proj", "v_proj", "o_proj"),
+        *("gate_proj", "up_proj", "down_proj"),
+    )
+    assert (recipe.lora.r, recipe.lora.alpha, recipe.max_length, recipe.answer_end) == (32, 16, 8192, "end_token")
+    assert (recipe.effective_batch, recipe.num_epochs, recipe.warmup_ratio) == (4, 1, 0.1)
+    assert (plan.save_steps, plan.eval_steps, plan.optimizer_impl) == ("epoch", "epoch", "fused")
+    check_written(done, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("model", "template"), [("llava-hf/llava-1.5-7b-hf", "llava"), ("google/gemma-3-4b-it", "gemma3")]
+)
+def test_axolotl_with_models_of_other_families(tmp_path: Path, model: str, template: str) -> None:
+    old = {**TARGETED, "optimizer": "adamw_torch_fused", "base_model": model, "chat_template": template}
+    done = converted(tmp_path, old, DATA)
+    assert whys(done)["chat_template"] == "the model's own chat template"
+    assert (done.recipe.answer_end, done.recipe.max_pixels) == ("end_token", None)
+    check_written(done, tmp_path)
+    (line,) = refused(tmp_path, {**old, "chat_template": "qwen2_vl"}, DATA)
+    allowed = f"(allowed: {template}, tokenizer_default)"
+    assert line == f"chat_template is qwen2_vl; the prompt would be another one {allowed}"
+
+
+def test_axolotl_keys_that_are_absent(tmp_path: Path) -> None:
+    rows = [{"path": "data/a.jsonl", "type": "chat_template", "ds_type": "json"}]
+    old = {"base_model": "Qwen/Qwen3-VL-8B", "datasets": rows, "learning_rate": 1e-4, "warmup_steps": 5}
+    done = converted(tmp_path, old)
+    recipe = done.recipe
+    assert (recipe.train, recipe.train_vision, recipe.data.train) == ("all", True, "data/a.jsonl")
+    assert (recipe.schedule, recipe.num_epochs, recipe.max_length, recipe.precision) == ("cosine", 1, 512, "bf16")
+    assert (recipe.effective_batch, recipe.warmup_steps) == (1, 5)
+    assert whys(done)["recipe.max_length"].startswith("axolotl's default; ")
+    four = {**old, "adapter": "qlora", "load_in_4bit": True, "lora_r": 8, "lora_target_modules": ["q_proj"]}
+    assert converted(tmp_path, four).recipe.double_quant is True
+    (line,) = refused(tmp_path, {key: value for key, value in old.items() if key != "warmup_steps"})
+    assert line == (
+        "warmup_ratio is not set; axolotl then takes 3% of all steps, at most 100, and no recipe says that: give "
+        "warmup_ratio or warmup_steps"
+    )
+
+
+@pytest.mark.parametrize(
+    ("pattern", "kind", "names"),
+    [
+        (PATTERN, "qwen3_vl", ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]),
+        (r".*language_model.*\.(q|v)_proj", "qwen2_5_vl", ["q_proj", "v_proj"]),
+        (r".*language_model.*\.(q|v)_proj", None, ["q_proj", "v_proj"]),
+        (r".*\.(q|v)_proj", "qwen3_vl", ["q_proj", "v_proj"]),
+        (r".*\.(q|v)_proj", None, None),  # some families have them in the tower too
+        (r".*proj", "qwen2_5_vl", None),
+        (r"model.language_model.layers.[0-3].self_attn.q_proj", "qwen3_vl", None),
+        (OLD_PATTERN, "qwen3_vl", None),
+        ("(", "qwen3_vl", None),
+    ],
+)
+def test_layers_of_a_pattern(pattern: str, kind: str | None, names: list[str] | None) -> None:
+    assert matched(pattern, kind) == names

@@ -1,0 +1,212 @@
+"""Configs of LLaMA-Factory, with the keys and values of files in its repository: each becomes a recipe, or every key
+that is lost is named."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import worlds
+from converting import DATA, LLAMA, check_written, converted, lost, refused, whys
+from safetensors.torch import load_file
+from typed import sameday
+
+from sameday.spec.convert.conversion import write
+
+# LLaMA-Factory: examples/train_lora, train_full and train_qlora of its repository
+
+QWEN25 = {
+    **LLAMA,
+    **{"model_name_or_path": "Qwen/Qwen2.5-VL-7B-Instruct", "template": "qwen2_vl", "overwrite_cache": True},
+}
+FULL = {
+    **{key: value for key, value in LLAMA.items() if not key.startswith("lora_")},
+    **{"finetuning_type": "full", "freeze_vision_tower": True, "freeze_multi_modal_projector": True},
+    **{"freeze_language_model": False, "deepspeed": "examples/deepspeed/ds_z3_config.json"},
+    **{"gradient_accumulation_steps": 2, "learning_rate": 1e-5},
+}
+DPO = {**LLAMA, "stage": "dpo", "pref_beta": 0.1, "pref_loss": "sigmoid", "dataset": "rlhf_v", "learning_rate": 5e-6}
+RAY = {
+    **LLAMA,
+    **{"model_name_or_path": "meta-llama/Meta-Llama-3-8B-Instruct", "template": "llama3", "ray_num_workers": 4},
+    **{"dataset_dir": "REMOTE:llamafactory/demo_data", "ray_run_name": "llama3_8b_sft_lora"},
+    **{"placement_strategy": "PACK", "resources_per_worker": {"GPU": 1}},
+}
+ERNIE = {
+    **LLAMA,
+    **{"model_name_or_path": "ours/ERNIE-4.5-VL-28B-A3B-PT", "lora_rank": 16, "lora_alpha": 32},
+    **{"lora_target": "q_proj,v_proj,k_proj,o_proj", "template": "ernie_vl", "quantization_bit": 4},
+}
+LLAVA = {
+    **{key: value for key, value in LLAMA.items() if key not in ("lora_rank", "report_to")},
+    **{"model_name_or_path": "llava-hf/llava-1.5-7b-hf", "template": "llava", "val_size": 0.1, "eval_steps": 500},
+    **{"eval_strategy": "steps", "per_device_eval_batch_size": 1},
+}
+
+
+@pytest.mark.parametrize("old", [LLAMA, QWEN25, {**QWEN25, "model_name_or_path": "Qwen/Qwen2-VL-7B-Instruct"}])
+def test_llama_factory_lora(tmp_path: Path, old: dict[str, Any]) -> None:
+    done = converted(tmp_path, old, DATA)
+    recipe, plan = done.recipe, done.plan
+    assert done.trainer.name == "LLaMA-Factory" and done.told_by.startswith("cutoff_len, finetuning_type, ")
+    assert (recipe.train, recipe.lora.r, recipe.lora.alpha, recipe.lora.dropout) == ("lora", 8, 16.0, 0.0)
+    assert (recipe.max_pixels, recipe.min_pixels, recipe.max_length) == (262144, 1024, 2048)
+    assert (recipe.schedule, recipe.warmup_ratio, recipe.answer_end) == ("cosine", 0.1, "turn")
+    assert (recipe.effective_batch, recipe.num_epochs, recipe.data.limit) == (8, 3, 1000)
+    assert (plan.checkpointing, plan.workers, plan.save_steps, plan.log_steps) == ("full", 4, 500, 10)
+    assert recipe.lora.target_modules[4:] == ("gate_proj", "up_proj", "down_proj")
+    assert whys(done)["recipe.lora.alpha"] == "LLaMA-Factory's default"
+    assert whys(done)["recipe.max_pixels"].startswith("near, not the same: it resizes to so many first")
+    check_written(done, tmp_path)
+
+
+def test_llama_factory_forms_and_parts(tmp_path: Path) -> None:
+    done = converted(tmp_path, {**LLAMA, "use_dora": True, "use_rslora": True, "freeze_vision_tower": False}, DATA)
+    lora = done.recipe.lora
+    assert (lora.dora, lora.rslora, lora.target_modules[-2:]) == (True, True, ("down_proj", "tower.all-linear"))
+    assert whys(done)["recipe.lora.target_modules"].endswith("linear layers, and those of what is not frozen")
+    check_written(done, tmp_path)
+    both = {**FULL, "freeze_vision_tower": False, "freeze_multi_modal_projector": False}
+    assert converted(tmp_path, both, DATA).recipe.train_vision
+    # It looks for names in the language model alone, others in the whole model.
+    named = {**LLAMA, "lora_target": "q_proj,gate_proj", "model_name_or_path": "Qwen/Qwen2.5-VL-7B-Instruct"}
+    named |= {"template": "qwen2_vl"}
+    assert converted(tmp_path, named, DATA).recipe.lora.target_modules == ("q_proj", "gate_proj")
+
+
+def test_names_that_the_tower_has_too(tmp_path: Path) -> None:
+    def targets(model: str, names: Any) -> tuple[str, ...]:
+        return converted(
+            tmp_path, {"model": model, "lora_rank": 2, "target_modules": names}, DATA
+        ).recipe.lora.target_modules
+
+    names = ["q_proj", "gate_proj"]
+    assert targets("Qwen/Qwen3-VL-8B", names) == ("q_proj", "gate_proj")
+    assert targets("Qwen/Qwen2.5-VL-7B-Instruct", names) == (*names, "tower.gate_proj")
+    assert targets("llava-hf/llava-1.5-7b-hf", names) == (*names, "tower.q_proj")
+    everything = ("all-linear", "tower.all-linear", "projector.all-linear")
+    assert targets("Qwen/Qwen3-VL-8B", "all-linear") == targets("llava-hf/llava-1.5-7b-hf", "all-linear") == everything
+    assert targets("google/gemma-3-4b-it", "all-linear") == everything[:2]
+    done = converted(tmp_path, {"model": "some/model", "lora_rank": 2, "target_modules": names}, DATA)
+    assert whys(done)["recipe.lora.target_modules"].startswith("the language model's; where the tower has layers of ")
+
+
+VICUNA = "A chat between a curious user and an artificial intelligence assistant. "
+
+
+def test_llama_factory_templates_of_every_family(tmp_path: Path) -> None:
+    llava = {key: value for key, value in LLAVA.items() if key != "val_size"}
+    done = converted(tmp_path, llava, DATA)
+    recipe = done.recipe
+    assert recipe.system_prompt is not None and recipe.system_prompt.startswith(VICUNA)
+    assert (recipe.answer_end, recipe.min_pixels, recipe.max_pixels) == ("end_token", None, None)
+    assert whys(done)["recipe.prompt"].startswith("near, not the same: there no line break follows an image")
+    assert whys(done)["image_max_pixels"] == (
+        "this model takes every image at one size, which its own image settings say"
+    )
+    check_written(done, tmp_path)
+    own = converted(tmp_path, {**llava, "system": "Be brief."}, DATA)
+    assert own.recipe.system_prompt == "Be brief."
+    gemma = converted(tmp_path, {**llava, "model_name_or_path": "google/medgemma-4b-it", "template": "gemma3"}, DATA)
+    assert (gemma.recipe.answer_end, gemma.recipe.system_prompt, gemma.recipe.max_pixels) == ("turn", None, None)
+    (line,) = refused(tmp_path, {**llava, "template": "vicuna"}, DATA)
+    assert line == "template is vicuna; the prompt would be another one (allowed: llava)"
+    (line,) = refused(tmp_path, {**llava, "template": "qwen2_vl"}, DATA)
+    assert line == "template is qwen2_vl; the prompt would be another one (allowed: llava)"
+    (line,) = refused(tmp_path, {**LLAMA, "template": "llava"}, DATA)
+    assert line.endswith("(allowed: qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_nothink)")
+
+
+def test_llama_factory_all_weights(tmp_path: Path) -> None:
+    done = converted(tmp_path, FULL, DATA)
+    assert (done.recipe.train, done.recipe.train_vision, done.recipe.effective_batch) == ("all", False, 2)
+    check_written(done, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("old", "keys"),
+    [
+        (DPO, {"stage", "pref_beta", "pref_loss"}),
+        (RAY, {"model_name_or_path", "template"}),
+        (ERNIE, {"template"}),
+        (LLAVA, {"val_size"}),
+        ({**LLAMA, "pure_bf16": True, "loraplus_lr_ratio": 16.0}, {"pure_bf16"}),
+        ({**LLAMA, "freeze_multi_modal_projector": False}, {"freeze_multi_modal_projector"}),
+    ],
+)
+def test_llama_factory_refuses(tmp_path: Path, old: dict[str, Any], keys: set[str]) -> None:
+    lines = refused(tmp_path, old, DATA)
+    assert keys <= lost(lines) and lost(lines) <= keys | {"loraplus_lr_ratio"}, lines
+    if old is DPO:
+        assert "stage is dpo; no recipe trains so (allowed: sft)" in lines
+
+
+def test_llama_factory_keys_that_are_absent(tmp_path: Path) -> None:
+    """Its defaults stand in the recipe where they are not ours, and say whose they are."""
+    old = {"model_name_or_path": "Qwen/Qwen3-VL-4B-Instruct", "finetuning_type": "lora", "template": "qwen3_vl"}
+    done = converted(tmp_path, old, DATA)
+    recipe = done.recipe
+    assert (recipe.max_length, recipe.max_pixels, recipe.lora.r, recipe.lora.alpha) == (2048, 589824, 8, 16)
+    assert (recipe.learning_rate, recipe.schedule, recipe.precision, recipe.seed) == (5e-5, "linear", "bf16", 42)
+    assert (recipe.effective_batch, done.plan.checkpointing) == (8, "full")
+    assert whys(done)["recipe.max_length"] == "LLaMA-Factory's default; never cuts image tokens or a whole answer"
+    assert converted(tmp_path, {**old, "disable_gradient_checkpointing": True}, DATA).plan.checkpointing == "none"
+    assert converted(tmp_path, {**old, "disable_shuffling": True}, DATA).recipe.order.kind == "listed"
+
+
+def test_llama_factory_list_of_data(tmp_path: Path) -> None:
+    old = {"model_name_or_path": "Qwen/Qwen3-VL-4B-Instruct", "finetuning_type": "lora", "template": "qwen3_vl"}
+    (line,) = refused(tmp_path, {**old, "dataset": "ours"})
+    where = tmp_path / "data" / "dataset_info.json"
+    assert line == f"dataset is ours; a name in {where}, which is not there: give --train FILE"
+    tags = {"role_tag": "role", "content_tag": "content"}
+    columns = {"messages": "messages", "images": "images"}
+    entry = {"file_name": "ours.json", "formatting": "sharegpt", "columns": columns, "tags": tags}
+    known = {"ours": entry, "llava": {"file_name": "l.json", "formatting": "sharegpt"}, "text": {"file_name": "t.json"}}
+    known |= {"far": {"hf_hub_url": "x/y"}, "odd": {**entry, "columns": {"messages": "talk"}}}
+    where.parent.mkdir()
+    where.write_text(json.dumps(known))
+    done = converted(tmp_path, {**old, "dataset": "ours", "eval_dataset": "llava", "eval_strategy": "epoch"})
+    data = done.recipe.data
+    assert (data.train, data.val, data.image_root) == ("data/ours.json", "data/l.json", "data")
+    assert whys(done)["recipe.data.train"] == "as dataset_info.json has it"
+    there = converted(tmp_path, {**old, "dataset": "ours", "dataset_dir": "data", "media_dir": "pictures"})
+    assert there.recipe.data.image_root == "pictures"
+    for name, why in (
+        ("ours,text", "several sets of questions: join them in one file, and give --train FILE"),
+        ("text", "its lines are no conversations (formatting sharegpt): give --train FILE in a form that is read"),
+        ("far", "it is fetched from a hub: give --train FILE"),
+        ("odd", "its columns have names that are not read here: rename them in the data, and give --train FILE"),
+        ("none", f"{where} has no such name"),
+    ):
+        assert refused(tmp_path, {**old, "dataset": name}) == [f"dataset is {name}; {why}"]
+
+
+@pytest.mark.parametrize(("family", "template"), [("qwen2_5_vl", "qwen2_vl"), ("llava", "llava")])
+def test_what_comes_out_trains(tmp_path: Path, tiny_models: dict[str, Path], family: str, template: str) -> None:
+    """Adapters on all layers of a language model whose tower has layers of the same names."""
+    worlds.write_world(tmp_path / "data", 6, (3, 2), hard=False)
+    rows = [json.loads(line) for line in (tmp_path / "data" / "train.jsonl").read_text().splitlines()]
+    talks = [
+        {
+            "messages": [
+                {"role": "user", "content": f"<image>{row['question']}"},
+                {"role": "assistant", "content": row["answer"]},
+            ],
+            "images": [f"images/{row['image']}"],
+        }
+        for row in rows
+    ]
+    (tmp_path / "data" / "ours.json").write_text(json.dumps(talks))
+    columns = {"messages": "messages", "images": "images"}
+    entry = {"file_name": "ours.json", "formatting": "sharegpt", "columns": columns, "tags": {"role_tag": "role"}}
+    (tmp_path / "data" / "dataset_info.json").write_text(json.dumps({"ours": entry}))
+    old = {**QWEN25, "model_name_or_path": str(tiny_models[family]), "dataset": "ours", "max_samples": 4, "bf16": False}
+    old["template"] = template
+    old |= {"use_fast_image_processor": False, "image_max_pixels": 16384, "gradient_accumulation_steps": 2}
+    write(converted(tmp_path, {**old, "dataloader_num_workers": 0}), tmp_path / "new")
+    words = ("--plan", "new/plan.yaml", "--out", "run", "--max-steps", "1", "--set", "plan.device=cpu")
+    said = sameday(tmp_path, "train", "new/recipe.yaml", *words)
+    assert said.code == 0, said.err
+    names = list(load_file(tmp_path / "run" / "adapter" / "adapter_model.safetensors"))
+    assert any("down_proj" in name for name in names) and all(".language_model." in name for name in names)

@@ -1,0 +1,101 @@
+"""Scripts around the commands of other trainers, as people write them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from converting import converted, refused, script
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sameday.spec.convert.script import read_script
+
+# Scripts
+
+
+@pytest.mark.parametrize(
+    ("text", "train", "batch"),
+    [
+        ("swift sft --model {m} --dataset a.jsonl --seed 3 >logs/x.log 2>&1 &", "a.jsonl", 16),
+        ("pip install --upgrade x && swift sft --model {m} --dataset a.jsonl | tee --append x.log", "a.jsonl", 16),
+        (
+            'DATA="${{DATA:-b.jsonl}}"\nsrun -u swift sft --model {m} --dataset $DATA --output_dir o/${{M##*/}}',
+            "b.jsonl",
+            16,
+        ),
+        (
+            "accelerate launch --config_file zero.yaml sft_vlm.py --model_name_or_path {m} --dataset_name a.jsonl "
+            "--completion_only_loss true --per_device_train_batch_size 2",
+            "a.jsonl",
+            6,
+        ),
+    ],
+)
+def test_what_stands_around_a_command(tmp_path: Path, text: str, train: str, batch: int) -> None:
+    (tmp_path / "zero.yaml").write_text("num_processes: 3\n")
+    recipe = converted(tmp_path, text.format(m="Qwen/Qwen3-VL-8B")).recipe
+    assert (recipe.data.train, recipe.effective_batch) == (train, batch)
+
+
+WORDS = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"], exclude_characters="$`\\|&;<>"), min_size=1)
+FLAGS = st.dictionaries(
+    st.from_regex(r"[a-z][a-z_]{0,9}", fullmatch=True),
+    st.just(True) | st.integers(0, 10**6) | WORDS.filter(lambda word: word[0] not in "-#{[" and word[-1] != ","),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(deadline=None)
+@given(flags=FLAGS)
+def test_flags_come_back_as_they_were_written(tmp_path_factory: Any, flags: dict[str, Any]) -> None:
+    path = tmp_path_factory.getbasetemp() / "flags.sh"
+    path.write_text(script("swift sft", flags), encoding="utf-8")
+    document, command = read_script(path)
+    assert command == "swift sft" and list(document.values) == list(flags)
+    for line, (name, value) in enumerate(flags.items(), 2):
+        read = document.values[name]
+        assert read == value or (not isinstance(read, str) and read == yaml.safe_load(value)), (read, value)
+        assert document.places[(name,)] == f"{path}:{line}"
+
+
+def test_a_number_sign_inside_a_word_is_no_comment(tmp_path: Path) -> None:
+    (line,) = refused(tmp_path, "swift sft --model Qwen/Qwen3-VL-8B --dataset a.jsonl#500 # all of it\n")
+    assert line == (
+        "dataset is a.jsonl#500; a subset that its program draws: write it to a file, and give --train FILE"
+    )
+
+
+def test_a_script_as_people_write_it(tmp_path: Path) -> None:
+    text = """#!/bin/bash
+# a comment
+export CUDA_VISIBLE_DEVICES=0
+MODEL=Qwen/Qwen3-VL-8B
+cd /somewhere
+swift sft --model ${MODEL} `# its model` \\
+    --dataset=a.jsonl \\
+    # in between
+    --lora_rank 4 "$@"
+"""
+    recipe = converted(tmp_path, text).recipe
+    assert (recipe.model, recipe.data.train, recipe.lora.r) == ("Qwen/Qwen3-VL-8B", "a.jsonl", 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("swift sft --model $WHICH --seed 1 --seed 2\n", "--model is $WHICH; this script does not say what $WHICH is"),
+        ("swift sft --seed 1 \\\n --seed 2\n", "--seed is given twice, first at "),
+        (
+            "swift sft --a 1\nswift sft --a 2\n",
+            "starts 2 trainings (lines 1, 2); must be one command with --flags, of swift",
+        ),
+        ("pip install --upgrade x\n", "starts no trainer that is known; must be one command with --flags, of swift, "),
+        ("llamafactory-cli train examples/a.yaml\n", "starts a training by examples/a.yaml: convert that file"),
+        ("trl sft --config a.yaml --seed 1\n", "starts a training by a.yaml: convert that file"),
+        ("swift sft --a 'b\n", "a quote is opened here and never closed"),
+    ],
+)
+def test_scripts_that_cannot_be_read(tmp_path: Path, text: str, why: str) -> None:
+    assert any(why in line for line in refused(tmp_path, text))

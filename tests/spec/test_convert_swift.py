@@ -1,0 +1,124 @@
+"""Commands of ms-swift, as its repository and others have them: each becomes a recipe, or every key that is lost is
+named."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from converting import CAPTION, DATA, OURS, VQA, check_written, converted, lost, refused, script, whys
+
+# ms-swift: examples/train/multimodal and examples/models of its repository, and scripts of others
+
+VIDEO = {
+    **{"model": "Qwen/Qwen2.5-VL-7B-Instruct", "dataset": "swift/VideoChatGPT:all", "split_dataset_ratio": 0.01},
+    **{"train_type": "full", "torch_dtype": "bfloat16", "learning_rate": "1e-5", "freeze_vit": "false"},
+    **{"freeze_aligner": "false", "gradient_checkpointing": "false", "vit_gradient_checkpointing": "true"},
+    **{"deepspeed": "zero3", "use_liger_kernel": "true", "attn_impl": "flash_attn", "padding_free": "true"},
+    **{"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "save_only_model": "true"},
+}
+CUSTOM = {
+    **CAPTION,
+    **{"train_type": "custom", "external_plugins": "custom_plugin.py", "vit_lr": "1e-5", "aligner_lr": "1e-5"},
+    **{"dataset_num_proc": 4, "deepspeed": "zero2"},
+}
+EXPERTS = {
+    **CAPTION,
+    **{"model": "Qwen/Qwen3-VL-30B-A3B-Instruct", "router_aux_loss_coef": "1e-3", "load_from_cache_file": "true"},
+    **{"freeze_aligner": "true", "split_dataset_ratio": 0.01, "padding_free": "true", "attn_impl": "flash_attn"},
+}
+
+
+def test_swift_of_a_file(tmp_path: Path) -> None:
+    done = converted(tmp_path, script("swift sft", OURS, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}))
+    recipe = done.recipe
+    assert (done.trainer.name, done.told_by) == ("ms-swift", "the command swift sft")
+    assert (recipe.data.train, recipe.data.val) == ("./datasets/img_train.json", "./datasets/img_test.json")
+    assert (recipe.lora.r, recipe.lora.alpha, recipe.lora.dropout) == (8, 32, 0.05)
+    assert (recipe.weight_decay, recipe.betas, recipe.schedule) == (0.01, (0.9, 0.95), "cosine")
+    assert (recipe.loss_weight, recipe.answer_end, recipe.image_backend) == ("token", "turn", "pil")
+    assert (recipe.effective_batch, recipe.system_prompt) == (1, "You are a helpful assistant.")
+    assert (done.plan.eval_steps, done.plan.save_total_limit) == (100, 2)
+    check_written(done, tmp_path)
+
+
+def test_swift_keys_that_are_absent(tmp_path: Path) -> None:
+    text = script("swift sft", {"model": "Qwen/Qwen3-VL-8B", "dataset": "a.jsonl"}, {"NPROC_PER_NODE": 2})
+    done = converted(tmp_path, text)
+    recipe = done.recipe
+    assert (recipe.learning_rate, recipe.weight_decay, recipe.betas) == (1e-4, 0.1, (0.9, 0.95))
+    assert (recipe.schedule, recipe.precision, recipe.effective_batch, recipe.lora.dropout) == (
+        "cosine",
+        "bf16",
+        16,
+        0.05,
+    )
+    assert recipe.lora.target_modules[-1] == "down_proj" and recipe.max_length is None
+    assert whys(done)["recipe.effective_batch"] == "ms-swift's default; 1 at once x 8 accumulated x 2 processes"
+    assert whys(done)["recipe.weight_decay"] == "ms-swift's default"
+    text = script("swift sft", {"model": "Qwen/Qwen3-VL-8B", "dataset": "a.jsonl", "train_type": "full"})
+    assert converted(tmp_path, text).recipe.learning_rate == 1e-5
+
+
+@pytest.mark.parametrize("old", [VQA, CAPTION])
+def test_swift_with_a_file_of_ones_own(tmp_path: Path, old: dict[str, Any]) -> None:
+    text = script("swift sft", old, {"CUDA_VISIBLE_DEVICES": 0, "MAX_PIXELS": 1003520})
+    assert lost(refused(tmp_path, text)) == {"dataset"}
+    done = converted(tmp_path, text, DATA)
+    assert (done.recipe.max_pixels, done.recipe.data.train, done.recipe.effective_batch) == (1003520, "train.jsonl", 16)
+    check_written(done, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("model", "template", "other"),
+    [("llava-hf/llava-1.5-7b-hf", "llava1_5_hf", "llava"), ("google/medgemma-4b-it", "gemma3_vision", "gemma3")],
+)
+def test_swift_with_models_of_other_families(tmp_path: Path, model: str, template: str, other: str) -> None:
+    old = {**OURS, "model": model, "target_modules": "all-linear"}
+    for asked in ({}, {"template": template}):
+        text = script("swift sft", {**old, **asked}, {"MAX_PIXELS": 1003520, "IMAGE_MAX_TOKEN_NUM": 1024})
+        done = converted(tmp_path, text)
+        recipe = done.recipe
+        assert (recipe.answer_end, recipe.max_pixels, recipe.min_pixels) == ("end_token", None, None)
+        assert "line break" not in whys(done)["recipe.answer_end"].removeprefix("no line break follows")
+        assert "qwen_vl_utils" not in whys(done)["recipe.image_backend"]
+        for key in ("MAX_PIXELS", "IMAGE_MAX_TOKEN_NUM"):
+            assert whys(done)[key].startswith("this model takes every image at one size")
+        near = whys(done).get("recipe.prompt", "")
+        assert near.startswith("near, not the same: a line break follows a question there") == ("llava" in model)
+        check_written(done, tmp_path / template / str(len(asked)))
+    (line,) = refused(tmp_path, script("swift sft", {**old, "template": other}))
+    assert line == f"template is {other}; the prompt would be another one (allowed: {template})"
+    qwen = converted(tmp_path, script("swift sft", OURS))
+    assert qwen.recipe.answer_end == "turn" and "qwen_vl_utils" in whys(qwen)["recipe.image_backend"]
+
+
+def test_swift_parts_and_their_rates(tmp_path: Path) -> None:
+    thawed = {**OURS, "freeze_vit": "false", "freeze_aligner": "false", "vit_lr": "1e-5", "use_dora": "true"}
+    done = converted(tmp_path, script("swift sft", {**thawed, "aligner_lr": "2e-5", "use_rslora": "true"}))
+    recipe = done.recipe
+    assert recipe.lora.target_modules[-3:] == ("down_proj", "tower.all-linear", "projector.all-linear")
+    assert (recipe.learning_rates, recipe.lora.dora, recipe.lora.rslora) == (
+        {"tower": 1e-5, "projector": 2e-5},
+        True,
+        True,
+    )
+    check_written(done, tmp_path)
+    done = converted(tmp_path, script("swift sft", {**thawed, "freeze_vit": "true"}))
+    assert done.recipe.lora.target_modules[-2:] == ("down_proj", "projector.all-linear")
+    assert done.recipe.learning_rates == {}, "of a part that is frozen"
+    named = {**OURS, "freeze_vit": "false", "target_modules": "q_proj"}
+    assert lost(refused(tmp_path, script("swift sft", named))) == {"freeze_vit"}
+
+
+def test_swift_refuses(tmp_path: Path) -> None:
+    lines = refused(tmp_path, script("swift sft", VIDEO, {"VIDEO_MAX_PIXELS": 50176, "FPS_MAX_FRAMES": 12}))
+    assert lost(lines) == {"dataset", "split_dataset_ratio"}
+    whole = converted(tmp_path, script("swift sft", {**VIDEO, "split_dataset_ratio": 0}), DATA)
+    assert (whole.recipe.train, whole.recipe.train_vision, whole.plan.packing) == ("all", True, True)
+    lines = refused(tmp_path, script("swift sft", CUSTOM), DATA)
+    assert lost(lines) == {"train_type", "external_plugins"}
+    lines = refused(tmp_path, script("swift sft", EXPERTS, {"IMAGE_MAX_TOKEN_NUM": 1024}), DATA)
+    assert lost(lines) == {"router_aux_loss_coef", "split_dataset_ratio"}
+    fine = {**VQA, "model": "Qwen/Qwen3-VL-4B-Instruct"}
+    done = converted(tmp_path, script("swift sft", fine, {"IMAGE_MAX_TOKEN_NUM": 1024}), DATA)
+    assert done.recipe.max_pixels == 1024 * 32 * 32

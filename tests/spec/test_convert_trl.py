@@ -1,0 +1,78 @@
+"""TRL's scripts for vision-language models, and others around them: each becomes a recipe, or every key that is lost
+is named."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from converting import ROBOT, check_written, converted, lost, refused, script, whys
+
+# TRL: its sft_vlm scripts and configs, and scripts of others around them
+
+ACCELERATE = "accelerate launch --config_file examples/accelerate_configs/deepspeed_zero3.yaml"
+SFT_VLM = {
+    **{"dataset_name": "HuggingFaceH4/llava-instruct-mix-vsft", "model_name_or_path": "llava-hf/llava-1.5-7b-hf"},
+    **{"per_device_train_batch_size": 8, "gradient_accumulation_steps": 8, "output_dir": "sft-llava-1.5-7b-hf"},
+    **{"bf16": True, "torch_dtype": "bfloat16", "gradient_checkpointing": True},
+}
+GEMMA = {
+    **SFT_VLM,
+    **{"model_name_or_path": "google/gemma-3-4b-it", "use_peft": True, "lora_target_modules": "all-linear"},
+    **{"attn_implementation": "eager"},
+}
+SMOL = {
+    **SFT_VLM,
+    **{"model_name_or_path": "HuggingFaceTB/SmolVLM-Instruct", "use_peft": True},
+    **{"lora_target_modules": ["down_proj,", "o_proj,", "k_proj,", "q_proj,", "gate_proj,", "up_proj,", "v_proj"]},
+}
+SAT = {
+    **{"model_name_or_path": "Qwen/Qwen2-VL-2B", "dataset_name": "SAT", "learning_rate": "2.0e-5", "packing": "True"},
+    **{"max_seq_length": 1024, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "bf16": "True"},
+    **{"eval_strategy": "no", "run_name": "Qwen2_VL-2B-SFT-SAT", "report_to": "wandb", "num_train_epochs": 2},
+}
+TEXT = {
+    **{"model_name_or_path": "Qwen/Qwen2.5-0.5B", "dataset_name": "stanfordnlp/imdb", "report_to": "none"},
+    **{"learning_rate": 0.0001, "lr_scheduler_type": "cosine"},
+}
+MASK = (
+    "completion_only_loss is not set; TRL then learns questions besides answers, unless lines have prompt and "
+    "completion, and no recipe says that: give completion_only_loss: true if they had"
+)
+
+
+@pytest.mark.parametrize(
+    ("old", "keys"),
+    [
+        (script(f"{ACCELERATE} sft_vlm.py", SFT_VLM), {"dataset_name"}),
+        (script(f"{ACCELERATE} sft_vlm_gemma3.py", GEMMA), {"dataset_name"}),
+        (script(f"{ACCELERATE} sft_vlm_smol_vlm.py", SMOL), {"model_name_or_path", "dataset_name"}),
+        (script(f"{ACCELERATE} src/open_r1/sft.py", SAT), {"dataset_name", "packing"}),
+        (ROBOT, {"dataset_configs", "packing"}),
+        (script("trl sft", TEXT), {"model_name_or_path", "dataset_name"}),
+    ],
+)
+def test_trl_refuses(tmp_path: Path, old: dict[str, Any] | str, keys: set[str]) -> None:
+    lines = refused(tmp_path, old)
+    assert MASK in lines
+    assert lost(lines) - {"completion_only_loss"} == keys, lines
+
+
+def test_trl_that_learns_answers_alone(tmp_path: Path) -> None:
+    old = {
+        **SFT_VLM,
+        **{"model_name_or_path": "Qwen/Qwen2.5-VL-3B-Instruct", "use_peft": True, "completion_only_loss": "true"},
+        **{"lora_target_modules": ["q_proj", "v_proj"], "dataset_name": "data/train.jsonl"},
+    }
+    launched = f"{ACCELERATE} --num_processes 4 examples/scripts/sft_vlm.py"
+    done = converted(tmp_path, script(launched, old))
+    recipe = done.recipe
+    assert (done.trainer.name, done.told_by) == ("TRL", "the command sft_vlm")
+    assert (recipe.learning_rate, recipe.max_length, recipe.effective_batch) == (2e-5, None, 256)
+    assert (recipe.lora.r, recipe.lora.alpha, recipe.lora.dropout) == (16, 32, 0.05)
+    assert (recipe.precision, recipe.schedule, done.plan.checkpointing) == ("bf16", "linear", "full")
+    check_written(done, tmp_path)
+    plain = converted(tmp_path, {key: value for key, value in old.items() if key != "use_peft"})
+    assert (plain.recipe.train, plain.recipe.train_vision, plain.recipe.max_length) == ("all", True, 1024)
+    assert whys(plain)["recipe.train"] == "TRL's default: all weights, the vision tower's too"
+    four = converted(tmp_path, {**old, "load_in_4bit": True})
+    assert (four.recipe.base_format, four.recipe.double_quant) == ("nf4", False)
