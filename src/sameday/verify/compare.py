@@ -272,7 +272,7 @@ def _generation(comparison: Comparison, plan: Trace, limits: Limits) -> None:
     for name, gap in plan.generation["gaps"].items():
         comparison.note("generation", gap, name, limit)
         if not gap <= limit:
-            text = f"its likeliest token in training is {gap:.2g} standard deviations above it (limit {limit:.0e})"
+            text = f"its likeliest token in training is {gap:.2g} standard deviations above it (limit {limit:.2g})"
             comparison.differences.append(Difference(0, "generated answer", name, text, exact=True))
             return
 

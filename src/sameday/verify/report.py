@@ -176,7 +176,7 @@ class Report:
         lines = _wrapped("training", "largest relative differences (limits): " + ", ".join(said))
         if "generation" in worst:
             limit = self.comparison.bounds["generation"]
-            text = f"tokens at most {worst['generation']:.1e} standard deviations below training's (limit {limit:.0e})"
+            text = f"tokens at most {worst['generation']:.2g} standard deviations below training's (limit {limit:.2g})"
             lines += _wrapped("generation", text)
         return lines
 
