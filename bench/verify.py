@@ -6,6 +6,7 @@ equivalent plans over seeds, which must raise no alarm.
     python bench/verify.py fp8        # the same on base weights and matmuls in fp8
     python bench/verify.py array      # every pair of plan values on a small model, bf16
     python bench/verify.py alarms     # 20 comparisons of equivalent plans, a model of more than 1B parameters
+    python bench/verify.py answers    # how far generated tokens are below training's, in bf16 and fp8, and with a fault
     python bench/verify.py images     # 21 of Vision-BDH with 2, 3 and 4 classes, whose biases have few numbers
 """
 
@@ -31,6 +32,7 @@ from covering import trial_plans
 from PIL import Image
 from vlm_step import SIZES
 
+from sameday.commands.session import silent
 from sameday.demo.patterns import write_patterns
 from sameday.demo.tiny import write_model
 from sameday.spec.document import dump_yaml
@@ -43,7 +45,7 @@ from sameday.tasks.vqa import task as vqa
 from sameday.tune.command import STEPS_TO_VERIFY
 from sameday.verify.arm import Job, run_here
 from sameday.verify.compare import Comparison, compare
-from sameday.verify.limits import LIMITS
+from sameday.verify.limits import LIMITS, limits_of
 from sameday.verify.trace import Trace
 from sameday.verify.trial import make_trial, reference_job
 
@@ -152,7 +154,7 @@ class Stage:
         return Trace(self.folder / name)
 
     def compare(self, plan: Plan) -> Comparison:
-        return compare(self.run("plan", plan), self.plain, self.reference)
+        return compare(self.run("plan", plan), self.plain, self.reference, limits=limits_of(self.trial.recipe))
 
 
 def show(count: int, name: str, found: Comparison, seconds: float, alarms: list[str]) -> None:
@@ -217,6 +219,26 @@ def alarms(folder: Path, first_seed: int) -> None:
     print(f"{sum(p.numel() for p in kept['bf16'].parameters()) / 1e9:.2f} B parameters")
 
 
+def answers(folder: Path, first_seed: int) -> None:
+    """On any machine, with few weights but a real vocabulary: the more tokens there are, the nearer are the likeliest.
+    The fault generates every token after an answer's first one position too far on."""
+    text = SHAPES["small"]["text"] | {"vocab_size": 151936, "num_hidden_layers": 16}
+    for seed in range(first_seed, first_seed + 8):
+        home = folder / str(seed)
+        write_model(home / "model", [" ".join(WORDS)], seed, sharpen=1.5, text=text, vision=SHAPES["small"]["vision"])
+        write_data(home / "data", images=3, each=8, size=(96, 64), words=12, seed=seed)
+        for stored in ("precision", "fp8"):
+            made = recipe(home / "data", seed=seed, model=str(home / "model"), base_format=stored)
+            setup = setup_of(made, home / "data")
+            device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+            task = setup.load(Plan(**SHARED, attention="sdpa"), device, setup.audit(silent).splits)
+            right = max(task.generation_gaps(range(24)))
+            following = task.model.next_hidden
+            task.model.next_hidden = lambda tokens, at, keys, following=following: following(tokens, at + 1, keys)
+            wrong = max(task.generation_gaps(range(24)))
+            print(f"seed {seed}  {made.base_words:10s} {right:.3f}  with the fault {wrong:.2f}", flush=True)
+
+
 def images(folder: Path, first_seed: int) -> None:
     """In as few steps as `sameday tune` compares."""
     made = load_recipe(Path(__file__).resolve().parents[1] / "examples" / "cifar10_bdh.yaml")
@@ -259,13 +281,13 @@ def compared(stage_of: Callable[[int], Stage], seeds: Iterable[int], plans: Mapp
 def main() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read once, and some of the plans are deterministic
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("best", "nf4", "fp8", "array", "alarms", "images"))
-    parser.add_argument("--first-seed", type=int, default=0, help="alarms, images: some seeds from here on")
+    parser.add_argument("what", choices=("best", "nf4", "fp8", "array", "alarms", "answers", "images"))
+    parser.add_argument("--first-seed", type=int, default=0, help="alarms, answers, images: some seeds from here on")
     args = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as folder:
-        if args.what in ("alarms", "images"):
-            {"alarms": alarms, "images": images}[args.what](Path(folder), args.first_seed)
+        if args.what in ("alarms", "answers", "images"):
+            {"alarms": alarms, "answers": answers, "images": images}[args.what](Path(folder), args.first_seed)
         else:
             nf4 = partial(best, shapes="1b", base_format="nf4", double_quant=True)
             fp8 = partial(best, shapes="1b", base_format="fp8")

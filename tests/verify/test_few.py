@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from sameday.verify.compare import Comparison, _against_reference, _judge
-from sameday.verify.limits import LIMITS
+from sameday.spec.vqa import VqaRecipe
+from sameday.verify.compare import Comparison, _against_reference, _generation, _judge
+from sameday.verify.limits import COARSE, LIMITS, limits_of
 
 STEPS, DRAWS = 4, 400
 
@@ -99,3 +100,16 @@ def test_an_arm_that_equals_its_reference_is_no_difference() -> None:
     near = _judge(sums(rounded, reference))
     assert near["R"] < 1 and abs(near["off"]) < 1
     assert _judge(sums(1.01 * reference, reference))["R"] > 1000
+
+
+def test_generated_tokens_are_further_apart_where_matmuls_have_fewer_bits() -> None:
+    fields = {"model": "any", "data": {"train": "train.jsonl"}}
+    stored = [("precision", "bf16"), ("fp8", "float32"), ("fp8", "bf16")]
+    recipes = [VqaRecipe.model_validate(fields | {"base_format": a, "precision": b}) for a, b in stored]
+    assert [limits_of(recipe) for recipe in recipes] == [LIMITS, LIMITS, COARSE]
+    found = Comparison("bf16", COARSE)
+    trace: Any = SimpleNamespace(generation={"gaps": {"train.jsonl:1": 0.7}, "failed": ""})
+    _generation(found, trace, COARSE)
+    assert found.same and found.bounds["generation"] == COARSE.bf16_generation
+    _generation(found, trace, LIMITS)
+    assert "0.7 standard deviations above it (limit 0.25)" in str(found.differences[0])

@@ -170,6 +170,11 @@ class Recipe(Strict):
         return 0.0
 
     @property
+    def coarse_matmuls(self) -> bool:
+        """Whether activations, too, are rounded to fewer bits than `precision` has."""
+        return False
+
+    @property
     def result(self) -> str:
         """Folder of the run in which the finished weights lie."""
         return "model"

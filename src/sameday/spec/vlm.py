@@ -239,6 +239,10 @@ class VlmRecipe(Recipe):
         return self.base_format + (" with double_quant" if self.double_quant else "")
 
     @property
+    def coarse_matmuls(self) -> bool:
+        return self.base_format == "fp8" and self.precision == "bf16"
+
+    @property
     def result(self) -> str:
         return "adapter" if self.train == "lora" else "model"
 

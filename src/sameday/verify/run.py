@@ -78,6 +78,7 @@ def _compared(
 ) -> tuple[Any, tuple[int, ...], int]:
     from sameday.hardware.machine import device_kind
     from sameday.verify.compare import compare, doubtful
+    from sameday.verify.limits import limits_of
     from sameday.verify.trace import Trace
 
     jobs = {name: trial.job(p, home, folder / name) for name, p in (("plan", plan), ("against", against))}
@@ -86,7 +87,7 @@ def _compared(
     lanes = [{name: job for name, job in jobs.items() if name != "against"}, {"against": jobs["against"]}]
     Arms(say, ranks).run(lanes if two else [jobs])
     traces = {name: Trace(job.out) for name, job in jobs.items()}
-    comparison = compare(traces["plan"], traces["against"], traces.get("reference"))
+    comparison = compare(traces["plan"], traces["against"], traces.get("reference"), limits=limits_of(trial.recipe))
     if doubtful(comparison):
         say("in float32 the arms are further apart than most: a reference in float64 will tell")
         judge = reference_job(jobs["against"], folder / "reference", double=True)
