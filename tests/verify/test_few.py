@@ -113,3 +113,12 @@ def test_generated_tokens_are_further_apart_where_matmuls_have_fewer_bits() -> N
     assert found.same and found.bounds["generation"] == COARSE.bf16_generation
     _generation(found, trace, LIMITS)
     assert "0.7 standard deviations above it (limit 0.25)" in str(found.differences[0])
+
+
+def test_gradients_that_are_mostly_noise_may_be_that_far_apart() -> None:
+    """Two equivalent arms whose every gradient is 1.33 of its length off."""
+    exact = torch.randn(4000, dtype=torch.float64)
+    one, other = (exact + 1.33 * torch.randn_like(exact) for _ in range(2))
+    apart = float((one - other).norm() / other.norm())
+    assert apart > LIMITS.bf16_trained_gradient and apart < LIMITS.noisier(1.33).bf16_trained_gradient
+    assert LIMITS.noisier(0.35) == LIMITS

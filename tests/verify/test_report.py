@@ -155,3 +155,11 @@ def test_it_says_whether_dropout_was_on(dropout: float, on: bool, said: str | No
     text = " ".join(" ".join(made.lines()).split())
     assert said in text if said else "dropout 0" not in text
     assert made.as_json()["dropout"] == kept
+
+
+def test_rounding_that_hides_faults_is_told() -> None:
+    noisy, usual = found(half=True), found(half=True)
+    noisy.groups["all"] = noisy.groups["all"] | {"error": 1.33}
+    said = " ".join(" ".join(report(noisy).lines()).split())
+    assert "rounding alone is 133% of the gradient here" in said and "--precision float32 compares strictly" in said
+    assert "rounding alone" not in " ".join(report(usual).lines())

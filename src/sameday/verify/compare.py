@@ -70,8 +70,8 @@ def compare(
         _fixed(comparison, plan, plain, limits)
     else:
         _against_reference(comparison, plan, plain, reference, limits)
-        if double:
-            comparison.limits = limits = limits.looser(comparison.groups["all"]["error"])
+        error = comparison.groups["all"]["error"]
+        comparison.limits = limits = limits.looser(error) if double else limits.noisier(error)
     _trajectory(comparison, plan, plain, limits)
     _validation(comparison, plan, plain, limits)
     for arm, trace in (("the plan", plan), ("the other plan", plain)):

@@ -76,6 +76,12 @@ class Limits:
         names = ("loss", "trained_gradient", "update")
         return replace(self, **{name: factor * getattr(self, name) for name in names})
 
+    def noisier(self, error: float) -> Limits:
+        """For a bf16 plan whose gradient is itself so far from float32: two such gradients are further apart than each
+        is from the reference, by the root of two where nothing is wrong."""
+        names = {"bf16_trained_gradient": 2.0, "bf16_update": 2.0, "bf16_norm": 1.0}
+        return replace(self, **{name: max(getattr(self, name), times * error) for name, times in names.items()})
+
     def trained(self, half: bool) -> dict[str, float]:
         """The limits that hold once the arms have trained, by measure."""
         loss = self.bf16_loss if half else self.loss

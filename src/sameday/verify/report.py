@@ -22,6 +22,12 @@ WORDS = {
     "statistical": "the same mathematics with dropout off; with it on, another draw of the masks",
     "different": "NOT the same model",
 }
+NOISY = 0.5
+NOISE = (
+    "rounding alone is {error:.0%} of the gradient here: faults that are smaller hide in it; --precision float32 "
+    "compares strictly"
+)
+"""Above which share of the gradient, and what is said then."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +167,8 @@ class Report:
             f"(limit {bounds['slope']:.2f}), of {_short(self.comparison.names['slope'], 25)}"
         )
         lines.append(f"  limits: {self._alarms()}")
+        if (error := self.comparison.groups["all"]["error"]) > NOISY:
+            lines += _wrapped("", NOISE.format(error=error))
         return lines
 
     def _alarms(self) -> str:
