@@ -1,4 +1,4 @@
-"""Our seconds beside those of other trainers: a table of what `bench/real.py` and `bench/peers.py` left in one folder."""
+"""Our seconds beside those of other trainers: a table of what `bench/real.py` and `bench/peers.py` left in a folder."""
 
 from __future__ import annotations
 

@@ -202,6 +202,7 @@ def arguments(job: Job, micro: int) -> dict[str, Any]:
         "dataloader_num_workers": workers,
         "dataloader_prefetch_factor": 2,
         "dataloader_pin_memory": gpu,
+        "accelerator_config": {"non_blocking": gpu},
         "remove_unused_columns": False,
         "logging_strategy": "no",
         "save_strategy": "no",
@@ -277,21 +278,22 @@ def candidates(known: int | None, last: int | None) -> tuple[int, ...]:
 def measured(job: Job) -> Iterator[dict[str, Any]]:
     """A result for each row and micro-batch that was tried."""
     make = PEERS[job["peer"]](job)
+    print(f"loaded, {job['until'] - time.time():.0f} s left", flush=True)
     best_of: dict[str, int] = {}
     last: int | None = None
     for row in job["rows"]:
         questions = [json.loads(line) for line in Path(row["questions"]).read_text().splitlines()]
-        first, best, most = last is None, None, BATCH
-        good = 0
+        first, best, most, fit = last is None, None, BATCH, 0
         for micro in candidates(best_of.get(row["images"]), last):
-            if micro > most or (good == 2 and not first) or time.time() > job["until"]:
+            if micro > most or (fit == 2 and not first) or time.time() > job["until"]:
                 continue
             result = timed(make, questions, micro, job, best)
             yield {"row": row["name"], "micro": micro, **result}
             if result.get("memory"):
                 most = micro // 2
-            elif "why" not in result:
-                good += 1
+                continue
+            fit += 1
+            if "seconds" in result:
                 usual = statistics.median(result["seconds"])
                 if best is None or usual < best:
                     best, last = usual, micro

@@ -6,8 +6,8 @@ SFTTrainer, liger-kernel, Unsloth. Each in its own process, at its best setting 
     python bench/peers.py OUT --size tiny                     tries the script on a CPU
 
 The same model folder, images, questions and order; LoRA r=4 on q, k, v and o with dropout 0.05, bf16, fused AdamW, 16
-questions a step, no checkpointing. Each trainer reads images and makes batches by its own means, one question a row; TRL
-and Unsloth learn one token more, the line break behind an answer. Of each row: the fastest of the micro-batches of 4,
+questions a step, no checkpointing. Each trainer reads images and makes batches by its own means, one question a row
+(TRL learns one token more, the line break behind an answer). Of each row: the fastest of micro-batches of 4,
 8 and 16 questions; seconds of a step, median (least to most) of those after the first three, through the trainer's own
 loop; memory that the allocator held; questions a second; how many times as long as ours. A trainer that is missing,
 fails or runs out of its time says so in its row. `--compile` asks Trainer, TRL and liger for `torch_compile`; Unsloth
