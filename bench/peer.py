@@ -194,7 +194,6 @@ def arguments(job: Job, micro: int) -> dict[str, Any]:
         "learning_rate": 5e-5,
         "optim": "adamw_torch_fused",
         "bf16": gpu,
-        "tf32": True if gpu else None,
         "use_cpu": not gpu,
         "gradient_checkpointing": False,
         "torch_compile": job["compile"],
@@ -213,9 +212,10 @@ def arguments(job: Job, micro: int) -> dict[str, Any]:
 
 
 def base_model(job: Job) -> Any:
-    kind = torch.bfloat16 if job["device"] == "cuda" else torch.float32
+    # By its number: Trainer takes a model on "cuda" for one that is spread over several.
+    kind, place = (torch.bfloat16, 0) if job["device"] == "cuda" else (torch.float32, "cpu")
     return transformers.AutoModelForImageTextToText.from_pretrained(
-        job["model"], dtype=kind, attn_implementation="sdpa", device_map={"": job["device"]}
+        job["model"], dtype=kind, attn_implementation="sdpa", device_map={"": place}
     )
 
 

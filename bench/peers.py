@@ -40,6 +40,8 @@ from sameday.tasks.vqa.plain import conversation
 NAMES = ("trainer", "trl", "liger", "unsloth")
 MEASURED = ("768×576, by_image", "2 of 1280×1024", "768×576, shuffle", "mixture")
 """In the order of their worth, if the time does not suffice for all."""
+BATCH = 16
+"""Questions of a step, in every recipe of `bench/real.py`."""
 GRACE = 20
 """Seconds after the end of its time in which a trainer may end by itself."""
 ALONE = {
@@ -84,18 +86,24 @@ def model_for(out: Path, most: int) -> Path:
     return folder
 
 
-def job_of(out: Path, peer: str, rows: Sequence[str], args: argparse.Namespace) -> dict[str, Any]:
-    tiny, folder = args.size == "tiny", out / "peers"
-    asked = []
-    for number, name in enumerate(rows):
-        file = folder / f"questions-{number}.jsonl"
+def rows_of(out: Path, names: Sequence[str], tiny: bool) -> list[dict[str, str]]:
+    """Each with a file of its questions. Rows whose images have the same sizes have the same `images`."""
+    rows = []
+    for number, name in enumerate(names):
+        file = out / "peers" / f"questions-{number}.jsonl"
         file.write_text("".join(json.dumps(each) + "\n" for each in questions_of(out, name, ROWS[name], tiny)))
         sizes = sorted({size for size, _ in ROWS[name].pictures or ()})
-        asked.append({"name": name, "questions": str(file), "images": str(sizes or name)})
+        rows.append({"name": name, "questions": str(file), "images": str(sizes or name)})
+    return rows
+
+
+def job_of(out: Path, peer: str, rows: Sequence[Mapping[str, str]], args: argparse.Namespace) -> dict[str, Any]:
+    tiny, folder = args.size == "tiny", out / "peers"
+    most = recipe_of(out, out, next(iter(ROWS.values())), tiny)["max_pixels"]
     return {
         "peer": peer,
-        "model": str(model_for(out, recipe_of(out, out, ROWS[rows[0]], tiny)["max_pixels"])),
-        "rows": asked,
+        "model": str(model_for(out, most)),
+        "rows": rows,
         "device": "cpu" if tiny else "cuda",
         "steps": args.steps,
         "compile": args.compile and peer != "unsloth",
@@ -109,8 +117,11 @@ def run(job: Mapping[str, Any], folder: Path, seconds: float) -> str:
     peer, log = job["peer"], folder / f"{job['peer']}.log"
     Path(job["out"]).unlink(missing_ok=True)
     (folder / f"{peer}.json").write_text(json.dumps({**job, "until": time.time() + seconds}))
-    paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    own = {"PYTHONPATH": os.pathsep.join(paths), "UNSLOTH_COMPILE_LOCATION": str(folder / "unsloth-compiled")}
+    paths = [str(Path(__file__).parent), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    own = {
+        "PYTHONPATH": os.pathsep.join(map(os.path.abspath, paths)),
+        "UNSLOTH_COMPILE_LOCATION": str(folder / "unsloth-compiled"),
+    }
     # Unsloth patches what is imported after it.
     start = "import unsloth\n" * (peer == "unsloth") + "import peer\npeer.main()"
     command = [sys.executable, "-c", start, str(folder / f"{peer}.json")]
@@ -121,9 +132,11 @@ def run(job: Mapping[str, Any], folder: Path, seconds: float) -> str:
         try:
             code = process.wait(seconds + GRACE)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # with its loader workers
-            process.wait()
             return f"not done after {seconds:.0f} s"
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)  # with its loader workers
+                process.wait()
     lines = log.read_text(errors="replace").strip().splitlines()
     return "" if code == 0 else f"{lines[-1][:200] if lines else f'exit code {code}'} ({log})"
 
@@ -152,14 +165,14 @@ def results(peer: str, rows: Sequence[str], file: Path, ended: str) -> Iterator[
             "most": max(best["seconds"]),
             "steps": len(best["seconds"]),
             "GiB": best["GiB"],
-            "samples_per_second": 16 / usual,
+            "samples_per_second": BATCH / usual,
             "setting": setting(best),
             "tried": own,
         }
 
 
 def setting(one: Mapping[str, Any]) -> str:
-    return f"{one['micro']}×{16 // one['micro']}"
+    return f"{one['micro']}×{BATCH // one['micro']}"
 
 
 def main() -> None:
@@ -176,13 +189,14 @@ def main() -> None:
     (out / "peers").mkdir(parents=True, exist_ok=True)
     model_of(out, args.size == "tiny")
     found = [each for each in read(out / PEERS) if each["peer"] not in args.only or each["row"] not in args.rows]
+    rows = rows_of(out, args.rows, args.size == "tiny")
     for peer in args.only:
-        job = job_of(out, peer, args.rows, args)
+        job = job_of(out, peer, rows, args)
         ended = run(job, out / "peers", args.seconds)
         found += results(peer, args.rows, Path(job["out"]), ended)
+        found.sort(key=lambda each: (tuple(ROWS).index(each["row"]), NAMES.index(each["peer"])))
         (out / PEERS).write_text(json.dumps(found) + "\n")
         print(f"{peer}: {ended or 'done'}", flush=True)
-    found.sort(key=lambda each: (tuple(ROWS).index(each["row"]), NAMES.index(each["peer"])))
     print(table(read(out / OURS), found))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -158,3 +159,12 @@ def test_the_best_setting_stands_beside_ours(tmp_path: Path) -> None:
     assert line.split()[-2:] == ["3.00", "8×2"]
     assert none.endswith("not measured: no time was left for it")
     assert "/ ours" in header
+
+
+def test_a_trainer_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "unsloth.py").write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(peers, "GRACE", 0)
+    began = time.monotonic()
+    assert peers.run({"peer": "unsloth", "out": str(tmp_path / "out.jsonl")}, tmp_path, 0.3) == "not done after 0 s"
+    assert time.monotonic() - began < 300
