@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -165,6 +164,4 @@ def test_a_trainer_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch, t
     (tmp_path / "unsloth.py").write_text("import time\ntime.sleep(600)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(peers, "GRACE", 0)
-    began = time.monotonic()
     assert peers.run({"peer": "unsloth", "out": str(tmp_path / "out.jsonl")}, tmp_path, 0.3) == "not done after 0 s"
-    assert time.monotonic() - began < 300
