@@ -3,13 +3,15 @@
     python bench/real.py OUT                                  one GPU, Qwen3-VL-8B's shapes
     python bench/real.py OUT --only mixture --plan compile=true --plan cuda_graphs=true
     python bench/real.py OUT --size tiny                      tries the script on a CPU
+    python bench/real.py OUT --peers                          other trainers too, as `bench/peers.py` runs them
     python bench/real.py OUT --run                            `sameday train` of the mixture for three epochs, twice:
                                                               what is compiled, and whether a later step stalls
 
 Weights are random. Of each row: seconds of a step, median (least to most) of those after the first twenty; its floor,
 the mean over its steps; the share of the floor that is reached, of all steps together; how much of the time kernels
 fill; memory that the allocator held; what the first twenty steps took beyond the median, compiling above all; and how
-many times the median the slowest of the later ones took. What OUT has already is kept.
+many times the median the slowest of the later ones took. What OUT has already is kept: a peers.json there stands beside
+our rows.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from beside import OURS, PEERS, read, table
 from mixture import LARGE, QUESTIONS, USUAL, write_mixture, write_split
 from verify import SHAPES
 
@@ -176,6 +179,28 @@ def stalls(steps: Sequence[float], times: Sequence[dict[str, Any]], name: str) -
     )
 
 
+def model_of(out: Path, tiny: bool) -> None:
+    """Written once."""
+    if (out / "model").is_dir():
+        return
+    texts = [f"{question} {' '.join(answers)}" for _, question, answers in QUESTIONS]
+    shapes: dict[str, Any] = {} if tiny else {"device": "cuda", "dtype": torch.bfloat16, **SHAPES["8b"]}
+    write_model(out / "model.part", texts, 0, **shapes)
+    (out / "model.part").rename(out / "model")
+    gc.collect()
+
+
+def beside(out: Path, found: Sequence[dict[str, Any]], args: argparse.Namespace) -> None:
+    """The same rows of other trainers, which are run first where they are asked for."""
+    there = [each for each in read(out / OURS) if each["name"] not in args.only]
+    (out / OURS).write_text(json.dumps([*there, *found]) + "\n")
+    if args.peers:
+        command = [sys.executable, str(Path(__file__).with_name("peers.py")), str(out), "--size", args.size]
+        subprocess.run(command, check=True)  # which prints the table
+    elif (out / PEERS).is_file():
+        print(table([*there, *found], read(out / PEERS)))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
@@ -184,16 +209,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="that are timed, instead of each row's own number")
     parser.add_argument("--plan", action="append", default=[], help="FIELD=VALUE, instead of the automatic one")
     parser.add_argument("--run", action="store_true")
+    parser.add_argument("--peers", action="store_true", help="run bench/peers.py afterwards")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     out = args.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
-    if not (out / "model").is_dir():
-        texts = [f"{question} {' '.join(answers)}" for _, question, answers in QUESTIONS]
-        shapes: dict[str, Any] = {} if args.size == "tiny" else {"device": "cuda", "dtype": torch.bfloat16}
-        write_model(out / "model.part", texts, 0, **shapes, **({} if args.size == "tiny" else SHAPES["8b"]))
-        (out / "model.part").rename(out / "model")
-        gc.collect()
+    model_of(out, args.size == "tiny")
     if args.run:
         whole_run(out, args)
         return
@@ -208,6 +229,7 @@ def main() -> None:
             torch.cuda.empty_cache()
     if args.json is not None:
         args.json.write_text(json.dumps(found) + "\n")
+    beside(out, found, args)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,40 @@
+"""Our seconds beside those of other trainers: a table of what `bench/real.py` and `bench/peers.py` left in a folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+OURS, PEERS = "real.json", "peers.json"
+
+Ours = Sequence[Mapping[str, Any]]
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(path.read_text()) if path.is_file() else []
+    return found
+
+
+def table(ours: Ours, peers: Iterable[Mapping[str, Any]]) -> str:
+    """A line for each row and trainer, with how many times as long as ours it takes where both were measured."""
+    mine = {each["name"]: each["median"] for each in ours}
+    lines = [
+        f"{'':22s} {'':10s} {'s/step':>7s} {'(least-most)':>16s} {'GiB':>6s} {'samples/s':>9s} {'/ ours':>7s}   setting"
+    ]
+    for one in peers:
+        name = f"{one['row']:22s} {one['peer']:10s}"
+        lines.append(f"{name} {_measured(one, mine.get(one['row']))}")
+    return "\n".join(lines)
+
+
+def _measured(one: Mapping[str, Any], ours: float | None) -> str:
+    if "median" not in one:
+        return f"not measured: {one['why']}"
+    spread = f"({one['least']:.3f}-{one['most']:.3f})"
+    times = "-" if ours is None else f"{one['median'] / ours:.2f}"
+    return (
+        f"{one['median']:7.3f} {spread:>16s} {one['GiB']:6.1f} {one['samples_per_second']:9.1f} {times:>7s}   "
+        f"{one['setting']}"
+    )
