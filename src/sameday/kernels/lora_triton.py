@@ -1,5 +1,5 @@
-"""LoRA's small matmuls as Triton kernels. A group is one to three adapters whose layers share their input x (M, K): x is
-read once for all of them, and so is everything in the backward pass.
+"""LoRA's small matmuls as Triton kernels. A group is one to three adapters whose layers share their input x (M, K),
+which is read once for all of them, as is everything in the backward pass.
 
 Ranks are padded to P, a power of two of at least 16, in registers alone; in memory rows have R numbers, the largest
 rank of the group. Sums over many programs are written as parts, and `total` adds them in a fixed order: the same bits
