@@ -164,7 +164,7 @@ def test_bf16_is_no_further_from_float64_than_plain_bf16(rank: int) -> None:
 
 # A model that is trained with them
 
-SHARED: dict[str, Any] = {"share_images": True, "packing": True, "max_questions": None, "label_only_logits": True}
+SHARED: dict[str, Any] = {"share_images": True, "packing": True, "max_questions": None, "attention": "sdpa"}
 LORA = {"r": 4, "alpha": 8, "dropout": 0.2}
 
 
@@ -176,7 +176,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tasks(home: Path, model: Path, plan: dict[str, Any], **recipe: Any) -> list[VqaTask]:
     """By kernels and without them, in float64, where nothing hides behind rounding."""
     asked = worlds.tiny_recipe(model, **{"order": "by_image", "effective_batch": 4, "lora": LORA} | recipe)
-    made = [worlds.make_task(home, asked, Plan(**plan, lora_kernel=kernel)) for kernel in ("triton", "plain")]
+    made = [worlds.make_task(home, asked, Plan(**plan, lora_kernel=kernel), DEVICE) for kernel in ("triton", "plain")]
     for task in made:
         worlds.stir(task)
         task.module().double()
@@ -186,7 +186,7 @@ def tasks(home: Path, model: Path, plan: dict[str, Any], **recipe: Any) -> list[
 def gradient(task: VqaTask) -> Tensor:
     steps = Steps(task.recipe, task.plan, task, Ranks())
     task.training(True)
-    steps.accumulate(task.batches(0, None, Ranks()), 0)
+    steps.accumulate((batch.to(torch.device(DEVICE)) for batch in task.batches(0, None, Ranks())), 0)
     return steps.gradients.all.clone()
 
 
@@ -217,6 +217,8 @@ def test_other_recipes_and_plans_have_the_same_gradients(
     name: str, home: Path, two_layers: Path, plainly: None
 ) -> None:
     plan, recipe = RECIPES[name]
+    if DEVICE == "cuda" and "base_format" in recipe:
+        pytest.skip("a GPU multiplies fp8 in half precision, where rounding hides the rest")
     assert distance(tasks(home, two_layers, plan, **recipe)) < 1e-6
 
 
@@ -253,7 +255,7 @@ def test_compiled_layers_have_no_break_and_the_same_gradients(
     monkeypatch.setattr(vlm, "COMPILE_BACKEND", "eager")
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    plan = SHARED | {"compile": "layers", "attention": "split"}
+    plan = SHARED | {"compile": "layers"}
     assert distance(tasks(home, two_layers, plan)) < 1e-6
     assert not torch._dynamo.utils.counters["graph_break"]
 

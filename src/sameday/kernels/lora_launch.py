@@ -66,11 +66,12 @@ WIDE = Tiles(
     down_back=Launch(32, 64, 4, 1, 8),
 )
 """Float32 and float64, whose tiles take two and four times the room."""
+WIDEST = Tiles(*[Launch(16, 32, 8, 1, 4)] * 4)
 
 
 def tiles(kind: torch.dtype, padded: int) -> Tiles:
     if kind.itemsize > 2:
-        return WIDE
+        return WIDE if padded == 16 else WIDEST
     return NARROW if padded == 16 else MIDDLE if padded == 32 else BROAD
 
 
