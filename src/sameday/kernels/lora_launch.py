@@ -66,7 +66,12 @@ WIDE = Tiles(
     down_back=Launch(32, 64, 4, 1, 8),
 )
 """Float32 and float64, whose tiles take two and four times the room."""
-WIDEST = Tiles(*[Launch(16, 32, 8, 1, 4)] * 4)
+WIDEST = Tiles(
+    down=Launch(16, 32, 8, 1, 4),
+    up=Launch(16, 32, 8, 1),
+    up_back=Launch(16, 32, 8, 1, 4),
+    down_back=Launch(16, 32, 8, 1, 4),
+)
 
 
 def tiles(kind: torch.dtype, padded: int) -> Tiles:

@@ -45,17 +45,19 @@ def problems(plan: Plan, recipe: VlmRecipe, machine: Machine) -> Iterator[str]:
 
 def use_kernels(model: nn.Module) -> None:
     """In place: parameters keep their names."""
-    for module in model.modules():
-        if _fits(module):
-            module.__class__ = _alone(type(module))
-    for module in model.modules():
+    modules: list[Any] = list(model.modules())
+    for module in filter(_fits, modules):
+        kind: Any = type(module)
+        module.__class__ = _alone(kind)
+    for module in modules:
         for names in SHARING:
             here = tuple(name for name in names if hasattr(type(getattr(module, name, None)), "alone"))
             if len(here) > 1:
-                module.__class__ = _together(type(module), here)
+                kind = type(module)
+                module.__class__ = _together(kind, here)
 
 
-def _fits(module: nn.Module) -> bool:
+def _fits(module: Any) -> bool:
     from peft.tuners.lora import Linear
 
     if type(module) is not Linear or module.lora_variant:
