@@ -41,6 +41,7 @@ def kernels(machine: Machine, precision: str) -> list[Kernel]:
         Kernel("attention sdpa", True, "a dense mask, everywhere"),
         Kernel("attention split", no_flash is None or not cuda, split if cuda else "in plain PyTorch"),
         Kernel("attention flex", cuda and machine.triton, triton),
+        Kernel("lora_kernel triton", cuda and machine.triton, triton),
         Kernel("level_kernel fused", cuda and machine.triton, triton),
         Kernel("compile layers", machine.triton if cuda else bool(compiler), builds),
         Kernel("cuda_graphs", cuda, f"CUDA {torch.version.cuda}" if cuda else "no GPU"),

@@ -32,6 +32,7 @@ from sameday.models.families import family_of
 from sameday.models.families.base import Family, Grids
 from sameday.models.formats import by_kind, notes, quantize
 from sameday.models.layers import any_size, compile_layers
+from sameday.models.lora_kernel import use_kernels
 from sameday.models.norms import fuse_norms
 from sameday.models.start import WEIGHTS, check_base, load_start, other_format, write_origin
 from sameday.spec.errors import BadInput
@@ -108,6 +109,8 @@ class VisionLanguageModel:
             else:
                 model = add_adapters(base, family, recipe.lora, recipe.seed, allow_tower=recipe.train_vision)
             prepare_adapters(model, family, recipe.lora.dropout, self.keys, self.image_keys)
+            if self.plan.lora_kernel == "triton":
+                use_kernels(model)
             return model
         parts = family.parts(base)
         for part in (parts.text, parts.head, *([parts.tower] if recipe.train_vision else [])):

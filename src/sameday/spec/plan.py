@@ -152,6 +152,13 @@ class Plan(Strict):
     label_only_logits: bool = _field(
         False, "rounding", "Logits only at the positions that have a target.", needs="token rows"
     )
+    lora_kernel: Literal["plain", "triton"] = _field(
+        "plain",
+        "rounding",
+        "LoRA's small matmuls with their dropout: in plain PyTorch, or as Triton kernels that compute layers with the "
+        "same input together.",
+        needs="decoder layers",
+    )
     level_kernel: Literal["auto", "plain", "fused"] = _field(
         "plain",
         "rounding",

@@ -299,8 +299,10 @@ class VqaSetup(TaskSetup):
         return choose_plan(self.recipe, machine, self.config, ranks)
 
     def check_plan(self, plan: Plan, machine: Machine) -> None:
+        from sameday.models.lora_kernel import problems
         from sameday.tasks.vqa.automatic import attention_kernel
 
+        refuse(problems(plan, self.recipe, machine))
         attention_kernel(plan, machine, self.recipe.precision, self._splits)
 
     def _splits(self) -> bool:
@@ -311,9 +313,10 @@ class VqaSetup(TaskSetup):
             return True
 
     def resolve_auto(self, plan: Plan, machine: Machine) -> Resolved:
+        from sameday.models import lora_kernel
         from sameday.tasks.vqa.automatic import attention_kernel
 
-        problems = []
+        problems = list(lora_kernel.problems(plan, self.recipe, machine))
         if plan.cache == "features" and self.recipe.trains_image_parts:
             problems.append(
                 "plan.cache features keeps what vision tower and projector make of an image, and "
@@ -424,6 +427,8 @@ class VqaSetup(TaskSetup):
         if compiles:
             padded = tuple({"compile": "layers", "pad_to_multiple": multiple} for multiple in (32, 128))
             choices.append(Choice("compile", padded))
+        if compiles and ("lora_kernel", "triton") not in self.cannot(machine):
+            choices.append(Choice("lora_kernel", ({"lora_kernel": "triton"},)))
         return [*choices, Choice("attention", tuple({"attention": kernel} for kernel in kernels))]
 
     def cuts(self, device: str, plan: Plan) -> list[dict[str, Any]]:
@@ -437,7 +442,11 @@ class VqaSetup(TaskSetup):
         return [*cuts, *(() if plan.share_images and plan.share_text else shared)]
 
     def cannot(self, machine: Machine) -> frozenset[tuple[str, str]]:
-        return frozenset({("cache", "features")} if self.recipe.trains_image_parts else ())
+        from sameday.models.lora_kernel import problems
+
+        fused = any(problems(Plan(lora_kernel="triton"), self.recipe, machine))
+        tower = self.recipe.trains_image_parts
+        return frozenset([*([("cache", "features")] if tower else ()), *([("lora_kernel", "triton")] if fused else ())])
 
     def trial_values(self, device: str, size: int) -> dict[str, tuple[Any, ...]]:
         return {
@@ -451,6 +460,7 @@ class VqaSetup(TaskSetup):
             "activation_budget": (1.0, 0.5),
             "attention": ("auto", "sdpa", "split", *(("flex",) if device == "cuda" else ())),
             "label_only_logits": (False, True),
+            "lora_kernel": ("plain", *(("triton",) if device == "cuda" else ())),
             "cache": ("none", "pixels", "features"),
             "cache_dir": ("sameday-cache", "sameday-cache/other"),
             "eval_token_budget": (None, 3 * size),
