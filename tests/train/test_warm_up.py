@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sets
 import torch
 import torch._dynamo
 import worlds
@@ -18,7 +19,7 @@ from typed import sameday
 
 from sameday.hardware.compiling import graphs
 from sameday.hardware.ranks import Ranks
-from sameday.models import vlm
+from sameday.models import compiled, vlm
 from sameday.record import checkpoint
 from sameday.record.times import read_times
 from sameday.spec.errors import EXIT_STOPPED
@@ -89,6 +90,25 @@ def test_nothing_is_compiled_after_the_warm_up(
     task.evaluate("val", Ranks())
     assert graphs().made == made
     assert screen.said == [f"compiled what this run will meet in {spent['compile']:.1f} s: {made - before} graphs"]
+
+
+@pytest.mark.slow
+def test_nothing_is_compiled_after_the_warm_up_of_a_small_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of 8, 8 and 5 images in micro-batches of 3, and a validation of 4: four sizes."""
+    monkeypatch.setattr(compiled, "BACKEND", "eager")
+    torch._dynamo.reset()
+    recipe = sets.tiny_recipe(data={"path": "set", "val": 4}, effective_batch=8)
+    task = sets.make_task(sets.write_set(tmp_path, train=25), recipe, Plan(compile="layers", micro_batch=3))
+    steps, before = Steps(recipe, task.plan, task, Ranks()), graphs().made
+    assert warm_up(task, range(2 * task.steps_per_epoch()), None, Ranks(), steps.warm_up, Screen())
+    made = graphs().made
+    assert made > before and not steps.gradients.buffer.any()
+    for step in range(2 * task.steps_per_epoch()):
+        steps.accumulate(task.batches(step, None, Ranks()), step)
+    task.evaluate("val", Ranks())
+    assert graphs().made == made
 
 
 def test_without_compiling_there_is_none(tmp_path: Path) -> None:

@@ -86,10 +86,8 @@ class Met:
 def warm_up_batches(task: VqaTask, steps: range, budget: int | None, ranks: Ranks) -> list[WarmUpBatch]:
     if not compiles(task) or not steps:
         return []
-    return [
-        each.batch(task)
-        for each in chosen(task, [*_trained(task, steps, budget, ranks), *_validated(task, budget, ranks)])
-    ]
+    met = chain(_trained(task, steps, budget, ranks), _validated(task, budget, ranks))
+    return [each.batch(task) for each in chosen(task, met)]
 
 
 def compiles(task: VqaTask) -> bool:
