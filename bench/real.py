@@ -179,8 +179,9 @@ def stalls(steps: Sequence[float], times: Sequence[dict[str, Any]], name: str) -
     beyond = looks[0] - min(looks) if looks else 0.0
     before = sum(each.get("parts", {}).get("compile", 0.0) for each in times if each["what"] == "start")
     return (
-        f"{name}, {before:.1f} s of warm-up, {len(steps)} steps of {usual:.3f} s; beyond that the first {WARM} took {first:.1f} s and the first "
-        f"validation {beyond:.1f} s; later steps of more than {FAR:.0f} times the median: {', '.join(late) or 'none'}"
+        f"{name}, {before:.1f} s of warm-up, {len(steps)} steps of {usual:.3f} s; beyond that the first {WARM} took "
+        f"{first:.1f} s and the first validation {beyond:.1f} s; later steps of more than {FAR:.0f} times the median: "
+        f"{', '.join(late) or 'none'}"
     )
 
 
