@@ -59,8 +59,8 @@ def warm_up(
     task.training(True)
     if not batches:
         return {}
-    if screen.live is None and task.device.type == "cuda":
-        screen.say(f"compiling what this run will meet, so that no step waits for it: {_listed(batches)}")
+    if screen.live is None:
+        screen.say(f"compiling what this run will meet, so that no step waits for it: {len(batches)} micro-batches")
     short, failed = list[str](), None
     for number, each in enumerate(batches, 1):
         if task.stop_asked():  # the first step notices it, and ends the run as it would any other
@@ -73,6 +73,7 @@ def warm_up(
         try:
             if not _gone_through(task, each, train_on):
                 short.append(each.name)
+                torch.cuda.empty_cache()  # does nothing where no GPU is used
         except Exception as error:
             failed = in_words(error)
             break
@@ -126,17 +127,7 @@ def _told(seconds: float, done: Graphs, short: Sequence[str]) -> list[str]:
     elif seconds > SHORT:
         lines.append(f"went through what this run will meet in {seconds:.1f} s; there was nothing to compile")
     if short:
-        lines.append(
-            f"out of memory in the warm-up ({_named(short)}): training begins all the same, and cuts its steps smaller "
-            "where it must"
-        )
+        which = "; ".join(dict.fromkeys(short))
+        then = "training begins all the same, and cuts its steps smaller where it must"
+        lines.append(f"out of memory in the warm-up ({which}): {then}")
     return lines
-
-
-def _listed(batches: Sequence[WarmUpBatch]) -> str:
-    return _named([each.name for each in batches])
-
-
-def _named(names: Sequence[str]) -> str:
-    """Each once."""
-    return "; ".join(dict.fromkeys(names))

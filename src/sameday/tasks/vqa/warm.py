@@ -18,12 +18,10 @@ from sameday.tasks.warm_up import WarmUpBatch
 if TYPE_CHECKING:
     from sameday.tasks.vqa.task import VqaTask
 
-STEPS = 100
-"""Coming steps that are looked at. Encoding their questions takes a second or two, which workers that are started
-afterwards need not spend again."""
-EPOCHS = 3
-"""Epochs whose last step, which may have fewer questions, is looked at besides."""
-QUESTIONS = 1024
+STEPS, EPOCHS = 32, 3
+"""Coming steps that are looked at, and epochs whose last step, which may have fewer questions, is looked at besides.
+Encoding a question takes about a millisecond, which workers that are started afterwards need not spend again."""
+QUESTIONS = 256
 """Of a validation, as many of the first and of the last are looked at."""
 FLEX_BLOCK = 128
 """Tokens of a block of flex attention's mask."""
@@ -113,19 +111,19 @@ def chosen(task: VqaTask, met: Iterable[Met]) -> list[Met]:
 
 def _trained(task: VqaTask, steps: range, budget: int | None, ranks: Ranks) -> Iterator[Met]:
     """Of all ranks: each is prepared for what any of them meets."""
-    last = _last_steps(task, steps)
-    for step in dict.fromkeys((*steps[:STEPS], *last)):
+    ends = _epoch_ends(task, steps)
+    for step in dict.fromkeys((*steps[:STEPS], *ends, steps[-1])):
         encoded, parts = task._step(step, budget, ranks)
-        yield from (Met(encoded, part, step, True, step in last) for rank in parts for part in rank)
+        yield from (Met(encoded, part, step, True, step in ends) for rank in parts for part in rank)
 
 
-def _last_steps(task: VqaTask, steps: range) -> list[int]:
-    """Of the first epochs that end among these steps, and of the run."""
+def _epoch_ends(task: VqaTask, steps: range) -> list[int]:
+    """The last steps of the first epochs that end among these steps."""
     ends, epoch = list[int](), 1
     while len(ends) < EPOCHS and (end := task.epoch_start(epoch) - 1) < steps.stop:
         ends += [end] if end in steps else []
         epoch += 1
-    return list(dict.fromkeys((*ends, steps[-1])))
+    return ends
 
 
 def _validated(task: VqaTask, budget: int | None, ranks: Ranks) -> Iterator[Met]:
