@@ -28,6 +28,7 @@ from sameday.tasks.vqa import warm
 from sameday.tasks.vqa.task import VqaTask
 from sameday.tasks.warm_up import warm_up
 from sameday.train.steps import Steps
+from sameday.verify.trace import Witness
 
 pytestmark = pytest.mark.usefixtures("own_signals")
 
@@ -138,6 +139,25 @@ def test_batches_stand_for_all_that_comes(tmp_path: Path, monkeypatch: pytest.Mo
     (last,) = {each.step for each in task.warm_up_batches(range(total - 1, total), None, Ranks()) if each.score is None}
     assert last == total - 1
     assert task.warm_up_batches(range(total, total), None, Ranks()) == []
+    watched: Any = Witness(task, tmp_path, Ranks())
+    assert watched.warm_up_batches(range(total), None, Ranks()) == (), "verify writes down what passes, step by step"
+
+
+def test_a_terminal_shows_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Live(list[str]):
+        update = list.append
+
+    monkeypatch.setattr(warm, "compiles", lambda _: True)
+    task, screen, live = mixed(tmp_path), Screen(), Live()
+    monkeypatch.setattr(screen, "live", live)
+    last = task.steps_per_epoch()
+    named = [each.name for each in task.warm_up_batches(range(last), None, Ranks())]
+    assert warm_up(task, range(last), None, Ranks(), lambda *_: True, screen).keys() == {"compile"}
+    words = "compiling what this run will meet: "
+    assert [line.rpartition(", ")[0] for line in live] == [
+        f"{words}{number} of {len(named)}, {name}" for number, name in enumerate(named, 1)
+    ]
+    assert any("training with" in line for line in live) and any("validation with" in line for line in live)
 
 
 @pytest.fixture(scope="module")
