@@ -5,7 +5,8 @@
     python bench/real.py OUT --size tiny                      tries the script on a CPU
     python bench/real.py OUT --peers                          other trainers too, as `bench/peers.py` runs them
     python bench/real.py OUT --run                            `sameday train` of the mixture for three epochs, twice:
-                                                              what is compiled, and whether a later step stalls
+                                                              what is compiled before the first step, what that takes
+                                                              the first time and again, whether a later step stalls
 
 Weights are random. Of each row: seconds of a step, median (least to most) of those after the first twenty; its floor,
 the mean over its steps; the share of the floor that is reached, of all steps together; how much of the time kernels
@@ -72,6 +73,8 @@ ROWS = {
     "16 of 1280×1024": Row("shuffle", ((LARGE, 1),) * 320, template=45, steps=25),
     "least memory": Row("by_image", ((LARGE, 8),) * 60, template=45, least_memory=True),
 }
+SAID = ("compiled what", "went through what", "out of memory in the warm-up")
+"""How a run's lines about its warm-up begin."""
 MIXTURE = (400, 40, 0)
 """Pictures to train and validate on."""
 
@@ -164,7 +167,11 @@ def whole_run(out: Path, args: argparse.Namespace) -> None:
             if subprocess.run(command, stdout=log, stderr=log, env={**os.environ, **caches}).returncode:
                 raise SystemExit((out / f"run-{number}.log").read_text()[-3000:])
         steps = [each["seconds"] for each in read_metrics(run / "metrics.jsonl") if "split" not in each]
-        print(stalls(steps, read_times(run), f"run {number}: {time.perf_counter() - began:.0f} s"), flush=True)
+        took = time.perf_counter() - began
+        print(stalls(steps, read_times(run), f"run {number}: {took:.0f} s"), flush=True)
+        for line in (out / f"run-{number}.log").read_text().splitlines():
+            if line.startswith(SAID) or " stalled: " in line:
+                print(f"    {line}", flush=True)
 
 
 def stalls(steps: Sequence[float], times: Sequence[dict[str, Any]], name: str) -> str:
@@ -173,9 +180,11 @@ def stalls(steps: Sequence[float], times: Sequence[dict[str, Any]], name: str) -
     first = sum(steps[:WARM]) - WARM * usual
     looks = [each["seconds"] for each in times if each["what"] == "validate"]
     beyond = looks[0] - min(looks) if looks else 0.0
+    before = sum(each.get("parts", {}).get("compile", 0.0) for each in times if each["what"] == "start")
     return (
-        f"{name}, {len(steps)} steps of {usual:.3f} s; beyond that the first {WARM} took {first:.1f} s and the first "
-        f"validation {beyond:.1f} s; later steps of more than {FAR:.0f} times the median: {', '.join(late) or 'none'}"
+        f"{name}, {before:.1f} s of warm-up, {len(steps)} steps of {usual:.3f} s; beyond that the first {WARM} took "
+        f"{first:.1f} s and the first validation {beyond:.1f} s; later steps of more than {FAR:.0f} times the median: "
+        f"{', '.join(late) or 'none'}"
     )
 
 

@@ -91,6 +91,7 @@ def of_start(record: dict[str, Any]) -> Iterator[Part]:
     yield "libraries", parts["libraries"], ""
     yield "audit of the data", parts["audit"], ""
     yield "loading the model", parts["load"], ""
+    yield "compiling", parts.get("compile", 0.0), "before the first step"
     yield "other start", record["seconds"] - sum(parts.values()), "interpreter, choices, first batches' workers"
 
 

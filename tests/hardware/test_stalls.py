@@ -7,7 +7,8 @@ import torch._dynamo
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sameday.hardware.stalls import FEWEST, TIMES, WINDOW, WORTH, Stalls, graphs_compiled, usual_before_stall
+from sameday.hardware.compiling import graphs
+from sameday.hardware.stalls import FEWEST, TIMES, WINDOW, WORTH, Stalls, usual_before_stall
 
 SECONDS = st.floats(0.001, 100)
 
@@ -42,9 +43,9 @@ def test_its_cause_is_told() -> None:
     for _ in range(FEWEST):
         twice(torch.ones(2))
         assert stalls.found(0.2, 0.01) is None
-    before = graphs_compiled()
+    before = graphs().made
     twice(torch.ones(3))
-    assert graphs_compiled() == before + 1
+    assert graphs().made == before + 1
     assert stalls.found(18.0, 0.0) == (
         "stalled: 18.0 s, usual before it 0.200 s; layers were compiled for a shape that had not come before"
     )

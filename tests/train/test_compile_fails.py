@@ -42,8 +42,9 @@ def compiler_that_fails(when: Callable[[], bool]) -> Any:
 
 
 def in_evaluation(monkeypatch: pytest.MonkeyPatch) -> Callable[[], bool]:
-    """From the first evaluation on, which has other graphs than training."""
+    """From the first evaluation on, which has other graphs than training, and which no warm-up foresaw."""
     plain, begun = VqaTask.evaluate, list[str]()
+    monkeypatch.setattr(VqaTask, "warm_up_batches", lambda *_: [])
 
     def evaluate(self: VqaTask, split: str, *more: Any) -> dict[str, float]:
         begun.append(split)
@@ -85,3 +86,15 @@ def test_chosen_for_the_machine(world: Path, monkeypatch: pytest.MonkeyPatch) ->
     metrics = [json.loads(line) for line in (world / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [record["step"] for record in metrics if "split" not in record] == [1, 2]
     assert not (world / "run" / "stopped.json").exists()
+
+
+def test_chosen_for_the_machine_and_failing_before_the_first_step(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where validation cannot be compiled, the warm-up finds out, and no step is done twice."""
+    chosen = Plan(compile="layers"), {"compile": "Triton is there"}
+    monkeypatch.setattr(VqaSetup, "choose_plan", lambda *_: chosen)
+    monkeypatch.setattr(vlm, "COMPILE_BACKEND", compiler_that_fails(lambda: not torch.is_grad_enabled()))
+    said = sameday(world, *TRAIN)
+    assert said.code == 0, said.err
+    assert f"compile: none from here on, because {FAILED}" in said.out and "resumed" not in said.out
+    metrics = [json.loads(line) for line in (world / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in metrics if "split" not in record] == [1, 2]

@@ -3,9 +3,10 @@ run says so itself where it happens."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from statistics import median
+
+from sameday.hardware.compiling import graphs
 
 FEWEST, WINDOW = 20, 50
 """Steps without which nothing is called a stall, and those that one is compared with."""
@@ -21,23 +22,17 @@ def usual_before_stall(recent: Sequence[float], seconds: float) -> float | None:
     return usual if seconds > max(TIMES * usual, usual + WORTH) else None
 
 
-def graphs_compiled() -> int:
-    """By torch.compile in this process, until now."""
-    made = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
-    return int(made["stats"]["unique_graphs"]) if "stats" in made else 0
-
-
 class Stalls:
     """Of the steps that one process goes through."""
 
     def __init__(self) -> None:
         self._recent: list[float] = []
-        self._graphs = graphs_compiled()
+        self._graphs = graphs().made
 
     def found(self, seconds: float, waited: float) -> str | None:
         """Of the step that ended now, of whose `seconds` some were `waited` for input: how it stalled, and why."""
-        usual, graphs = usual_before_stall(self._recent, seconds), graphs_compiled()
-        more, self._graphs = graphs - self._graphs, graphs
+        usual, made = usual_before_stall(self._recent, seconds), graphs().made
+        more, self._graphs = made - self._graphs, made
         self._recent = [*self._recent, seconds][-WINDOW:]
         if usual is None:
             return None

@@ -11,7 +11,7 @@ import re
 import shlex
 import socket
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -189,7 +189,7 @@ class RunFolder:
     def __init__(self, path: Path, recipe: Recipe, plan: Plan, recipe_dir: Path) -> None:
         self.path, self.recipe, self.plan, self.recipe_dir = path, recipe, plan, recipe_dir
         self.resumed = False
-        self.spent: Mapping[str, float] = {}  # on the parts of this process's start
+        self.spent: dict[str, float] = {}  # on the parts of this process's start
         self._made = self._fresh = False
         self._lock: Lock | None = None
         self._about: dict[str, Any] | None = None

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sameday.hardware.machine import Machine
     from sameday.hardware.ranks import Ranks
     from sameday.spec.evaluation import Evaluation
+    from sameday.tasks.warm_up import WarmUpBatch
 
 Say = Callable[[str], None]
 
@@ -365,6 +366,11 @@ class Task(ABC):
     @abstractmethod
     def loss_sum(self, batch: Any, step: int) -> tuple[Tensor, Tensor]:
         """The weighted sum of the micro-batch's losses, and each loss by itself, detached."""
+
+    def warm_up_batches(self, steps: range, budget: int | None, ranks: Ranks) -> Sequence[WarmUpBatch]:
+        """A few micro-batches that stand for all that these steps and their validations will meet, where something is
+        compiled or recorded for each kind of them. The same ones on every rank."""
+        return ()
 
     def part_sums(self, batch: Any, losses: Tensor) -> Tensor:
         """For each of `loss_parts` its sum of the micro-batch's losses, of which `loss_sum` gave each by itself."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 
+from sameday.hardware.compiling import in_words
 from sameday.hardware.phases import Clock, during
 from sameday.hardware.ranks import Ranks
 from sameday.hardware.signals import StopRequest
@@ -17,10 +18,11 @@ from sameday.spec.plan import Plan
 from sameday.spec.recipe import Best, Recipe
 from sameday.spec.words import first_names
 from sameday.tasks.base import Task, checked_finite, lower_budget, total_steps
+from sameday.tasks.warm_up import warm_up
 from sameday.train.cadence import Cadence
 from sameday.train.optim import learning_rate
 from sameday.train.state import LoopState, begin_unless_finished, finish_run, restore, save
-from sameday.train.steps import Diverged, Failed, GivenUp, Good, OutOfMemory, Steps, in_words
+from sameday.train.steps import Diverged, Failed, GivenUp, Good, OutOfMemory, Steps
 from sameday.train.watch import Watch
 
 
@@ -43,8 +45,8 @@ def train(
             return checked_finite(before, f"{run.path}: validation")
         keep = partial(_kept, watch, ranks, state, lambda: save(recipe, plan, run, task, steps, state))
         validate = partial(_validated, recipe, run, task, ranks, state, watch, cadence, keep)
-        task.training(True)
         task.stop_asked = lambda: stop.asked
+        run.spent |= warm_up(task, range(state.step, total), state.budget, ranks, steps.warm_up, watch)
         scores, asked = validate() if cadence.due(state.step).validate and state.validated < state.step else {}, False
         watch.starts(state.step, ranks.size)
         steps.open(range(state.step, total), state.budget)

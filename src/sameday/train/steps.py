@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -15,9 +14,10 @@ import torch
 
 from sameday.data.feed import Feed
 from sameday.data.loader import feed
+from sameday.hardware.compiling import in_words
 from sameday.hardware.phases import Clock, during
 from sameday.hardware.ranks import Ranks
-from sameday.spec.errors import EXIT_DIVERGED, EXIT_FAILED, EXIT_OUT_OF_MEMORY, CompileFailed, RunStopped
+from sameday.spec.errors import EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, RunStopped
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.tasks.base import Task
@@ -82,19 +82,6 @@ class Failed:
 
 
 Outcome = Good | OutOfMemory | GivenUp | Diverged | Failed
-
-
-def in_words(error: Exception) -> Exception:
-    """An error of torch.compile as one that a user can read; any other as it is."""
-    compiler = sys.modules.get("torch._dynamo.exc")  # not loaded for this: it takes seconds
-    if compiler is None or not isinstance(error, compiler.TorchDynamoException):
-        return error
-    why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    return CompileFailed(
-        f"torch.compile failed: {why}; with plan.compile none the run goes on from what is saved",
-        EXIT_FAILED,
-        alone=True,
-    )
 
 
 @dataclass(frozen=True)
@@ -206,6 +193,14 @@ class Steps:
             gradients.tail[1] = 1
             self._short = True
         return count
+
+    def warm_up(self, batch: Any, step: int) -> bool:
+        """Forward and backward of a micro-batch, for what is compiled or recorded on the way: the gradient is thrown
+        away. Whether there was memory for it."""
+        self.accumulate([batch], step)
+        fits, self._short = not self._short, False
+        self.gradients.zero()
+        return fits
 
     def launch(
         self,

@@ -69,6 +69,10 @@ class Witness:
         self._note_structure()
         self._hush()
 
+    def warm_up_batches(self, *_asked: object) -> tuple[()]:
+        """None: an arm's gradients, which come first, have compiled what there is, and what passes is written down."""
+        return ()
+
     def loss_sum(self, batch: Any, step: int) -> tuple[Tensor, Tensor]:
         self._step = step
         seen = list(self._task.seen(batch))

@@ -34,6 +34,8 @@ from sameday.spec.classify import ClassifyRecipe
 from sameday.spec.plan import Plan
 from sameday.tasks.base import ASKED_TO_STOP, DATA, NO_MEMORY, StepCost, Task, optimizer_bytes
 from sameday.tasks.classify.automatic import images_place
+from sameday.tasks.classify.warm import warm_up_batches
+from sameday.tasks.warm_up import WarmUpBatch
 
 
 class ClassifyTask(Task):
@@ -124,11 +126,21 @@ class ClassifyTask(Task):
         return largest // 2 if largest > 1 else None
 
     def batches(self, step: int, budget: int | None, ranks: Ranks) -> Iterable[ImageBatch]:
-        epoch = step // self.steps_per_epoch()
-        turn = (epoch, name_key("dropout", self.recipe.seed, step))
+        turn = self.turn(step)
+        return (self._build("train", ids, turn) for ids in self.cut(step, budget, ranks))
+
+    def cut(self, step: int, budget: int | None, ranks: Ranks) -> list[list[int]]:
+        """The images of this rank's micro-batches of a step."""
         mine = self.step_ids(step)[ranks.rank :: ranks.size]
         most = self.budget(step, budget, ranks)
-        return (self._build("train", mine[i : i + most], turn) for i in range(0, len(mine), most))
+        return [mine[i : i + most] for i in range(0, len(mine), most)]
+
+    def turn(self, step: int) -> tuple[int, int]:
+        """What augmentation and dropout of a step are keyed by."""
+        return step // self.steps_per_epoch(), name_key("dropout", self.recipe.seed, step)
+
+    def warm_up_batches(self, steps: range, budget: int | None, ranks: Ranks) -> list[WarmUpBatch]:
+        return warm_up_batches(self, steps, budget, ranks)
 
     def _build(self, split: str, ids: Sequence[int], turn: tuple[int, int]) -> ImageBatch:
         chosen, at = torch.tensor(ids), torch.tensor(turn)
@@ -215,10 +227,7 @@ class ClassifyTask(Task):
         """Loss as it is trained, and the share of images whose likeliest class is the right one."""
         if split not in self.splits:
             return {}
-        mine = list(range(ranks.rank, len(self.splits[split]), ranks.size))
-        most = self.plan.eval_batch or budget or self.plan.micro_batch or self.recipe.effective_batch
-        jobs = [mine[i : i + most] for i in range(0, len(mine), most)]
-        score = self._losses[split]
+        jobs, score = self.eval_parts(split, ranks, budget), self._losses[split]
         self.training(False)
         sums = torch.zeros(4, dtype=torch.float64, device=self.device)
         short: list[str] = []
@@ -238,6 +247,16 @@ class ClassifyTask(Task):
         if flags:
             raise self.evaluation_stopped(self.recipe.sample, short, ranks, flags)
         return {"loss": loss / samples, "accuracy": right / samples, "samples": int(samples)}
+
+    def eval_parts(self, split: str, ranks: Ranks, budget: int | None) -> list[list[int]]:
+        """The images of this rank's micro-batches of an evaluation."""
+        mine = list(range(ranks.rank, len(self.splits[split]), ranks.size))
+        most = self.plan.eval_batch or budget or self.plan.micro_batch or self.recipe.effective_batch
+        return [mine[i : i + most] for i in range(0, len(mine), most)]
+
+    def score_val(self, batch: ImageBatch) -> Tensor:
+        """What a validation computes of a micro-batch."""
+        return _score(self._losses["val"], batch.tensors())
 
 
 def _score_or_halve(score: Losses, tensors: tuple[Tensor, ...]) -> Tensor | int:

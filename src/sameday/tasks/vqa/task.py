@@ -61,6 +61,8 @@ from sameday.tasks.vqa.digests import (
     tokenizer_digest,
 )
 from sameday.tasks.vqa.plain import conversation
+from sameday.tasks.vqa.warm import warm_up_batches
+from sameday.tasks.warm_up import WarmUpBatch
 
 SUMS = ("loss", "weight", "right", "questions")
 """What evaluation sums up."""
@@ -229,6 +231,9 @@ class VqaTask(Task):
         with during("loss"):
             losses = F.cross_entropy(logits, batch.target, reduction="none")
             return (losses * batch.weight).sum(), losses.detach()
+
+    def warm_up_batches(self, steps: range, budget: int | None, ranks: Ranks) -> list[WarmUpBatch]:
+        return warm_up_batches(self, steps, budget, ranks)
 
     def logits(self, batch: Batch, hidden: Tensor) -> Tensor:
         """Of every target of a micro-batch, whose last hidden states these are."""

@@ -1,0 +1,133 @@
+"""What a run will meet is compiled before its first step: later, each new kind of micro-batch would stall the run for
+a quarter of a minute in the middle of an epoch.
+
+A task names a few micro-batches of the coming steps and validations that stand for all of them. They go through the
+same forward and backward pass as a step's, and nothing of them is kept: no weight, no optimizer state and no score
+changes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from sameday.hardware.compiling import Graphs, cache_folder, graphs, in_words
+from sameday.hardware.ranks import Ranks
+from sameday.spec.errors import EXIT_FAILED, RunStopped
+from sameday.spec.words import count
+from sameday.tasks.base import Task
+
+SHORT = 0.5
+"""Seconds below which nothing is said where nothing was compiled."""
+
+
+@dataclass(frozen=True)
+class WarmUpBatch:
+    """A micro-batch that stands for others. `make` builds it on the host. It is trained on as one of `step`, or, where
+    there is one, given to `score`, which does with it what a validation does."""
+
+    name: str
+    make: Callable[[], Any]
+    step: int = 0
+    score: Callable[[Any], object] | None = None
+
+
+class Screen(Protocol):
+    """Where a person looks: `live` is the line that changes, on a terminal."""
+
+    live: Any
+
+    def say(self, text: str) -> None: ...
+
+
+def warm_up(
+    task: Task,
+    steps: range,
+    budget: int | None,
+    ranks: Ranks,
+    train_on: Callable[[Any, int], bool],
+    screen: Screen,
+) -> dict[str, float]:
+    """Goes through the task's warm-up batches for these steps, and leaves the task in training. `train_on` does the
+    forward and backward pass and says whether there was memory for it. Returns the seconds that this took, by name, for
+    the record of the run's start; nothing where the task has no such batches."""
+    began, before = time.perf_counter(), graphs()
+    batches = task.warm_up_batches(steps, budget, ranks)
+    task.training(True)
+    if not batches:
+        return {}
+    if screen.live is None:
+        screen.say(f"compiling what this run will meet, so that no step waits for it: {len(batches)} micro-batches")
+    short, failed = list[str](), None
+    for number, each in enumerate(batches, 1):
+        if task.stop_asked():  # the first step notices it, and ends the run as it would any other
+            break
+        if screen.live is not None:
+            seconds = time.perf_counter() - began
+            screen.live.update(
+                f"compiling what this run will meet: {number} of {len(batches)}, {each.name}, {seconds:.0f} s"
+            )
+        try:
+            if not _gone_through(task, each, train_on):
+                short.append(each.name)
+                torch.cuda.empty_cache()  # does nothing where no GPU is used
+        except Exception as error:
+            failed = in_words(error)
+            break
+    if task.device.type == "cuda":
+        torch.cuda.synchronize(task.device)
+    task.training(True)
+    _raise_together(failed, ranks)
+    seconds = time.perf_counter() - began
+    for line in _told(seconds, graphs().since(before), short):
+        screen.say(line)
+    return {"compile": round(seconds, 4)}
+
+
+def _gone_through(task: Task, each: WarmUpBatch, train_on: Callable[[Any, int], bool]) -> bool:
+    """Whether there was memory for it."""
+    try:
+        batch = each.make().to(task.device)
+        if each.score is None:
+            task.training(True)
+            return train_on(batch, each.step)
+        task.training(False)
+        with torch.no_grad():
+            each.score(batch)
+        return True
+    except torch.OutOfMemoryError:
+        return False
+
+
+def _raise_together(failed: Exception | None, ranks: Ranks) -> None:
+    """Where a rank failed, none goes on to a sum that the others would wait for. One process alone raises its error as
+    it is: compiling that was chosen for the machine gives way there."""
+    words = None if failed is None else str(failed) or type(failed).__name__
+    code = failed.code if isinstance(failed, RunStopped) else EXIT_FAILED
+    every = [each for each in ranks.gather(None if words is None else (words, code)) if each is not None]
+    if failed is not None and (ranks.size == 1 or not isinstance(failed, RunStopped)):
+        raise failed
+    if every:
+        raise RunStopped(*every[0])
+
+
+def _told(seconds: float, done: Graphs, short: Sequence[str]) -> list[str]:
+    lines = []
+    if done.made:
+        folder = cache_folder()
+        where = f" ({folder})" if folder and (done.found or done.kept) else ""
+        disk = f", {done.found} of them found on disk" if done.found else ""
+        then = "; the next run on this machine finds them" if done.kept else ""
+        lines.append(
+            f"compiled what this run will meet in {seconds:.1f} s: {count(done.made, 'graph')}{disk}{then}{where}"
+        )
+    elif seconds > SHORT:
+        lines.append(f"went through what this run will meet in {seconds:.1f} s; there was nothing to compile")
+    if short:
+        which = "; ".join(dict.fromkeys(short))
+        then = "training begins all the same, and cuts its steps smaller where it must"
+        lines.append(f"out of memory in the warm-up ({which}): {then}")
+    return lines
