@@ -43,7 +43,7 @@ class _Cluster:
 
     @property
     def wasteful(self) -> bool:
-        return self.shape.tokens > MOST_PADDED * self.smallest
+        return not _worth(self.shape.tokens, self.smallest)
 
 
 def choose_shapes(rows: Sequence[Shape], times: float) -> tuple[Shape, ...]:
@@ -64,8 +64,12 @@ def choose_shapes(rows: Sequence[Shape], times: float) -> tuple[Shape, ...]:
 
 def fitting(row: Shape, shapes: Sequence[Shape]) -> Shape | None:
     """The smallest shape that a row can be padded to without much waste, or None."""
-    able = [shape for shape in shapes if shape.covers(row) and shape.tokens <= MOST_PADDED * row.tokens + TILE]
+    able = [shape for shape in shapes if shape.covers(row) and _worth(shape.tokens, row.tokens)]
     return min(able, key=lambda shape: (shape.tokens, shape), default=None)
+
+
+def _worth(padded: int, tokens: int) -> bool:
+    return padded <= MOST_PADDED * tokens + TILE
 
 
 def _fewer(clusters: list[_Cluster]) -> list[_Cluster]:

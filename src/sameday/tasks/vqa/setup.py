@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from sameday.spec.errors import BadInput, NothingToLearn, refuse
 from sameday.spec.load import resolve_model, resolve_path
-from sameday.spec.plan import Plan
+from sameday.spec.plan import Plan, fields_of
 from sameday.spec.recipe import Recipe
 from sameday.spec.vlm import VlmRecipe
 from sameday.spec.vqa import VqaRecipe
@@ -299,9 +299,10 @@ class VqaSetup(TaskSetup):
         return choose_plan(self.recipe, machine, self.config, ranks)
 
     def check_plan(self, plan: Plan, machine: Machine) -> None:
-        from sameday.tasks.vqa.automatic import attention_kernel
+        from sameday.tasks.vqa.automatic import attention_kernel, graph_problems
 
         attention_kernel(plan, machine, self.recipe.precision, self._splits)
+        refuse(graph_problems(plan, self.recipe, machine, self._splits))
 
     def _splits(self) -> bool:
         """Whether split attention can follow the model; what is wrong with a model is told where it is loaded."""
@@ -311,9 +312,9 @@ class VqaSetup(TaskSetup):
             return True
 
     def resolve_auto(self, plan: Plan, machine: Machine) -> Resolved:
-        from sameday.tasks.vqa.automatic import attention_kernel
+        from sameday.tasks.vqa.automatic import attention_kernel, graph_problems
 
-        problems = []
+        problems = list(graph_problems(plan, self.recipe, machine, self._splits))
         if plan.cache == "features" and self.recipe.trains_image_parts:
             problems.append(
                 "plan.cache features keeps what vision tower and projector make of an image, and "
@@ -376,7 +377,10 @@ class VqaSetup(TaskSetup):
         say(f"{done.tensors} tensors, {done.changed} of them changed by the adapter; {kept}")
 
     def low_memory(self, plan: Plan) -> Plan:
-        return plan.model_copy(update={"checkpointing": "full"})
+        return plan.model_copy(update={"checkpointing": "full", "cuda_graphs": False})
+
+    def for_evaluation(self, plan: Plan) -> Plan:
+        return plan.model_copy(update={"cuda_graphs": False})
 
     def fits_two_arms(self, memory: int) -> bool:
         """A reference takes twice the weights in float32 and about as much for activations, another arm the weights
@@ -424,7 +428,11 @@ class VqaSetup(TaskSetup):
         if compiles:
             padded = tuple({"compile": "layers", "pad_to_multiple": multiple} for multiple in (32, 128))
             choices.append(Choice("compile", padded))
-        return [*choices, Choice("attention", tuple({"attention": kernel} for kernel in kernels))]
+        choices.append(Choice("attention", tuple({"attention": kernel} for kernel in kernels)))
+        recorded = Plan(**SHARING, cuda_graphs=True)
+        if "cuda_graphs" in fields_of(self.recipe) and _can_record(recorded, self.recipe, machine):
+            choices.append(Choice("cuda_graphs", ({"cuda_graphs": True, "attention": "split"},)))
+        return choices
 
     def cuts(self, device: str, plan: Plan) -> list[dict[str, Any]]:
         """Those that share images and text are for plans that do not."""
@@ -436,8 +444,11 @@ class VqaSetup(TaskSetup):
             cuts, shared = [{"token_budget": max(USUAL_BUDGET, more), "max_questions": None}], [SHARING]
         return [*cuts, *(() if plan.share_images and plan.share_text else shared)]
 
-    def cannot(self, machine: Machine) -> frozenset[tuple[str, str]]:
-        return frozenset({("cache", "features")} if self.recipe.trains_image_parts else ())
+    def cannot(self, machine: Machine) -> frozenset[tuple[str, Any]]:
+        wrong: set[tuple[str, Any]] = {("cache", "features")} if self.recipe.trains_image_parts else set()
+        if not _can_record(Plan(**SHARING, cuda_graphs=True), self.recipe, machine):
+            wrong.add(("cuda_graphs", True))
+        return frozenset(wrong)
 
     def trial_values(self, device: str, size: int) -> dict[str, tuple[Any, ...]]:
         return {
@@ -451,6 +462,7 @@ class VqaSetup(TaskSetup):
             "activation_budget": (1.0, 0.5),
             "attention": ("auto", "sdpa", "split", *(("flex",) if device == "cuda" else ())),
             "label_only_logits": (False, True),
+            "cuda_graphs": (False, *((True,) if device == "cuda" else ())),
             "cache": ("none", "pixels", "features"),
             "cache_dir": ("sameday-cache", "sameday-cache/other"),
             "eval_token_budget": (None, 3 * size),
@@ -458,3 +470,9 @@ class VqaSetup(TaskSetup):
 
     def words(self) -> tuple[str, str]:
         return recipe_words(self.recipe)
+
+
+def _can_record(plan: Plan, recipe: VlmRecipe, machine: Machine) -> bool:
+    from sameday.tasks.vqa.automatic import graph_problems
+
+    return not any(graph_problems(plan, recipe, machine))
