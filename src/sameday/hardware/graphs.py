@@ -4,6 +4,7 @@ What is recorded reads its input from tensors that stay where they are, and depe
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -98,22 +99,37 @@ class Recorded:
     def __init__(self, run: Run, trained: Sequence[Tensor], memory: GraphMemory) -> None:
         _warm_up(run, trained)
         self._forward, self._backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        with recording(self._forward, memory.pool):
-            loss, *rest = run()
-        self._scale = torch.ones_like(loss)
-        with recording(self._backward, memory.pool):
-            torch.autograd.backward(loss, self._scale)
+        with _uncollected():
+            with recording(self._forward, memory.pool):
+                loss, *rest = run()
+            self._scale = torch.ones_like(loss)
+            with recording(self._backward, memory.pool):
+                torch.autograd.backward(loss, self._scale)
         self._given = [each.detach() for each in (loss, *rest)]
 
     def __call__(self) -> tuple[Tensor, ...]:
         self._forward.replay()
+        loss, *rest = self._given
         # Copied: the next turn's numbers come to the same place.
-        loss, *rest = (each.clone() for each in self._given)
-        return deferred(loss, self._turn_back), *rest
+        return deferred(loss, self._turn_back), *(each.clone() for each in rest)
 
     def _turn_back(self, grad: Tensor) -> None:
         self._scale.copy_(grad)
         self._backward.replay()
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """What nobody refers to any more goes before: of a micro-batch's autograd graph it would draw another stream into
+    the recording, and an old recording that goes meanwhile would end it."""
+    gc.collect()
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()
 
 
 def _warm_up(run: Run, trained: Sequence[Tensor]) -> None:
@@ -123,11 +139,9 @@ def _warm_up(run: Run, trained: Sequence[Tensor]) -> None:
 
 
 def deferred(loss: Tensor, backward: Callable[[Tensor], None]) -> Tensor:
-    """A loss that holds no autograd graph: its own backward pass is to call `backward`. Whoever keeps the loss of a
+    """A copy of a loss that holds no autograd graph: its backward pass calls `backward`. Whoever keeps the loss of a
     micro-batch would else keep the nodes that add to the gradients, and these draw their stream into a recording, which
     ends it."""
-    if not loss.requires_grad and not torch.is_grad_enabled():
-        return loss
     trigger = torch.zeros((), device=loss.device, requires_grad=True)
     value: Tensor = _Deferred.apply(trigger, loss.detach(), backward)
     return value

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from sameday.data.questions.shapes import Section, Shape
 
@@ -13,7 +14,7 @@ MOST_SHAPES = 16
 """Each takes a second or so to be recorded."""
 MOST_PADDED = 1.25
 """Tokens of a shape over those of a row: what is padded beyond that costs more than its launches did."""
-LEAST_USES = 8
+LEAST_USES = 2
 """In a run: a shape that comes more rarely is not worth its recording."""
 STEP = 32
 """Tokens to which sections are rounded at first."""
@@ -25,7 +26,7 @@ FREE = 0.005
 """Of all tokens: two shapes whose rows would be padded by no more than that become one."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Cluster:
     """Rows that one shape serves: how many, and the tokens of the smallest of them."""
 
@@ -57,8 +58,9 @@ def choose_shapes(rows: Sequence[Shape], times: float) -> tuple[Shape, ...]:
         smallest[shape] = min(row.tokens, smallest.get(shape, row.tokens))
     counts = Counter(_rounded(row, step) for row in rows)
     clusters = [_Cluster(shape, count, smallest[shape]) for shape, count in sorted(counts.items())]
-    clusters = _fewer([each for each in clusters if not each.wasteful])
-    used = sorted((each for each in clusters if each.rows * times >= LEAST_USES), key=lambda each: -each.rows)
+    least = LEAST_USES / times
+    clusters = _fewer([each for each in clusters if not each.wasteful], least)
+    used = sorted((each for each in clusters if each.rows >= least), key=lambda each: -each.rows)
     return tuple(dict.fromkeys(each.shape for each in map(_tiled, used[:MOST_SHAPES])))
 
 
@@ -72,24 +74,40 @@ def _worth(padded: int, tokens: int) -> bool:
     return padded <= MOST_PADDED * tokens + TILE
 
 
-def _fewer(clusters: list[_Cluster]) -> list[_Cluster]:
-    """Joined two by two, those first whose rows are then padded the least."""
+class _Pair(NamedTuple):
+    """Two clusters that could be one, and the tokens by which their rows would be padded further."""
+
+    cost: int
+    joined: _Cluster
+    one: _Cluster
+    other: _Cluster
+
+    @classmethod
+    def of(cls, one: _Cluster, other: _Cluster) -> _Pair:
+        joined = one.joined(other)
+        return cls(joined.tokens - one.tokens - other.tokens, joined, one, other)
+
+
+def _fewer(clusters: list[_Cluster], least: float) -> list[_Cluster]:
+    """Joined two by two, those first whose rows are then padded the least: where there are too many, where that costs
+    next to nothing, and where one of the two has fewer than the `least` rows."""
     free = FREE * sum(each.tokens for each in clusters)
-    while len(clusters) > 1:
-        pairs = [(a, b) for n, a in enumerate(clusters) for b in clusters[n + 1 :]]
-        made = [
-            (joined.tokens - a.tokens - b.tokens, n)
-            for n, (a, b) in enumerate(pairs)
-            if not (joined := a.joined(b)).wasteful
+    pairs = [_Pair.of(one, other) for n, one in enumerate(clusters) for other in clusters[n + 1 :]]
+    while True:
+        pairs = [pair for pair in pairs if not pair.joined.wasteful]
+        wanted = [
+            pair
+            for pair in pairs
+            if len(clusters) > MOST_SHAPES or pair.cost <= free or min(pair.one.rows, pair.other.rows) < least
         ]
-        if not made:
+        if not wanted:
             return clusters
-        cost, best = min(made)
-        if cost > free and len(clusters) <= MOST_SHAPES:
-            return clusters
-        a, b = pairs[best]
-        clusters = [*(each for each in clusters if each is not a and each is not b), a.joined(b)]
-    return clusters
+        best = min(wanted, key=lambda pair: (pair.cost, pair.joined.shape))
+        gone = (best.one, best.other)
+        clusters = [each for each in clusters if each is not gone[0] and each is not gone[1]]
+        pairs = [pair for pair in pairs if pair.one not in gone and pair.other not in gone]
+        pairs += [_Pair.of(each, best.joined) for each in clusters]
+        clusters.append(best.joined)
 
 
 def _rounded(row: Shape, step: int) -> Shape:
