@@ -40,10 +40,10 @@ def _aside(device: int) -> torch.cuda.Stream:
     """Always the same one: memory that a graph leaves is taken again on its own stream alone."""
     stream = torch.cuda.Stream(device)
     with torch.cuda.stream(stream):
-        # What cuBLAS keeps for each stream must not be of a recording's memory.
+        # What cuBLAS keeps for a stream, for this thread and for autograd's, must not be of a recording's memory.
         for dtype in (torch.float32, torch.bfloat16):
-            some = torch.ones(16, 16, device=f"cuda:{device}", dtype=dtype)
-            some @ some
+            some = torch.ones(16, 16, device=f"cuda:{device}", dtype=dtype, requires_grad=True)
+            torch.autograd.grad((some @ some).sum(), some)
     return stream
 
 

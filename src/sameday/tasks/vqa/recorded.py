@@ -19,7 +19,7 @@ from sameday.data.questions.shapes import Shape, shape_of
 from sameday.hardware.graphs import GraphMemory, Inputs, Launched, Recorded, Run
 from sameday.hardware.phases import during
 from sameday.hardware.ranks import Ranks
-from sameday.kernels.dropout import step_key
+from sameday.kernels.dropout import dropouts, step_key
 from sameday.spec.words import tell
 from sameday.tasks.base import total_steps
 
@@ -87,6 +87,7 @@ class Recorder:
     def __init__(self, task: VqaTask) -> None:
         self._task = task
         self._trained = list(task.trained().values())
+        self._dropouts = dropouts(task.module())
         self._made: dict[tuple[Shape, bool], _Program] = {}
         self._gradients: tuple[int, ...] = ()
         self._memory: GraphMemory | None = None
@@ -105,7 +106,7 @@ class Recorder:
         with during("forward"):
             key = torch.full((), step_key(task.recipe.seed, step), dtype=torch.int32, device=task.device)
             # Whether dropout drops is written into a graph.
-            name = (batch.shape, model.drops)
+            name = (batch.shape, any(layer.training for layer in self._dropouts))
             if name in self._made:
                 self._made[name].fill(batch, features, key)
             else:
