@@ -39,7 +39,7 @@ def recording(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
 def _aside(device: int) -> torch.cuda.Stream:
     """Always the same one: memory that a graph leaves is taken again on its own stream alone."""
     stream = torch.cuda.Stream(device)
-    with torch.cuda.stream(stream):
+    with torch.cuda.stream(stream), torch.enable_grad():
         # What cuBLAS keeps for a stream, for this thread and for autograd's, must not be of a recording's memory.
         for dtype in (torch.float32, torch.bfloat16):
             some = torch.ones(16, 16, device=f"cuda:{device}", dtype=dtype, requires_grad=True)
