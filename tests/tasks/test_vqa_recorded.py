@@ -201,7 +201,7 @@ def test_shapes_are_a_matter_of_recipe_plan_and_data(make: Make) -> None:
         assert shape in {batch.shape for batch in one.batches(step, None, Ranks())}
     words = f"{len(shapes.all)} shape(s|) of micro-batches are recorded when they first come, for 1?[0-9]?[0-9]% of"
     assert re.search(words, shapes.words())
-    rare = make(True, num_epochs=1)
+    rare = make(True, max_steps=1)
     assert not rare.shapes(1).all and "nothing is recorded" in rare.shapes(1).words()
     assert all(batch.shape is None for batch in rare.batches(0, None, Ranks()))
     assert all(batch.shape is None for batch in make(False).batches(0, None, Ranks()))

@@ -5,7 +5,7 @@ What is recorded reads its input from tensors that stay where they are, and depe
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
@@ -68,10 +68,17 @@ def shared_memory(device: int) -> GraphMemory:
 
 
 class Inputs:
-    """Tensors of a fixed size and place, into which those of each turn are copied."""
+    """Tensors of a fixed size and place, into which those of each turn are copied. Where `rooms` has a larger one for a
+    tensor, its first rows are the place."""
 
-    def __init__(self, given: Sequence[Tensor]) -> None:
-        self.tensors = [torch.empty_like(each, memory_format=torch.contiguous_format) for each in given]
+    def __init__(self, given: Sequence[Tensor], rooms: Mapping[int, Tensor] | None = None) -> None:
+        rooms = rooms or {}
+        self.tensors = [
+            rooms[number][: len(each)]
+            if number in rooms
+            else torch.empty(each.shape, dtype=each.dtype, device=each.device)
+            for number, each in enumerate(given)
+        ]
         self.fill(given)
 
     def fill(self, given: Sequence[Tensor]) -> None:
@@ -154,6 +161,6 @@ class _Deferred(torch.autograd.Function):
         return loss.clone()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None]:
         ctx.turn_back(grad)
         return None, None, None

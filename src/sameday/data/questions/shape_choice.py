@@ -112,16 +112,17 @@ def _fewer(clusters: list[_Cluster], least: float) -> list[_Cluster]:
 
 def _rounded(row: Shape, step: int) -> Shape:
     """With room for a token of padding in each section that is there."""
-    sections = (-(-(tokens + 1) // step) * step if tokens else 0 for tokens in row.sections)
-    few = (-(-count // 4) * 4 for count in (row.prefixes, row.forked_prefixes, row.forks))
+    sections = (_up(tokens + 1, step) if tokens else 0 for tokens in row.sections)
+    few = (_up(count, 4) for count in (row.prefixes, row.forked_prefixes, row.forks))
     return Shape(
         *sections,
-        -(-row.pieces // 8) * 8,
-        *few,
-        longest=-(-row.longest // 64) * 64,
-        image_tokens=-(-row.image_tokens // step) * step,
-        targets=-(-row.targets // 32) * 32,
+        *(_up(row.pieces, 8), *few, _up(row.longest, 64)),
+        *(_up(row.image_tokens, step), _up(row.targets, 32)),
     )
+
+
+def _up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
 
 
 def _tiled(cluster: _Cluster) -> _Cluster:

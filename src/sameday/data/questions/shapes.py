@@ -83,16 +83,10 @@ def shape_of(row: Sequence[Piece]) -> Shape:
         tokens[section] += piece.count
         pieces[section] += 1
     spans = ((piece, span) for piece in row for span in piece.encoded.image_spans)
-    return Shape(
-        *tokens,
-        pieces=len(row),
-        prefixes=pieces[Section.PREFIX],
-        forked_prefixes=pieces[Section.FORKED_PREFIX],
-        forks=pieces[Section.FORK],
-        longest=max(piece.count for piece in row),
-        image_tokens=sum(end - first for piece, (first, end) in spans if piece.start <= first < piece.stop),
-        targets=sum(piece.encoded.target_count for piece in row if piece.branch != PREFIX),
-    )
+    images = sum(end - first for piece, (first, end) in spans if piece.start <= first < piece.stop)
+    targets = sum(piece.encoded.target_count for piece in row if piece.branch != PREFIX)
+    counts = (len(row), *(pieces[section] for section in (Section.PREFIX, Section.FORKED_PREFIX, Section.FORK)))
+    return Shape(*tokens, *counts, max(piece.count for piece in row), images, targets)
 
 
 def padded_places(row: Sequence[Piece], shape: Shape) -> Iterator[int]:
@@ -105,7 +99,7 @@ def padded_places(row: Sequence[Piece], shape: Shape) -> Iterator[int]:
 
 def padded_bounds(row: Sequence[Piece], shape: Shape) -> Bounds:
     """The bounds of a row's pieces and of its padding, as many as the shape has whatever the row is."""
-    own = {section: [] for section in Section}
+    own: dict[Section, list[Piece]] = {section: [] for section in Section}
     for piece, section in zip(row, sections_of(row), strict=True):
         own[section].append(piece)
     padding = {section: shape[section] - sum(piece.count for piece in own[section]) for section in Section}
@@ -127,8 +121,9 @@ def padded_bounds(row: Sequence[Piece], shape: Shape) -> Bounds:
         queries, keys = zip(*counts, strict=True) if counts else ((), ())
         (first, _), (_, first_key) = (min(pairs), min(pairs, key=lambda pair: pair[1]))
         longest = max(shape[asking] for asking, _ in pairs)
-        bounds = (_padded(cumulative(each), room) for each in (queries, keys))
-        return Dense(shape.starts[first], shape.starts[first_key], *bounds, (max(1, longest), shape.longest))
+        cu_queries, cu_keys = (_padded(cumulative(each), room) for each in (queries, keys))
+        starts = shape.starts[first], shape.starts[first_key]
+        return Dense(*starts, cu_queries, cu_keys, (max(1, longest), shape.longest))
 
     causal = [
         count

@@ -18,7 +18,7 @@ from sameday.data.questions.shape_choice import choose_shapes, fitting
 from sameday.data.questions.shapes import Shape, shape_of
 from sameday.hardware.graphs import GraphMemory, Inputs, Launched, Recorded, Run
 from sameday.hardware.phases import during
-from sameday.hardware.ranks import Ranks
+from sameday.hardware.ranks import Ranks, joined_size
 from sameday.kernels.dropout import dropouts, step_key
 from sameday.spec.words import tell
 from sameday.tasks.base import total_steps
@@ -91,6 +91,7 @@ class Recorder:
         self._made: dict[tuple[Shape, bool], _Program] = {}
         self._gradients: tuple[int, ...] = ()
         self._memory: GraphMemory | None = None
+        self._rooms: list[Tensor] = []
         self._short = False
         self.records = task.device.type == "cuda"
         """Where not, all goes the same way, and is launched."""
@@ -129,10 +130,14 @@ class Recorder:
     def forget(self) -> None:
         """Let go of all that is recorded, and of its memory."""
         self._made.clear()
-        self._memory, self._short = None, False
+        self._memory, self._rooms, self._short = None, [], False
 
     def _program(self, batch: Batch, features: Sequence[Tensor], key: Tensor) -> _Program:
-        program = _Program(self._task, batch, features, key)
+        # Features are large: all shapes read them from one place, which has room for the largest.
+        rows = max((shape.image_tokens for shape in self._task.shapes(joined_size()).all), default=0)
+        if not self._rooms or any(len(room) < len(each) for room, each in zip(self._rooms, features, strict=False)):
+            self._rooms = [each.new_empty(max(rows, len(each)), each.shape[1]) for each in features]
+        program = _Program(self._task, batch, features, key, self._rooms)
         if self.records and not self._short:
             program.step = self._recorded(program.run) or program.step
         return program
@@ -156,10 +161,16 @@ class Recorder:
 class _Program:
     """What is computed for a shape, from tensors that stay where they are."""
 
-    def __init__(self, task: VqaTask, batch: Batch, features: Sequence[Tensor], key: Tensor) -> None:
+    def __init__(
+        self, task: VqaTask, batch: Batch, features: Sequence[Tensor], key: Tensor, rooms: Sequence[Tensor]
+    ) -> None:
         assert batch.segments is not None, "only packed rows have shapes"
         self._task = task
-        self._inputs = Inputs(_read(batch, features, key))
+        given = _read(batch, features, key)
+        first = len(given) - 1 - len(features)
+        self._inputs = Inputs(
+            given, {first + n: room for n, (room, _) in enumerate(zip(rooms, features, strict=False))}
+        )
         kept = iter(self._inputs.tensors)
         fields: dict[str, Any] = {name: next(kept) for name in READ}
         bounds = batch.segments._replace(cu=next(kept), cu_queries=next(kept), cu_keys=next(kept))
