@@ -114,11 +114,8 @@ def _rounded(row: Shape, step: int) -> Shape:
     """With room for a token of padding in each section that is there."""
     sections = (_up(tokens + 1, step) if tokens else 0 for tokens in row.sections)
     few = (_up(count, 4) for count in (row.prefixes, row.forked_prefixes, row.forks))
-    return Shape(
-        *sections,
-        *(_up(row.pieces, 8), *few, _up(row.longest, 64)),
-        *(_up(row.image_tokens, step), _up(row.targets, 32)),
-    )
+    rest = (_up(row.longest, 64), _up(row.image_tokens, step), _up(row.targets, 32))
+    return Shape._make([*sections, _up(row.pieces, 8), *few, *rest])
 
 
 def _up(count: int, multiple: int) -> int:

@@ -86,7 +86,7 @@ def shape_of(row: Sequence[Piece]) -> Shape:
     images = sum(end - first for piece, (first, end) in spans if piece.start <= first < piece.stop)
     targets = sum(piece.encoded.target_count for piece in row if piece.branch != PREFIX)
     counts = (len(row), *(pieces[section] for section in (Section.PREFIX, Section.FORKED_PREFIX, Section.FORK)))
-    return Shape(*tokens, *counts, max(piece.count for piece in row), images, targets)
+    return Shape._make([*tokens, *counts, max(piece.count for piece in row), images, targets])
 
 
 def padded_places(row: Sequence[Piece], shape: Shape) -> Iterator[int]:

@@ -192,7 +192,7 @@ class VqaTask(Task):
         read_image = self.source.once()
         # Of the whole step: which micro-batch or rank a question is in changes no dropout mask.
         mask_ids = mask_ids_of(encoded, self.plan.share_text) if self.plan.share_images else {}
-        shapes = self.shapes(ranks.size).all if self.plan.cuda_graphs else ()
+        shapes = self.shapes(ranks.size).all if self.plan.cuda_graphs and self.plan.packing else ()
         return (self._build(encoded, part, read_image, mask_ids, shapes) for part in parts[ranks.rank])
 
     def _shapes(self, ranks: int) -> Shapes:
@@ -331,7 +331,8 @@ class VqaTask(Task):
     # For the profiler
 
     def with_plan(self, change: Mapping[str, Any]) -> Self:
-        changed = super().with_plan(change)
+        # Shapes are those of this plan's own micro-batches, and take long to be chosen for others.
+        changed = super().with_plan({"cuda_graphs": False} | dict(change))
         assert isinstance(changed, type(self))
         changed.model = copy.copy(self.model)
         changed.model.plan = changed.plan
