@@ -129,11 +129,11 @@ def test_recorded_is_launched_to_the_bit(
     """Each shape with several micro-batches, masks drawn anew in each; and near what is not padded."""
     task, steps = make(model, world, plan, recipe), range(9)
     found = learned(task, steps)
-    kinds = {type(program.step) for program in task.recorder._made.values()}
+    kinds = {type(program.passes) for program in task.recorder._made.values()}
     assert kinds == {Recorded} and len(task.recorder._made) < len(steps), "each shape is recorded, and some come again"
     task.recorder.records = False
     launched = learned(task, steps)
-    assert {type(program.step) for program in task.recorder._made.values()} == {Launched}
+    assert {type(program.passes) for program in task.recorder._made.values()} == {Launched}
     for number, (one, other) in enumerate(zip(found, launched, strict=True)):
         assert torch.equal(one, other), number
     task.plan = task.plan.model_copy(update={"cuda_graphs": False})
@@ -168,13 +168,13 @@ def test_memory_that_runs_out_while_recording(model: Path, world: Path, capsys: 
 
     with patch.object(recorded._Program, "run", short):
         found = learned(task, range(8))
-    kinds = [type(program.step) for program in task.recorder._made.values()]
+    kinds = [type(program.passes) for program in task.recorder._made.values()]
     assert kinds[0] is Recorded and set(kinds[1:]) == {Launched} and len(tries) == 2
     assert capsys.readouterr().err.count("cuda_graphs: out of memory") == 1
     task.recorder.forget()
     for one, other in zip(learned(task, range(8)), found, strict=True):
         assert torch.equal(one, other)
-    assert {type(program.step) for program in task.recorder._made.values()} == {Recorded}
+    assert {type(program.passes) for program in task.recorder._made.values()} == {Recorded}
 
 
 def test_a_loss_that_somebody_keeps_does_not_end_a_recording(model: Path, world: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_loss_that_somebody_keeps_does_not_end_a_recording(model: Path, world:
                 kept.append(loss)
                 given_back += 1
     assert given_back == len(kept) and stepped.gradients.norm() > 0
-    assert {type(program.step) for program in task.recorder._made.values()} == {Recorded}
+    assert {type(program.passes) for program in task.recorder._made.values()} == {Recorded}
 
 
 def test_a_run_that_is_killed_goes_on_to_the_same_bits(tmp_path: Path, model: Path, world: Path) -> None:

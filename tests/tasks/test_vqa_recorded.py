@@ -234,7 +234,7 @@ def test_what_is_not_recorded_for_memory_is_launched(make: Make, capsys: pytest.
     assert len(tries) == 2, "once more when memory that was kept is free, and then never again"
     said = capsys.readouterr().err
     assert said.count("cuda_graphs: out of memory while the shape of number 1 was recorded") == 1
-    assert all(isinstance(program.step, Launched) for program in task.recorder._made.values())
+    assert all(isinstance(program.passes, Launched) for program in task.recorder._made.values())
     assert_near(found, learned(make(False), range(4)))
 
 

@@ -112,7 +112,7 @@ class Recorder:
                 self._made[name].fill(batch, features, key)
             else:
                 self._made[name] = self._program(batch, features, key)
-            loss, losses = self._made[name].step()
+            loss, losses = self._made[name].passes()
         return loss, losses[: len(batch.owner)]
 
     def _gradients_stay(self) -> bool:
@@ -139,7 +139,7 @@ class Recorder:
             self._rooms = [each.new_empty(max(rows, len(each)), each.shape[1]) for each in features]
         program = _Program(self._task, batch, features, key, self._rooms)
         if self.records and not self._short:
-            program.step = self._recorded(program.run) or program.step
+            program.passes = self._recorded(program.run) or program.passes
         return program
 
     def _recorded(self, run: Run) -> Recorded | None:
@@ -178,7 +178,7 @@ class _Program:
         empty = {name: getattr(batch, name).new_empty(0) for name in ("pixels", "features", "image_source", "owner")}
         self._batch = replace(batch, segments=bounds, **fields, **empty)
         self._features, self._key = [next(kept) for _ in features], next(kept)
-        self.step: Launched | Recorded = Launched(self.run)
+        self.passes: Launched | Recorded = Launched(self.run)
 
     def fill(self, batch: Batch, features: Sequence[Tensor], key: Tensor) -> None:
         assert batch.segments is not None and self._batch.segments is not None
