@@ -39,12 +39,17 @@ class _Cluster:
         return _Cluster(shape, self.rows + other.rows, min(self.smallest, other.smallest))
 
     @property
+    def padded(self) -> int:
+        """Tokens of a row, in whole tiles."""
+        return _up(self.shape.tokens, TILE)
+
+    @property
     def tokens(self) -> int:
-        return self.rows * self.shape.tokens
+        return self.rows * self.padded
 
     @property
     def wasteful(self) -> bool:
-        return not _worth(self.shape.tokens, self.smallest)
+        return not _worth(self.padded, self.smallest)
 
 
 def choose_shapes(rows: Sequence[Shape], times: float) -> tuple[Shape, ...]:
