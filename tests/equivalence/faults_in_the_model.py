@@ -144,8 +144,14 @@ def angles_in_half_precision(task: Any, _ranks: Any) -> Any:
 
 
 def _featured(task: Any, change: Callable[[Batch, Tensor, list[Tensor]], Any]) -> AbstractContextManager[Any]:
-    read = task.model._features_at_tokens
-    return patch.object(task.model, "_features_at_tokens", lambda batch: change(batch, *read(batch)))
+    read = task.model.features_at_tokens
+
+    def changed(batch: Batch) -> list[Tensor]:
+        features, *deepstack = read(batch)
+        features, deepstack = change(batch, features, deepstack)
+        return [features, *deepstack]
+
+    return patch.object(task.model, "features_at_tokens", changed)
 
 
 def _next_image(task: Any, batch: Batch, features: Tensor) -> Tensor:

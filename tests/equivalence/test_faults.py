@@ -19,8 +19,9 @@ import sets
 import torch
 import worlds
 from arms import Stage
-from catalogue import SHARED, TEXT, UNEVEN, Fault
+from catalogue import SHARED, SPLIT, TEXT, UNEVEN, Fault
 from faults import FAULTS
+from faults_in_recording import PACKED, padded
 from torch import Tensor
 
 from sameday.hardware.ranks import Ranks
@@ -128,6 +129,16 @@ def test_a_fault_is_found_where_it_is(stages: Stages, unplanted: Callable[[Fault
     first = found.differences[0]
     assert first.step is not None and fault.place in f"{first.what}: {first.name}", listed(found)
     print(f"{name}: {first}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", [PACKED, SPLIT], ids=["packed", "shared"])
+def test_what_would_be_recorded_is_no_fault(stages: Stages, plan: dict[str, Any]) -> None:
+    """The way on which faults are planted in recordings, without one."""
+    plain = stages["vqa"].plain(Plan(**plan))
+    _ = plain.arm, plain.reference
+    found = plain.judged(arms.run(plain.job("plan", Plan(**plan)), lambda task, _ranks: padded(task)))
+    assert found.same, listed(found)
 
 
 def listed(found: Comparison) -> str:

@@ -42,6 +42,7 @@ BEST = Plan(
     workers=8,
     pin_memory=True,
     cache="pixels",
+    cuda_graphs=True,
 )
 GPU = Facts(
     device="cuda",
@@ -66,7 +67,9 @@ GPU = Facts(
     used=30 * 2**30,
     triton=True,
 )
-CPU = replace(GPU, device="cpu", busy=None, triton=False, plan=BEST.model_copy(update={"compile": "none"}))
+CPU = replace(
+    GPU, device="cpu", busy=None, triton=False, plan=BEST.model_copy(update={"compile": "none", "cuda_graphs": False})
+)
 BDH = Facts(
     device="cuda",
     plan=Plan(level_kernel="plain", optimizer_impl="fused", pin_memory=True, images_on="device", workers=15),
@@ -97,7 +100,7 @@ def cuts_to_try(facts: Facts, plan: Plan) -> list[dict[str, Any]]:
     return [change for change in (differing(plan, each) for each in changes) if change]
 
 
-TRAINED_TOWER = frozenset({("cache", "features")})
+TRAINED_TOWER = frozenset({("cache", "features"), ("cuda_graphs", True)})
 LARGER = Cut({"token_budget": 32768}, 1.0, 0.17)
 WHOLE = Cut({"micro_batch": None}, 1.0, 0.0008)
 PLANTED: dict[str, tuple[Facts, str, str]] = {
@@ -191,6 +194,16 @@ PLANTED: dict[str, tuple[Facts, str, str]] = {
     "launches of small kernels": (
         changed(BDH, plan={"level_kernel": "fused"}, busy=0.4),
         "plan.cuda_graphs true",
+        "launches",
+    ),
+    "launches of a decoder's kernels": (
+        changed(GPU, plan={"cuda_graphs": False}, busy=0.5),
+        "plan.cuda_graphs true",
+        "launches",
+    ),
+    "rows that cannot be recorded yet": (
+        changed(GPU, plan={"cuda_graphs": False, "packing": False, "attention": "flex"}, busy=0.5),
+        "plan.cuda_graphs true, plan.packing true, plan.attention auto",
         "launches",
     ),
     "plain levels": (BDH, "plan.level_kernel fused", OTHER),
@@ -386,8 +399,9 @@ def as_written(value: Any) -> str:
 def can_run(facts: Facts, fields: dict[str, Any]) -> Plan:
     """A plan with these fields, those of the task, that is not refused to begin with."""
     own = {name: value for name, value in fields.items() if name in facts.fields}
-    plan = facts.plan.model_copy(update=own)
-    return plan.model_copy(update={"pin_memory": False}) if plan.cuda_graphs and plan.workers else plan
+    plan = facts.plan.model_copy(update=own | ({"cuda_graphs": False} if facts.device == "cpu" else {}))
+    of_one_size = plan.cuda_graphs and facts.fields == CLASSIFY
+    return plan.model_copy(update={"pin_memory": False}) if of_one_size and plan.workers else plan
 
 
 FACTS = st.builds(

@@ -222,7 +222,7 @@ def test_features_of_a_tower_or_projector_with_adapters_are_refused(home: Path, 
         f"trains {parts}; allowed: none, pixels, auto"
     )
     setup.resolve_auto(Plan(cache="pixels"), machine)
-    assert setup.cannot(machine) == {("cache", "features")}
+    assert setup.cannot(machine) == {("cache", "features"), ("cuda_graphs", True)}
     (home / "recipe.yaml").write_text(dump_yaml(recipe))
     with pytest.raises(BadInput) as error:
         cache_from_files(home / "recipe.yaml", None, CPU, Caching("features", "fill", False))

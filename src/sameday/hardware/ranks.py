@@ -94,3 +94,8 @@ class Ranks:
     def leave(self) -> None:
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def joined_size() -> int:
+    """Of the processes that this one has joined."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1

@@ -32,6 +32,11 @@ def keys_of(count: int, *what: object) -> Tensor:
     return mix(torch.arange(count, dtype=torch.int32) ^ name_key(*what))
 
 
+def step_key(seed: int, step: int) -> int:
+    """By which a step's masks differ from another's."""
+    return name_key("dropout", seed, step)
+
+
 class DropoutKeys:
     """Where the running micro-batch's token keys are kept for all dropout layers of a model."""
 
@@ -40,7 +45,11 @@ class DropoutKeys:
 
     def set(self, keys: Tensor, seed: int, step: int) -> None:
         """`keys` name each token of the batch, (rows, length), int32."""
-        self.tokens = mix(keys ^ name_key("dropout", seed, step))
+        self.set_by(keys, step_key(seed, step))
+
+    def set_by(self, keys: Tensor, step: int | Tensor) -> None:
+        """The same with what `step_key` gives, which may be a tensor on the device."""
+        self.tokens = mix(keys ^ step)
 
     def of(self, shape: torch.Size) -> Tensor:
         assert self.tokens is not None and self.tokens.shape == shape, "dropout keys are of another micro-batch"

@@ -17,12 +17,13 @@ from torch import Tensor
 class Dense(NamedTuple):
     """One call over what is shared. Its runs of queries and of keys, the first of which begin at `queries` and `keys`,
     follow each other without a gap; `cu` are their bounds from there on. Each run of queries sees one whole run of
-    keys."""
+    keys. `longest`, of queries and of keys: what no run exceeds, where that is not told by the bounds."""
 
     queries: int
     keys: int
     cu_queries: Tensor
     cu_keys: Tensor
+    longest: tuple[int, int] | None = None
 
 
 class Segments(NamedTuple):
@@ -38,11 +39,12 @@ class Segments(NamedTuple):
     at: Tensor
 
     @classmethod
-    def of(cls, cu: Tensor, calls: Sequence[Dense]) -> "Segments":
-        at = [_longest(cu)]
-        for queries, keys, cu_queries, cu_keys in calls:
+    def of(cls, cu: Tensor, calls: Sequence[Dense], longest: int | None = None) -> "Segments":
+        at = [longest or _longest(cu)]
+        for queries, keys, cu_queries, cu_keys, most in calls:
             ends = queries + int(cu_queries[-1]), keys + int(cu_keys[-1])
-            at += _Call(queries, ends[0], keys, ends[1], len(cu_keys), _longest(cu_queries), _longest(cu_keys))
+            most = most or (_longest(cu_queries), _longest(cu_keys))
+            at += _Call(queries, ends[0], keys, ends[1], len(cu_keys), *most)
         of_queries, of_keys = torch.cat([c.cu_queries for c in calls]), torch.cat([c.cu_keys for c in calls])
         return cls(cu, of_queries, of_keys, torch.tensor(at))
 

@@ -4,16 +4,14 @@ everything computed anew per token."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
-from functools import cache
-from typing import Any
+from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor
 
 from sameday.data.questions.batch import Batch
 from sameday.data.questions.prompts import Prompts
+from sameday.hardware.graphs import recording, shared_memory
 from sameday.kernels.decode import Answering
 from sameday.models.vlm import VisionLanguageModel
 
@@ -93,7 +91,7 @@ class RecordedStep:
         self.tokens, self.position = torch.zeros_like(position), position.clone()
         keys.hold()
         self.graph = torch.cuda.CUDAGraph()
-        with _recording(self.graph, _keeper(torch.cuda.current_device()).pool()):
+        with recording(self.graph, shared_memory(torch.cuda.current_device()).pool):
             self.states = model.next_hidden(self.tokens, self.position, keys)
             self.position += 1
 
@@ -101,39 +99,6 @@ class RecordedStep:
         self.tokens.copy_(tokens)
         self.graph.replay()
         return self.states
-
-
-@contextmanager
-def _recording(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
-    """Unlike torch's own context it leaves the memory that waits to be used again where it is. Other threads may go on
-    preparing batches."""
-    aside = _aside(torch.cuda.current_device())
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
-        graph.capture_begin(pool, capture_error_mode="thread_local")
-        try:
-            yield
-        except BaseException:
-            with suppress(RuntimeError):  # the first error says what went wrong
-                graph.capture_end()
-            raise
-        graph.capture_end()
-    torch.cuda.current_stream().wait_stream(aside)
-
-
-@cache
-def _aside(device: int) -> torch.cuda.Stream:
-    """Always the same one: memory that a graph leaves is taken again on its own stream alone."""
-    return torch.cuda.Stream(device)
-
-
-@cache
-def _keeper(device: int) -> torch.cuda.CUDAGraph:
-    """Keeps the memory that one recorded graph leaves for the next."""
-    graph = torch.cuda.CUDAGraph()
-    with _recording(graph, None):
-        torch.zeros(1, device=f"cuda:{device}")
-    return graph
 
 
 @torch.no_grad()

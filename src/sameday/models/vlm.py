@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -142,15 +143,25 @@ class VisionLanguageModel:
     def hidden(self, batch: Batch, step: int = 0, keys: Answering | None = None, eager: bool = False) -> Tensor:
         """The last hidden state of every token, (rows × length, width). `keys` takes those of every layer, for tokens
         that will be generated. `eager`: by layers as they are, also where the plan has them compiled."""
+        self.key_images(batch, step)
+        if self.drops:
+            self.keys.set(batch.keys, self.recipe.seed, step)
+            self._any_keys()
+        with during("tower"):
+            features = self.features_at_tokens(batch)
+        return self.decoded(batch, features, keys, eager)
+
+    def decoded(
+        self, batch: Batch, features: Sequence[Tensor], keys: Answering | None = None, eager: bool = False
+    ) -> Tensor:
+        """The same behind the tower, of whose output and DeepStack these are the `features` at each image token. It
+        depends on tensors alone, so that it can be recorded."""
         rows, length = batch.tokens.shape
-        if self.recipe.train == "lora" and self.recipe.lora.dropout and self.module.training:
-            self._key_dropout(batch, step)
         x = self.text.embed_tokens(batch.tokens)
-        deepstack: list[Tensor] = []
-        if batch.grids:
-            with during("tower"):
-                features, deepstack = self._features_at_tokens(batch)
-            x = x.flatten(0, 1).index_copy(0, batch.image_slots, features.to(x.dtype)).view_as(x)
+        deepstack: Sequence[Tensor] = ()
+        if features:
+            merged, *deepstack = features
+            x = x.flatten(0, 1).index_copy(0, batch.image_slots, merged.to(x.dtype)).view_as(x)
         rotary = {kind: self._rotary(batch.positions, x.dtype, kind) for kind in set(self.kinds)}
         masks = {kind: self.family.mask(self.text, batch, self.kernel, kind) for kind in set(self.kinds)}
         kept = None if keys is None else self._room_for_keys(x)
@@ -164,11 +175,24 @@ class VisionLanguageModel:
                 x = x.flatten(0, 1).index_add(0, batch.image_slots, deepstack[number].to(x.dtype)).view_as(x)
         return self.text.norm(x).view(rows * length, -1)
 
-    def _key_dropout(self, batch: Batch, step: int) -> None:
-        self.keys.set(batch.keys, self.recipe.seed, step)
+    @property
+    def drops(self) -> bool:
+        """Whether there is dropout, as the model is now."""
+        return bool(self.recipe.train == "lora" and self.recipe.lora.dropout and self.module.training)
+
+    def key_tokens(self, batch: Batch, key: Tensor) -> None:
+        """Of dropout in the decoder, by the key of a step that is on the device."""
+        if self.drops:
+            self.keys.set_by(batch.keys, key)
+            self._any_keys()
+
+    def _any_keys(self) -> None:
         if self.plan.compile == "layers":
             any_size(self.keys.tokens)
-        if self.tower_trained:
+
+    def key_images(self, batch: Batch, step: int) -> None:
+        """Of dropout in the tower."""
+        if self.drops and self.tower_trained:
             sizes = [high * wide for high, wide in batch.grids]
             self.image_keys.set(batch.contents, sizes, self.recipe.seed, step, self.device)
 
@@ -212,11 +236,18 @@ class VisionLanguageModel:
     def _rotary(self, positions: Tensor, dtype: torch.dtype, kind: str) -> tuple[Tensor, Tensor]:
         return self.family.rotary(self.text, positions, dtype, kind)
 
-    def _features_at_tokens(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
-        """The tower's output and DeepStack's features at each image token."""
-        merged, *deepstack = self._features_of(batch)
-        source = batch.image_source
-        return merged[source], [features[source] for features in deepstack]
+    def features_at_tokens(self, batch: Batch) -> list[Tensor]:
+        """The tower's output and DeepStack's features at each image token; zeros at slots of padding. Nothing where
+        there are no slots."""
+        slots, source = len(batch.image_slots), batch.image_source
+        if not slots:
+            return []
+        if not len(source):
+            tensors, width = self.feature_shape
+            return list(self.byte_table.new_zeros(tensors, slots, width))
+        features = [each[source] for each in self._features_of(batch)]
+        padding = slots - len(source)
+        return [F.pad(each, (0, 0, 0, padding)) for each in features] if padding else features
 
     def _features_of(self, batch: Batch) -> Sequence[Tensor]:
         """The tower's output and DeepStack's features, (image tokens, width) each, over all images: computed, or as the

@@ -70,7 +70,7 @@ class Facts:
     used: float = 0.0
     """Bytes that this process had of them at most."""
     triton: bool = False
-    cannot: frozenset[tuple[str, str]] = frozenset()
+    cannot: frozenset[tuple[str, Any]] = frozenset()
     """Fields with values that the recipe cannot use here."""
     waits: tuple[tuple[str, int], ...] = ()
     threads: int = 1
@@ -233,7 +233,7 @@ def _data(facts: Facts) -> Iterator[Remedy]:
         left = max(0.0, preparing / most - rest)
         # A CPU's workers take the cores that the step computes on.
         spare = most / facts.cores if facts.device == "cpu" else 1.0
-        change = {"workers": most} | ({"pin_memory": False} if plan.cuda_graphs else {})
+        change = {"workers": most} | ({"pin_memory": False} if _pins_nothing(facts) else {})
         yield _remedy(facts, change, exposed, why, spare * max(0.0, exposed - left))
     saved, waited = exposed + facts.crowding, f"{waited}{_crowded(facts)}"
     if facts.offers("cache", "pixels") and plan.cache == "none" and _worth(facts, min(images, preparing)):
@@ -246,7 +246,7 @@ def _data(facts: Facts) -> Iterator[Remedy]:
         why = f"reading takes {read:.3f} s a step, decoding and resizing {preparing - read:.3f}: {waited}"
         yield _remedy(facts, "the data on a faster disk", saved, why, images * read / preparing)
     copy = facts.time("copy")
-    recording = plan.cuda_graphs and plan.workers
+    recording = _pins_nothing(facts) and plan.workers
     if facts.device == "cuda" and not plan.pin_memory and not recording and _worth(facts, copy):
         # Copies that the host waits for keep it from running ahead.
         yield _remedy(facts, {"pin_memory": True}, copy + facts.gaps, f"copies take {_share(facts, copy)}", copy)
@@ -351,7 +351,7 @@ def _launches(facts: Facts) -> Iterator[Remedy]:
         yield _remedy(facts, f"no synchronisation at {where}", facts.gaps, why, 1.05 * idle)
     if facts.device == "cuda" and facts.offers("cuda_graphs", True) and _worth(facts, idle):
         why = f"the GPU waits for launches {_share(facts, idle)}"
-        yield _remedy(facts, {"cuda_graphs": True, **_beside_graphs(plan)}, facts.gaps, why, 0.95 * idle)
+        yield _remedy(facts, {"cuda_graphs": True, **_beside_graphs(facts)}, facts.gaps, why, 0.95 * idle)
     fused = plan.level_kernel == "fused"
     if (
         facts.device == "cuda"
@@ -381,10 +381,23 @@ def _counted(threads: int) -> str:
     return f"{threads} thread" if threads == 1 else f"{threads} threads"
 
 
-def _beside_graphs(plan: Plan) -> dict[str, Any]:
-    """What must be otherwise where graphs are recorded: no thread may pin memory meanwhile, as it does for workers, and
-    nothing else may record."""
-    change: dict[str, Any] = {}
+def _pins_nothing(facts: Facts) -> bool:
+    """Whether what is recorded forbids a thread to pin memory meanwhile, as it does for workers: where samples are all
+    of one size, torch records whole steps, and looks at all threads."""
+    return facts.plan.cuda_graphs and not _has_rows(facts)
+
+
+def _has_rows(facts: Facts) -> bool:
+    return "packing" in facts.fields
+
+
+def _beside_graphs(facts: Facts) -> dict[str, Any]:
+    """What must be otherwise where graphs are recorded: rows of tokens are packed, and attention is split into calls
+    that can be recorded; elsewhere nobody pins memory meanwhile, and nothing else records."""
+    plan, change = facts.plan, dict[str, Any]()
+    if _has_rows(facts):
+        change |= {} if plan.packing else {"packing": True}
+        return change | ({} if plan.attention in ("auto", "split") else {"attention": "auto"})
     if plan.workers and plan.pin_memory:
         change |= {"workers": 0} if plan.images_on == "device" else {"pin_memory": False}
     return change | ({"compile_mode": "default"} if plan.compile != "none" else {})

@@ -166,7 +166,11 @@ class Plan(Strict):
         needs="fused levels",
     )
     cuda_graphs: bool = _field(
-        False, "rounding", "Record a micro-batch's kernels once and replay them, on a GPU.", needs="recorded steps"
+        False,
+        "rounding",
+        "Record a micro-batch's kernels once and replay them, on a GPU. Where micro-batches differ in size, they are "
+        "padded to few sizes.",
+        needs="recorded steps",
     )
     optimizer_impl: Literal["loop", "foreach", "fused"] = _field(
         "loop", "rounding", "AdamW one tensor at a time, over lists of tensors, or as one kernel."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -11,5 +11,7 @@ from sameday.spec.vlm import VlmRecipe
 
 class VqaRecipe(VlmRecipe):
     """Answers to questions about images."""
+
+    has: ClassVar[frozenset[str]] = VlmRecipe.has | {"recorded steps"}
 
     task: Literal["vqa"] = Field("vqa", description="What is learned: answers to questions about images.")

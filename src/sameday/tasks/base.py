@@ -264,7 +264,7 @@ class TaskSetup(ABC):
         """Changes of a plan that cut its steps into other micro-batches and could be faster."""
         return []
 
-    def cannot(self, machine: Machine) -> frozenset[tuple[str, str]]:
+    def cannot(self, machine: Machine) -> frozenset[tuple[str, Any]]:
         """Plan fields with values that this recipe cannot use on this machine, so that nobody is advised to."""
         return frozenset()
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sameday.data.questions.layout import Layout
+from sameday.data.questions.shapes import Shape
 from sameday.data.questions.source import ReadImage
 from sameday.data.times import Times
 from sameday.kernels.split import Dense, Segments
@@ -41,6 +42,7 @@ class Batch:
     sample_ids: tuple[int, ...]
     one_per_row: bool
     segments: Segments | None
+    shape: Shape | None
     times: Times
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
@@ -59,10 +61,10 @@ def _segments(layout: Layout) -> Segments | None:
     if bounds is None:
         return None
     calls = [
-        Dense(call.queries, call.keys, torch.from_numpy(call.cu_queries), torch.from_numpy(call.cu_keys))
+        Dense(call.queries, call.keys, torch.from_numpy(call.cu_queries), torch.from_numpy(call.cu_keys), call.longest)
         for call in bounds.dense
     ]
-    return Segments.of(torch.from_numpy(bounds.cu), calls)
+    return Segments.of(torch.from_numpy(bounds.cu), calls, bounds.longest)
 
 
 def make_batch(layout: Layout, read_image: ReadImage) -> Batch:
@@ -90,5 +92,6 @@ def make_batch(layout: Layout, read_image: ReadImage) -> Batch:
         sample_ids=tuple(q.sample.id for q in layout.questions),
         one_per_row=layout.one_per_row,
         segments=_segments(layout),
+        shape=layout.shape,
         times=Times(*map(sum, zip(*(picture.times for picture in pictures), strict=True))) if pictures else Times(),
     )

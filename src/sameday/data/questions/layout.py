@@ -3,47 +3,18 @@ and supervision as a list of (position, target) pairs."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from itertools import accumulate
 
 import numpy as np
 
 from sameday.data.questions.encode import Encoded
 from sameday.data.questions.family import QuestionFamily
+from sameday.data.questions.pieces import PADDING as PADDING
+from sameday.data.questions.pieces import PREFIX, Bounds, Piece, bounds_of, rows_of
 from sameday.data.questions.sample import ImageRef
-from sameday.data.questions.tree import agreements, grow
-
-PADDING = -1
-PREFIX = 0
-
-
-class Kind(IntEnum):
-    """Of a piece of a row, in the order in which they stand in a packed one."""
-
-    PREFIX, FORK, ALONE, BRANCH = range(4)
-
-
-@dataclass(frozen=True, eq=False)
-class Dense:
-    """Runs of queries, the first of which begins at `queries`, each of which sees the whole of one run of keys, the
-    first of which begins at `keys`. Runs follow each other without a gap; `cu` are their bounds from there on."""
-
-    queries: int
-    keys: int
-    cu_queries: np.ndarray
-    cu_keys: np.ndarray
-
-
-@dataclass(frozen=True, eq=False)
-class Bounds:
-    """Where the pieces of one packed row begin and end, in each of which attention is causal, and what they see besides
-    of pieces before them: branches of prefixes, forks of prefixes, branches of forks."""
-
-    cu: np.ndarray
-    dense: tuple[Dense, Dense, Dense]
+from sameday.data.questions.shapes import Shape, padded_bounds, padded_places
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +24,10 @@ class Layout:
 
     tokens, group, branch, fork, keys: (rows, length). positions: (axes, rows, length). `image_slots[i]` is the flat
     place that takes row `image_source[i]` of the tower's output over `images`. `target_at[j]` is the flat place whose
-    logits predict `target[j]`, with `weight[j]`, for question `owner[j]`. `bounds` is there for a packed row."""
+    logits predict `target[j]`, with `weight[j]`, for question `owner[j]`. `bounds` is there for a packed row.
+
+    Padded to a `shape`, `image_slots`, `target_at`, `target` and `weight` are longer than `image_source` and `owner`:
+    what is beyond these is of the last place, which is padding, and weighs nothing."""
 
     tokens: np.ndarray
     positions: np.ndarray
@@ -72,29 +46,7 @@ class Layout:
     questions: tuple[Encoded, ...]
     one_per_row: bool
     bounds: Bounds | None
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """Tokens `start` to `stop` of a question, as a prefix, a fork or a branch of it, or a question alone."""
-
-    encoded: Encoded
-    start: int
-    stop: int
-    group: int
-    branch: int
-    fork: int
-    owner: int
-
-    @property
-    def count(self) -> int:
-        return self.stop - self.start
-
-    @property
-    def kind(self) -> Kind:
-        if self.branch == PREFIX:
-            return Kind.FORK if self.fork else Kind.PREFIX
-        return Kind.BRANCH if self.start else Kind.ALONE
+    shape: Shape | None = None
 
 
 def lay_out(
@@ -109,26 +61,26 @@ def lay_out(
     share_pixels: bool = True,
     share_text: bool = False,
     mask_ids: MaskIds | None = None,
+    shape: Shape | None = None,
 ) -> Layout:
     """`units` are groups of questions that share a prefix, which with `share_text` goes on as far as their tokens
     agree, and forks where some agree further. Packed, all stand in one row, piece by piece as `Kind` has them. Else
     each group has its own row. With `share_pixels` an image that several groups hold goes through the tower once.
     `mask_ids` is what `mask_ids_of` says of the step; a prefix that is not in it is keyed by the first question of its
-    unit."""
-    rows, questions = _rows(units, packing, share_text)
+    unit. A packed row may be padded to a `shape` that covers it."""
+    rows, questions = rows_of(units, packing, share_text)
     longest = max(sum(piece.count for piece in row) for row in rows)
-    length = -(-longest // pad_to_multiple) * pad_to_multiple
-    shape = (len(rows), length)
-    tokens = np.full(shape, pad_token, np.int64)
-    positions = np.zeros((family.position_axes, *shape), np.int64)
-    group = np.full(shape, PADDING, np.int32)
-    branch, fork = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-    keys = np.zeros(shape, np.uint32)
+    length = shape.tokens if shape else -(-longest // pad_to_multiple) * pad_to_multiple
+    size = (len(rows), length)
+    tokens = np.full(size, pad_token, np.int64)
+    positions = np.zeros((family.position_axes, *size), np.int64)
+    group = np.full(size, PADDING, np.int32)
+    branch, fork = np.zeros(size, np.int32), np.zeros(size, np.int32)
+    keys = np.zeros(size, np.uint32)
     pictures = _Pictures(share_pixels)
     targets = _Targets(loss_weight)
     for r, row in enumerate(rows):
-        at = 0
-        for piece in row:
+        for piece, at in zip(row, _places(row, shape), strict=True):
             here, part = slice(at, at + piece.count), slice(piece.start, piece.stop)
             tokens[r, here] = piece.encoded.tokens[part]
             positions[:, r, here] = family.positions(piece.encoded, merge_size)[:, part]
@@ -138,7 +90,6 @@ def lay_out(
             shift = r * length + at - piece.start  # flat place of the question's own token 0
             pictures.add(piece, shift)
             targets.add(piece, shift)
-            at += piece.count
     return Layout(
         tokens=tokens,
         positions=positions,
@@ -148,77 +99,29 @@ def lay_out(
         keys=keys.view(np.int32),
         images=tuple(pictures.images),
         grids=tuple(pictures.grids),
-        image_slots=_joined(pictures.slots),
+        image_slots=_filled(_joined(pictures.slots), shape and shape.image_tokens, length - 1),
         image_source=_joined(pictures.source),
-        target_at=_joined(targets.at),
-        target=_joined(targets.token),
-        weight=_joined(targets.weight).astype(np.float32),
+        target_at=_filled(_joined(targets.at), shape and shape.targets, length - 1),
+        target=_filled(_joined(targets.token), shape and shape.targets, 0),
+        weight=_filled(_joined(targets.weight).astype(np.float32), shape and shape.targets, 0),
         owner=_joined(targets.owner),
         questions=tuple(questions),
         one_per_row=all(len(row) == 1 for row in rows),
-        bounds=_bounds(rows[0], length) if packing else None,
+        bounds=None if not packing else padded_bounds(rows[0], shape) if shape else bounds_of(rows[0], length),
+        shape=shape,
     )
 
 
-def _rows(
-    units: Sequence[Sequence[Encoded]], packing: bool, share_text: bool
-) -> tuple[list[list[_Piece]], list[Encoded]]:
-    questions: list[Encoded] = []
-    rows: list[list[_Piece]] = []
-    for g, unit in enumerate(units):
-        assert len(unit) == 1 or len({e.key for e in unit} - {None}) == 1, "a group's questions have one prefix"
-        tree = grow(agreements([encoded.text if share_text else () for encoded in unit]))
-        image, own = unit[0].prefix, len(questions)
-        starts, forks = [image + tree.root if len(unit) > 1 else 0] * len(unit), [0] * len(unit)
-        row = [_Piece(unit[0], 0, starts[0], g, PREFIX, 0, own)] if starts[0] else []
-        for f, fork in enumerate(tree.forks, 1):
-            row.append(
-                _Piece(unit[fork.first], starts[fork.first], image + fork.tokens, g, PREFIX, f, own + fork.first)
-            )
-            for b in range(fork.first, fork.last):
-                starts[b], forks[b] = image + fork.tokens, f
-        for b, encoded in enumerate(unit):
-            row.append(_Piece(encoded, starts[b], encoded.length, g, b + 1, forks[b], own + b))
-        questions += unit
-        rows.append(row)
-    if packing:
-        pieces = [piece for row in rows for piece in row]
-        forked = {piece.group for piece in pieces if piece.fork}
-        # Stable. Groups with forks come last, so that no run of what they see or are seen by has a gap.
-        rows = [sorted(pieces, key=lambda piece: (piece.kind, piece.group in forked))]
-    return rows, questions
+def _places(row: Sequence[Piece], shape: Shape | None) -> Iterator[int]:
+    """Where each piece of a row begins."""
+    if shape is not None:
+        return padded_places(row, shape)
+    return accumulate((piece.count for piece in row[:-1]), initial=0)
 
 
-def _bounds(row: Sequence[_Piece], length: int) -> Bounds:
-    of_kind = {kind: [piece for piece in row if piece.kind == kind] for kind in Kind}
-    forked = {piece.group for piece in of_kind[Kind.FORK]}
-    at = dict(zip(map(id, row), accumulate((piece.count for piece in row), initial=0), strict=False))
-
-    def dense(queries: list[_Piece], keys: list[_Piece], run: Callable[[_Piece], Hashable]) -> Dense:
-        asking: Counter[Hashable] = Counter()
-        for piece in queries:
-            asking[run(piece)] += piece.count
-        first, first_key = (at[id(pieces[0])] if pieces else 0 for pieces in (queries, keys))
-        counts = [asking[run(piece)] for piece in keys]
-        return Dense(first, first_key, _cumulative(counts), _cumulative([piece.count for piece in keys]))
-
-    def of_forked(kind: Kind) -> list[_Piece]:
-        return [piece for piece in of_kind[kind] if piece.group in forked]
-
-    taken = sum(piece.count for piece in row)
-    padding = [length - taken] if length > taken else []
-    return Bounds(
-        cu=_cumulative([piece.count for piece in row] + padding),
-        dense=(
-            dense(of_kind[Kind.BRANCH], of_kind[Kind.PREFIX], lambda piece: piece.group),
-            dense(of_kind[Kind.FORK], of_forked(Kind.PREFIX), lambda piece: piece.group),
-            dense(of_forked(Kind.BRANCH), of_kind[Kind.FORK], lambda piece: (piece.group, piece.fork)),
-        ),
-    )
-
-
-def _cumulative(counts: Sequence[int]) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+def _filled(values: np.ndarray, count: int | None, value: int) -> np.ndarray:
+    """Up to a shape's count."""
+    return values if count is None else np.pad(values, (0, count - len(values)), constant_values=value)
 
 
 MaskIds = Mapping[int, np.ndarray]
@@ -243,7 +146,7 @@ def mask_ids_of(questions: Iterable[Encoded], share_text: bool) -> MaskIds:
     return ids
 
 
-def _token_keys(piece: _Piece, mask_ids: MaskIds) -> np.ndarray:
+def _token_keys(piece: Piece, mask_ids: MaskIds) -> np.ndarray:
     """Names each token by a question and its place there, whatever row it stands in: what dropout is keyed by. A token
     that could be shared has one name in all questions, also where one of them stands alone."""
     own = piece.encoded.sample.id
@@ -271,7 +174,7 @@ class _Pictures:
         self._known: dict[tuple[str, tuple[int, int]], int] = {}
         self._rows = 0
 
-    def add(self, piece: _Piece, shift: int) -> None:
+    def add(self, piece: Piece, shift: int) -> None:
         encoded = piece.encoded
         for image, grid, (first, end) in zip(encoded.sample.images, encoded.grids, encoded.image_spans, strict=True):
             if not piece.start <= first < piece.stop:
@@ -297,7 +200,7 @@ class _Targets:
         self.weight: list[np.ndarray] = []
         self.owner: list[np.ndarray] = []
 
-    def add(self, piece: _Piece, shift: int) -> None:
+    def add(self, piece: Piece, shift: int) -> None:
         where = np.flatnonzero(piece.encoded.targets)
         if piece.branch == PREFIX or not len(where):  # a prompt has no target
             return

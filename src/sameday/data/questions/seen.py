@@ -25,8 +25,9 @@ def read_back(batch: Batch, patches: Tensor, merge_size: int) -> Iterator[Seen]:
     length = batch.tokens.shape[1]
     group, branch, fork, tokens = (x.numpy().reshape(-1) for x in (batch.group, batch.branch, batch.fork, batch.tokens))
     positions = batch.positions.numpy().reshape(len(batch.positions), -1)
-    owner, at = batch.owner.numpy(), batch.target_at.numpy()
-    target, weight = batch.target.numpy(), batch.weight.numpy()
+    owner = batch.owner.numpy()
+    # A batch that is padded to a shape has more, of no question.
+    at, target, weight = (x.numpy()[: len(owner)] for x in (batch.target_at, batch.target, batch.weight))
     pictures = _Pictures(batch, patches, merge_size)
     for number, sample in enumerate(batch.sample_ids):
         mine = owner == number
@@ -61,7 +62,7 @@ class _Pictures:
     """Which image stands behind each place of a row. One that several questions share is digested once."""
 
     def __init__(self, batch: Batch, patches: Tensor, merge_size: int) -> None:
-        self.source = dict(zip(batch.image_slots.tolist(), batch.image_source.tolist(), strict=True))
+        self.source = dict(zip(batch.image_slots.tolist(), batch.image_source.tolist(), strict=False))
         counts = [high * wide for high, wide in batch.grids]
         self.ends = np.cumsum(counts) // merge_size**2
         self.grids, self.contents, self.ready = batch.grids, batch.contents, batch.ready

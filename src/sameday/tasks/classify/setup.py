@@ -143,7 +143,7 @@ class ClassifySetup(TaskSetup):
     def cuts(self, device: str, plan: Plan) -> list[dict[str, Any]]:
         return [] if plan.micro_batch is None else [{"micro_batch": None}]
 
-    def cannot(self, machine: Machine) -> frozenset[tuple[str, str]]:
+    def cannot(self, machine: Machine) -> frozenset[tuple[str, Any]]:
         from sameday.tasks.classify.automatic import no_fused_levels
 
         return frozenset({("level_kernel", "fused")} if no_fused_levels(self.recipe, machine) else ())

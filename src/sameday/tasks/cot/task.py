@@ -19,6 +19,7 @@ from sameday.data.questions.encode import Encoded
 from sameday.data.questions.layout import MaskIds
 from sameday.data.questions.partition import Cut, MicroBatch, whole_micro_batches
 from sameday.data.questions.sample import Sample
+from sameday.data.questions.shapes import Shape
 from sameday.data.questions.source import ReadImage
 from sameday.data.seen import Seen, digest
 from sameday.models.flops import Counted, Work
@@ -123,8 +124,9 @@ class CotTask(VqaTask):
         part: MicroBatch,
         read_image: ReadImage | None = None,
         mask_ids: MaskIds | None = None,
+        shapes: Sequence[Shape] = (),
     ) -> CotBatch:
-        batch = super()._build(encoded, part, read_image, mask_ids)
+        batch = super()._build(encoded, part, read_image, mask_ids, shapes)
         samples = [encoded[i].sample for unit in part for i in unit.members]
         return with_stages(batch, samples, self.recipe.heads.weights)
 

@@ -10,12 +10,15 @@ from sameday.hardware.machine import Machine
 from sameday.spec.errors import refuse
 from sameday.spec.plan import Plan
 from sameday.spec.vlm import VlmRecipe
+from sameday.tasks.vqa.words import image_parts_words
 
 BYTES_PER_ACTIVATION = 30 * 2
 """Kept for the backward pass, per token, layer and unit of width: about 30 numbers of two bytes, uncompiled."""
 
 SCALE_BYTES, DOUBLE_SCALE_BYTES = 4 / 64, (1 + 4 / 256) / 64
 """Of the scales of a weight in four bits: a float32 for 64 weights, or a byte, and a float32 for 256 such bytes."""
+RECORDS = False
+"""Whether an automatic plan for a GPU has micro-batches recorded as CUDA graphs."""
 NO_SPLIT = "split attention cannot follow this model's layers, of which some see a window or images in both directions"
 
 
@@ -59,6 +62,32 @@ def problems_of(
         yield f"plan.attention split: {NO_SPLIT}; allowed: auto, sdpa, flex"
 
 
+def graph_problems(
+    plan: Plan, recipe: VlmRecipe, machine: Machine, splits: Callable[[], bool] = lambda: True
+) -> Iterator[str]:
+    """Why micro-batches cannot be recorded, where the plan asks for it."""
+    if not plan.cuda_graphs:
+        return
+    needs = "plan.cuda_graphs true needs"
+    if machine.device == "cpu":
+        yield f"{needs} a GPU; allowed here: false"
+        return
+    no_flash = without_flash(machine, recipe.precision)
+    if not plan.packing:
+        yield f"{needs} packed rows: set plan.packing true; allowed here: false"
+    elif plan.attention not in ("auto", "split"):
+        yield f"{needs} plan.attention split, and it is {plan.attention}; allowed here: false"
+    elif no_flash:
+        yield f"{needs} split attention, which is flash attention on a GPU, and {no_flash}; allowed here: false"
+    elif not splits():
+        yield f"{needs} split attention, and {NO_SPLIT}; allowed here: false"
+    if recipe.base_format == "nf4":
+        yield f"{needs} kernels that can be recorded, and those of recipe.base_format nf4 cannot; allowed here: false"
+    if recipe.trains_image_parts:
+        words = image_parts_words(recipe)
+        yield f"{needs} a frozen vision tower and projector, and {words}; allowed here: false"
+
+
 def choose_plan(recipe: VlmRecipe, machine: Machine, config: Any, ranks: int) -> tuple[Plan, dict[str, str]]:
     """A safe plan for this machine and model, field by field with its reason."""
     text = config.get_text_config()
@@ -88,6 +117,9 @@ def choose_plan(recipe: VlmRecipe, machine: Machine, config: Any, ranks: int) ->
     if machine.triton:
         pick("compile", "layers", "Triton is there")
         pick("pad_to_multiple", 32, "fewer row lengths to compile for")
+    recorded = Plan(**fields, cuda_graphs=True)
+    if RECORDS and not any(graph_problems(recorded, recipe, machine)):
+        pick("cuda_graphs", True, "a step of few tokens is bound by the launches of its kernels")
     spare = _spare(recipe, machine, text)
     each = text.num_hidden_layers * text.hidden_size * BYTES_PER_ACTIVATION
     budget = int(spare / each)

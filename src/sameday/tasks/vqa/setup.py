@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from sameday.spec.errors import BadInput, NothingToLearn, refuse
 from sameday.spec.load import resolve_model, resolve_path
-from sameday.spec.plan import Plan
+from sameday.spec.plan import Plan, fields_of
 from sameday.spec.recipe import Recipe
 from sameday.spec.vlm import VlmRecipe
 from sameday.spec.vqa import VqaRecipe
@@ -300,10 +300,11 @@ class VqaSetup(TaskSetup):
 
     def check_plan(self, plan: Plan, machine: Machine) -> None:
         from sameday.models.lora_kernel import problems
-        from sameday.tasks.vqa.automatic import attention_kernel
+        from sameday.tasks.vqa.automatic import attention_kernel, graph_problems
 
         refuse(problems(plan, self.recipe, machine))
         attention_kernel(plan, machine, self.recipe.precision, self._splits)
+        refuse(graph_problems(plan, self.recipe, machine, self._splits))
 
     def _splits(self) -> bool:
         """Whether split attention can follow the model; what is wrong with a model is told where it is loaded."""
@@ -314,9 +315,10 @@ class VqaSetup(TaskSetup):
 
     def resolve_auto(self, plan: Plan, machine: Machine) -> Resolved:
         from sameday.models import lora_kernel
-        from sameday.tasks.vqa.automatic import attention_kernel
+        from sameday.tasks.vqa.automatic import attention_kernel, graph_problems
 
         problems = list(lora_kernel.problems(plan, self.recipe, machine))
+        problems += graph_problems(plan, self.recipe, machine, self._splits)
         if plan.cache == "features" and self.recipe.trains_image_parts:
             problems.append(
                 "plan.cache features keeps what vision tower and projector make of an image, and "
@@ -379,7 +381,10 @@ class VqaSetup(TaskSetup):
         say(f"{done.tensors} tensors, {done.changed} of them changed by the adapter; {kept}")
 
     def low_memory(self, plan: Plan) -> Plan:
-        return plan.model_copy(update={"checkpointing": "full"})
+        return plan.model_copy(update={"checkpointing": "full", "cuda_graphs": False})
+
+    def for_evaluation(self, plan: Plan) -> Plan:
+        return plan.model_copy(update={"cuda_graphs": False})
 
     def fits_two_arms(self, memory: int) -> bool:
         """A reference takes twice the weights in float32 and about as much for activations, another arm the weights
@@ -429,7 +434,11 @@ class VqaSetup(TaskSetup):
             choices.append(Choice("compile", padded))
         if compiles and ("lora_kernel", "triton") not in self.cannot(machine):
             choices.append(Choice("lora_kernel", ({"lora_kernel": "triton"},)))
-        return [*choices, Choice("attention", tuple({"attention": kernel} for kernel in kernels))]
+        choices.append(Choice("attention", tuple({"attention": kernel} for kernel in kernels)))
+        recorded = Plan(**SHARING, cuda_graphs=True)
+        if "cuda_graphs" in fields_of(self.recipe) and _can_record(recorded, self.recipe, machine):
+            choices.append(Choice("cuda_graphs", ({"cuda_graphs": True, "attention": "split"},)))
+        return choices
 
     def cuts(self, device: str, plan: Plan) -> list[dict[str, Any]]:
         """Those that share images and text are for plans that do not."""
@@ -441,12 +450,15 @@ class VqaSetup(TaskSetup):
             cuts, shared = [{"token_budget": max(USUAL_BUDGET, more), "max_questions": None}], [SHARING]
         return [*cuts, *(() if plan.share_images and plan.share_text else shared)]
 
-    def cannot(self, machine: Machine) -> frozenset[tuple[str, str]]:
+    def cannot(self, machine: Machine) -> frozenset[tuple[str, Any]]:
         from sameday.models.lora_kernel import problems
 
-        fused = any(problems(Plan(lora_kernel="triton"), self.recipe, machine))
-        tower = self.recipe.trains_image_parts
-        return frozenset([*([("cache", "features")] if tower else ()), *([("lora_kernel", "triton")] if fused else ())])
+        wrong: set[tuple[str, Any]] = {("cache", "features")} if self.recipe.trains_image_parts else set()
+        if not _can_record(Plan(**SHARING, cuda_graphs=True), self.recipe, machine):
+            wrong.add(("cuda_graphs", True))
+        if any(problems(Plan(lora_kernel="triton"), self.recipe, machine)):
+            wrong.add(("lora_kernel", "triton"))
+        return frozenset(wrong)
 
     def trial_values(self, device: str, size: int) -> dict[str, tuple[Any, ...]]:
         return {
@@ -461,6 +473,7 @@ class VqaSetup(TaskSetup):
             "attention": ("auto", "sdpa", "split", *(("flex",) if device == "cuda" else ())),
             "label_only_logits": (False, True),
             "lora_kernel": ("plain", *(("triton",) if device == "cuda" else ())),
+            "cuda_graphs": (False, *((True,) if device == "cuda" else ())),
             "cache": ("none", "pixels", "features"),
             "cache_dir": ("sameday-cache", "sameday-cache/other"),
             "eval_token_budget": (None, 3 * size),
@@ -468,3 +481,9 @@ class VqaSetup(TaskSetup):
 
     def words(self) -> tuple[str, str]:
         return recipe_words(self.recipe)
+
+
+def _can_record(plan: Plan, recipe: VlmRecipe, machine: Machine) -> bool:
+    from sameday.tasks.vqa.automatic import graph_problems
+
+    return not any(graph_problems(plan, recipe, machine))

@@ -26,11 +26,13 @@ from sameday.data.questions.processor import ImageProcessor
 from sameday.data.questions.sample import Sample, images_of
 from sameday.data.questions.seen import read_back
 from sameday.data.questions.sets import seen_in_epoch
+from sameday.data.questions.shape_choice import fitting
+from sameday.data.questions.shapes import Shape
 from sameday.data.questions.source import ReadImage, Source
 from sameday.data.seen import Seen
 from sameday.hardware.machine import detect_machine
 from sameday.hardware.phases import during
-from sameday.hardware.ranks import Ranks
+from sameday.hardware.ranks import Ranks, joined_size
 from sameday.models.families import family_of
 from sameday.models.families.base import Family
 from sameday.models.flops import Counted
@@ -61,6 +63,7 @@ from sameday.tasks.vqa.digests import (
     tokenizer_digest,
 )
 from sameday.tasks.vqa.plain import conversation
+from sameday.tasks.vqa.recorded import Recorder, Shapes, plan_shapes, shape_of_part
 from sameday.tasks.vqa.warm import warm_up_batches
 from sameday.tasks.warm_up import WarmUpBatch
 
@@ -102,6 +105,7 @@ class VqaTask(Task):
         self.places = [Place(s.id, s.image_key, s.stage) for s in splits.get("train", [])]
         self._epoch = lru_cache(maxsize=2)(self._epoch_steps)
         self._encode = lru_cache(maxsize=4096)(self.encoder.encode)
+        self.shapes = lru_cache(maxsize=2)(self._shapes)
 
     @classmethod
     def load(
@@ -128,6 +132,9 @@ class VqaTask(Task):
         cache = open_cache(recipe, plan, folder, processor, model, contents)
         task = cls(recipe, plan, model, encoder, processor, splits, splits.left_out, cache, start_digest)
         task.notes = [*task.notes, *([] if start is None else task.start_notes(start))]
+        if plan.cuda_graphs and "train" in splits:
+            # Here, so that workers that prepare batches need not find them out by themselves.
+            task.notes = [*task.notes, task.shapes(joined_size()).words()]
         return task
 
     def start_notes(self, start: Path) -> Iterator[str]:
@@ -178,6 +185,7 @@ class VqaTask(Task):
         return micro_batches(items_of(encoded, self.plan.share_text), cut, ranks)
 
     def _step(self, step: int, budget: int | None, ranks: Ranks) -> tuple[list[Encoded], list[list[MicroBatch]]]:
+        """A step's questions, and each rank's micro-batches of them."""
         encoded = [self._encode(self.splits["train"][i]) for i in self.step_ids(step)]
         return encoded, self._partition(encoded, self._cut(budget), ranks.size)
 
@@ -186,12 +194,19 @@ class VqaTask(Task):
         read_image = self.source.once()
         # Of the whole step: which micro-batch or rank a question is in changes no dropout mask.
         mask_ids = mask_ids_of(encoded, self.plan.share_text) if self.plan.share_images else {}
-        return (self._build(encoded, part, read_image, mask_ids) for part in parts[ranks.rank])
+        shapes = self.shapes(ranks.size).all if self.plan.cuda_graphs and self.plan.packing else ()
+        return (self._build(encoded, part, read_image, mask_ids, shapes) for part in parts[ranks.rank])
+
+    def _shapes(self, ranks: int) -> Shapes:
+        """To which micro-batches of training are padded where the plan has them recorded."""
+        return plan_shapes(self, ranks)
 
     def budget(self, step: int, budget: int | None, ranks: Ranks) -> int:
         return budget or self.plan.token_budget
 
     def smaller_budget(self, step: int, budget: int | None, ranks: Ranks) -> int | None:
+        if self.plan.cuda_graphs:
+            self.recorder.forget()  # graphs hold the memory of their micro-batches
         encoded, parts = self._step(step, budget, ranks)
         flat = [part for rank in parts for part in rank]
         can_be_cut = [part for part in flat if self._halves(encoded, part) is not None]
@@ -203,10 +218,18 @@ class VqaTask(Task):
         part: MicroBatch,
         read_image: ReadImage | None = None,
         mask_ids: MaskIds | None = None,
+        shapes: Sequence[Shape] = (),
     ) -> Batch:
-        return make_batch(self.lay_out(encoded, part, mask_ids), read_image or self.source.read_image)
+        shape = fitting(shape_of_part(encoded, part, self.plan.share_text), shapes) if shapes else None
+        return make_batch(self.lay_out(encoded, part, mask_ids, shape), read_image or self.source.read_image)
 
-    def lay_out(self, encoded: Sequence[Encoded], part: MicroBatch, mask_ids: MaskIds | None = None) -> Layout:
+    def lay_out(
+        self,
+        encoded: Sequence[Encoded],
+        part: MicroBatch,
+        mask_ids: MaskIds | None = None,
+        shape: Shape | None = None,
+    ) -> Layout:
         return lay_out(
             [[encoded[i] for i in unit.members] for unit in part],
             packing=self.plan.packing,
@@ -218,19 +241,34 @@ class VqaTask(Task):
             share_pixels=self.plan.share_images,
             share_text=self.plan.share_text,
             mask_ids=mask_ids,
+            shape=shape,
         )
 
     # Forward and loss
 
     def loss_sum(self, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
+        if self.plan.cuda_graphs and torch.is_grad_enabled():
+            return self.recorder(batch, step)
+        return self.launched_loss(batch, step)
+
+    @cached_property
+    def recorder(self) -> Recorder:
+        return Recorder(self)
+
+    def launched_loss(self, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
         with self.model.numeric_format():
             with during("forward"):
                 hidden = self.model.hidden(batch, step)
             with during("loss"):
                 logits = self.logits(batch, hidden)
         with during("loss"):
-            losses = F.cross_entropy(logits, batch.target, reduction="none")
-            return (losses * batch.weight).sum(), losses.detach()
+            loss, losses = self.weighted(batch, logits)
+            return loss, losses[: len(batch.owner)]
+
+    def weighted(self, batch: Batch, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum of a micro-batch's losses by their weights, and each by itself, that of padding included."""
+        losses = F.cross_entropy(logits, batch.target, reduction="none")
+        return (losses * batch.weight).sum(), losses.detach()
 
     def warm_up_batches(self, steps: range, budget: int | None, ranks: Ranks) -> list[WarmUpBatch]:
         return warm_up_batches(self, steps, budget, ranks)
@@ -298,10 +336,12 @@ class VqaTask(Task):
     # For the profiler
 
     def with_plan(self, change: Mapping[str, Any]) -> Self:
-        changed = super().with_plan(change)
+        # Shapes are those of this plan's own micro-batches, and take long to be chosen for others.
+        changed = super().with_plan({"cuda_graphs": False} | dict(change))
         assert isinstance(changed, type(self))
         changed.model = copy.copy(self.model)
         changed.model.plan = changed.plan
+        changed.shapes = lru_cache(maxsize=2)(changed._shapes)
         if set(change) & {"share_images", "packing", "attention"}:
             automatic = changed.plan.model_copy(update={"attention": change.get("attention", "auto")})
             machine = detect_machine(self.device.type)

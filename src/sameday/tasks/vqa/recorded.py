@@ -1,0 +1,199 @@
+"""Micro-batches whose decoder and loss are recorded: each is padded to one of a few shapes, and what was recorded for
+the shape when it first came is replayed. The tower goes before it, launched: its images are of any size."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sameday.data.questions.batch import Batch
+from sameday.data.questions.pieces import rows_of
+from sameday.data.questions.shape_choice import choose_shapes, fitting
+from sameday.data.questions.shapes import Shape, shape_of
+from sameday.hardware.graphs import GraphMemory, Inputs, Launched, Recorded, Run
+from sameday.hardware.phases import during
+from sameday.hardware.ranks import Ranks, joined_size
+from sameday.kernels.dropout import dropouts, step_key
+from sameday.spec.words import tell
+from sameday.tasks.base import total_steps
+
+if TYPE_CHECKING:
+    from sameday.data.questions.encode import Encoded
+    from sameday.data.questions.partition import MicroBatch
+    from sameday.tasks.vqa.task import VqaTask
+
+SAMPLED = 128
+"""Steps of the first two epochs whose rows stand for all."""
+READ = ("tokens", "positions", "keys", "image_slots", "target_at", "target", "weight")
+"""What the decoder and the loss read of a batch, besides the bounds of its pieces."""
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Those that a run records: a pure function of recipe, plan and data, whatever step the run begins with. `served`
+    is the share of its micro-batches that they serve, `padded` how many times as many tokens these compute for it.
+    `steps` has for each shape a step in which it comes."""
+
+    all: tuple[Shape, ...] = ()
+    served: float = 0.0
+    padded: float = 1.0
+    steps: Mapping[Shape, int] | None = None
+
+    def words(self) -> str:
+        if not self.all:
+            return "cuda_graphs: nothing is recorded, since no shape of micro-batch comes often enough"
+        count = f"{len(self.all)} shape{'s' if len(self.all) > 1 else ''} of micro-batches"
+        return (
+            f"cuda_graphs: {count} are recorded when they first come, for {self.served:.0%} of micro-batches, which "
+            f"are padded by {self.padded - 1:.1%}; the others are launched"
+        )
+
+
+def shape_of_part(encoded: Sequence[Encoded], part: MicroBatch, share_text: bool) -> Shape:
+    """The sizes of a micro-batch as it is, from the lengths of its questions alone."""
+    rows, _ = rows_of([[encoded[i] for i in unit.members] for unit in part], True, share_text)
+    return shape_of(rows[0])
+
+
+def plan_shapes(task: VqaTask, ranks: int) -> Shapes:
+    total = total_steps(task.recipe, task)
+    span = min(total, 2 * task.steps_per_epoch())
+    sampled = sorted({n * span // SAMPLED for n in range(SAMPLED)})
+    rows: list[tuple[int, Shape]] = []
+    for step in sampled:
+        encoded, parts = task._step(step, None, Ranks(size=ranks))
+        rows += [(step, shape_of_part(encoded, part, task.plan.share_text)) for rank in parts for part in rank]
+    shapes = choose_shapes([row for _, row in rows], total / max(1, len(sampled)))
+    served = [(step, row, shape) for step, row in rows if (shape := fitting(row, shapes)) is not None]
+    used = {shape for *_, shape in served}
+    tokens = sum(row.tokens for _, row, _ in served)
+    return Shapes(
+        tuple(shape for shape in shapes if shape in used),
+        len(served) / max(1, len(rows)),
+        sum(shape.tokens for *_, shape in served) / max(1, tokens),
+        {shape: step for step, _, shape in reversed(served)},
+    )
+
+
+class Recorder:
+    """Forward and backward passes of micro-batches. Those of a shape are recorded when the shape first comes."""
+
+    def __init__(self, task: VqaTask) -> None:
+        self._task = task
+        self._trained = list(task.trained().values())
+        self._dropouts = dropouts(task.module())
+        self._made: dict[tuple[Shape, bool], _Program] = {}
+        self._gradients: tuple[int, ...] = ()
+        self._memory: GraphMemory | None = None
+        self._rooms: list[Tensor] = []
+        self._short = False
+        self.records = task.device.type == "cuda"
+        """Where not, all goes the same way, and is launched."""
+
+    def __call__(self, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
+        """What a task's `loss_sum` gives."""
+        task, model = self._task, self._task.model
+        if batch.shape is None or not self._gradients_stay():
+            loss, losses = Launched(lambda: task.launched_loss(batch, step))()
+            return loss, losses
+        with model.numeric_format(), during("tower"), torch.no_grad():
+            features = model.features_at_tokens(batch)
+        with during("forward"):
+            key = torch.full((), step_key(task.recipe.seed, step), dtype=torch.int32, device=task.device)
+            # Whether dropout drops is written into a graph.
+            name = (batch.shape, any(layer.training for layer in self._dropouts))
+            if name in self._made:
+                self._made[name].fill(batch, features, key)
+            else:
+                self._made[name] = self._program(batch, features, key)
+            loss, losses = self._made[name].passes()
+        return loss, losses[: len(batch.owner)]
+
+    def _gradients_stay(self) -> bool:
+        """Whether there are tensors for gradients, which a recording adds to. Whoever makes others has all recorded
+        anew."""
+        there = [parameter.grad for parameter in (self._trained[0], self._trained[-1])]
+        where = tuple(gradient.data_ptr() for gradient in there if gradient is not None)
+        if len(where) < len(there):
+            return False
+        if where != self._gradients:
+            self.forget()
+            self._gradients = where
+        return True
+
+    def forget(self) -> None:
+        """Let go of all that is recorded, and of its memory."""
+        self._made.clear()
+        self._memory, self._rooms, self._short = None, [], False
+
+    def _program(self, batch: Batch, features: Sequence[Tensor], key: Tensor) -> _Program:
+        # Features are large: all shapes read them from one place, which has room for the largest.
+        rows = max((shape.image_tokens for shape in self._task.shapes(joined_size()).all), default=0)
+        if not self._rooms or any(len(room) < len(each) for room, each in zip(self._rooms, features, strict=False)):
+            self._rooms = [each.new_empty(max(rows, len(each)), each.shape[1]) for each in features]
+        program = _Program(self._task, batch, features, key, self._rooms)
+        if self.records and not self._short:
+            program.passes = self._recorded(program.run) or program.passes
+        return program
+
+    def _recorded(self, run: Run) -> Recorded | None:
+        """None where there is no memory for it: the run goes on launching what is not recorded yet."""
+        for _ in range(2):
+            with suppress(torch.OutOfMemoryError):
+                self._memory = self._memory or GraphMemory()
+                return Recorded(run, self._trained, self._memory)
+            torch.cuda.empty_cache()  # a recording cannot take what was kept for others
+        self._short = True
+        tell(
+            f"cuda_graphs: out of memory while the shape of number {len(self._made) + 1} was recorded: it and those "
+            "that come later are launched. A smaller plan.token_budget leaves room for them.",
+            sys.stderr,
+        )
+        return None
+
+
+class _Program:
+    """What is computed for a shape, from tensors that stay where they are."""
+
+    def __init__(
+        self, task: VqaTask, batch: Batch, features: Sequence[Tensor], key: Tensor, rooms: Sequence[Tensor]
+    ) -> None:
+        assert batch.segments is not None, "only packed rows have shapes"
+        self._task = task
+        given = _read(batch, features, key)
+        first = len(given) - 1 - len(features)
+        self._inputs = Inputs(
+            given, {first + n: room for n, (room, _) in enumerate(zip(rooms, features, strict=False))}
+        )
+        kept = iter(self._inputs.tensors)
+        fields: dict[str, Any] = {name: next(kept) for name in READ}
+        bounds = batch.segments._replace(cu=next(kept), cu_queries=next(kept), cu_keys=next(kept))
+        # Of the first batch nothing is kept that is large, and nothing that is read.
+        empty = {name: getattr(batch, name).new_empty(0) for name in ("pixels", "features", "image_source", "owner")}
+        self._batch = replace(batch, segments=bounds, **fields, **empty)
+        self._features, self._key = [next(kept) for _ in features], next(kept)
+        self.passes: Launched | Recorded = Launched(self.run)
+
+    def fill(self, batch: Batch, features: Sequence[Tensor], key: Tensor) -> None:
+        assert batch.segments is not None and self._batch.segments is not None
+        assert torch.equal(batch.segments.at, self._batch.segments.at), "offsets are those of the shape"
+        self._inputs.fill(_read(batch, features, key))
+
+    def run(self) -> tuple[Tensor, Tensor]:
+        model = self._task.model
+        model.key_tokens(self._batch, self._key)
+        with model.numeric_format():
+            hidden = model.decoded(self._batch, self._features)
+            logits = self._task.logits(self._batch, hidden)
+        return self._task.weighted(self._batch, logits)
+
+
+def _read(batch: Batch, features: Sequence[Tensor], key: Tensor) -> list[Tensor]:
+    assert batch.segments is not None
+    return [*(getattr(batch, name) for name in READ), *batch.segments[:3], *features, key]

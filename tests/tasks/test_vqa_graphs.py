@@ -1,0 +1,204 @@
+"""On a GPU: micro-batches that are recorded as CUDA graphs compute what the same ones compute when launched, to the bit
+where kernels are deterministic."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import worlds
+from arms import Stage
+from torch import Tensor
+
+from sameday.hardware.graphs import Launched, Recorded
+from sameday.hardware.kernels import without_flash
+from sameday.hardware.machine import detect_machine, set_deterministic
+from sameday.hardware.ranks import Ranks
+from sameday.spec.plan import Plan
+from sameday.tasks.vqa import recorded
+from sameday.tasks.vqa.task import VqaTask
+from sameday.train.steps import Steps
+
+CUDA = torch.cuda.is_available()
+pytestmark = pytest.mark.skipif(
+    not CUDA or without_flash(detect_machine("cuda"), "bf16") is not None,
+    reason="records CUDA graphs, of flash attention among others: needs a GPU that has it",
+)
+FP8 = CUDA and torch.cuda.get_device_capability() >= (8, 9)
+SPLIT: dict[str, Any] = {
+    "share_images": True,
+    "share_text": True,
+    "packing": True,
+    "max_questions": None,
+    "attention": "split",
+    "label_only_logits": True,
+    "optimizer_impl": "fused",
+    "cuda_graphs": True,
+}
+TEMPLATES = {
+    "by": "stage",
+    "templates": {
+        "1": "what is there, what size, what shape, what colour near the left wall, a red polyp: {question}",
+        "2": "what size, how many instruments can you see here near the red polyp, left wall: {question}",
+        "3": "what shape, how many red instruments can you see here near the left wall, what size: {question}",
+    },
+}
+LORA = {"r": 4, "alpha": 8, "dropout": 0.1}
+RECIPE: dict[str, Any] = {
+    "precision": "bf16",
+    "order": "by_image",
+    "effective_batch": 6,
+    "max_pixels": 48 * 48,
+    "lora": LORA,
+    "num_epochs": 40,
+    "prompt": TEMPLATES,
+}
+COMPILED = {"compile": "layers", "pad_to_multiple": 32}
+
+
+@pytest.fixture(autouse=True)
+def deterministic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    set_deterministic(True)
+    yield
+    set_deterministic(False)
+    torch._dynamo.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return worlds.write_tiny(tmp_path_factory.mktemp("model"), text={"num_hidden_layers": 2})
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With forks, groups without, questions alone, and images of two sizes."""
+    folder = tmp_path_factory.mktemp("world")
+    return worlds.write_world(folder, 4, (6, 5, 1, 6, 2), sizes=((48, 32), (32, 48)))
+
+
+def make(model: Path, world: Path, plan: dict[str, Any], recipe: dict[str, Any] | None = None) -> VqaTask:
+    task = worlds.make_task(world, worlds.tiny_recipe(model, **RECIPE | (recipe or {})), Plan(**SPLIT | plan), "cuda")
+    worlds.stir(task)
+    task.training(True)
+    return task
+
+
+def learned(task: VqaTask, steps: range, stepped: Steps | None = None) -> list[Tensor]:
+    """Of each step all gradients and the loss."""
+    stepped = stepped or Steps(task.recipe, task.plan, task, Ranks())
+    found = []
+    for step in steps:
+        stepped.gradients.zero()
+        stepped.accumulate((batch.to(task.device) for batch in task.batches(step, None, Ranks())), step)
+        assert not stepped.gradients.tail[1], "out of memory"
+        found.append(stepped.gradients.buffer.clone())
+    return found
+
+
+def distance(found: list[Tensor], other: list[Tensor]) -> float:
+    return float(torch.stack(found).sub(torch.stack(other)).norm() / torch.stack(other).norm())
+
+
+@pytest.mark.parametrize(
+    ("plan", "recipe"),
+    [
+        pytest.param({}, {}, id="eager"),
+        pytest.param({"checkpointing": "full"}, {}, id="recomputed"),
+        pytest.param({"label_only_logits": False, "token_budget": 150}, {}, id="all logits, several to a step"),
+        pytest.param({}, {"lora": LORA | {"dora": True}}, id="dora"),
+        pytest.param(COMPILED, {}, id="compiled"),
+        pytest.param(
+            COMPILED | {"checkpointing": "full"},
+            {"base_format": "fp8"},
+            id="compiled, fp8",
+            marks=pytest.mark.skipif(not FP8, reason="needs a GPU that multiplies in fp8"),
+        ),
+    ],
+)
+def test_recorded_is_launched_to_the_bit(
+    model: Path, world: Path, plan: dict[str, Any], recipe: dict[str, Any]
+) -> None:
+    """Each shape with several micro-batches, masks drawn anew in each; and near what is not padded."""
+    task, steps = make(model, world, plan, recipe), range(9)
+    found = learned(task, steps)
+    kinds = {type(program.passes) for program in task.recorder._made.values()}
+    assert kinds == {Recorded} and len(task.recorder._made) < len(steps), "each shape is recorded, and some come again"
+    task.recorder.records = False
+    launched = learned(task, steps)
+    assert {type(program.passes) for program in task.recorder._made.values()} == {Launched}
+    for number, (one, other) in enumerate(zip(found, launched, strict=True)):
+        assert torch.equal(one, other), number
+    task.plan = task.plan.model_copy(update={"cuda_graphs": False})
+    plain = learned(task, steps)
+    assert all(batch.shape is None for batch in task.batches(0, None, Ranks()))
+    assert 0 < distance(found, plain) < (0.2 if recipe.get("base_format") else 0.05)
+
+
+def test_shapes_share_memory(model: Path, world: Path) -> None:
+    """From the second pass on nothing more is taken, whatever order the shapes come in."""
+    task = make(model, world, {})
+    stepped = Steps(task.recipe, task.plan, task, Ranks())
+    first = learned(task, range(8), stepped)
+    learned(task, range(8), stepped)
+    held = torch.cuda.memory_reserved()
+    assert len(task.recorder._made) > 1
+    for order in (range(7, -1, -1), range(8)):
+        found = learned(task, order, stepped)
+    assert torch.cuda.memory_reserved() <= held
+    assert all(torch.equal(one, other) for one, other in zip(found, first, strict=True))
+
+
+def test_memory_that_runs_out_while_recording(model: Path, world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the middle of a recording: what is recorded stays, the rest is launched, and nothing is lost."""
+    task, run, tries = make(model, world, {}), recorded._Program.run, []
+
+    def short(program: Any) -> Any:
+        if torch.cuda.is_current_stream_capturing() and len(task.recorder._made) == 1:
+            tries.append(1)
+            torch.empty(2**45, device="cuda")
+        return run(program)
+
+    with patch.object(recorded._Program, "run", short):
+        found = learned(task, range(8))
+    kinds = [type(program.passes) for program in task.recorder._made.values()]
+    assert kinds[0] is Recorded and set(kinds[1:]) == {Launched} and len(tries) == 2
+    assert capsys.readouterr().err.count("cuda_graphs: out of memory") == 1
+    task.recorder.forget()
+    for one, other in zip(learned(task, range(8)), found, strict=True):
+        assert torch.equal(one, other)
+    assert {type(program.passes) for program in task.recorder._made.values()} == {Recorded}
+
+
+def test_a_loss_that_somebody_keeps_does_not_end_a_recording(model: Path, world: Path) -> None:
+    """As the loop keeps the last micro-batch's; one that was launched has nodes of another stream."""
+    task = make(model, world, {})
+    stepped = Steps(task.recipe, task.plan, task, Ranks())
+    kept, given_back = [], 0
+    for step in range(8):
+        for batch in task.batches(step, None, Ranks()):
+            moved = batch.to(task.device)
+            for each in (moved, type(moved)(**vars(moved) | {"shape": None})):
+                loss, _ = task.loss_sum(each, step)
+                loss.backward()
+                kept.append(loss)
+                given_back += 1
+    assert given_back == len(kept) and stepped.gradients.norm() > 0
+    assert {type(program.passes) for program in task.recorder._made.values()} == {Recorded}
+
+
+def test_a_run_that_is_killed_goes_on_to_the_same_bits(tmp_path: Path, model: Path, world: Path) -> None:
+    """And as `sameday verify` compares it with the plain plan: every step, a kill, a resume."""
+    stage = Stage(tmp_path, world, worlds.tiny_recipe(model, **RECIPE), steps=8, device="cuda")
+    plan = Plan(**SPLIT, deterministic=True)
+    with patch.object(recorded, "Recorded", wraps=Recorded) as made:
+        found = stage.compare(plan)
+    assert made.call_count > 1, "nothing was recorded"
+    assert found.same, "\n".join(map(str, found.differences))

@@ -1,0 +1,284 @@
+"""Micro-batches that are padded to few shapes and recorded learn what the others do. Without a GPU nothing is recorded,
+but what would be is run from the same tensors, filled anew for each micro-batch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import worlds
+from torch import Tensor
+
+from sameday.hardware.graphs import Launched
+from sameday.hardware.machine import Machine, detect_machine
+from sameday.hardware.ranks import Ranks
+from sameday.models.vlm import VisionLanguageModel, load_base
+from sameday.spec.errors import BadInput
+from sameday.spec.plan import Plan
+from sameday.tasks.vqa import automatic, recorded
+from sameday.tasks.vqa.setup import VqaSetup
+from sameday.tasks.vqa.task import VqaTask
+from sameday.train.steps import Steps
+
+SPLIT: dict[str, Any] = {
+    "share_images": True,
+    "share_text": True,
+    "packing": True,
+    "max_questions": None,
+    "attention": "split",
+    "label_only_logits": True,
+}
+TEMPLATES = {
+    "by": "stage",
+    "templates": {
+        "1": "what is there, what size, what shape, what colour near the left wall, a red polyp: {question}",
+        "2": "what size, how many instruments can you see here near the red polyp, left wall: {question}",
+        "3": "what shape, how many red instruments can you see here near the left wall, what size: {question}",
+    },
+}
+RECIPE: dict[str, Any] = {
+    "order": "by_image",
+    "effective_batch": 6,
+    "max_pixels": 48 * 48,
+    "loss_weight": "sample",
+    "lora": {"r": 4, "alpha": 8, "dropout": 0.1},
+    "num_epochs": 40,
+    "prompt": TEMPLATES,
+}
+GPU = Machine("cuda", "a GPU", 2**37, 16, True, 2**17, (9, 0))
+Make = Callable[..., VqaTask]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return worlds.write_tiny(tmp_path_factory.mktemp("model"), text={"num_hidden_layers": 2})
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return worlds.write_world(tmp_path_factory.mktemp("world"), 4, (6, 5, 4, 6), hard=False, sizes=((48, 32), (32, 48)))
+
+
+@pytest.fixture(scope="module")
+def make(model: Path, world: Path) -> Make:
+    """A task, its weights away from their start. Files are read once. With `graphs` the plan asks for recorded
+    micro-batches, which loading would refuse on a CPU."""
+    first, cpu = worlds.make_task(world, worlds.tiny_recipe(model, **RECIPE), Plan(**SPLIT)), torch.device("cpu")
+    base = load_base(str(model), first.recipe, cpu)
+
+    def made(graphs: bool, plan: dict[str, Any] | None = None, **changes: Any) -> VqaTask:
+        recipe = worlds.tiny_recipe(model, **RECIPE | changes)
+        asked = Plan(**SPLIT | (plan or {}), cuda_graphs=graphs)
+        computing = VisionLanguageModel(
+            deepcopy(base), first.model.family, recipe, asked, cpu, first.processor.byte_table
+        )
+        encoder = deepcopy(first.encoder)
+        task = VqaTask(recipe, asked, computing, encoder, first.processor, dict(first.splits))
+        worlds.stir(task)
+        return task
+
+    return made
+
+
+def learned(task: VqaTask, steps: range, budget: int | None = None) -> list[dict[str, Tensor]]:
+    """Of each step its gradients, its loss, and each question's own."""
+    stepped = Steps(task.recipe, task.plan, task, Ranks())
+    task.training(True)
+    loss_sum, told = task.loss_sum, []
+
+    def listening(batch: Any, step: int) -> tuple[Tensor, Tensor]:
+        loss, losses = loss_sum(batch, step)
+        told.append(task.sample_losses(batch, losses))
+        return loss, losses
+
+    found = []
+    with patch.object(task, "loss_sum", listening):
+        for step in steps:
+            stepped.gradients.zero()
+            stepped.accumulate(task.batches(step, budget, Ranks()), step)
+            own = {id: torch.tensor(loss) for each in told for id, loss in each.items()}
+            told.clear()
+            gradients = {name: p.grad.clone() for name, p in task.trained().items() if p.grad is not None}
+            found.append(gradients | {f"loss of {id}": own[id] for id in sorted(own)})
+            found[-1]["loss"] = stepped.gradients.tail[0].clone()
+    return found
+
+
+def assert_near(found: list[dict[str, Tensor]], plain: list[dict[str, Tensor]], most: float = 1e-5) -> None:
+    for one, other in zip(found, plain, strict=True):
+        assert one.keys() == other.keys()
+        for name, value in other.items():
+            assert value.abs().max() > 0, name
+            assert (one[name] - value).norm() <= most * value.norm(), name
+
+
+@pytest.mark.parametrize(
+    ("plan", "changes"),
+    [
+        pytest.param({}, {}, id="forks"),
+        pytest.param(
+            {"checkpointing": "full", "token_budget": 150},
+            {},
+            id="recomputed, several to a step",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"label_only_logits": False, "share_images": False},
+            {"prompt": None},
+            id="questions alone",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"share_text": False},
+            {"lora": {"r": 4, "dora": True, "dropout": 0.1}},
+            id="dora",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_padded_micro_batches_learn_what_others_do(make: Make, plan: dict[str, Any], changes: dict[str, Any]) -> None:
+    """Over more than an epoch, so that each shape is filled with other questions, images and masks; dropout is on."""
+    padded, steps = make(True, plan, **changes), range(5)
+    found = learned(padded, steps)
+    batches = [batch for step in steps for batch in padded.batches(step, None, Ranks())]
+    shapes = {batch.shape for batch in batches} - {None}
+    assert shapes and len(padded.recorder._made) == len(shapes) < len(batches), "a shape serves several"
+    assert_near(found, learned(make(False, plan, **changes), steps))
+
+
+def test_padding_is_learned_nothing_from(make: Make) -> None:
+    """Whatever stands at places of padding, the bits are the same."""
+    task = make(True)
+    before = learned(task, range(2))
+    build = task._build
+
+    def other(*how: Any) -> Any:
+        batch = build(*how)
+        assert batch.shape is not None
+        batch.tokens[batch.group < 0] = 7
+        batch.keys[batch.group < 0] = 99
+        batch.target[len(batch.owner) :] = 5
+        return batch
+
+    with patch.object(task, "_build", other):
+        found = learned(task, range(2))
+    for one, two in zip(before, found, strict=True):
+        assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_a_loss_holds_no_graph(make: Make) -> None:
+    """A node that adds to a gradient and outlives its micro-batch would end the next recording."""
+    task = make(True)
+    steps = Steps(task.recipe, task.plan, task, Ranks())
+    (batch,) = task.batches(0, None, Ranks())
+    loss, losses = task.loss_sum(batch, 0)
+    assert loss.requires_grad and not losses.requires_grad and len(losses) == len(batch.owner)
+    reached, nodes = [], [loss.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        reached.append(node)
+        nodes += [each for each, _ in node.next_functions if each is not None]
+    assert len(reached) == 2, "the loss's own node, and what lets it have a backward pass"
+    loss.backward()
+    assert steps.gradients.norm() > 0
+    with torch.no_grad():
+        assert not task.loss_sum(batch, 0)[0].requires_grad
+
+
+def test_shapes_are_a_matter_of_recipe_plan_and_data(make: Make) -> None:
+    one, other = make(True), make(True)
+    learned(other, range(3))
+    shapes = one.shapes(1)
+    assert shapes.all and shapes.all == other.shapes(1).all and 0.5 < shapes.served <= 1 < shapes.padded
+    assert shapes.steps is not None and shapes.steps.keys() == set(shapes.all)
+    for shape, step in shapes.steps.items():
+        assert shape in {batch.shape for batch in one.batches(step, None, Ranks())}
+    words = f"{len(shapes.all)} shape(s|) of micro-batches are recorded when they first come, for 1?[0-9]?[0-9]% of"
+    assert re.search(words, shapes.words())
+    rare = make(True, max_steps=1)
+    assert not rare.shapes(1).all and "nothing is recorded" in rare.shapes(1).words()
+    assert all(batch.shape is None for batch in rare.batches(0, None, Ranks()))
+    assert all(batch.shape is None for batch in make(False).batches(0, None, Ranks()))
+
+
+def test_new_gradients_are_recorded_anew(make: Make) -> None:
+    """A recording adds to tensors at a place: where others stand there, it is made again."""
+    task = make(True)
+    learned(task, range(1))
+    before = list(task.recorder._made.values())
+    learned(task, range(1))
+    assert before and not {*map(id, before)} & {*map(id, task.recorder._made.values())}
+    assert task.smaller_budget(0, None, Ranks()) and not task.recorder._made, "they hold memory"
+
+
+def test_what_is_not_recorded_for_memory_is_launched(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    task, tries = make(True), []
+    task.recorder.records = True
+
+    def short(*_how: Any) -> Any:
+        tries.append(1)
+        raise torch.OutOfMemoryError("none left")
+
+    with (
+        patch.object(recorded, "Recorded", short),
+        patch.object(recorded, "GraphMemory", object),
+        patch.object(torch.cuda, "empty_cache", lambda: None),
+    ):
+        found = learned(task, range(4))
+    assert len(tries) == 2, "once more when memory that was kept is free, and then never again"
+    said = capsys.readouterr().err
+    assert said.count("cuda_graphs: out of memory while the shape of number 1 was recorded") == 1
+    assert all(isinstance(program.passes, Launched) for program in task.recorder._made.values())
+    assert_near(found, learned(make(False), range(4)))
+
+
+def test_workers_send_padded_batches(make: Make) -> None:
+    """And what a batch holds is not a matter of who makes it."""
+    task = make(True, {"workers": 1})
+    stepped = Steps(task.recipe, task.plan, task, Ranks())
+    stepped.open([0])
+    try:
+        stepped.gradient(0)
+    finally:
+        stepped.close()
+    (name,) = task.recorder._made
+    assert name[0] in task.shapes(1).all
+
+
+def test_what_cannot_be_recorded_is_refused_by_name(model: Path, world: Path) -> None:
+    def refused(machine: Machine = GPU, recipe: dict[str, Any] | None = None, **plan: Any) -> str:
+        fields = RECIPE | {"precision": "bf16"} | (recipe or {})
+        setup = VqaSetup(worlds.tiny_recipe(model, **fields), world)
+        with pytest.raises(BadInput) as error:
+            setup.resolve_auto(Plan(**SPLIT | {"cuda_graphs": True} | plan), machine)
+        return str(error.value)
+
+    needs = "plan.cuda_graphs true needs"
+    assert f"{needs} a GPU; allowed here: false" in refused(detect_machine("cpu"))
+    assert f"{needs} packed rows: set plan.packing true" in refused(packing=False, attention="sdpa")
+    assert f"{needs} plan.attention split, and it is flex" in refused(attention="flex")
+    assert f"{needs} split attention, which is flash attention on a GPU, and it has no float32" in refused(
+        recipe={"precision": "float32"}, attention="auto"
+    )
+    assert "those of recipe.base_format nf4 cannot" in refused(recipe={"base_format": "nf4"})
+    assert f"{needs} a frozen vision tower and projector" in refused(recipe={"train_vision": True})
+
+
+def test_an_automatic_plan_records_where_the_switch_says_so(model: Path, world: Path) -> None:
+    setup = VqaSetup(worlds.tiny_recipe(model, **RECIPE | {"precision": "bf16"}), world)
+    assert not setup.choose_plan(GPU, 1)[0].cuda_graphs
+    with patch.object(automatic, "RECORDS", True):
+        plan, why = setup.choose_plan(GPU, 1)
+        assert plan.cuda_graphs and "launches" in why["cuda_graphs"]
+        setup.check_plan(plan, GPU)
+        assert not setup.for_evaluation(plan).cuda_graphs
+        nf4 = VqaSetup(worlds.tiny_recipe(model, **RECIPE | {"precision": "bf16", "base_format": "nf4"}), world)
+        assert not nf4.choose_plan(GPU, 1)[0].cuda_graphs and ("cuda_graphs", True) in nf4.cannot(GPU)
+    assert ("cuda_graphs", True) not in setup.cannot(GPU)
+    assert any(choice.name == "cuda_graphs" for choice in setup.choices(GPU))
