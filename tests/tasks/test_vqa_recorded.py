@@ -196,7 +196,7 @@ def test_shapes_are_a_matter_of_recipe_plan_and_data(make: Make) -> None:
     learned(other, range(3))
     shapes = one.shapes(1)
     assert shapes.all and shapes.all == other.shapes(1).all and 0.5 < shapes.served <= 1 < shapes.padded
-    assert shapes.steps is not None and shapes.steps.keys() == set(shapes.all)
+    assert shapes.steps.keys() == set(shapes.all)
     for shape, step in shapes.steps.items():
         assert shape in {batch.shape for batch in one.batches(step, None, Ranks())}
     words = f"{len(shapes.all)} shape(s|) of micro-batches are recorded when they first come, for 1?[0-9]?[0-9]% of"
@@ -205,6 +205,16 @@ def test_shapes_are_a_matter_of_recipe_plan_and_data(make: Make) -> None:
     assert not rare.shapes(1).all and "nothing is recorded" in rare.shapes(1).words()
     assert all(batch.shape is None for batch in rare.batches(0, None, Ranks()))
     assert all(batch.shape is None for batch in make(False).batches(0, None, Ranks()))
+
+
+def test_all_shapes_come_in_the_warm_up(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that come late in a run; whatever has none is launched as before."""
+    monkeypatch.setattr("sameday.tasks.vqa.warm.STEPS", 1)
+    task = make(True)
+    batches = [each.make() for each in task.warm_up_batches(range(task.steps_per_epoch() * 2), None, Ranks())]
+    assert {batch.shape for batch in batches} - {None} == set(task.shapes(1).all) and len(task.shapes(1).all) > 1
+    plain = [each.make() for each in make(False, {"compile": "layers"}).warm_up_batches(range(4), None, Ranks())]
+    assert plain and not any(batch.shape for batch in plain)
 
 
 def test_new_gradients_are_recorded_anew(make: Make) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,7 +43,7 @@ class Shapes:
     all: tuple[Shape, ...] = ()
     served: float = 0.0
     padded: float = 1.0
-    steps: Mapping[Shape, int] | None = None
+    steps: Mapping[Shape, int] = field(default_factory=dict)
 
     def words(self) -> str:
         if not self.all:

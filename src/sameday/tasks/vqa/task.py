@@ -194,8 +194,12 @@ class VqaTask(Task):
         read_image = self.source.once()
         # Of the whole step: which micro-batch or rank a question is in changes no dropout mask.
         mask_ids = mask_ids_of(encoded, self.plan.share_text) if self.plan.share_images else {}
-        shapes = self.shapes(ranks.size).all if self.plan.cuda_graphs and self.plan.packing else ()
+        shapes = self.padded_shapes(ranks).all
         return (self._build(encoded, part, read_image, mask_ids, shapes) for part in parts[ranks.rank])
+
+    def padded_shapes(self, ranks: Ranks) -> Shapes:
+        """Of this plan: none where nothing is recorded."""
+        return self.shapes(ranks.size) if self.plan.cuda_graphs and self.plan.packing else Shapes()
 
     def _shapes(self, ranks: int) -> Shapes:
         """To which micro-batches of training are padded where the plan has them recorded."""

@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sameday.data.questions.encode import Encoded
 from sameday.data.questions.partition import MicroBatch, size
+from sameday.data.questions.shape_choice import fitting
+from sameday.data.questions.shapes import Shape
 from sameday.hardware.ranks import Ranks
 from sameday.spec.words import count
+from sameday.tasks.vqa.recorded import shape_of_part
 from sameday.tasks.warm_up import WarmUpBatch
 
 if TYPE_CHECKING:
@@ -37,6 +40,8 @@ class Kind(NamedTuple):
     images: int
     """None, one, or 2 for several."""
     one_block: bool
+    shape: Shape | None
+    """To which a micro-batch is padded that is recorded as a CUDA graph."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +53,7 @@ class Met:
     step: int
     training: bool
     last: bool = False
+    shapes: Sequence[Shape] = ()
 
     def kind(self, task: VqaTask) -> Kind:
         plan, kernel = task.plan, task.model.kernel
@@ -58,6 +64,9 @@ class Met:
             no_mask=alone and not (kernel == "split" and plan.packing),
             images=min(2, self.images(plan.share_images)),
             one_block=kernel == "flex" and self.size(task) <= FLEX_BLOCK,
+            shape=fitting(shape_of_part(self.encoded, self.part, plan.share_text), self.shapes)
+            if self.shapes
+            else None,
         )
 
     def questions(self) -> list[Encoded]:
@@ -75,7 +84,7 @@ class Met:
         images = count(self.images(task.plan.share_images), "image")
         return WarmUpBatch(
             f"{what} with {count(len(self.questions()), task.recipe.sample)} on {images}",
-            partial(task._build, self.encoded, self.part),
+            partial(task._build, self.encoded, self.part, shapes=self.shapes),
             self.step,
             None if self.training else task._score,
         )
@@ -111,10 +120,11 @@ def chosen(task: VqaTask, met: Iterable[Met]) -> list[Met]:
 
 def _trained(task: VqaTask, steps: range, budget: int | None, ranks: Ranks) -> Iterator[Met]:
     """Of all ranks: each is prepared for what any of them meets."""
-    ends = _epoch_ends(task, steps)
-    for step in dict.fromkeys((*steps[:STEPS], *ends, steps[-1])):
+    ends, shapes = _epoch_ends(task, steps), task.padded_shapes(ranks)
+    recorded = [step for step in shapes.steps.values() if step in steps]
+    for step in dict.fromkeys((*steps[:STEPS], *ends, *recorded, steps[-1])):
         encoded, parts = task._step(step, budget, ranks)
-        yield from (Met(encoded, part, step, True, step in ends) for rank in parts for part in rank)
+        yield from (Met(encoded, part, step, True, step in ends, shapes.all) for rank in parts for part in rank)
 
 
 def _epoch_ends(task: VqaTask, steps: range) -> list[int]:
