@@ -12,7 +12,7 @@ from typing import Any
 from sameday.hardware.machine import Machine
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
-from sameday.tasks.base import TaskSetup
+from sameday.tasks.setup import TaskSetup
 from sameday.verify.registry import trial_values
 
 TRIES = 200

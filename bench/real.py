@@ -47,7 +47,7 @@ from sameday.record.times import read_times
 from sameday.spec.document import dump_yaml
 from sameday.spec.load import recipe_from
 from sameday.spec.plan import Plan
-from sameday.tasks.base import TRAINING
+from sameday.tasks.setup import TRAINING
 
 WARM = 20
 """First steps, in which things are compiled or recorded."""

@@ -22,7 +22,7 @@ from sameday.commands.session import silent
 from sameday.data.order import Place, epoch_steps
 from sameday.spec.load import recipe_from
 from sameday.tasks.registry import setup_of
-from sameday.tasks.vqa.task import load_encoder, load_family, load_processor
+from sameday.tasks.vqa.loading import load_encoder, load_family, load_processor
 
 NAME = "some"
 ROW = Row("shuffle", ((USUAL[0], 4), (LARGE, 4)) * 3, template=10)

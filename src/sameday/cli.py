@@ -132,7 +132,7 @@ def cache(
 ) -> None:
     """Prepare a recipe's images ahead of training, each content once."""
     from sameday.commands.launch import cache_from_files
-    from sameday.tasks.base import Caching
+    from sameday.tasks.setup import Caching
 
     if check + prune + measure > 1:
         raise BadInput("--check, --prune and --measure: one at a time")

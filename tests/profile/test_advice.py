@@ -20,8 +20,8 @@ from sameday.spec.plan import Plan, fields_of
 from sameday.spec.plan import changed as changed_fields
 from sameday.spec.recipe import Recipe
 from sameday.spec.vqa import VqaRecipe
-from sameday.tasks.base import TaskSetup
 from sameday.tasks.classify.setup import ClassifySetup
+from sameday.tasks.setup import TaskSetup
 from sameday.tasks.vqa.automatic import choose_plan
 from sameday.tasks.vqa.setup import VqaSetup
 

@@ -20,7 +20,7 @@ from sameday.profile.timeline import record
 from sameday.record import checkpoint
 from sameday.spec.errors import EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, EXIT_STOPPED, RunStopped
 from sameday.spec.plan import Plan
-from sameday.tasks.base import TRAINING
+from sameday.tasks.setup import TRAINING
 from sameday.train import commit
 
 pytestmark = pytest.mark.usefixtures("own_signals")

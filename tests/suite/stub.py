@@ -14,7 +14,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from sameday.spec.recipe import Recipe, Strict
-from sameday.tasks.base import Audited, Say, Task, TaskSetup
+from sameday.tasks.base import Say, Task
+from sameday.tasks.setup import Audited, TaskSetup
 
 
 class Nothing(Strict):

@@ -17,7 +17,8 @@ from sameday.spec.errors import BadInput
 from sameday.spec.load import resolve_path
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe, Strict
-from sameday.tasks.base import Audited, Choice, Say, Task, TaskSetup
+from sameday.tasks.base import Say, Task
+from sameday.tasks.setup import Audited, Choice, TaskSetup
 
 if TYPE_CHECKING:
     import torch

@@ -34,7 +34,7 @@ from sameday.models import vlm
 from sameday.spec.document import dump_yaml
 from sameday.spec.errors import EXIT_STOPPED, BadInput
 from sameday.spec.plan import Plan
-from sameday.tasks.base import Caching
+from sameday.tasks.setup import Caching
 from sameday.tasks.vqa import cache
 from sameday.tasks.vqa.cache import settings_of, write_measured
 from sameday.tasks.vqa.fill import Filling

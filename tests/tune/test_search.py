@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from sameday.hardware.machine import Machine
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan, fields_of
-from sameday.tasks.base import Choice, TaskSetup
 from sameday.tasks.classify.setup import ClassifySetup
+from sameday.tasks.setup import Choice, TaskSetup
 from sameday.tasks.vqa.automatic import attention_kernel
 from sameday.tasks.vqa.setup import TUNED_BUDGETS as BUDGETS
 from sameday.tasks.vqa.setup import VqaSetup

@@ -24,8 +24,9 @@ from sameday.spec.evaluation import Evaluation
 from sameday.spec.load import load_plan
 from sameday.spec.sets import split_sets
 from sameday.spec.words import first_names, tell
-from sameday.tasks.base import Say, Task, TaskSetup, checked_finite
+from sameday.tasks.base import Say, Task, checked_finite
 from sameday.tasks.registry import setup_of
+from sameday.tasks.setup import TaskSetup
 
 if TYPE_CHECKING:
     from sameday.evaluate.prediction import Prediction

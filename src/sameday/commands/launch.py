@@ -19,8 +19,9 @@ from sameday.spec.errors import BadInput, CompileFailed, RunStopped
 from sameday.spec.evaluation import Evaluation
 from sameday.spec.recipe import differences
 from sameday.spec.words import count, tell
-from sameday.tasks.base import TRAINING, Caching, Task
+from sameday.tasks.base import Task
 from sameday.tasks.registry import setup_of
+from sameday.tasks.setup import TRAINING, Caching
 
 if TYPE_CHECKING:
     from sameday.hardware.ranks import Ranks

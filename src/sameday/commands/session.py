@@ -19,8 +19,9 @@ from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.spec.sets import split_sets
 from sameday.spec.words import in_yaml, tell
-from sameday.tasks.base import Audited, Resolved, Say, Task, TaskSetup
+from sameday.tasks.base import Say, Task
 from sameday.tasks.registry import setup_of
+from sameday.tasks.setup import Audited, Resolved, TaskSetup
 
 if TYPE_CHECKING:
     import torch

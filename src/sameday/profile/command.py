@@ -16,7 +16,8 @@ from sameday.profile.summary import lines, steps_of, summed_up, wrapped
 from sameday.spec.errors import BadInput
 from sameday.spec.words import tell
 from sameday.spec.writing import check_output, write_text
-from sameday.tasks.base import TRAINING, Say
+from sameday.tasks.base import Say
+from sameday.tasks.setup import TRAINING
 
 COUNTED = 4
 """Steps whose floor is counted."""

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from sameday.hardware.peaks import Peaks
 from sameday.hardware.ranks import Ranks
-from sameday.tasks.base import StepCost, Task, TaskSetup
+from sameday.tasks.base import StepCost, Task
+from sameday.tasks.setup import TaskSetup
 
 Resource = Literal["arithmetic", "memory", "copy", "disk"]
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from sameday.spec.recipe import Recipe
 from sameday.spec.registry import plugin
-from sameday.tasks.base import TaskSetup
 from sameday.tasks.classify.setup import ClassifySetup
 from sameday.tasks.cot.setup import CotSetup
+from sameday.tasks.setup import TaskSetup
 from sameday.tasks.vqa.setup import VqaSetup
 
 SETUPS: dict[str, type[TaskSetup]] = {"vqa": VqaSetup, "cot": CotSetup, "classify": ClassifySetup}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -18,21 +17,10 @@ from sameday.hardware.compiling import Graphs, cache_folder, graphs, in_words
 from sameday.hardware.ranks import Ranks
 from sameday.spec.errors import EXIT_FAILED, RunStopped
 from sameday.spec.words import count
-from sameday.tasks.base import Task
+from sameday.tasks.base import Task, WarmUpBatch
 
 SHORT = 0.5
 """Seconds below which nothing is said where nothing was compiled."""
-
-
-@dataclass(frozen=True)
-class WarmUpBatch:
-    """A micro-batch that stands for others. `make` builds it on the host. It is trained on as one of `step`, or, where
-    there is one, given to `score`, which does with it what a validation does."""
-
-    name: str
-    make: Callable[[], Any]
-    step: int = 0
-    score: Callable[[Any], object] | None = None
 
 
 class Screen(Protocol):

@@ -26,7 +26,8 @@ from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.spec.words import tell
 from sameday.spec.writing import OUR_JSON, check_output, same_file, write_text
-from sameday.tasks.base import TRAINING, Choice, Say
+from sameday.tasks.base import Say
+from sameday.tasks.setup import TRAINING, Choice
 from sameday.tune.search import OutOfTime, SearchState, Worth, explore
 from sameday.tune.space import choices, differing
 from sameday.tune.table import as_json, lines, trial_line, wrapped

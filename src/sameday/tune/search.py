@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sameday.spec.plan import Plan
-from sameday.tasks.base import Choice
+from sameday.tasks.setup import Choice
 from sameday.tune.space import choices_made, without
 from sameday.tune.trial import Result
 

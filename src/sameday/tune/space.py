@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sameday.spec.plan import Plan
-from sameday.tasks.base import Choice, Resolved, TaskSetup
+from sameday.tasks.setup import Choice, Resolved, TaskSetup
 from sameday.tune.trial import THREADS
 
 if TYPE_CHECKING:  # it loads torch

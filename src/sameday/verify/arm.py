@@ -21,7 +21,7 @@ from sameday.spec.load import recipe_from
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.spec.words import tell
-from sameday.tasks.base import TRAINING
+from sameday.tasks.setup import TRAINING
 
 if TYPE_CHECKING:  # it need not be loaded to start an arm
     from sameday.commands.session import Session

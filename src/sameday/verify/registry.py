@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from sameday.spec.plan import fields_of
-from sameday.tasks.base import TaskSetup
+from sameday.tasks.setup import TaskSetup
 
 Values = dict[str, tuple[Any, ...]]
 

@@ -106,7 +106,8 @@ def run(asked: Mapping[str, Any]) -> dict[str, Any]:
     """What `Measured` has besides what it is of."""
     from sameday.commands.session import Session, Specs, silent
     from sameday.record.folder import RunFolder
-    from sameday.tasks.base import TRAINING, total_steps
+    from sameday.tasks.base import total_steps
+    from sameday.tasks.setup import TRAINING
     from sameday.tasks.warm_up import warm_up
     from sameday.train.watch import Watch
 

@@ -25,8 +25,9 @@ from sameday.spec.suite import Suite, SuiteJob
 from sameday.spec.writing import write_text
 from sameday.suite.jobs import plan_path, sets_of
 from sameday.suite.state import SuiteFolder
-from sameday.tasks.base import Say, TaskSetup
+from sameday.tasks.base import Say
 from sameday.tasks.registry import setup_of
+from sameday.tasks.setup import TaskSetup
 
 OF_NO_COST = frozenset(
     {

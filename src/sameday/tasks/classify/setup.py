@@ -13,8 +13,9 @@ from sameday.spec.errors import BadInput, refuse
 from sameday.spec.load import resolve_path
 from sameday.spec.plan import Plan
 from sameday.spec.staged import staged
-from sameday.tasks.base import DATA, TRAINING, Audited, Choice, Resolved, Say, TaskSetup
+from sameday.tasks.base import Say
 from sameday.tasks.classify.words import recipe_words
+from sameday.tasks.setup import DATA, TRAINING, Audited, Choice, Resolved, TaskSetup
 
 if TYPE_CHECKING:
     import torch

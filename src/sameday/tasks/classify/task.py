@@ -32,10 +32,10 @@ from sameday.models.vision_bdh import VisionBDH
 from sameday.models.vision_flops import count_images
 from sameday.spec.classify import ClassifyRecipe
 from sameday.spec.plan import Plan
-from sameday.tasks.base import ASKED_TO_STOP, DATA, NO_MEMORY, StepCost, Task, optimizer_bytes
+from sameday.tasks.base import ASKED_TO_STOP, NO_MEMORY, StepCost, Task, WarmUpBatch, optimizer_bytes
 from sameday.tasks.classify.automatic import images_place
 from sameday.tasks.classify.warm import warm_up_batches
-from sameday.tasks.warm_up import WarmUpBatch
+from sameday.tasks.setup import DATA
 
 
 class ClassifyTask(Task):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sameday.hardware.ranks import Ranks
 from sameday.spec.words import count
-from sameday.tasks.warm_up import WarmUpBatch
+from sameday.tasks.base import WarmUpBatch
 
 if TYPE_CHECKING:
     from sameday.tasks.classify.task import ClassifyTask

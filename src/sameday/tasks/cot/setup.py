@@ -14,8 +14,9 @@ from sameday.spec.cot import CotRecipe
 from sameday.spec.errors import BadInput
 from sameday.spec.heads import STAGES
 from sameday.spec.plan import Plan
-from sameday.tasks.base import TRAINING, Audited, Say
+from sameday.tasks.base import Say
 from sameday.tasks.cot.words import recipe_words
+from sameday.tasks.setup import TRAINING, Audited
 from sameday.tasks.vqa.setup import VqaSetup
 
 if TYPE_CHECKING:

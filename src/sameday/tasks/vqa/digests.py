@@ -14,7 +14,7 @@ from torch import Tensor
 from sameday.data.questions.processor import ImageProcessor
 from sameday.data.questions.sample import Sample
 from sameday.spec.vlm import VlmRecipe
-from sameday.tasks.base import DATA
+from sameday.tasks.setup import DATA
 
 ASIDE = ("truncation", "padding")
 """What whoever called a tokenizer last left in it."""

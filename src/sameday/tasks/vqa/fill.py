@@ -27,9 +27,11 @@ from sameday.hardware.signals import StopRequest
 from sameday.models.vlm import VisionLanguageModel
 from sameday.spec.errors import EXIT_STOPPED, BadInput, RunStopped
 from sameday.spec.load import resolve_path
-from sameday.tasks.base import Caching, Say
+from sameday.tasks.base import Say
+from sameday.tasks.setup import Caching
 from sameday.tasks.vqa.cache import coverage, in_folder, settings_of, write_measured
-from sameday.tasks.vqa.task import VqaTask, load_processor
+from sameday.tasks.vqa.loading import load_processor
+from sameday.tasks.vqa.task import VqaTask
 from sameday.tasks.vqa.words import image_parts_words
 
 STEPS = 4

@@ -14,7 +14,8 @@ from sameday.spec.plan import Plan, fields_of
 from sameday.spec.recipe import Recipe
 from sameday.spec.vlm import VlmRecipe
 from sameday.spec.vqa import VqaRecipe
-from sameday.tasks.base import DATA, TRAINING, Audited, Caching, Choice, LeftOut, Resolved, Say, TaskSetup
+from sameday.tasks.base import LeftOut, Say
+from sameday.tasks.setup import DATA, TRAINING, Audited, Caching, Choice, Resolved, TaskSetup
 from sameday.tasks.vqa.words import image_parts_words, recipe_words
 
 if TYPE_CHECKING:
@@ -234,7 +235,7 @@ class VqaSetup(TaskSetup):
         return ", ".join([*(what for what, so in zip(fewer, helps, strict=True) if so), "a GPU with more memory"])
 
     def drop_too_long(self, splits: Any) -> Any:
-        from sameday.tasks.vqa.task import drop_too_long
+        from sameday.tasks.vqa.loading import drop_too_long
 
         return drop_too_long(self.recipe, self._encoder, splits)
 
@@ -260,7 +261,7 @@ class VqaSetup(TaskSetup):
 
     @cached_property
     def _encoder(self) -> Encoder:
-        from sameday.tasks.vqa.task import load_encoder, load_processor
+        from sameday.tasks.vqa.loading import load_encoder, load_processor
 
         return load_encoder(self.recipe, self.home, load_processor(self.family, self.recipe, self.home))
 
@@ -363,7 +364,7 @@ class VqaSetup(TaskSetup):
         from sameday.models.merge import merge
         from sameday.models.nf4 import lacking
         from sameday.models.start import check_start
-        from sameday.tasks.vqa.task import load_encoder, load_processor
+        from sameday.tasks.vqa.loading import load_encoder, load_processor
 
         recipe, base = self.recipe, resolve_model(self.home, self.recipe.model)
         if recipe.train != "lora":

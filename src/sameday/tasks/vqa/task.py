@@ -16,8 +16,6 @@ from torch import Tensor, nn
 
 from sameday.data.loader import feed
 from sameday.data.order import Place, epoch_steps, mixed_epoch_steps
-from sameday.data.problems import Problem, in_lines, report
-from sameday.data.questions.audit import SKIP
 from sameday.data.questions.batch import Batch, make_batch
 from sameday.data.questions.encode import Encoded, Encoder
 from sameday.data.questions.layout import Layout, MaskIds, lay_out, mask_ids_of
@@ -33,22 +31,18 @@ from sameday.data.seen import Seen
 from sameday.hardware.machine import detect_machine
 from sameday.hardware.phases import during
 from sameday.hardware.ranks import Ranks, joined_size
-from sameday.models.families import family_of
-from sameday.models.families.base import Family
 from sameday.models.flops import Counted
 from sameday.models.generate import Logits
 from sameday.models.handover import save_readme, save_settings, settings_size
 from sameday.models.heads import WEIGHTS as HEADS
 from sameday.models.heads import has_heads
-from sameday.models.hub import processor_template
 from sameday.models.vlm import VisionLanguageModel, load_base
 from sameday.models.vlm_flops import count as count_flops
-from sameday.spec.errors import BadInput
 from sameday.spec.load import resolve_model, resolve_path
 from sameday.spec.plan import Plan
 from sameday.spec.staged import staged
 from sameday.spec.vlm import VlmRecipe
-from sameday.tasks.base import ASKED_TO_STOP, NO_MEMORY, Answer, LeftOut, StepCost, Task
+from sameday.tasks.base import ASKED_TO_STOP, NO_MEMORY, Answer, LeftOut, StepCost, Task, WarmUpBatch
 from sameday.tasks.vqa.answers import answers, generation_gaps
 from sameday.tasks.vqa.automatic import attention_kernel
 from sameday.tasks.vqa.cache import Opened, open_cache
@@ -62,10 +56,10 @@ from sameday.tasks.vqa.digests import (
     tensors_digest,
     tokenizer_digest,
 )
+from sameday.tasks.vqa.loading import Checked, drop_too_long, load_encoder, load_family, load_processor
 from sameday.tasks.vqa.plain import conversation
 from sameday.tasks.vqa.recorded import Recorder, Shapes, plan_shapes, shape_of_part
 from sameday.tasks.vqa.warm import warm_up_batches
-from sameday.tasks.warm_up import WarmUpBatch
 
 SUMS = ("loss", "weight", "right", "questions")
 """What evaluation sums up."""
@@ -506,61 +500,3 @@ class VqaTask(Task):
 def items_of(encoded: Iterable[Encoded], share_text: bool) -> list[Item]:
     """What the partition may know of questions, numbered as they come."""
     return [Item(i, e.length, e.prefix, e.key, e.text if share_text else ()) for i, e in enumerate(encoded)]
-
-
-def load_family(recipe: VlmRecipe, recipe_dir: Path) -> Family:
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(resolve_model(recipe_dir, recipe.model), revision=recipe.revision)
-    return family_of(config.model_type)
-
-
-def load_processor(family: Family, recipe: VlmRecipe, recipe_dir: Path) -> ImageProcessor:
-    name, limits = resolve_model(recipe_dir, recipe.model), (recipe.min_pixels, recipe.max_pixels)
-    return ImageProcessor.load(family, name, recipe.revision, recipe.image_backend, *limits)
-
-
-def _check_stages(recipe: VlmRecipe, samples: Sequence[Sample]) -> None:
-    if recipe.order.kind == "curriculum" or recipe.order.within_image == "stage":
-        without = [s.where for s in samples if s.stage is None]
-        if without:
-            raise BadInput(
-                f"order {recipe.order.kind} needs a stage in every line; {len(without)} have none: {without[0]}"
-            )
-
-
-def load_encoder(recipe: VlmRecipe, recipe_dir: Path, processor: ImageProcessor) -> Encoder:
-    from transformers import AutoTokenizer
-
-    name = resolve_model(recipe_dir, recipe.model)
-    tokenizer = AutoTokenizer.from_pretrained(name, revision=recipe.revision)
-    if tokenizer.chat_template is None:
-        tokenizer.chat_template = processor_template(name, recipe.revision)
-    return Encoder(tokenizer, processor, recipe.system_prompt, recipe.max_length, recipe.answer_end)
-
-
-class Checked(dict[str, list[Sample]]):
-    """Splits of which each question has been through the encoder, and those that are not among them for it."""
-
-    left_out: Sequence[LeftOut] = ()
-
-
-def drop_too_long(recipe: VlmRecipe, encoder: Encoder, splits: dict[str, list[Sample]]) -> Checked:
-    """Every question once through the encoder, before the model is loaded: what max_length has no room for, all in
-    one list, or left out."""
-    _check_stages(recipe, splits.get("train", []))
-    good, skip = Checked(), recipe.data.on_bad == "skip"
-    problems: list[Problem] = []
-    for name, samples in splits.items():
-        good[name] = []
-        for sample in samples:
-            try:
-                encoder.encode(sample)
-                good[name].append(sample)
-            except BadInput as error:
-                problems.append(Problem(sample.where, str(error).removeprefix(f"{sample.where}: ")))
-    if problems and (not skip or not all(good.values())):
-        listed = report(problems, in_lines(problems), Path(problems[0].where.partition(":")[0]))
-        raise BadInput(listed if skip or not any(good.values()) else f"{listed}\n{SKIP}")
-    good.left_out = [LeftOut(problem.where, problem.what) for problem in problems]
-    return good

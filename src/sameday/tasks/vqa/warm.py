@@ -15,8 +15,8 @@ from sameday.data.questions.shape_choice import fitting
 from sameday.data.questions.shapes import Shape
 from sameday.hardware.ranks import Ranks
 from sameday.spec.words import count
+from sameday.tasks.base import WarmUpBatch
 from sameday.tasks.vqa.recorded import shape_of_part
-from sameday.tasks.warm_up import WarmUpBatch
 
 if TYPE_CHECKING:
     from sameday.tasks.vqa.task import VqaTask

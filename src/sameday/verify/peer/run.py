@@ -14,8 +14,8 @@ from typing import Any
 from sameday.commands.session import Session, Specs
 from sameday.spec.errors import BadInput
 from sameday.spec.recipe import Recipe
-from sameday.tasks.base import TaskSetup
 from sameday.tasks.registry import setup_of
+from sameday.tasks.setup import TaskSetup
 from sameday.verify.arm import QUESTIONS, START, Job
 from sameday.verify.processes import Arms, Say
 from sameday.verify.report import Report
