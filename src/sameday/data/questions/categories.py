@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import re
+import signal
+import threading
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,9 +18,12 @@ from sameday.data.questions.read import Raw, kind
 from sameday.data.questions.tables import separator
 from sameday.spec.errors import BadInput
 from sameday.spec.load import resolve_path
-from sameday.spec.questions import Categories, stage_number
+from sameday.spec.questions import Categories, Rule, stage_number
+from sameday.spec.words import in_one_line
 
 COLUMNS = ("question", "stage", "type")
+PATIENCE = 5.0
+"""Seconds of computing for one rule in one question, which takes microseconds."""
 
 
 class Category(NamedTuple):
@@ -57,14 +63,50 @@ class Categorizer:
         known = self.table.get(known_as(question))
         if known is not None:
             return [known]
-        rules = self.categories.rules
-        return [Category(rule.stage, rule.type) for rule in rules if re.search(rule.match, question)]
+        rules = enumerate(self.categories.rules)
+        return [Category(rule.stage, rule.type) for number, rule in rules if _found(number, rule, question)]
 
     @property
     def _gives(self) -> list[str]:
         """What somebody says something about: a table without types leaves types as they are."""
         everything = [*self.table.values(), *self.categories.rules]
         return [name for name in ("stage", "type") if any(getattr(each, name) is not None for each in everything)]
+
+
+class _TookTooLong(Exception):
+    pass
+
+
+def _found(number: int, rule: Rule, question: str) -> bool:
+    try:
+        with _at_most(PATIENCE):
+            return re.search(rule.match, question) is not None
+    except _TookTooLong:
+        raise BadInput(
+            f"recipe.categories.rules.{number}.match: {rule.match!r} was not done with the question "
+            f"{in_one_line(question)!r} after {PATIENCE:g} seconds: a repeat inside a repeat, such as (a+)+, tries every "
+            "way to cut a text into pieces; write it with one repeat, such as a+"
+        ) from None
+
+
+@contextmanager
+def _at_most(seconds: float) -> Iterator[None]:
+    """Searching looks for signals on its way, so that a timer can end it. Signals reach the main thread alone: elsewhere
+    there is no limit. The process's own time counts, so that a busy machine is no reason to stop."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise _TookTooLong
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def known_as(question: str) -> str:
