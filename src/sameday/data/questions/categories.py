@@ -84,15 +84,15 @@ def _found(number: int, rule: Rule, question: str) -> bool:
     except _TookTooLong:
         raise BadInput(
             f"recipe.categories.rules.{number}.match: {rule.match!r} was not done with the question "
-            f"{in_one_line(question)!r} after {PATIENCE:g} seconds: a repeat inside a repeat, such as (a+)+, tries every "
-            "way to cut a text into pieces; write it with one repeat, such as a+"
+            f"{in_one_line(question)!r} after {PATIENCE:g} seconds: a repeat inside a repeat, such as (a+)+, tries "
+            "every way to cut a text into pieces; write it with one repeat, such as a+"
         ) from None
 
 
 @contextmanager
 def _at_most(seconds: float) -> Iterator[None]:
-    """Searching looks for signals on its way, so that a timer can end it. Signals reach the main thread alone: elsewhere
-    there is no limit. The process's own time counts, so that a busy machine is no reason to stop."""
+    """Searching looks for signals on its way, so that a timer can end it. Signals reach the main thread alone: there is
+    no limit elsewhere. The process's own time counts, so that a busy machine is no reason to stop."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
         return
