@@ -166,6 +166,8 @@ def test_llama_factory_all_weights(tmp_path: Path) -> None:
             {**{key: value for key, value in FULL.items()}, "freeze_multi_modal_projector": False},
             {"freeze_multi_modal_projector"},
         ),
+        ({**LLAMA, "freeze_vision_tower": None}, {"freeze_vision_tower"}),
+        ({**LLAMA, "cutoff_len": None, "lora_dropout": None}, {"cutoff_len", "lora_dropout"}),
     ],
 )
 def test_llama_factory_refuses(tmp_path: Path, old: dict[str, Any], keys: set[str]) -> None:

@@ -238,6 +238,7 @@ TRAINER = Trainer(
     handled=("finetuning_type", "disable_gradient_checkpointing", "disable_shuffling", "dataset", "eval_dataset"),
     data=("dataset", "dataset_dir"),
     defaults=_defaults,
+    no_nulls=("finetuning_type", "max_length", "max_pixels", "min_pixels", "lora_r", "lora_dropout", NAMED),
     prepare=_prepare,
     bare_names="decoder",
     answer_end=("turn", "its templates end an answer with a line break"),

@@ -17,7 +17,7 @@ class Running(Settings):
         fields = {"gradient_checkpointing": ("checkpointing", "full"), "torch_compile": ("compile", "layers")}
         for name, (field, on) in fields.items():
             if self.get(name, bool) is None:
-                self.drop(name, "null: the default")
+                self.drop(name, self.trainer.own_nulls.get(name, "null: the default"))
             else:
                 self.put(f"plan.{field}", on if self.get(name, bool) else "none", [name])
 
