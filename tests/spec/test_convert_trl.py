@@ -86,7 +86,7 @@ def test_a_null_is_what_the_trainer_makes_of_it(tmp_path: Path) -> None:
     }
     done = converted(tmp_path, {**old, "max_length": None, "max_grad_norm": None, "gradient_checkpointing": None})
     assert (done.recipe.max_length, done.recipe.max_grad_norm, done.recipe.precision) == (None, None, "bf16")
-    assert done.plan.checkpointing != "full"
+    assert done.plan.checkpointing == "none"
     assert whys(done)["max_length"] == "null: nothing is cut"
     assert whys(done)["recipe.max_grad_norm"] == "null does not clip"
     check_written(done, tmp_path)
