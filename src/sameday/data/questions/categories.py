@@ -6,7 +6,7 @@ import csv
 import re
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from sameday.spec.words import in_one_line
 
 COLUMNS = ("question", "stage", "type")
 PATIENCE = 5.0
-"""Seconds of computing for one rule in one question, which takes microseconds."""
+"""Seconds of computing for the rules in one question, which take microseconds."""
 
 
 class Category(NamedTuple):
@@ -63,8 +63,7 @@ class Categorizer:
         known = self.table.get(known_as(question))
         if known is not None:
             return [known]
-        rules = enumerate(self.categories.rules)
-        return [Category(rule.stage, rule.type) for number, rule in rules if _found(number, rule, question)]
+        return [Category(rule.stage, rule.type) for rule in _found(self.categories.rules, question)]
 
     @property
     def _gives(self) -> list[str]:
@@ -77,16 +76,21 @@ class _TookTooLong(Exception):
     pass
 
 
-def _found(number: int, rule: Rule, question: str) -> bool:
+def _found(rules: Sequence[Rule], question: str) -> list[Rule]:
+    found, done = list[Rule](), 0
     try:
-        with _at_most(PATIENCE):
-            return re.search(rule.match, question) is not None
+        with _at_most(PATIENCE):  # around all rules: a timer for each would cost more than its search
+            for rule in rules:
+                if re.search(rule.match, question):
+                    found.append(rule)
+                done += 1
     except _TookTooLong:
         raise BadInput(
-            f"recipe.categories.rules.{number}.match: {rule.match!r} was not done with the question "
+            f"recipe.categories.rules.{done}.match: {rules[done].match!r} was not done with the question "
             f"{in_one_line(question)!r} after {PATIENCE:g} seconds: a repeat inside a repeat, such as (a+)+, tries "
             "every way to cut a text into pieces; write it with one repeat, such as a+"
         ) from None
+    return found
 
 
 @contextmanager
