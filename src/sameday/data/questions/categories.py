@@ -76,6 +76,10 @@ class _TookTooLong(Exception):
     pass
 
 
+def _stop(*_: object) -> None:
+    raise _TookTooLong
+
+
 def _found(rules: Sequence[Rule], question: str) -> list[Rule]:
     found, done = list[Rule](), 0
     try:
@@ -100,17 +104,13 @@ def _at_most(seconds: float) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
         return
-
-    def stop(*_: object) -> None:
-        raise _TookTooLong
-
-    before = signal.signal(signal.SIGVTALRM, stop)
+    if signal.getsignal(signal.SIGVTALRM) is not _stop:  # left there: setting it anew costs more than a search
+        signal.signal(signal.SIGVTALRM, _stop)
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
 
 
 def known_as(question: str) -> str:
