@@ -89,9 +89,33 @@ def test_errors_are_those_of_the_command_line(world: Path, tmp_path: Path) -> No
         (lambda: api.load(None), "run is None; must be a path"),  # type: ignore[arg-type]
         (lambda: api.evaluate(3), "what is 3; must be a path"),  # type: ignore[arg-type]
         (lambda: api.verify("a", 1), "other is 1; must be a path"),  # type: ignore[arg-type]
+        (lambda: api.train("a", stop_after=-1), "stop_after is -1; a whole number of at least 1 is needed"),
+        (
+            lambda: api.train("a", stop_after=1.5, limit="3"),  # type: ignore[arg-type]
+            "stop_after is 1.5; a whole number of at least 1 is needed\n"
+            "limit is '3'; a whole number of at least 1 is needed",
+        ),
+        (
+            lambda: api.load("a", 3),  # type: ignore[arg-type]
+            "checkpoint is 3; must be 'last', 'best', a text such as 'step-250', or None for the result",
+        ),
+        (
+            lambda: api.train("a", set={"recipe.name": object(), 3: 1}),  # type: ignore[dict-item]
+            "set: 'recipe.name' is of type object; allowed: what JSON has, such as a text\n"
+            'set: 3 is no field; must be a text such as "recipe.learning_rate"',
+        ),
+        (
+            lambda: api.verify("a", ranks="2", precision="fp16"),  # type: ignore[arg-type]
+            "ranks is '2'; a whole number of at least 1 is needed\n"
+            "precision is 'fp16'; must be 'float32' or 'bf16' or None",
+        ),
+        (
+            lambda: api.evaluate("a", max_new_tokens=0, base=1),  # type: ignore[arg-type]
+            "max_new_tokens is 0; a whole number of at least 1 is needed\nbase is 1; must be True or False",
+        ),
     ],
 )
-def test_what_is_no_path_and_no_mapping_is_refused(call: Callable[[], Any], words: str) -> None:
+def test_arguments_of_another_kind_are_refused(call: Callable[[], Any], words: str) -> None:
     with pytest.raises(BadInput) as error:
         call()
     assert str(error.value) == words
@@ -146,8 +170,9 @@ def test_load(world: Path, run: api.Run) -> None:
             loaded.answers(wrong, world / "images")
         assert str(told.value).startswith(words)
         assert "recipe.data" not in str(told.value) and "/tmp" not in str(told.value).replace(str(world), "")
-    with pytest.raises(BadInput, match="max_new_tokens is 0; a whole number of at least 1 is needed"):
-        loaded.answers(asked, world / "images", max_new_tokens=0)
+    for count in (0, True, 2.5):
+        with pytest.raises(BadInput, match=f"max_new_tokens is {count}; a whole number of at least 1 is needed"):
+            loaded.answers(asked, world / "images", max_new_tokens=count)  # type: ignore[arg-type]
     with pytest.raises(BadInput, match="has no such checkpoint as step-9"):
         api.load(run, "step-9")
     with pytest.raises(BadInput, match="split is 'dev': Input should be 'train', 'val' or 'test'"):
@@ -200,3 +225,7 @@ def test_importing_it_is_fast_and_each_name_has_types() -> None:
         assert about.return_annotation and all(each.annotation for each in about.parameters.values())
     with pytest.raises(AttributeError, match="module 'sameday' has no attribute 'nothing'"):
         _ = sameday.nothing
+
+
+def test_errors_have_the_packages_name() -> None:
+    assert sameday.BadInput is BadInput and sameday.RunStopped is RunStopped

@@ -20,6 +20,6 @@ for _name in ("train", "evaluate", "verify"):
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("load", "Run", "Loaded", "Verdict"):
+    if name in ("load", "Run", "Loaded", "Verdict", "BadInput", "RunStopped"):
         return getattr(import_module("sameday.api"), name)
     raise AttributeError(f"module 'sameday' has no attribute {name!r}")

@@ -99,8 +99,7 @@ class Loaded:
         recipe: Any = self.run.recipe
         if not setup_of(recipe, self.run.path).generates:
             raise BadInput(f"task {recipe.task} generates no answers")
-        if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-            raise BadInput(f"max_new_tokens is {max_new_tokens!r}; a whole number of at least 1 is needed")
+        refuse(_no_counts(max_new_tokens=max_new_tokens))
         (folder_of_images,) = _files(images=images)
         rows = _rows(questions, recipe.data.fields)
         if not rows:
@@ -205,6 +204,7 @@ def train(
     from sameday.commands.session import Specs
     from sameday.record.folder import as_begun, default_path
 
+    refuse(_no_counts(stop_after=stop_after, max_steps=max_steps, limit=limit))
     short = {"recipe.max_steps": max_steps, "recipe.data.limit": limit}
     sets = _sets(set) + _sets({name: value for name, value in short.items() if value is not None})
     recipe_file, plan_file, folder = _files(recipe=recipe, plan=plan, out=out)
@@ -231,6 +231,14 @@ def evaluate(
     from sameday.commands.evaluate import Request
     from sameday.commands.evaluate import evaluate as run
 
+    refuse(
+        [
+            *_no_counts(max_new_tokens=max_new_tokens),
+            *_no_choices(cascade=(cascade, (True, False, None)), base=(base, (True, False))),
+            *_no_choices(scores_only=(scores_only, (True, False))),
+            *_no_checkpoint(checkpoint),
+        ]
+    )
     where, adapter_folder, plan_file, folder = _files(what=what, adapter=adapter, plan=plan, out=out)
     files = (adapter_folder, base, plan_file, folder)
     return run(Request(where, split, checkpoint, *files, cascade, max_new_tokens, scores_only, _sets(set)))
@@ -250,6 +258,12 @@ def verify(
     """`sameday verify`: a plan under a recipe against another, or with `other` two finished runs of one recipe."""
     from sameday.verify.command import compared
 
+    refuse(
+        [
+            *_no_counts(steps=steps, ranks=ranks),
+            *_no_choices(precision=(precision, ("float32", "bf16", None))),
+        ]
+    )
     *runs, plan_file, against_file = _files(what=what, other=other, plan=plan, against=against)
     named = [each for each in runs if each is not None]
     asked = {"plan": plan_file, "against": against_file, "steps": steps, "precision": precision, "ranks": ranks}
@@ -268,6 +282,7 @@ def load(run: Run | File, checkpoint: str | None = None, *, set: Settings | None
     from sameday.commands.stages import own_models
     from sameday.tasks.registry import setup_of
 
+    refuse(_no_checkpoint(checkpoint))
     (path,) = _files(run=run)
     if own := own_models(path):
         raise BadInput(
@@ -306,4 +321,31 @@ def _sets(values: Settings | None) -> list[str]:
     if not isinstance(values, Mapping | None):
         such = '{"recipe.learning_rate": 1e-4, "plan.device": "cpu"}'
         raise BadInput(f"set is {values!r}; must be a mapping of fields to values, such as {such}")
-    return [f"{name}={in_yaml(value)}" for name, value in (values or {}).items()]
+    sets, problems = [], []
+    for name, value in (values or {}).items():
+        if not isinstance(name, str):
+            problems.append(f'set: {name!r} is no field; must be a text such as "recipe.learning_rate"')
+            continue
+        value = _with_texts(value)
+        problems += [f"set: {why}" for why in _no_json({name: value})]
+        sets += [] if problems else [f"{name}={in_yaml(value)}"]
+    refuse(problems)
+    return sets
+
+
+def _no_counts(**named: Any) -> Iterator[str]:
+    """What is wrong with them, where they are given. True is 1 to Python, and nobody's number."""
+    for name, value in named.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            yield f"{name} is {value!r}; a whole number of at least 1 is needed"
+
+
+def _no_choices(**named: tuple[Any, tuple[Any, ...]]) -> Iterator[str]:
+    for name, (value, allowed) in named.items():
+        if not any(type(value) is type(each) and value == each for each in allowed):
+            yield f"{name} is {value!r}; must be {' or '.join(map(repr, allowed))}"
+
+
+def _no_checkpoint(value: Any) -> Iterator[str]:
+    if not isinstance(value, str | None):
+        yield f"checkpoint is {value!r}; must be 'last', 'best', a text such as 'step-250', or None for the result"

@@ -185,3 +185,11 @@ def test_a_recipe_in_words_says_what_is_trained(tmp_path: Path) -> None:
     )
     assert said().endswith("The vision tower is frozen.")
     assert said(train="all", train_vision=True).endswith("The vision tower is trained too.")
+
+
+def test_all_layers_of_a_module_in_a_part(models: dict[str, Any]) -> None:
+    layers = layers_of(models, "qwen3_vl", "projector.deepstack_merger_list.all-linear")
+    every = layers_of(models, "qwen3_vl", "projector.all-linear")
+    assert layers == {name for name in every if ".deepstack_merger_list." in name} and layers < every
+    with pytest.raises(BadInput, match=r"no linear layer of the projector is called 'nowhere\.all-linear'"):
+        layers_of(models, "qwen3_vl", "projector.nowhere.all-linear")

@@ -104,3 +104,12 @@ def test_axolotl_keys_that_are_absent(tmp_path: Path) -> None:
 )
 def test_layers_of_a_pattern(pattern: str, kind: str | None, names: list[str] | None) -> None:
     assert matched(pattern, kind) == names
+
+
+def test_a_null_is_absent_to_axolotl_but_for_bf16(tmp_path: Path) -> None:
+    old = {**TARGETED, "lora_target_modules": ["q_proj"], "optimizer": "adamw_torch_fused", "tf32": None}
+    nulls = {"max_grad_norm": None, "sequence_len": None, "peft_init_lora_weights": None}
+    recipe = converted(tmp_path, {**old, **nulls}, DATA).recipe
+    assert (recipe.max_grad_norm, recipe.max_length) == (1.0, 512)
+    (line,) = refused(tmp_path, {**old, "bf16": None}, DATA)
+    assert line.startswith("bf16 is null; in axolotl null is not its default: leave it out for that (auto), or ")

@@ -63,8 +63,11 @@ def test_llama_factory_lora(tmp_path: Path, old: dict[str, Any]) -> None:
 def test_llama_factory_forms_and_parts(tmp_path: Path) -> None:
     done = converted(tmp_path, {**LLAMA, "use_dora": True, "use_rslora": True, "freeze_vision_tower": False}, DATA)
     lora = done.recipe.lora
-    assert (lora.dora, lora.rslora, lora.target_modules[-2:]) == (True, True, ("down_proj", "tower.all-linear"))
-    assert whys(done)["recipe.lora.target_modules"].endswith("linear layers, and those of what is not frozen")
+    assert (lora.dora, lora.rslora, lora.target_modules[-3:-1]) == (True, True, ("down_proj", "tower.all-linear"))
+    assert lora.target_modules[-1] == "projector.deepstack_merger_list.all-linear"
+    assert whys(done)["recipe.lora.target_modules"].endswith(
+        "linear layers, and those of what is not frozen; it counts the mergers of inner layers to the tower"
+    )
     check_written(done, tmp_path)
     both = {**FULL, "freeze_vision_tower": False, "freeze_multi_modal_projector": False}
     assert converted(tmp_path, both, DATA).recipe.train_vision
@@ -72,6 +75,34 @@ def test_llama_factory_forms_and_parts(tmp_path: Path) -> None:
     named = {**LLAMA, "lora_target": "q_proj,gate_proj", "model_name_or_path": "Qwen/Qwen2.5-VL-7B-Instruct"}
     named |= {"template": "qwen2_vl"}
     assert converted(tmp_path, named, DATA).recipe.lora.target_modules == ("q_proj", "gate_proj")
+
+
+TOWER, PROJECTOR = "tower.all-linear", "projector.all-linear"
+
+
+@pytest.mark.parametrize(
+    ("model", "tower", "projector", "more"),
+    [
+        ("Qwen/Qwen3-VL-4B-Instruct", False, True, (TOWER, "projector.deepstack_merger_list.all-linear")),
+        ("Qwen/Qwen3-VL-4B-Instruct", False, False, (TOWER, PROJECTOR)),
+        ("Qwen/Qwen3-VL-4B-Instruct", True, False, ()),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", False, True, (TOWER,)),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", False, False, (TOWER,)),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", True, False, ()),
+    ],
+)
+def test_llama_factory_parts_that_are_not_frozen(
+    tmp_path: Path, model: str, tower: bool, projector: bool, more: tuple[str, ...]
+) -> None:
+    """Its names for all layers are of the tower and the language model; a projector's layers have none of the latter's,
+    those of Qwen3-VL have names of the tower's layers."""
+    frozen = {"freeze_vision_tower": tower, "freeze_multi_modal_projector": projector}
+    done = converted(tmp_path, {**QWEN25, "model_name_or_path": model, **frozen}, DATA)
+    assert done.recipe.lora.target_modules[7:] == more
+    if not projector:
+        taken = PROJECTOR in more
+        said = "its layers get adapters too" if taken else "does nothing: no layer of it has such a name"
+        assert whys(done)["freeze_multi_modal_projector"] == said
 
 
 def test_names_that_the_tower_has_too(tmp_path: Path) -> None:
@@ -131,7 +162,12 @@ def test_llama_factory_all_weights(tmp_path: Path) -> None:
         (ERNIE, {"template"}),
         (LLAVA, {"val_size"}),
         ({**LLAMA, "pure_bf16": True, "loraplus_lr_ratio": 16.0}, {"pure_bf16"}),
-        ({**LLAMA, "freeze_multi_modal_projector": False}, {"freeze_multi_modal_projector"}),
+        (
+            {**{key: value for key, value in FULL.items()}, "freeze_multi_modal_projector": False},
+            {"freeze_multi_modal_projector"},
+        ),
+        ({**LLAMA, "freeze_vision_tower": None}, {"freeze_vision_tower"}),
+        ({**LLAMA, "cutoff_len": None, "lora_dropout": None}, {"cutoff_len", "lora_dropout"}),
     ],
 )
 def test_llama_factory_refuses(tmp_path: Path, old: dict[str, Any], keys: set[str]) -> None:

@@ -76,3 +76,24 @@ def test_trl_that_learns_answers_alone(tmp_path: Path) -> None:
     assert whys(plain)["recipe.train"] == "TRL's default: all weights, the vision tower's too"
     four = converted(tmp_path, {**old, "load_in_4bit": True})
     assert (four.recipe.base_format, four.recipe.double_quant) == ("nf4", False)
+
+
+def test_a_null_is_what_the_trainer_makes_of_it(tmp_path: Path) -> None:
+    old = {
+        **{key: value for key, value in SFT_VLM.items() if key != "gradient_checkpointing"},
+        **{"model_name_or_path": "Qwen/Qwen2.5-VL-3B-Instruct", "use_peft": True, "completion_only_loss": True},
+        **{"lora_target_modules": ["q_proj", "v_proj"], "dataset_name": "data/train.jsonl", "bf16": None},
+    }
+    done = converted(tmp_path, {**old, "max_length": None, "max_grad_norm": None, "gradient_checkpointing": None})
+    assert (done.recipe.max_length, done.recipe.max_grad_norm, done.recipe.precision) == (None, None, "bf16")
+    assert done.plan.checkpointing == "none"
+    assert whys(done)["max_length"] == "null: nothing is cut"
+    assert whys(done)["recipe.max_grad_norm"] == "null does not clip"
+    check_written(done, tmp_path)
+    plain = converted(tmp_path, old)
+    assert (plain.recipe.max_length, plain.recipe.max_grad_norm, plain.plan.checkpointing) == (1024, 1.0, "full")
+    (line,) = refused(tmp_path, {**old, "lora_dropout": None})
+    assert line == (
+        "lora_dropout is null; in TRL null is not its default: leave it out for that (0.05), or give the value that "
+        "the old run had"
+    )

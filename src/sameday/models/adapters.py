@@ -46,11 +46,14 @@ def _targeted(model: nn.Module, family: Family, lora: Lora, allow_tower: bool) -
         among = linear if allow_tower and part == "decoder" else parts[part]
         if name.startswith(family.language_name + "."):
             among, name = parts["decoder"], name.removeprefix(family.language_name + ".")
-        if name == ALL_LINEAR:
+        inside, _, last = name.rpartition(".")
+        if inside and last == ALL_LINEAR:
+            among = [each for each in among if f".{inside}." in f".{each}"]
+        if last == ALL_LINEAR:
             # Not the head, which PEFT's all-linear leaves out too.
             within = (family.language_name, *family.tower_names)
             among = [each for each in among if each in used and any(f".{word}." in f".{each}" for word in within)]
-        layers = [each for each in among if name in (ALL_LINEAR, each) or each.endswith("." + name)]
+        layers = [each for each in among if last == ALL_LINEAR or name == each or each.endswith("." + name)]
         chosen.update(layers)
         if not layers:
             problems.append(_no_such_layer(target, part, name, parts))

@@ -48,7 +48,8 @@ class Lora(Strict):
         min_length=1,
         description="Linear layers that get an adapter. A bare name (q_proj) is the language model's. With its part "
         "before it, it is the vision tower's (tower.qkv) or the projector's (projector.linear_fc1). all-linear stands "
-        "for all layers of a part: all-linear, tower.all-linear, projector.all-linear.",
+        "for all layers of a part, or of a module in it: all-linear, tower.all-linear, projector.all-linear, "
+        "projector.deepstack_merger_list.all-linear.",
     )
     rslora: bool = Field(
         False, description="Rank-stabilized: an adapter's output is multiplied by alpha / sqrt(r), not by alpha / r."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from sameday.data.questions import categories
 from sameday.data.questions.audit import NoneLeft, audit, check
 from sameday.data.questions.categories import Categorizer, known_as, read_table
 from sameday.data.questions.prompt import asked
@@ -379,3 +381,18 @@ def test_a_template_hides_no_empty_question(root: Path) -> None:
 def test_what_the_audit_says_of_it(root: Path) -> None:
     result = audit(write(root, [row(stage=1), row(stage=2)]), root, QWEN, wanted=Wanted(where(stage=1)))
     assert (result.tally.taken, result.tally.lines, result.own_words, result.unsure) == (1, 2, 0, [])
+
+
+def test_a_rule_that_would_search_for_ever_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(categories, "PATIENCE", 0.05)
+    rules = [{"match": "(yes|no)+", "stage": 1}, {"match": "(a+)+$", "stage": 2}]
+    endless = Categorizer(Categories.model_validate({"rules": rules}))
+    with pytest.raises(BadInput) as error:
+        endless.sort(parse_line(row("a" * 60 + "!")))
+    assert str(error.value) == (
+        f"recipe.categories.rules.1.match: '(a+)+$' was not done with the question '{'a' * 59}…' after 0.05 seconds: a "
+        "repeat inside a repeat, such as (a+)+, tries every way to cut a text into pieces; write it with one repeat, "
+        "such as a+"
+    )
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0, 0)
+    assert endless.sort(parse_line(row("aaa")))[0].stage == 2

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator, Mapping
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,9 +18,12 @@ from sameday.data.questions.read import Raw, kind
 from sameday.data.questions.tables import separator
 from sameday.spec.errors import BadInput
 from sameday.spec.load import resolve_path
-from sameday.spec.questions import Categories, stage_number
+from sameday.spec.questions import Categories, Rule, stage_number
+from sameday.spec.words import in_one_line
 
 COLUMNS = ("question", "stage", "type")
+PATIENCE = 5.0
+"""Seconds of computing for the rules in one question, which take microseconds."""
 
 
 class Category(NamedTuple):
@@ -57,14 +63,54 @@ class Categorizer:
         known = self.table.get(known_as(question))
         if known is not None:
             return [known]
-        rules = self.categories.rules
-        return [Category(rule.stage, rule.type) for rule in rules if re.search(rule.match, question)]
+        return [Category(rule.stage, rule.type) for rule in _found(self.categories.rules, question)]
 
     @property
     def _gives(self) -> list[str]:
         """What somebody says something about: a table without types leaves types as they are."""
         everything = [*self.table.values(), *self.categories.rules]
         return [name for name in ("stage", "type") if any(getattr(each, name) is not None for each in everything)]
+
+
+class _TookTooLong(Exception):
+    pass
+
+
+def _stop(*_: object) -> None:
+    raise _TookTooLong
+
+
+def _found(rules: Sequence[Rule], question: str) -> list[Rule]:
+    found, done = list[Rule](), 0
+    try:
+        with _at_most(PATIENCE):  # around all rules: a timer for each would cost more than its search
+            for rule in rules:
+                if re.search(rule.match, question):
+                    found.append(rule)
+                done += 1
+    except _TookTooLong:
+        raise BadInput(
+            f"recipe.categories.rules.{done}.match: {rules[done].match!r} was not done with the question "
+            f"{in_one_line(question)!r} after {PATIENCE:g} seconds: a repeat inside a repeat, such as (a+)+, tries "
+            "every way to cut a text into pieces; write it with one repeat, such as a+"
+        ) from None
+    return found
+
+
+@contextmanager
+def _at_most(seconds: float) -> Iterator[None]:
+    """Searching looks for signals on its way, so that a timer can end it. Signals reach the main thread alone: there is
+    no limit elsewhere. The process's own time counts, so that a busy machine is no reason to stop."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+    if signal.getsignal(signal.SIGVTALRM) is not _stop:  # left there: setting it anew costs more than a search
+        signal.signal(signal.SIGVTALRM, _stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
 
 def known_as(question: str) -> str:

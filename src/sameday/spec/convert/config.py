@@ -112,7 +112,7 @@ class _Converter(Running):
             elif value is None and name in keys.DEFAULTS and (name[:5] != "lora_" or self.has_adapters()):
                 self.default(field, *keys.DEFAULTS[name])
             elif value is None:
-                self.drop(name, "null: the default")
+                self.drop(name, self.trainer.own_nulls.get(name, "null: the default"))
             else:
                 if field.removeprefix("recipe.") in keys.PATHS:
                     path = resolve_path(self.folder, str(value))
@@ -126,7 +126,9 @@ class _Converter(Running):
                     self.refused.append(f"{self.document.source}: names no {what}: give {name}{option}")
                 self._set(keys.DIRECT[name][0], "?")
         for name, (neutral, effect) in self.neutral.items():
-            if name in self.old and keys.cast(self.old[name][1], bool) not in (None, *neutral):
+            # Where true is what does nothing, a program that tests for truth takes null for false.
+            passing = neutral if neutral[:1] == (True,) and not self.trainer.null_is_default else (None, *neutral)
+            if name in self.old and keys.cast(self.old[name][1], bool) not in passing:
                 allowed = show(neutral[0] if neutral else None)
                 self.refuse(name, f"{effect}, and no recipe says that (allowed: {allowed})")
             else:
@@ -218,7 +220,9 @@ class _Converter(Running):
             if (one, two, both) == (None, None, None):
                 self.drop(name, "null: the default")
         norm = self.get("max_grad_norm", float)
-        if norm is None:
+        if self.is_null("max_grad_norm") and not self.trainer.null_is_default:
+            self.put("recipe.max_grad_norm", None, ["max_grad_norm"], "null does not clip")
+        elif norm is None:
             self.default("recipe.max_grad_norm", 1.0, "max_grad_norm")
         else:
             self.put("recipe.max_grad_norm", norm or None, ["max_grad_norm"], "" if norm else "0 does not clip")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from sameday.spec.convert.settings import Settings
 from sameday.spec.convert.targets import LANGUAGE, image_parts
 from sameday.spec.convert.trainer import Trainer, each, only, words
-from sameday.spec.lora import OF_IMAGES
 
 _PREFERENCES = "it belongs to a training by preferences or rewards"
 _OPTIMIZER = "the optimizer would be another one"
@@ -20,6 +18,9 @@ _OTHER = "the model would be another one"
 _SPEED = "the plan says how it is computed"
 _VIDEO = "images alone are learned here"
 _LIST = "dataset_info.json"
+NAMED = "lora_target_modules"
+DEEPSTACK = {"qwen3_vl": "projector.deepstack_merger_list.all-linear"}
+"""Mergers of the tower's inner layers, which it counts to the tower."""
 FREEZES = {"freeze_vision_tower": "tower", "freeze_multi_modal_projector": "projector"}
 
 
@@ -34,7 +35,7 @@ def _defaults(settings: Settings) -> dict[str, Any]:
     if settings.text("finetuning_type") in ("", "lora"):
         rank = settings.get("lora_r", int)
         rank = 8 if rank is None else rank
-        values |= {"lora_r": rank, "lora_dropout": 0.0, "lora_target_modules": "all"}
+        values |= {"lora_r": rank, "lora_dropout": 0.0, NAMED: "all"}
         values |= {"lora_alpha": 2 * rank} if isinstance(rank, int) else {}
     return values
 
@@ -49,8 +50,9 @@ def _prepare(settings: Settings) -> None:
     settings.done("stage")
     full = settings.text("finetuning_type") == "full"
     method(settings, "finetuning_type")
-    # Its names for all layers are never those of what lies between tower and language model.
-    trained_layers(settings, full, settings.text("lora_target_modules") == "all", ("tower",))
+    if not full and settings.text(NAMED) == "all":
+        _all_linear(settings)
+    trained_layers(settings, full, False)
     if settings.get("disable_gradient_checkpointing", bool):
         settings.put("plan.checkpointing", "none", ["disable_gradient_checkpointing"])
     else:
@@ -62,6 +64,30 @@ def _prepare(settings: Settings) -> None:
         settings.drop("disable_shuffling", "does nothing at this value")
     settings.done("disable_shuffling")
     _questions(settings)
+
+
+def _all_linear(settings: Settings) -> None:
+    """It looks for names of linear layers everywhere but in the projector, and in the tower where that is not frozen.
+    Then it takes all layers of these names that are not frozen: the projector's too, where the tower's are called so.
+    """
+    thawed, kind = thawed_parts(settings), settings.kind
+    tower, projector = (name in thawed for name in FREEZES)
+    linear = ["tower.all-linear"] if tower else []
+    why = "the language model's linear layers" + (", and those of what is not frozen" if tower else "")
+    if tower and kind in DEEPSTACK:
+        linear.append("projector.all-linear" if projector else DEEPSTACK[kind])
+        why += "" if projector else "; it counts the mergers of inner layers to the tower"
+    elif tower and settings.family is None:
+        why += f"; if the model is a Qwen3-VL, its {DEEPSTACK['qwen3_vl']} too"
+    done = [NAMED, *(name for name in thawed if name == "freeze_vision_tower")]
+    settings.put("recipe.lora.target_modules", [*LANGUAGE, *linear], done, why)
+    if projector and settings.family is not None:
+        name = "freeze_multi_modal_projector"
+        taken = "projector.all-linear" in linear
+        settings.drop(name, "its layers get adapters too" if taken else "does nothing: no layer of it has such a name")
+        done.append(name)
+    for name in done:
+        settings.done(name)
 
 
 def method(settings: Settings, name: str) -> None:
@@ -83,19 +109,18 @@ def thawed_parts(settings: Settings) -> dict[str, str]:
     return {name: part for name, part in FREEZES.items() if settings.get(name, bool) is False}
 
 
-def trained_layers(settings: Settings, full: bool, all_linear: bool, takes: Sequence[str] = OF_IMAGES) -> None:
-    """What of tower and projector is trained too, where that is said by what is frozen. `takes` are the parts whose
-    linear layers are among all of them, where `all_linear` get adapters."""
+def trained_layers(settings: Settings, full: bool, all_linear: bool) -> None:
+    """What of tower and projector is trained too, where that is said by what is frozen. `all_linear`: all linear layers
+    of what is not frozen get adapters."""
     thawed = thawed_parts(settings)
     done: list[str] = []
     if full and thawed.keys() == FREEZES.keys():
         settings.put("recipe.train_vision", True, list(thawed), "tower and merger are trained with all the rest")
         done = list(thawed)
     elif all_linear:
-        parts = {name: part for name, part in thawed.items() if part in takes}
-        linear = [f"{part}.all-linear" for part in parts.values() if part in image_parts(settings.kind)]
+        linear = [f"{part}.all-linear" for part in thawed.values() if part in image_parts(settings.kind)]
         why = "the language model's linear layers" + (", and those of what is not frozen" if linear else "")
-        done = ["lora_target_modules", *parts]
+        done = [NAMED, *thawed]
         settings.put("recipe.lora.target_modules", [*LANGUAGE, *linear], done, why)
     for name in done:
         settings.done(name)
@@ -213,6 +238,7 @@ TRAINER = Trainer(
     handled=("finetuning_type", "disable_gradient_checkpointing", "disable_shuffling", "dataset", "eval_dataset"),
     data=("dataset", "dataset_dir"),
     defaults=_defaults,
+    no_nulls=("finetuning_type", "max_length", "max_pixels", "min_pixels", "lora_r", "lora_dropout", NAMED),
     prepare=_prepare,
     bare_names="decoder",
     answer_end=("turn", "its templates end an answer with a line break"),

@@ -16,7 +16,9 @@ class Running(Settings):
     def speed(self) -> None:
         fields = {"gradient_checkpointing": ("checkpointing", "full"), "torch_compile": ("compile", "layers")}
         for name, (field, on) in fields.items():
-            if self.get(name, bool) is None:
+            if self.is_null(name) and name in self.trainer.own_nulls:
+                self.put(f"plan.{field}", "none", [name], self.trainer.own_nulls[name])
+            elif self.get(name, bool) is None:
                 self.drop(name, "null: the default")
             else:
                 self.put(f"plan.{field}", on if self.get(name, bool) else "none", [name])

@@ -119,10 +119,14 @@ class Settings:
         self.old[name] = (option, value)
 
     def take_defaults(self) -> None:
-        """What the trainer takes where a key is absent, or null, becomes a setting like any other."""
+        """What the trainer takes where a key is absent becomes a setting like any other. A null is what the trainer
+        makes of it: absent, a value of its own, or nothing that a run was ever made with."""
         for name, value in self.trainer.defaults(self).items():
-            if name in self.old and self.old[name][1] is not None:
+            if name in self.old and (self.old[name][1] is not None or name in self.trainer.own_nulls):
                 continue
+            if name in self.old and name in self.trainer.no_nulls:
+                why = f"in {self.trainer.name} null is not its default: leave it out for that ({show(value)})"
+                self.refuse(name, f"{why}, or give the value that the old run had")
             self.drop(name, "null: the default")
             key = f"{ABSENT}{name}"
             self.leaves[key] = value
@@ -152,6 +156,10 @@ class Settings:
         near = difflib.get_close_matches(key.split(".")[-1], keys.KNOWN, n=1, cutoff=0.75)
         nearest = f" (nearest: {near[0]})" if near else ""
         self._refuse_key(key, f"not known{nearest}, and it may change the model; --drop {key} leaves it out")
+
+    def is_null(self, name: str) -> bool:
+        """Whether the config has it, and has nothing there."""
+        return name in self.old and self.old[name][1] is None
 
     def get(self, name: str, kind: type) -> Any:
         """The old value as this type where it can be read so; None where it is absent or null."""

@@ -38,6 +38,12 @@ class Trainer:
     """Of them, those that say where training questions come from: --train replaces them."""
     defaults: Callable[[Settings], Mapping[str, Any]] = lambda settings: {}
     """What it takes where a name is absent, as far as it is not what transformers' Trainer takes."""
+    null_is_default: bool = False
+    """Whether it takes every null for absent; others hand it on, and what tests it for truth takes it for false."""
+    own_nulls: Mapping[str, str] = field(default_factory=dict)
+    """Where null is a value of its own, with what it does: no default stands instead of it."""
+    no_nulls: tuple[str, ...] = ()
+    """Of its defaults, those where it stops at a null, or takes it for something that is not the default."""
     prepare: Callable[[Settings], None] = lambda settings: None
     """Done before all else; names that it is done with are gone from `settings.old`."""
     bare_names: Literal["decoder", "all"] = "all"
