@@ -25,7 +25,7 @@ from sameday.suite.state import SuiteFolder
 from sameday.suite.times.forecast import forecast
 from sameday.suite.times.measure import LEAST, LONG, SHORT, STEPS, _compiled_files, _each, enough, matters
 from sameday.suite.times.measured import Measured, keep_measured, planned
-from sameday.suite.times.pace import recorded
+from sameday.suite.times.pace import pace_of, recorded
 from sameday.suite.times.predict import Estimate, Predictor, predict, remaining
 from sameday.suite.times.work import Counts, Training, Work, step_cost, work_of
 
@@ -300,6 +300,14 @@ def test_records_under_another_plan_count_for_less(world: World) -> None:
     measured = remaining(opened.suite, opened.home, opened.folder, audit=True)["one"]
     assert measured.source == "measured on CPU" and measured.lacks == ("saving", "its end")
     assert measured.seconds == pytest.approx(12 + 7 + 80 * 2 + 20 * 10 * 0.1)
+
+
+def test_a_first_validation_that_compiles_is_no_usual_one() -> None:
+    times = [{"what": "validate", "seconds": seconds} for seconds in (2.0, 0.1, 0.3)] + [{"what": "save", "seconds": 5}]
+    pace = pace_of([1.0] * 20, times)
+    assert pace is not None and (pace.validate, pace.save, pace.warm) == pytest.approx((0.2, 5, 1.8))
+    one = pace_of([1.0] * 20, times[:1])
+    assert one is not None and (one.validate, one.warm) == (2.0, 0), "nobody knows better"
 
 
 def test_what_a_process_takes_once_is_counted_once() -> None:

@@ -219,6 +219,9 @@ class Predictor:
         if own is not None:
             rest = lent or own
             parts: dict[str, Any] = {part: _either(getattr(own, part), getattr(rest, part)) for part in PARTS}
+            # Its own first one may have been slow for what it does once.
+            once = [part for part in REPEATED if sum(record.get("what") == part for record in read.times) == 1]
+            parts |= {part: _either(getattr(rest, part), parts[part]) for part in once}
             pace, floor, where = replace(own, **parts), OWN, f"its own records, {count(own.steps, 'step')}"
         elif lent is not None:
             pace, floor = lent, OTHER_PLAN if not lent.alike else LENT if lent.same else OTHER_DATA
@@ -367,6 +370,7 @@ class Predictor:
 
 MEASURED_ON = "measured on"
 PARTS = ("start", "validate", "save", "finish")
+REPEATED = ("validate", "save")
 WORDS = {"start": "its start", "validate": "validation", "save": "saving", "finish": "its end"}
 
 
