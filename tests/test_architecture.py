@@ -206,7 +206,7 @@ def test_tasks_do_not_name_each_other() -> None:
         for name, text in sources().items():
             if name.startswith(f"tasks.{task}"):
                 assert not task_names(text, others), name
-            if name in ("tasks", "tasks.base"):
+            if name in ("tasks", "tasks.base", "tasks.setup", "tasks.warm_up"):
                 assert not task_names(text, RECIPES), name
 
 
@@ -223,6 +223,31 @@ def test_the_rule_sees_every_form_of_a_name() -> None:
         assert task_names(text, tasks), text
     for text in ('"""A docstring may speak of vqa."""', 'say("it is classified")', "classified = 1"):
         assert not task_names(text, tasks), text
+
+
+# What every start loads
+
+LOADS_TRITON = {"kernels.bdh_triton", "kernels.lora_triton", "kernels.lora"}
+"""By their kernels, or by an operator that torch.compile sees into: seconds of a start, and a thousand modules."""
+
+
+def test_triton_is_loaded_where_a_plan_asks_for_it_alone() -> None:
+    def at_the_top(text: str) -> set[str]:
+        """Modules of ours that are loaded together with this one."""
+        found = set[str]()
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sameday."):
+                module = (node.module or "").removeprefix("sameday.")
+                found |= {module, *(f"{module}.{name.name}" for name in node.names)}
+        return found
+
+    texts = sources()
+    assert set(texts) >= LOADS_TRITON
+    tops, loads, before = {name: at_the_top(text) for name, text in texts.items()}, set(LOADS_TRITON), 0
+    while before < len(loads):
+        before = len(loads)
+        loads |= {name for name, top in tops.items() if top & loads}
+    assert loads == LOADS_TRITON | {"models.lora_kernel"}
 
 
 # Names of families

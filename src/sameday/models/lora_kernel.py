@@ -6,41 +6,19 @@ gradient to compute."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sameday.hardware.machine import Machine
-from sameday.kernels.bdh import interpreted
 from sameday.kernels.dropout import KeyedDropout
 from sameday.kernels.lora import Adapter, Dropped, add_lora
 from sameday.kernels.lora_launch import MOST
-from sameday.spec.plan import Plan
-from sameday.spec.vlm import VlmRecipe
 
 SHARING = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Layers of one module that all families call with the same tensor."""
-
-
-def problems(plan: Plan, recipe: VlmRecipe, machine: Machine) -> Iterator[str]:
-    """Why the kernels that a plan asks for cannot run."""
-    if plan.lora_kernel == "plain":
-        return
-    asked, allowed = f"plan.lora_kernel {plan.lora_kernel}", "allowed: plain"
-    if recipe.train != "lora":
-        yield f"{asked} is for adapters, and recipe.train is {recipe.train}; {allowed}"
-    elif recipe.lora.dora:
-        yield f"{asked} does not compute DoRA, and recipe.lora.dora is true; {allowed}"
-    elif recipe.lora.r > MOST:
-        yield f"{asked} has tiles for ranks up to {MOST}, and recipe.lora.r is {recipe.lora.r}; {allowed}"
-    if not (machine.triton or interpreted()):
-        where = "on a CPU" if machine.device == "cpu" else "here"
-        yield f"{asked} needs Triton, which there is not {where}; {allowed}"
-    elif machine.device == "cpu" and recipe.precision == "bf16":
-        yield f"{asked} has no bf16 in Triton's interpreter; allowed there: float32, or plain"
 
 
 def use_kernels(model: nn.Module) -> None:

@@ -33,7 +33,6 @@ from sameday.models.families import family_of
 from sameday.models.families.base import Family, Grids
 from sameday.models.formats import by_kind, notes, quantize
 from sameday.models.layers import any_size, compile_layers
-from sameday.models.lora_kernel import use_kernels
 from sameday.models.norms import fuse_norms
 from sameday.models.start import WEIGHTS, check_base, load_start, other_format, write_origin
 from sameday.spec.errors import BadInput
@@ -111,6 +110,9 @@ class VisionLanguageModel:
                 model = add_adapters(base, family, recipe.lora, recipe.seed, allow_tower=recipe.train_vision)
             prepare_adapters(model, family, recipe.lora.dropout, self.keys, self.image_keys)
             if self.plan.lora_kernel == "triton":
+                # Registering its operators loads Triton and Inductor, seconds of every start.
+                from sameday.models.lora_kernel import use_kernels
+
                 use_kernels(model)
             return model
         parts = family.parts(base)

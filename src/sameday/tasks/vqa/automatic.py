@@ -7,6 +7,8 @@ from typing import Any
 
 from sameday.hardware.kernels import without_flash
 from sameday.hardware.machine import Machine
+from sameday.kernels.bdh import interpreted
+from sameday.kernels.lora_launch import MOST
 from sameday.spec.errors import refuse
 from sameday.spec.plan import Plan
 from sameday.spec.vlm import VlmRecipe
@@ -60,6 +62,24 @@ def problems_of(
         yield f"plan.activation_budget {plan.activation_budget:g} is for compiled layers: set plan.compile layers"
     if plan.attention == "split" and not splits():
         yield f"plan.attention split: {NO_SPLIT}; allowed: auto, sdpa, flex"
+
+
+def lora_problems(plan: Plan, recipe: VlmRecipe, machine: Machine) -> Iterator[str]:
+    """Why the kernels that a plan asks for cannot run."""
+    if plan.lora_kernel == "plain":
+        return
+    asked, allowed = f"plan.lora_kernel {plan.lora_kernel}", "allowed: plain"
+    if recipe.train != "lora":
+        yield f"{asked} is for adapters, and recipe.train is {recipe.train}; {allowed}"
+    elif recipe.lora.dora:
+        yield f"{asked} does not compute DoRA, and recipe.lora.dora is true; {allowed}"
+    elif recipe.lora.r > MOST:
+        yield f"{asked} has tiles for ranks up to {MOST}, and recipe.lora.r is {recipe.lora.r}; {allowed}"
+    if not (machine.triton or interpreted()):
+        where = "on a CPU" if machine.device == "cpu" else "here"
+        yield f"{asked} needs Triton, which there is not {where}; {allowed}"
+    elif machine.device == "cpu" and recipe.precision == "bf16":
+        yield f"{asked} has no bf16 in Triton's interpreter; allowed there: float32, or plain"
 
 
 def graph_problems(

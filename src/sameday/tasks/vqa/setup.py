@@ -300,10 +300,9 @@ class VqaSetup(TaskSetup):
         return choose_plan(self.recipe, machine, self.config, ranks)
 
     def check_plan(self, plan: Plan, machine: Machine) -> None:
-        from sameday.models.lora_kernel import problems
-        from sameday.tasks.vqa.automatic import attention_kernel, graph_problems
+        from sameday.tasks.vqa.automatic import attention_kernel, graph_problems, lora_problems
 
-        refuse(problems(plan, self.recipe, machine))
+        refuse(lora_problems(plan, self.recipe, machine))
         attention_kernel(plan, machine, self.recipe.precision, self._splits)
         refuse(graph_problems(plan, self.recipe, machine, self._splits))
 
@@ -315,10 +314,9 @@ class VqaSetup(TaskSetup):
             return True
 
     def resolve_auto(self, plan: Plan, machine: Machine) -> Resolved:
-        from sameday.models import lora_kernel
-        from sameday.tasks.vqa.automatic import attention_kernel, graph_problems
+        from sameday.tasks.vqa.automatic import attention_kernel, graph_problems, lora_problems
 
-        problems = list(lora_kernel.problems(plan, self.recipe, machine))
+        problems = list(lora_problems(plan, self.recipe, machine))
         problems += graph_problems(plan, self.recipe, machine, self._splits)
         if plan.cache == "features" and self.recipe.trains_image_parts:
             problems.append(
@@ -452,12 +450,12 @@ class VqaSetup(TaskSetup):
         return [*cuts, *(() if plan.share_images and plan.share_text else shared)]
 
     def cannot(self, machine: Machine) -> frozenset[tuple[str, Any]]:
-        from sameday.models.lora_kernel import problems
+        from sameday.tasks.vqa.automatic import lora_problems
 
         wrong: set[tuple[str, Any]] = {("cache", "features")} if self.recipe.trains_image_parts else set()
         if not _can_record(Plan(**SHARING, cuda_graphs=True), self.recipe, machine):
             wrong.add(("cuda_graphs", True))
-        if any(problems(Plan(lora_kernel="triton"), self.recipe, machine)):
+        if any(lora_problems(Plan(lora_kernel="triton"), self.recipe, machine)):
             wrong.add(("lora_kernel", "triton"))
         return frozenset(wrong)
 
