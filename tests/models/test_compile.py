@@ -65,7 +65,7 @@ def test_graphs_are_shared_by_all_layers(
     assert not counters["graph_break"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @functorch.patch(activation_memory_budget=1.0)
 def test_compiled_layers_keep_a_share_of_their_activations_and_compute_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

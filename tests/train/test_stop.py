@@ -10,10 +10,8 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-import worlds
 from processes import assert_same_run, finished, last_step, records, started, weights, write_run
 
 from sameday.record import checkpoint
@@ -134,12 +132,13 @@ def test_changed_data_is_refused(home: Path, tmp_path: Path) -> None:
 
 
 def test_newest_and_best_are_kept(tmp_path: Path, tiny_qwen3: Path) -> None:
-    # A rate that grows until it does harm, and answers that nobody taught: the best step is not among the last.
-    growing: dict[str, Any] = {"learning_rate": 30.0, "schedule": "linear", "warmup_steps": 24}
-    folder = write_run(tmp_path, tiny_qwen3, num_epochs=6, **growing)
-    rows = [json.loads(line) for line in (folder / "val.jsonl").read_text().splitlines()]
-    answers = [{**row, "answer": worlds.WORDS[i]} for i, row in enumerate(rows)]
-    (folder / "val.jsonl").write_text("".join(json.dumps(row) + "\n" for row in answers))
+    # In one pass the first half of the questions teaches the answer of the validation, and the second half another.
+    folder = write_run(tmp_path, tiny_qwen3, num_epochs=1, order="listed", learning_rate=0.03)
+    for name, count in (("train", 96), ("val", 9)):
+        rows = [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
+        answers = ["red" if i < 48 else "instruments" for i in range(count)]
+        lines = [{**rows[i % len(rows)], "answer": answer} for i, answer in enumerate(answers)]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     run = finished(folder, "plan.save_steps=2", "plan.eval_steps=2", "plan.save_total_limit=2").run
     losses = {record["step"]: record["loss"] for record in records(run) if record.get("split") == "val"}
     assert sorted(losses) == list(range(2, 25, 2))
