@@ -22,7 +22,7 @@ from sameday.suite.times.measured import keep_measured, planned
 from sameday.suite.times.predict import Estimate, Predictor
 from sameday.suite.times.remedies import Changeable, Remedy, by_image, cached, remedies
 from sameday.suite.times.schedule import Schedule, schedule
-from sameday.suite.times.work import Work, wrong
+from sameday.suite.times.work import Training, Work, wrong
 
 WIDTH = 100
 """Columns of a line."""
@@ -151,15 +151,17 @@ def lines(found: Forecast) -> Iterator[str]:
     yield from _wrapped("critical path ", " ".join(_chain(found)))
     if found.left is not None:
         yield from _wrapped("deadline      ", _deadline(found))
-    if found.holds is False and found.left is not None and found.left > 0:
-        some = any(remedy.holds is not False for remedy in found.remedies)
-        yield (
-            "what would make it hold:"
-            if some
-            else "nothing that is known here makes it hold" + (":" if found.remedies else "")
-        )
-        for remedy in found.remedies:
-            yield from _wrapped("  - ", _remedy(remedy))
+
+
+def _remedies(found: Forecast) -> Iterator[str]:
+    if found.holds is not False or found.left is None or found.left <= 0:
+        return
+    if any(remedy.holds is not False for remedy in found.remedies):
+        yield "what would make it hold:"
+    else:
+        yield "nothing that is known here makes it hold" + (":" if found.remedies else "")
+    for remedy in found.remedies:
+        yield from _wrapped("  - ", _remedy(remedy))
 
 
 def _table(found: Forecast) -> Iterator[str]:
@@ -254,32 +256,38 @@ def plan(
     predictor = Predictor(suite, home, folder, audit=True, say=say, elsewhere=elsewhere)
     if measured:
         _measure(opened, predictor, say)
-        found = forecast(opened, number, predictor := _again(predictor))
-        if found.holds is False:
-            trainings = changeable(opened.suite, predictor)
-            others = [
-                by_image(opened.suite, trainings),
-                *(each[0] for each in [cached(opened.suite, trainings)] if each),
-            ]
-            for other in (each for each in others if each is not None):
-                _measure(opened, replace(predictor, suite=other, _works={}), say)
-            predictor = _again(predictor)
+        predictor = _again(predictor)
     found = forecast(opened, number, predictor)
     for line in lines(found):
+        say(line)
+    if measured and found.holds is False and (others := _others(opened, predictor)):
+        # The plan is known by now and stands above: what follows takes as long again, and may be cut short.
+        for other in others:
+            _measure(opened, other, say)
+        found = forecast(opened, number, _again(predictor))
+    for line in _remedies(found):
         say(line)
     for line in filter(None, (changed(opened, name) for name in suite.jobs if name in done)):
         say(f"`suite run` refuses: {line}")
     return found
 
 
+def _others(opened: OpenSuite, predictor: Predictor) -> list[Predictor]:
+    """Of suites that may hold a deadline, those of which something is not measured yet."""
+    trainings = changeable(opened.suite, predictor)
+    cache = cached(opened.suite, trainings)
+    suites = (by_image(opened.suite, trainings), None if cache is None else cache[0])
+    made = [replace(predictor, suite=each, _works={}) for each in suites if each is not None]
+    return [each for each in made if next(_unknown(each), None) is not None]
+
+
 def _again(predictor: Predictor) -> Predictor:
     return replace(predictor, now=time.time(), _works={})
 
 
-def _measure(opened: OpenSuite, predictor: Predictor, say: Say) -> None:
-    """Every training whose steps nobody went through under its plan, and that is still to be done."""
+def _unknown(predictor: Predictor) -> Iterator[tuple[str, Work, Training]]:
+    """Every training whose steps nobody went through under its plan, and that is still to be done, by its job."""
     tried: set[tuple[str, str]] = set()
-    memory = None if predictor.elsewhere is None else predictor.elsewhere.gpu.memory
     for name in predictor.suite.jobs:
         work = predictor.work(name)
         if not isinstance(work, Work) or predictor.states[name].state == "done":
@@ -290,9 +298,16 @@ def _measure(opened: OpenSuite, predictor: Predictor, say: Say) -> None:
             if key in tried or nothing or training.ranks > 1 or not training.planned or predictor.knows(training):
                 continue
             tried.add(key)
-            say(f"measuring some steps of {name}, {training.recipe.name}")
-            result = measure(training, work.evaluation, memory)
-            if isinstance(result, str):
-                say(f"{name}: could not be measured: {result}")
-            else:
-                keep_measured(opened.folder, result)
+            yield name, work, training
+
+
+def _measure(opened: OpenSuite, predictor: Predictor, say: Say) -> None:
+    memory = None if predictor.elsewhere is None else predictor.elsewhere.gpu.memory
+    every = list(_unknown(predictor))
+    for number, (name, work, training) in enumerate(every, 1):
+        say(f"measuring some steps of {name}, {training.recipe.name} ({number} of {len(every)})")
+        result = measure(training, work.evaluation, memory)
+        if isinstance(result, str):
+            say(f"{name}: could not be measured: {result}")
+        else:
+            keep_measured(opened.folder, result)
