@@ -37,6 +37,10 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
     forks.use()
 
+# Where a script starts pytest in the background, Ctrl-C is ignored there, and would be by every process that a test
+# starts and asks to stop.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # A first example pays for imports and caches, which says nothing about the code under test.
 settings.register_profile("sameday", deadline=None)
 settings.register_profile("quick", deadline=None, max_examples=15)

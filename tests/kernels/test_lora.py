@@ -40,7 +40,7 @@ SMALL = Tiles(
 )
 """Several tiles, steps of a loop and parts of a sum even here."""
 LARGE = Tiles(*[Launch(512, 64, 4, 1)] * 4, total=4096)
-"""Few programs: it is their number that takes the interpreter long."""
+"""Few programs: it is their number that takes the interpreter long. No GPU has room for such tiles."""
 on_a_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU: the interpreter has no bf16, and is slow")
 
 
@@ -136,7 +136,7 @@ def test_the_mask_is_that_of_keyed_dropout_to_the_bit() -> None:
     eye, threshold = torch.eye(WIDTH, device=DEVICE), layers.drops[0].threshold
     down = lora.OPERATORS[lora.TRACED].down
     masks = down(ones, rows, columns, [eye] * 3, [1.0] * 3, threshold)
-    assert masks.mean() == pytest.approx(0.7, abs=0.05) and not masks[0].equal(masks[1])
+    assert float(masks.mean()) == pytest.approx(0.7, abs=0.05) and not masks[0].equal(masks[1])
     for mask, drop in zip(masks, layers.drops, strict=True):
         assert mask.equal((drop(ones[None])[0] != 0).float())
 
@@ -197,7 +197,8 @@ def distance(pair: Sequence[VqaTask]) -> float:
 
 
 def test_a_model_has_the_same_gradients(home: Path, two_layers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lora_launch, "tiles", lambda _kind, _padded: LARGE)
+    if DEVICE == "cpu":
+        monkeypatch.setattr(lora_launch, "tiles", lambda _kind, _padded: LARGE)
     lora = LORA | {"target_modules": ["q_proj", "k_proj", "v_proj"]}
     assert distance(tasks(home, two_layers, SHARED, lora=lora)) < 1e-7
 
