@@ -6,6 +6,7 @@
                                                     Kvasir-VQA's size: a step of each experiment and a little of its
                                                     evaluation are measured, the whole is extrapolated (ten minutes)
     python bench/suite.py kvasir OUT --gpu a100-40gb --gpus 4       the same as an estimate for other GPUs
+    python bench/suite.py kvasir OUT --no-remedies  the plan alone, and nothing that would make its deadline hold
     python bench/suite.py kvasir OUT --size tiny    tries the script on a CPU
 
 Weights of the large model are random: answers never end by themselves and are as long as they may be, so that the
@@ -136,7 +137,7 @@ def print_parts(opened: OpenSuite, name: str, planned: float | None) -> None:
 # The experiments
 
 
-def kvasir(out: Path, size: str, gpu: str | None, gpus: int, only: list[str]) -> None:
+def kvasir(out: Path, size: str, gpus: int, only: list[str], more: list[str]) -> None:
     tiny, examples = size == "tiny", out / "examples"
     if not (out / "model").is_dir():
         texts = [f"{question} {' '.join(answers)}" for _, question, answers in QUESTIONS]
@@ -162,7 +163,7 @@ def kvasir(out: Path, size: str, gpu: str | None, gpus: int, only: list[str]) ->
     (examples / "suites/kvasir.yaml").write_text(yaml.safe_dump(suite, sort_keys=False))
     words = ["suite", "plan", examples / "suites/kvasir.yaml", "--out", out / "plan", "--gpus", str(gpus), "--measure"]
     began = time.perf_counter()
-    if sameday(*words, *([] if gpu is None else ["--gpu", gpu])).wait():
+    if sameday(*words, *more).wait():
         raise SystemExit("could not be planned")
     print(f"measured and planned in {time.perf_counter() - began:.0f} s")
 
@@ -175,13 +176,15 @@ def main() -> None:
     parser.add_argument("--gpu", help="another kind of GPU")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--only", nargs="+", default=[], help="of the experiments")
+    parser.add_argument("--no-remedies", action="store_true", help="nothing of what would make a deadline hold")
     args = parser.parse_args()
     out = args.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
     if args.what == "real":
         real(out, args.size)
     else:
-        kvasir(out, args.size, args.gpu, args.gpus, args.only)
+        more = [*([] if args.gpu is None else ["--gpu", args.gpu]), *(["--no-remedies"] if args.no_remedies else [])]
+        kvasir(out, args.size, args.gpus, args.only, more)
 
 
 if __name__ == "__main__":

@@ -310,6 +310,9 @@ def suite_plan(
     gpu: Annotated[
         str | None, typer.Option(help="Estimate for another kind of GPU, such as a100-40gb, from what this one does.")
     ] = None,
+    remedies: Annotated[
+        bool, typer.Option("--remedies/--no-remedies", help="What would make a deadline hold that does not.")
+    ] = True,
 ) -> None:
     """How long jobs take, where and when each runs, when all are done, and whether the deadline holds."""
     from sameday.suite.jobs import check_writable, open_suite
@@ -317,7 +320,7 @@ def suite_plan(
 
     opened = open_suite(path, out)
     check_writable(opened.folder)
-    plan(opened, gpus, measure, gpu)
+    plan(opened, gpus, measure, gpu, remedies)
 
 
 @suite.command("run")

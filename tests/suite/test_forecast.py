@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sets
+import worlds
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +23,10 @@ from sameday.spec.load import recipe_from
 from sameday.spec.plan import Plan
 from sameday.spec.suite import Suite
 from sameday.suite.state import SuiteFolder
-from sameday.suite.times.measured import read_measured
+from sameday.suite.times import forecast
+from sameday.suite.times.measure import Ask, Event
+from sameday.suite.times.measured import Measured, read_measured
+from sameday.suite.times.measured import planned as planned_as
 from sameday.suite.times.remedies import Changeable, remedies
 
 
@@ -115,6 +122,56 @@ def test_steps_are_measured_in_a_process_of_their_own(home: Path) -> None:
     (start,) = (each for each in read_times(home / "runs/before") if each["what"] == "start")
     assert (start["total"], start["device"]) == (4, "CPU") and set(start["parts"]) == {"libraries", "audit", "load"}
     assert 0 < sum(start["parts"].values()) <= start["seconds"]
+
+
+@pytest.fixture
+def questions(home: Path, two_layers: Path) -> Path:
+    """A suite whose deadline holds neither as it is nor with a cache, and does with each image computed once."""
+    worlds.write_world(home, seed=5, counts=(4, 4, 4), hard=False)
+    (home / "recipe.yaml").write_text(dump_yaml(worlds.tiny_recipe(two_layers, effective_batch=4, num_epochs=2)))
+    suite(home, {"one": train(), "two": train(None, "one")}, gpus=1, deadline="1m", set=["plan.device=cpu"])
+    return home
+
+
+def timed(every: Sequence[Ask], memory: int | None) -> Iterator[Event]:
+    """As if steps took ten seconds, eight with a cache, and two in the order by_image."""
+    for number, (training, _) in enumerate(every):
+        yield Event(number)
+        shared, cached = training.recipe.order.kind == "by_image", training.plan.cache == "features"
+        steps = [2.0 if shared else 8.0 if cached else 10.0] * 20
+        about = Measured(training.cost, planned_as(training), "CPU", steps, 1.0, 0.001, None, 0.1, memory=memory)
+        rates = {"flop": 5e12, "flop_per_second": 1e12}
+        yield Event(number, replace(about, **rates), 61.0)
+        yield Event(number, replace(about, **rates, end=1.0))
+
+
+def test_the_plan_is_said_before_remedies_are_measured(questions: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a pretended clock: to time these steps in processes of their own takes half a minute."""
+    monkeypatch.setattr(forecast, "measure", timed)
+    said = planned("--measure").splitlines()
+    measuring = [number for number, line in enumerate(said) if line.startswith("measuring some steps of ")]
+    (table,) = (number for number, line in enumerate(said) if line.startswith("job "))
+    (deadline,) = (number for number, line in enumerate(said) if line.startswith("deadline "))
+    first, *remedies = measuring
+    assert first < table < deadline < remedies[0] and said[deadline + 1] == said[remedies[0]]
+    assert said[first : first + 2] == [
+        "measuring some steps of one, run (1 of 1)",
+        "one: median step 10 s, of which its floor is 50%; measured in 1:01",
+    ]
+    assert [said[number].rpartition(" (")[2] for number in remedies] == ["1 of 2)", "2 of 2)"]
+    assert said[remedies[1] + 2] == "what would make it hold:"
+    told = " ".join(" ".join(said[remedies[1] + 2 :]).split())
+    assert re.search(r"- order by_image in one, two: each image .*?: ends in 0:2\d\. Price: another recipe", told)
+    assert re.search(r"- a cache of features for one, two .*?: ends in 1:\d\d, which is too late\. Price: disk", told)
+    assert {each.end for each in read_measured(SuiteFolder(questions / "runs/night"))} == {1.0}
+    assert not any(line.startswith("measuring") for line in planned("--measure").splitlines()), "all is known"
+
+
+def test_nobody_need_ask_for_remedies(questions: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forecast, "measure", timed)
+    said = planned("--measure", "--no-remedies").splitlines()
+    assert sum(line.startswith("measuring") for line in said) == 1
+    assert said[-1].startswith("deadline      in 1:00: does not hold")
 
 
 def _vqa(**more: Any) -> Changeable:

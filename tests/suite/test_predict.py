@@ -23,10 +23,11 @@ from sameday.spec.plan import Plan
 from sameday.suite.jobs import OpenSuite, open_suite, request
 from sameday.suite.state import SuiteFolder
 from sameday.suite.times.forecast import forecast
-from sameday.suite.times.measure import LEAST, LONG, SHORT, STEPS, _compiled_files, _each, enough, matters
+from sameday.suite.times.measure import matters
 from sameday.suite.times.measured import Measured, keep_measured, planned
 from sameday.suite.times.pace import pace_of, recorded
 from sameday.suite.times.predict import Estimate, Predictor, predict, remaining
+from sameday.suite.times.trial import LEAST, LONG, SHORT, STEPS, _each, compiled_files, enough
 from sameday.suite.times.work import Counts, Training, Work, step_cost, work_of
 
 EPOCH = 4
@@ -343,11 +344,11 @@ def test_enough_steps_are_measured(each: float, first: float) -> None:
 def test_what_compilers_left_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
-    assert _compiled_files() == 0
+    assert compiled_files() == 0
     for name in ("inductor/fx/a", "triton/b"):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text("")
-    assert _compiled_files() == 2
+    assert compiled_files() == 2
 
 
 def test_other_samples_are_a_guess(world: World) -> None:

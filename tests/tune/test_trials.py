@@ -22,10 +22,11 @@ from sameday.spec.load import load_plan
 from sameday.spec.plan import Plan
 from sameday.tasks.classify.setup import ClassifySetup
 from sameday.tasks.registry import setup_of
+from sameday.tasks.setup import LOADED
 from sameday.tune import command
 from sameday.tune.command import Trials, _loaded_alike, tune
 from sameday.tune.search import OutOfTime
-from sameday.tune.trial import FIRST, LOADED, NO_MEMORY, Job, Result, logged, run
+from sameday.tune.trial import FIRST, NO_MEMORY, Job, Result, logged, run
 
 
 @pytest.fixture(scope="module")

@@ -251,7 +251,7 @@ class _Run:
                 entry.scores = train_from_specs(replace(self.specs, recipe=recipe), place, left, self.ranks)
             except RunStopped as stop:
                 raise RunStopped(f"{whose}: {stop}", stop.code, stop.alone) from None
-            _clear_memory()
+            clear_memory()
             entry.steps, entry.result_digest = self.ranks.from_first(lambda: self._made(entry))  # noqa: B023
             entry.status, done = FINISHED, done + entry.steps
             self.ranks.from_first(self._write)
@@ -296,7 +296,7 @@ class _Run:
         self.say(where if self._one_model else own)
 
 
-def _clear_memory() -> None:
+def clear_memory() -> None:
     """Of a stage's model, before the next one is loaded; what was compiled for it serves no other."""
     import torch
 

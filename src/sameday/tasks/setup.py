@@ -18,11 +18,17 @@ if TYPE_CHECKING:
     import torch
 
     from sameday.hardware.machine import Machine
+    from sameday.models.kept import KeptBase
     from sameday.spec.evaluation import Evaluation
     from sameday.tasks.base import LeftOut, Say, Task
 
 TRAINING = ("train", "val")
 """Splits that training reads."""
+
+LOADED = ("torch", "torch._inductor.config", "sameday.train.steps")
+"""Modules that every training loads, besides those of its task: whoever times several loads them before. None touches a
+GPU. torch loads its compiler, which takes seconds, for an optimizer's first step and whenever it is told to be
+deterministic."""
 
 DATA = {"train": "training data", "val": "validation data"}
 """How they are called where their digests are compared."""
@@ -85,7 +91,7 @@ class TaskSetup(ABC):
 
     recipe_type: ClassVar[type[Recipe]]
     modules: ClassVar[tuple[str, ...]] = ()
-    """Modules that every process of the task loads: the tuner loads them once for all of its trials."""
+    """Modules that every process of the task loads: whoever times several trainings loads them once for all."""
     alone: ClassVar[Mapping[str, Any]] = {}
     """Plan fields under which each sample is computed by itself, at a budget of one."""
     together: ClassVar[Mapping[str, Any]] = {}
@@ -98,6 +104,8 @@ class TaskSetup(ABC):
     """Whether its tasks generate answers."""
     false_alarms: ClassVar[str] = ""
     """How rarely equivalent plans of this task were called different, in a sentence; empty where not measured."""
+    kept: KeptBase | None = None
+    """Set by whoever loads one task after another, all with the same `frozen` weights."""
 
     def __init__(self, recipe: Any, home: Path) -> None:
         self.recipe, self.home = recipe, home
@@ -157,6 +165,11 @@ class TaskSetup(ABC):
         """About how many FLOP the matmuls of an epoch of training take at least, for data that is ready to be loaded; 0
         where nobody can say."""
         return 0.0
+
+    def frozen(self) -> Hashable | None:
+        """What names the weights that are loaded and that no training changes: where two recipes have the same, `kept`
+        reads them once. None where there are none, or all are trained."""
+        return None
 
     @abstractmethod
     def load(self, plan: Plan, device: torch.device, splits: Any) -> Task:

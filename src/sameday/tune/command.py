@@ -27,11 +27,11 @@ from sameday.spec.recipe import Recipe
 from sameday.spec.words import tell
 from sameday.spec.writing import OUR_JSON, check_output, same_file, write_text
 from sameday.tasks.base import Say
-from sameday.tasks.setup import TRAINING, Choice
+from sameday.tasks.setup import LOADED, TRAINING, Choice
 from sameday.tune.search import OutOfTime, SearchState, Worth, explore
 from sameday.tune.space import choices, differing
 from sameday.tune.table import as_json, lines, trial_line, wrapped
-from sameday.tune.trial import LOADED, NO_MEMORY, THREADS, Job, Result, logged
+from sameday.tune.trial import NO_MEMORY, THREADS, Job, Result, logged
 from sameday.verify.trial import plain_beside
 
 if TYPE_CHECKING:  # it loads torch

@@ -23,10 +23,6 @@ from sameday.verify.arm import die_with_parent
 FIRST = 4
 """The first step that is timed: the same one in every trial, so that steps can be compared one by one."""
 
-LOADED = ("torch", "torch._inductor.config", "sameday.train.steps")
-"""Modules that every trial needs, besides those of its task: loaded once for all of them. None touches a GPU. torch
-loads its compiler, which takes seconds, for an optimizer's first step and whenever it is told to be deterministic."""
-
 NO_MEMORY = "out of memory"
 THREADS = "OMP_NUM_THREADS"
 """The one variable that a process can follow after it has loaded torch."""

@@ -41,7 +41,7 @@ class Elsewhere:
         if pace is None or one.flop is None or not one.flop_per_second or not one.memory_bytes_per_second:
             return None
         slower = one.flop_per_second / (REACHED * self.gpu.flop_per_second)
-        floor = min(1.0, one.flop / one.flop_per_second / pace.step)
+        floor = min(1.0, (one.floor or 0.0) / pace.step)
         return _sorted(1 - floor + floor * slower, max(slower, self._memory(one)))
 
     def _memory(self, one: Measured) -> float:
@@ -77,8 +77,8 @@ class Elsewhere:
 
     def words(self, one: Measured) -> str:
         pace = one.pace({}, "")
-        assert pace is not None and one.flop is not None and one.flop_per_second
-        share = one.flop / one.flop_per_second / pace.step
+        assert pace is not None and one.floor is not None
+        share = one.floor / pace.step
         return (
             f"an estimate for {self.gpu.name}, nothing was measured there: steps on {one.machine} with "
             f"{self.gpu.memory / 2**30:.0f} GB of its memory reach {share:.0%} of their floor"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 from sameday.spec.errors import BadInput, refuse
@@ -18,7 +19,7 @@ from sameday.suite.state import JobState
 from sameday.suite.times.elsewhere import Elsewhere, known_gpu
 from sameday.suite.times.machine import Task
 from sameday.suite.times.measure import measure
-from sameday.suite.times.measured import keep_measured, planned
+from sameday.suite.times.measured import Measured, keep_measured, planned
 from sameday.suite.times.predict import Estimate, Predictor
 from sameday.suite.times.remedies import Changeable, Remedy, by_image, cached, remedies
 from sameday.suite.times.schedule import Schedule, schedule
@@ -242,10 +243,16 @@ def _wrapped(first: str, text: str) -> list[str]:
 
 
 def plan(
-    opened: OpenSuite, gpus: int | None = None, measured: bool = False, gpu: str | None = None, say: Say = tell
+    opened: OpenSuite,
+    gpus: int | None = None,
+    measured: bool = False,
+    gpu: str | None = None,
+    advise: bool = True,
+    say: Say = tell,
 ) -> Forecast:
     """`sameday suite plan`. Where nobody says how many GPUs, those of this machine, or of the suite. For planning a
-    machine need not have them. `gpu` is another kind of GPU, for an estimate from what is measured on this one."""
+    machine need not have them. `gpu` is another kind of GPU, for an estimate from what is measured on this one. Without
+    advice nothing is said or measured of what would make a deadline hold."""
     suite, home, folder, _ = opened
     elsewhere = None if gpu is None else Elsewhere(known_gpu(gpu))
     number = gpus if gpus is not None else max(1, gpus_here(suite)) if gpu else gpus_here(suite)
@@ -255,17 +262,16 @@ def plan(
     )
     predictor = Predictor(suite, home, folder, audit=True, say=say, elsewhere=elsewhere)
     if measured:
-        _measure(opened, predictor, say)
+        _measure(opened, [predictor], say)
         predictor = _again(predictor)
     found = forecast(opened, number, predictor)
     for line in lines(found):
         say(line)
-    if measured and found.holds is False and (others := _others(opened, predictor)):
+    if advise and measured and found.holds is False and (others := _others(opened, predictor)):
         # The plan is known by now and stands above: what follows takes as long again, and may be cut short.
-        for other in others:
-            _measure(opened, other, say)
+        _measure(opened, others, say)
         found = forecast(opened, number, _again(predictor))
-    for line in _remedies(found):
+    for line in _remedies(found) if advise else ():
         say(line)
     for line in filter(None, (changed(opened, name) for name in suite.jobs if name in done)):
         say(f"`suite run` refuses: {line}")
@@ -301,13 +307,28 @@ def _unknown(predictor: Predictor) -> Iterator[tuple[str, Work, Training]]:
             yield name, work, training
 
 
-def _measure(opened: OpenSuite, predictor: Predictor, say: Say) -> None:
-    memory = None if predictor.elsewhere is None else predictor.elsewhere.gpu.memory
-    every = list(_unknown(predictor))
-    for number, (name, work, training) in enumerate(every, 1):
-        say(f"measuring some steps of {name}, {training.recipe.name} ({number} of {len(every)})")
-        result = measure(training, work.evaluation, memory)
-        if isinstance(result, str):
-            say(f"{name}: could not be measured: {result}")
+def _measure(opened: OpenSuite, predictors: Sequence[Predictor], say: Say) -> None:
+    """What each of them does not know. Kept as soon as it is there: a plan that is killed has lost one of them."""
+    elsewhere = predictors[0].elsewhere
+    known = {(each[2].cost, planned(each[2])): each for predictor in predictors for each in _unknown(predictor)}
+    every, begun = list(known.values()), 0
+    asked = [(training, work.evaluation) for _, work, training in every]
+    for event in measure(asked, None if elsewhere is None else elsewhere.gpu.memory):
+        name, _, training = every[event.number]
+        if event.failed is not None:
+            say(f"{name}: could not be measured: {event.failed}")
+        elif event.found is not None:
+            keep_measured(opened.folder, event.found)
+            if event.seconds is not None:
+                say(f"{name}: {_found(event.found)}; measured in {clock(event.seconds)}")
+        elif event.again:
+            say(f"measuring {name}, {training.recipe.name} again, which finds on disk what was compiled")
         else:
-            keep_measured(opened.folder, result)
+            begun += 1
+            say(f"measuring some steps of {name}, {training.recipe.name} ({begun} of {len(every)})")
+
+
+def _found(one: Measured) -> str:
+    step = median(one.steps[1:] or one.steps)  # the first one may have compiled
+    share = "" if one.floor is None else f", of which its floor is {one.floor / step:.0%}"
+    return f"median step {step:.3g} s{share}"

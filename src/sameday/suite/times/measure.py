@@ -1,6 +1,6 @@
-"""`sameday suite plan --measure`: some steps of a training, a little of its validation and answers, and one save, timed
-in a process of their own: what it leaves on the device, or breaks, ends with it. Where it compiled something and the
-training is short, another process follows that finds it on disk, as the suite's jobs will."""
+"""`sameday suite plan --measure`: trainings timed in processes of their own: what they leave on the device, or break,
+ends with them. Those that load the same model share a process. Where one compiled something and is short, it is timed
+in another process too, which finds it on disk as the suite's jobs will."""
 
 from __future__ import annotations
 
@@ -10,63 +10,72 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import replace
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, Any
 
-from sameday.record.times import process_age
-from sameday.spec.errors import BadInput, RunStopped, in_short
+from sameday.commands.session import Specs
 from sameday.spec.evaluation import Evaluation
-from sameday.spec.load import recipe_from
-from sameday.spec.plan import Plan
+from sameday.spec.identity import as_text
 from sameday.suite.times.measured import Measured, planned
 from sameday.suite.times.pace import pace_of
+from sameday.suite.times.trial import Asked, seconds_of
 from sameday.suite.times.work import Training
+from sameday.tasks.registry import setup_of
 
-if TYPE_CHECKING:
-    from sameday.commands.session import Session
-    from sameday.tasks.base import Task
-
-STEPS, SHORT = 24, 5.0
-"""That many are timed, and more where they are done before so many seconds."""
-LEAST, LONG = 6, 60.0
-"""Fewer where they take longer than this, the first one left out, which may compile."""
 ONCE = 0.01
 """Of the time of all steps: what a process takes once may be less than that and in part be wrong."""
-FLOORS = 8
-"""Steps whose floor is counted."""
-FEW = {"val": 64, "test": 64}
-"""Samples that stand for all when scores and answers are timed."""
+LOOK = 0.2
+"""Seconds between two looks at what a process has written."""
 
 
-def measure(training: Training, evaluation: Evaluation | None, memory: int | None = None) -> Measured | str:
-    """In processes of their own, with no more than so many bytes of a GPU's `memory`; or why that did not work."""
-    asked = {
-        "recipe": training.recipe.model_dump(mode="json"),
-        "home": str(training.home),
-        "plan": training.plan.model_dump(mode="json"),
-        "automatic": training.automatic,
-        "fixed": training.fixed,
-        "evaluation": None if evaluation is None else evaluation.model_dump(mode="json"),
-        "memory": memory,
-    }
-    before = _compiled_files()
-    result = _measured_apart(asked)
-    if isinstance(result, str):
-        return result
-    result["start"] += (before_it := _executor())
-    total = result.pop("total")
-    first = Measured(cost=training.cost, plan=planned(training), memory=memory, **result)
-    if _compiled_files() <= before or not matters(first, total):
-        return first
-    result = _measured_apart(asked)
-    if isinstance(result, str):
-        return first
-    del result["total"]
-    result["start"] += before_it
-    return replace(first, **result).after(first)
+@dataclass(frozen=True)
+class Event:
+    """Of the training with this number: it begins; or what was measured, and in how many seconds; or why that did not
+    work. A measurement without seconds is one that was told before, of which more is known by now."""
+
+    number: int
+    found: Measured | None = None
+    seconds: float | None = None
+    failed: str | None = None
+    again: bool = False
+    """It is timed once more, with graphs that are on disk."""
+
+
+Ask = tuple[Training, Evaluation | None]
+
+
+def measure(every: Sequence[Ask], memory: int | None = None) -> Iterator[Event]:
+    """With no more than so many bytes of a GPU's `memory`."""
+    if not every:
+        return
+    before_it = _executor()
+    for numbers in shared([training for training, _ in every]):
+        first: dict[int, Measured] = {}
+        again: list[int] = []
+        group = [(number, *every[number]) for number in numbers]
+        for event, result in _timed(group, memory, before_it):
+            if event.found is not None and result is not None:
+                first[event.number] = event.found
+                if event.seconds is not None and result["compiled"] and matters(event.found, result["total"]):
+                    again.append(event.number)
+            yield event
+        for event, _ in _timed([each for each in group if each[0] in again], memory, before_it):
+            if event.failed is None:
+                found = None if event.found is None else event.found.after(first[event.number])
+                yield replace(event, found=found, again=True)
+
+
+def shared(trainings: Sequence[Training]) -> list[list[int]]:
+    """Their numbers, those together that may share a process: they load the same weights and change none of them, and
+    libraries were told the same when they were loaded."""
+    groups: dict[Hashable, list[int]] = {}
+    for number, training in enumerate(trainings):
+        frozen, plan = setup_of(training.recipe, training.home).frozen(), training.plan
+        told = as_text([plan.device, plan.deterministic, plan.environment])
+        groups.setdefault(number if frozen is None else (frozen, told), []).append(number)
+    return list(groups.values())
 
 
 def matters(first: Measured, steps: int) -> bool:
@@ -78,141 +87,97 @@ def matters(first: Measured, steps: int) -> bool:
 def _executor() -> float:
     """Seconds until whoever runs a job can begin it, in a process of its own."""
     words = [sys.executable, "-m", "sameday.suite.running.execute", "--help"]
-    return _seconds(lambda: len(subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True).args))[0]
+    return seconds_of(lambda: len(subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True).args))[0]
 
 
-def _measured_apart(asked: Mapping[str, Any]) -> dict[str, Any] | str:
-    with tempfile.TemporaryDirectory(prefix="sameday-suite-") as folder:
-        job, out = Path(folder) / "job.json", Path(folder) / "result.json"
-        job.write_text(json.dumps(asked))
-        words = [sys.executable, "-m", "sameday.suite.times.measure", str(job), str(out)]
-        ended = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
-        gone = time.time()
-        if ended.returncode or not out.exists():
-            said = ended.stderr.strip().splitlines() or ["without a word"]
-            return f"exit code {ended.returncode}: {said[-1]}"
-        return json.loads(out.read_text()) | {"end": max(0.0, gone - out.stat().st_mtime)}
+def _timed(
+    group: Sequence[tuple[int, Training, Evaluation | None]], memory: int | None, before_it: float
+) -> Iterator[tuple[Event, dict[str, Any] | None]]:
+    """Each with what its process said of it. One that fails behind others may have failed for what they left: it is
+    tried again as the first of a process, and those after it follow there."""
+    begun, at = -1, 0
+    ending: list[tuple[int, Training, dict[str, Any]]] = []
+    while at < len(group):
+        done = 0
+        asked = [Asked(_specs(training), evaluation, memory) for _, training, evaluation in group[at:]]
+        with Apart(asked) as apart:
+            began, results = time.monotonic(), apart.results()
+            for place, (number, training, _) in enumerate(group[at:], at):
+                if place > begun:
+                    begun = place
+                    yield Event(number), None
+                if (result := next(results, None)) is None:
+                    break
+                done += 1
+                ending.append((number, training, result))
+                yield Event(number, _measured(training, result, memory, before_it), time.monotonic() - began), result
+                began = time.monotonic()
+            end, failed = apart.ended()
+        if not done:
+            yield Event(group[at][0], failed=failed), None
+        if end is not None:
+            for number, training, result in ending:
+                yield Event(number, _measured(training, result | {"end": end}, memory, before_it)), result
+            ending = []
+        at += max(1, done)
 
 
-def _compiled_files() -> int:
-    """In the folders where compilers keep what they made."""
-    inductor = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    folders = [Path(inductor)] if inductor else list(Path(tempfile.gettempdir()).glob("torchinductor_*"))
-    folders.append(Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache"))
-    return sum(len(files) for folder in folders for _, _, files in os.walk(folder))
+def _specs(training: Training) -> Specs:
+    return Specs(training.recipe, training.home, training.plan, training.automatic, training.fixed)
 
 
-def run(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """What `Measured` has besides what it is of."""
-    from sameday.commands.session import Session, Specs, silent
-    from sameday.record.folder import RunFolder
-    from sameday.tasks.base import total_steps
-    from sameday.tasks.setup import TRAINING
-    from sameday.tasks.warm_up import warm_up
-    from sameday.train.watch import Watch
-
-    recipe, plan = recipe_from(asked["recipe"]), Plan.model_validate(asked["plan"])
-    evaluation = None if asked["evaluation"] is None else Evaluation.model_validate(asked["evaluation"])
-    specs = Specs(recipe, Path(asked["home"]), plan, asked["automatic"], tuple(asked["fixed"]))
-    with closing(Session.start(specs, silent, splits=TRAINING, memory=asked["memory"])) as session:
-        _check_memory(session, asked["memory"])
-        setup, splits = session.setup, session.audited.splits
-        split = None if evaluation is None or setup.lacks(evaluation.split) is not None else evaluation.split
-        few = [each for each in {"val", split} - {None, "train"} if setup.lacks(str(each)) is None]
-        if few and isinstance(splits, dict):
-            splits = splits | setup.audit(silent, [str(each) for each in few], FEW).splits
-        task = session.load(splits=splits)
-        steps: list[float] = []
-        total, last = total_steps(recipe, task), task.steps_per_epoch() - 1
-        with (
-            tempfile.TemporaryDirectory(prefix="sameday-suite-") as folder,
-            closing(RunFolder.open(Path(folder) / "run", recipe, session.plan, session.home)) as record,
-            Watch(record, total, session.plan.log_steps, task.device) as watch,
-            closing(session.steps(task)) as stepped,
-        ):
-            start = process_age()
-            # Compiled before the first step, as a run does it: a graph that is made meanwhile is no step's time.
-            compiled = sum(warm_up(task, range(total), None, session.ranks, stepped.warm_up, watch).values())
-            with closing(stepped.run(range(total))) as done:
-                for good in done:
-                    watch.step(good)  # what a run notes and charts takes its time too
-                    steps.append(good.seconds)
-                    if enough(steps):
-                        break
-            steps[:1] = [steps[0] + compiled]
-            # An epoch's last step has fewer samples, for which a graph of its own may have to be made.
-            odd, again = [good.seconds for good in stepped.run([last, last])] if len(steps) <= last < total else (0, 0)
-        result: dict[str, Any] = {"machine": session.machine.name, "steps": steps, "start": start, "total": total}
-        result["last_step"] = max(0.0, odd - again)
-        result |= _floor(session, task, len(steps))
-        scores = _each(lambda: int(task.evaluate("val", session.ranks).get("samples", 0)))
-        result |= {"first_scores": scores.first, "score_each": scores.each}
-        if split is not None and evaluation is not None and setup.generates:
-            questions = task.questions(split)[: FEW["test"]]
-            longest = evaluation.max_new_tokens
-            answers = _each(lambda: sum(map(len, task.answers(questions, longest, session.ranks))))
-            result |= {"first_answers": answers.first, "answer_each": answers.each}
-        with tempfile.TemporaryDirectory(prefix="sameday-suite-") as folder:
-            result["save"] = _seconds(lambda: task.save(Path(folder)) or 1)[0]
-        return result
+def _measured(training: Training, result: dict[str, Any], memory: int | None, before_it: float) -> Measured:
+    known = {name: value for name, value in result.items() if name in Measured.__dataclass_fields__}
+    known["start"] += before_it
+    return Measured(**known, cost=training.cost, plan=planned(training), memory=memory)
 
 
-def _check_memory(session: Session, memory: int | None) -> None:
-    if memory is None:
-        return
-    if session.device.type != "cuda":
-        raise BadInput("what a step would take on another GPU is estimated from one, and here it runs on the CPU")
-    if session.machine.memory < 0.95 * memory:
-        has, asked = (f"{size / 2**30:.0f} GiB" for size in (session.machine.memory, memory))
-        raise BadInput(f"{session.machine.name} has {has}, and a plan for {asked} cannot be tried on it")
+class Apart:
+    """A process that times trainings, which ends with its context."""
 
+    def __init__(self, asked: Sequence[Asked]) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="sameday-suite-")
+        path = Path(self._folder.name)
+        self._out, self._said, self._last = path / "results", path / "said", 0.0
+        (path / "asked.json").write_text(json.dumps([each.as_json() for each in asked]))
+        self._out.touch()
+        words = [sys.executable, "-m", "sameday.suite.times.trial", str(path / "asked.json"), str(self._out)]
+        with self._said.open("wb") as said:
+            self._process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said)
 
-def _floor(session: Session, task: Task, steps: int) -> dict[str, float]:
-    """What a step needs at least, and the device's rates; nothing of a CPU."""
-    if session.device.type != "cuda":
-        return {}
-    from sameday.hardware import peaks
+    def __enter__(self) -> Apart:
+        return self
 
-    costs = [task.cost(step, None, session.ranks).flop for step in range(min(steps, FLOORS))]
-    best = peaks.measure(session.device, session.recipe.precision, None)
-    return {
-        "flop": sum(costs) / len(costs),
-        "flop_per_second": best.flop_per_second,
-        "memory_bytes_per_second": best.memory_bytes_per_second,
-    }
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._folder.cleanup()
 
+    def results(self) -> Iterator[dict[str, Any]]:
+        """Each as soon as it is there, until the process ends."""
+        with self._out.open("rb") as file:
+            ended = False
+            while not ended:
+                ended = self._gone(LOOK)
+                yield from self._written(file)
 
-def enough(steps: Sequence[float]) -> bool:
-    """Whether their pace is known well enough."""
-    spent = sum(steps[1:])
-    return (len(steps) > STEPS and spent > SHORT) or (len(steps) >= LEAST and spent > LONG)
+    def _written(self, file: IO[bytes]) -> Iterator[dict[str, Any]]:
+        while (line := file.readline()).endswith(b"\n"):
+            result: dict[str, Any] = json.loads(line)
+            self._last = result.pop("time")
+            yield result
+        file.seek(-len(line), os.SEEK_CUR)  # it is not whole yet
 
+    def _gone(self, seconds: float | None) -> bool:
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
-class _Each(NamedTuple):
-    """Seconds for each of what was done, None where nothing was, and by how much the first time took longer."""
-
-    each: float | None
-    first: float
-
-
-def _each(do: Callable[[], int]) -> _Each:
-    (first, number), (again, _) = _seconds(do), _seconds(do)
-    return _Each(again / number, max(0.0, first - again)) if number else _Each(None, 0.0)
-
-
-def _seconds(do: Callable[[], int]) -> tuple[float, int]:
-    began = time.perf_counter()
-    number = do()
-    return time.perf_counter() - began, number
-
-
-def main() -> None:
-    job, out = map(Path, sys.argv[1:])
-    try:
-        out.write_text(json.dumps(run(json.loads(job.read_text()))))
-    except (BadInput, RunStopped) as error:
-        sys.exit(in_short(error))
-
-
-if __name__ == "__main__":
-    main()
+    def ended(self) -> tuple[float | None, str]:
+        """Seconds from its last word until it was gone, where it ended well; and how it ended."""
+        self._gone(None)
+        end = max(0.0, time.time() - self._last) if self._last and not self._process.returncode else None
+        said = self._said.read_text(errors="replace").strip().splitlines() or ["without a word"]
+        return end, f"exit code {self._process.returncode}: {said[-1]}"

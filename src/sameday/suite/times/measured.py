@@ -74,6 +74,11 @@ class Measured:
         return replace(self, compiling=max(0.0, more))
 
     @property
+    def floor(self) -> float | None:
+        """Seconds that a step needs at least on this device; None where that was not measured."""
+        return None if self.flop is None or not self.flop_per_second else self.flop / self.flop_per_second
+
+    @property
     def at_first(self) -> float:
         """What a process takes once, for its first steps, scores and answers."""
         pace = pace_of(self.steps)

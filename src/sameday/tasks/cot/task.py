@@ -31,7 +31,7 @@ from sameday.spec.plan import Plan
 from sameday.tasks.cot.batch import CotBatch, stages_of, with_stages
 from sameday.tasks.cot.handover import save_readme
 from sameday.tasks.vqa.digests import tensors_digest
-from sameday.tasks.vqa.task import VqaTask, items_of
+from sameday.tasks.vqa.task import ReadOnce, VqaTask, items_of
 
 NAMES = tuple(f"stage{stage}" for stage in STAGES)
 
@@ -54,9 +54,15 @@ class CotTask(VqaTask):
 
     @classmethod
     def load(
-        cls, recipe: Any, plan: Plan, recipe_dir: Path, device: torch.device, splits: dict[str, list[Sample]]
+        cls,
+        recipe: Any,
+        plan: Plan,
+        recipe_dir: Path,
+        device: torch.device,
+        splits: dict[str, list[Sample]],
+        kept: ReadOnce | None = None,
     ) -> Self:
-        task = super().load(recipe, plan, recipe_dir, device, splits)
+        task = super().load(recipe, plan, recipe_dir, device, splits, kept)
         if recipe.start_adapter is not None:
             start = resolve_path(recipe_dir, recipe.start_adapter)
             if has_heads(start):

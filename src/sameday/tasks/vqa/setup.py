@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -292,7 +292,14 @@ class VqaSetup(TaskSetup):
 
         if not sys.stderr.isatty():
             transformers.utils.logging.disable_progress_bar()
-        return kind.load(self.recipe, plan, self.home, device, splits)
+        kept = None if self.kept is None or self.frozen() is None else partial(self.kept, self.frozen())
+        return kind.load(self.recipe, plan, self.home, device, splits, kept)
+
+    def frozen(self) -> Hashable | None:
+        """All that reading a base model depends on; adapters are added to it afterwards."""
+        recipe = self.recipe
+        name = resolve_model(self.home, recipe.model)
+        return (name, recipe.revision, recipe.precision, recipe.base_format) if recipe.train == "lora" else None
 
     def choose_plan(self, machine: Machine, ranks: int) -> tuple[Plan, dict[str, str]]:
         from sameday.tasks.vqa.automatic import choose_plan

@@ -61,6 +61,7 @@ from sameday.tasks.vqa.plain import conversation
 from sameday.tasks.vqa.recorded import Recorder, Shapes, plan_shapes, shape_of_part
 from sameday.tasks.vqa.warm import warm_up_batches
 
+ReadOnce = Callable[[Callable[[], Any]], Any]
 SUMS = ("loss", "weight", "right", "questions")
 """What evaluation sums up."""
 
@@ -109,8 +110,10 @@ class VqaTask(Task):
         recipe_dir: Path,
         device: torch.device,
         splits: dict[str, list[Sample]],
+        kept: ReadOnce | None = None,
     ) -> Self:
-        """Tokenizer, image processor and model as the recipe names them, for samples that were audited."""
+        """Tokenizer, image processor and model as the recipe names them, for samples that were audited. `kept` has the
+        base model, where others before it were loaded with the same."""
         name = resolve_model(recipe_dir, recipe.model)
         family = load_family(recipe, recipe_dir)
         processor = load_processor(family, recipe, recipe_dir)
@@ -118,7 +121,8 @@ class VqaTask(Task):
         if not isinstance(splits, Checked):
             splits = drop_too_long(recipe, encoder, splits)
         start = None if recipe.start_adapter is None else resolve_path(recipe_dir, recipe.start_adapter)
-        base = load_base(name, recipe, device)
+        read = partial(load_base, name, recipe, device)
+        base = read() if kept is None else kept(read)
         model = VisionLanguageModel(base, family, recipe, plan, device, processor.byte_table, start)
         start_digest = None if start is None else tensors_digest(model.trained())
         contents = {image.digest for image in images_of(splits)}

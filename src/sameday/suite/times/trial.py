@@ -1,0 +1,259 @@
+"""Some steps of trainings, a little of their validation and answers, and one save, timed one training after another in
+a process of their own. What they load alike is loaded once; nothing else of one is left when the next begins."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sameday.commands.session import Session, Specs, prepare_environment, silent
+from sameday.record.times import process_age
+from sameday.spec.errors import BadInput, RunStopped, in_short
+from sameday.spec.evaluation import Evaluation
+from sameday.spec.load import recipe_from
+from sameday.spec.plan import Plan
+from sameday.tasks.registry import setup_of
+from sameday.tasks.setup import LOADED, TRAINING
+from sameday.verify.arm import die_with_parent
+
+if TYPE_CHECKING:
+    import torch
+
+    from sameday.hardware.peaks import Peaks, Precision
+    from sameday.models.kept import KeptBase
+    from sameday.tasks.base import Task
+
+STEPS, SHORT = 24, 5.0
+"""That many are timed, and more where they are done before so many seconds."""
+LEAST, LONG = 6, 60.0
+"""Fewer where they take longer than this, the first one left out, which may compile."""
+FLOORS = 8
+"""Steps whose floor is counted."""
+FEW = {"val": 64, "test": 64}
+"""Samples that stand for all when scores and answers are timed."""
+LEFT = 2**29
+"""Bytes of a GPU that libraries may hold beside what is kept, such as their workspaces."""
+
+
+class Asked(NamedTuple):
+    """A training to be timed, as a file has it."""
+
+    specs: Specs
+    evaluation: Evaluation | None
+    memory: int | None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "recipe": self.specs.recipe.model_dump(mode="json"),
+            "home": str(self.specs.home),
+            "plan": self.specs.plan.model_dump(mode="json"),
+            "automatic": self.specs.automatic,
+            "fixed": self.specs.fixed,
+            "evaluation": None if self.evaluation is None else self.evaluation.model_dump(mode="json"),
+            "memory": self.memory,
+        }
+
+    @classmethod
+    def from_json(cls, one: Mapping[str, Any]) -> Asked:
+        recipe, plan = recipe_from(one["recipe"]), Plan.model_validate(one["plan"])
+        evaluation = None if one["evaluation"] is None else Evaluation.model_validate(one["evaluation"])
+        specs = Specs(recipe, Path(one["home"]), plan, one["automatic"], tuple(one["fixed"]))
+        return cls(specs, evaluation, one["memory"])
+
+
+def in_turn(every: Sequence[Asked]) -> Iterator[dict[str, Any]]:
+    """What `Measured` has of each, besides what it is of and what is not known in this process; and with it how many
+    steps there are, and whether something was compiled. It ends early where one left memory behind: those after it need
+    a process of their own."""
+    libraries = _load_libraries(every[0].specs)
+    from sameday.models.kept import KeptBase
+
+    kept = KeptBase()
+    for number, one in enumerate(every):
+        if number and not _cleared(kept):
+            return
+        files = compiled_files()
+        result = run(one, libraries, kept)
+        yield result | {"compiled": compiled_files() > files}
+
+
+def _load_libraries(specs: Specs) -> float:
+    """Before the first training, so that what only it would load counts for all. Seconds of the process until then."""
+    prepare_environment(specs.plan)
+    for name in (*LOADED, *setup_of(specs.recipe, specs.home).modules):
+        import_module(name)
+    import torch
+
+    from sameday.hardware.machine import device_kind
+
+    if device_kind(specs.plan) == "cuda":
+        torch.zeros(1, device="cuda")
+    return process_age()
+
+
+def _cleared(kept: KeptBase) -> bool:
+    """Forgets what was compiled, so that the next training reads it from disk as its own process would, and gives
+    memory back. Whether nothing but what is kept is left on a GPU then."""
+    import torch
+    from torch._inductor.utils import clear_caches
+
+    from sameday.commands.stages import clear_memory
+
+    clear_memory()
+    clear_caches()
+    return not torch.cuda.is_initialized() or torch.cuda.memory_allocated() <= kept.device_bytes + LEFT
+
+
+def run(asked: Asked, libraries: float, kept: KeptBase) -> dict[str, Any]:
+    """Of one training, whose process began so many seconds before libraries were loaded."""
+    from sameday.record.folder import RunFolder
+    from sameday.tasks.base import total_steps
+    from sameday.tasks.warm_up import warm_up
+    from sameday.train.watch import Watch
+
+    began, recipe = time.perf_counter(), asked.specs.recipe
+    with closing(Session.start(asked.specs, silent, splits=TRAINING, memory=asked.memory)) as session:
+        _check_memory(session, asked.memory)
+        session.setup.kept = kept
+        kept.spared = 0.0
+        split = _answered_split(session, asked.evaluation)
+        task = session.load(splits=_with_few(session, split))
+        steps: list[float] = []
+        total, last = total_steps(recipe, task), task.steps_per_epoch() - 1
+        with (
+            tempfile.TemporaryDirectory(prefix="sameday-suite-") as folder,
+            closing(RunFolder.open(Path(folder) / "run", recipe, session.plan, session.home)) as record,
+            Watch(record, total, session.plan.log_steps, task.device) as watch,
+            closing(session.steps(task)) as stepped,
+        ):
+            # As if it had a process of its own.
+            start = libraries + time.perf_counter() - began + kept.spared
+            # Compiled before the first step, as a run does it: a graph that is made meanwhile is no step's time.
+            compiled = sum(warm_up(task, range(total), None, session.ranks, stepped.warm_up, watch).values())
+            with closing(stepped.run(range(total))) as done:
+                for good in done:
+                    watch.step(good)  # what a run notes and charts takes its time too
+                    steps.append(good.seconds)
+                    if enough(steps):
+                        break
+            steps[:1] = [steps[0] + compiled]
+            # An epoch's last step has fewer samples, for which a graph of its own may have to be made.
+            odd, again = [good.seconds for good in stepped.run([last, last])] if len(steps) <= last < total else (0, 0)
+        result: dict[str, Any] = {"machine": session.machine.name, "steps": steps, "start": start, "total": total}
+        result["last_step"] = max(0.0, odd - again)
+        result |= _floor(session, task, len(steps))
+        return result | _besides(session, task, asked.evaluation, split)
+
+
+def _answered_split(session: Session, evaluation: Evaluation | None) -> str | None:
+    return None if evaluation is None or session.setup.lacks(evaluation.split) is not None else evaluation.split
+
+
+def _with_few(session: Session, split: str | None) -> Any:
+    """The session's data, with a few samples of what scores and answers are timed of."""
+    setup, splits = session.setup, session.audited.splits
+    few = [each for each in {"val", split} - {None, "train"} if setup.lacks(str(each)) is None]
+    if few and isinstance(splits, dict):
+        splits = splits | setup.audit(silent, [str(each) for each in few], FEW).splits
+    return splits
+
+
+def _besides(session: Session, task: Task, evaluation: Evaluation | None, split: str | None) -> dict[str, Any]:
+    """Scores, answers, and saving."""
+    scores = _each(lambda: int(task.evaluate("val", session.ranks).get("samples", 0)))
+    result: dict[str, Any] = {"first_scores": scores.first, "score_each": scores.each}
+    if split is not None and evaluation is not None and session.setup.generates:
+        questions = task.questions(split)[: FEW["test"]]
+        longest = evaluation.max_new_tokens
+        answers = _each(lambda: sum(map(len, task.answers(questions, longest, session.ranks))))
+        result |= {"first_answers": answers.first, "answer_each": answers.each}
+    with tempfile.TemporaryDirectory(prefix="sameday-suite-") as folder:
+        result["save"] = seconds_of(lambda: task.save(Path(folder)) or 1)[0]
+    return result
+
+
+def _check_memory(session: Session, memory: int | None) -> None:
+    if memory is None:
+        return
+    if session.device.type != "cuda":
+        raise BadInput("what a step would take on another GPU is estimated from one, and here it runs on the CPU")
+    if session.machine.memory < 0.95 * memory:
+        has, asked = (f"{size / 2**30:.0f} GiB" for size in (session.machine.memory, memory))
+        raise BadInput(f"{session.machine.name} has {has}, and a plan for {asked} cannot be tried on it")
+
+
+def _floor(session: Session, task: Task, steps: int) -> dict[str, float]:
+    """What a step needs at least, and the device's rates; nothing of a CPU."""
+    if session.device.type != "cuda":
+        return {}
+    costs = [task.cost(step, None, session.ranks).flop for step in range(min(steps, FLOORS))]
+    best = _peaks(session.device, session.recipe.precision)
+    return {
+        "flop": sum(costs) / len(costs),
+        "flop_per_second": best.flop_per_second,
+        "memory_bytes_per_second": best.memory_bytes_per_second,
+    }
+
+
+@cache
+def _peaks(device: torch.device, precision: Precision) -> Peaks:
+    from sameday.hardware.peaks import measure
+
+    return measure(device, precision, None)
+
+
+def enough(steps: Sequence[float]) -> bool:
+    """Whether their pace is known well enough."""
+    spent = sum(steps[1:])
+    return (len(steps) > STEPS and spent > SHORT) or (len(steps) >= LEAST and spent > LONG)
+
+
+def compiled_files() -> int:
+    """In the folders where compilers keep what they made."""
+    inductor = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    folders = [Path(inductor)] if inductor else list(Path(tempfile.gettempdir()).glob("torchinductor_*"))
+    folders.append(Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache"))
+    return sum(len(files) for folder in folders for _, _, files in os.walk(folder))
+
+
+class _Each(NamedTuple):
+    """Seconds for each of what was done, None where nothing was, and by how much the first time took longer."""
+
+    each: float | None
+    first: float
+
+
+def _each(do: Callable[[], int]) -> _Each:
+    (first, number), (again, _) = seconds_of(do), seconds_of(do)
+    return _Each(again / number, max(0.0, first - again)) if number else _Each(None, 0.0)
+
+
+def seconds_of(do: Callable[[], int]) -> tuple[float, int]:
+    began = time.perf_counter()
+    number = do()
+    return time.perf_counter() - began, number
+
+
+def main() -> None:
+    """`python -m sameday.suite.times.trial ASKED RESULTS`: a line for each result, as soon as it is there."""
+    die_with_parent()
+    asked, out = map(Path, sys.argv[1:])
+    with out.open("a") as file:
+        try:
+            for result in in_turn([Asked.from_json(each) for each in json.loads(asked.read_text())]):
+                print(json.dumps(result | {"time": time.time()}), file=file, flush=True)
+        except (BadInput, RunStopped) as error:
+            sys.exit(in_short(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""`suite plan --measure` reads a model once for all trainings of it, and no training notices those before it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sets
+import torch
+import worlds
+
+from sameday.commands.session import Specs
+from sameday.hardware.machine import detect_machine
+from sameday.hardware.ranks import Ranks
+from sameday.models.kept import KeptBase
+from sameday.models.vlm import load_base
+from sameday.spec.evaluation import Evaluation
+from sameday.spec.plan import Plan
+from sameday.spec.recipe import Recipe
+from sameday.suite.times import measure as measuring
+from sameday.suite.times.measure import Event, measure, shared
+from sameday.suite.times.trial import Asked, in_turn
+from sameday.suite.times.work import Training
+from sameday.tasks.registry import setup_of
+from sameday.train.steps import Steps
+
+CPU = Plan(device="cpu")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return worlds.write_world(tmp_path_factory.mktemp("world"), seed=5, counts=(4, 4, 4), hard=False)
+
+
+def load(recipe: Recipe, home: Path, kept: KeptBase | None) -> Any:
+    setup = setup_of(recipe, home)
+    setup.kept = kept
+    plan = setup.resolve_auto(CPU, detect_machine("cpu")).plan
+    return setup.load(plan, torch.device("cpu"), setup.audit(lambda _: None).splits)
+
+
+def test_a_kept_base_is_as_if_it_were_read_again(world: Path, two_layers: Path) -> None:
+    """Whatever was done to the models around it: other adapters, heads, four bits, steps that diverged."""
+    small = {"effective_batch": 4, "max_steps": 2}
+    recipes: list[Any] = [
+        worlds.tiny_recipe(two_layers, **small),
+        worlds.tiny_recipe(two_layers, lora={"r": 2, "alpha": 4, "dropout": 0.1}, seed=3, **small),
+        worlds.cot_recipe(two_layers, order="by_image", **small),
+        *[worlds.tiny_recipe(two_layers, base_format="nf4", **small)] * 2,
+    ]
+    kept = KeptBase()
+    for number, recipe in enumerate(recipes):
+        mine, plain = load(recipe, world, kept), load(recipe, world, None)
+        assert (kept.spared > 0) is (number not in (0, 3)), "read for the first of them, and in another format"
+        assert mine.model.base_digest == plain.model.base_digest
+        for task in (mine, plain):
+            stepped = Steps(recipe, task.plan, task, Ranks())
+            task.losses = [good.loss for good in stepped.run(range(2))]
+        assert mine.losses == plain.losses and mine.evaluate("val", Ranks()) == plain.evaluate("val", Ranks())
+        for name, trained in plain.trained().items():
+            assert torch.equal(mine.trained()[name], trained), name
+        for trained in mine.trained().values():
+            trained.data.fill_(math.nan)
+
+
+def test_other_weights_are_not_shared(world: Path, two_layers: Path) -> None:
+    def training(recipe: Recipe, **plan: Any) -> Training:
+        return Training(recipe, world, Plan(**plan), Path())
+
+    one = worlds.tiny_recipe(two_layers)
+    every = [
+        training(one),
+        training(worlds.tiny_recipe(two_layers, train="all")),
+        training(worlds.cot_recipe(two_layers, lora={"r": 2, "alpha": 4})),
+        training(worlds.tiny_recipe(world / "other")),
+        training(worlds.tiny_recipe(two_layers, precision="bf16")),
+        training(worlds.tiny_recipe(two_layers, base_format="nf4")),
+        training(one, environment={"MALLOC_ARENA_MAX": "2"}),
+        training(one, deterministic=True),
+        training(one, device="cpu"),
+        training(worlds.tiny_recipe(two_layers, order="by_image"), packing=True, share_images=True),
+        training(worlds.tiny_recipe(two_layers, train="all")),
+        training(sets.tiny_recipe()),
+    ]
+    assert [each for each in shared(every) if len(each) > 1] == [[0, 2, 9]]
+    assert sorted(number for each in shared(every) for number in each) == list(range(len(every)))
+
+
+def test_trainings_of_one_process(world: Path, two_layers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The start of each is that of a process of its own."""
+    read: list[str] = []
+
+    def counted(name: str, *more: Any) -> Any:
+        read.append(name)
+        return load_base(name, *more)
+
+    monkeypatch.setattr("sameday.tasks.vqa.task.load_base", counted)
+    recipes: list[Any] = [
+        worlds.tiny_recipe(two_layers, effective_batch=4, max_steps=4),
+        worlds.cot_recipe(two_layers, order="by_image", effective_batch=4, max_steps=3),
+    ]
+    evaluation = Evaluation(split="val", max_new_tokens=2)
+    results = list(in_turn([Asked(Specs(each, world, CPU), evaluation, None) for each in recipes]))
+    assert read == [str(two_layers)]
+    assert [(each["total"], len(each["steps"]), each["machine"]) for each in results] == [(4, 4, "CPU"), (3, 3, "CPU")]
+    assert all(each["save"] and each["score_each"] and each["answer_each"] for each in results)
+    again = Asked.from_json(Asked(Specs(recipes[1], world, CPU), evaluation, 5).as_json())
+    assert (again.specs, again.evaluation, again.memory) == (Specs(recipes[1], world, CPU), evaluation, 5)
+
+
+RESULT = {"machine": "GPU", "steps": [9.0, *[0.5] * 20], "start": 10.0, "total": 100, "compiled": False}
+
+
+class Scripted:
+    """Processes that time trainings by name: which of them fail, always or behind others, and what is compiled."""
+
+    def __init__(self, always: str = "", behind: str = "", compiled: str = "") -> None:
+        self.always, self.behind, self.compiled = always, behind, compiled
+        self.processes: list[list[str]] = []
+
+    def __call__(self, asked: Sequence[Asked]) -> Scripted:
+        self.processes.append([each.specs.recipe.name for each in asked])
+        self.failed = False
+        return self
+
+    def __enter__(self) -> Scripted:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def results(self) -> Iterator[dict[str, Any]]:
+        first = not any(set(self.compiled) & set(each) for each in self.processes[:-1])
+        for number, name in enumerate(self.processes[-1]):
+            if name in self.always or (number and name in self.behind):
+                self.failed = True
+                return
+            slow = name in self.compiled and first
+            yield RESULT | ({"steps": [70.0, *[0.5] * 20], "compiled": True} if slow else {})
+
+    def ended(self) -> tuple[float | None, str]:
+        return (None, "exit code 4: no room") if self.failed else (3.0, "exit code 0: without a word")
+
+
+def run(script: Scripted, world: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> list[Event]:
+    monkeypatch.setattr(measuring, "Apart", script)
+    monkeypatch.setattr(measuring, "_executor", lambda: 0.5)
+    trainings = [Training(worlds.tiny_recipe(model, name=name), world, CPU, Path()) for name in "abcd"]
+    return list(measure([(each, None) for each in trainings], None))
+
+
+def test_one_that_fails_leaves_the_others(world: Path, two_layers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """b cannot be measured; c can, as the first of a process."""
+    script = Scripted(always="b", behind="c")
+    events = run(script, world, two_layers, monkeypatch)
+    assert script.processes == [["a", "b", "c", "d"], ["b", "c", "d"], ["c", "d"]]
+    assert [(each.number, each.failed) for each in events if each.failed] == [(1, "exit code 4: no room")]
+    begun = [each.number for each in events if each.found is None and each.failed is None]
+    told = [each.number for each in events if each.seconds is not None]
+    assert (begun, told) == ([0, 1, 2, 3], [0, 2, 3]), "each once, and as soon as it is there"
+    last = {each.number: each.found for each in events if each.found is not None}
+    assert {each.end for each in last.values()} == {3.0} and {each.start for each in last.values()} == {10.5}
+    assert events[1].found is not None and events[1].found.end == 0, "known before its process was gone"
+
+
+def test_what_was_compiled_is_found_on_disk(world: Path, two_layers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Scripted(compiled="bd")
+    events = run(script, world, two_layers, monkeypatch)
+    assert script.processes == [["a", "b", "c", "d"], ["b", "d"]]
+    last = [{each.number: each.found for each in events}[number] for number in range(4)]
+    assert [None if each is None else each.compiling for each in last] == pytest.approx([0, 61, 0, 61])
+    assert [None if each is None else each.steps[0] for each in last] == [9, 9, 9, 9]
+    assert [each.number for each in events if each.again and each.found is None] == [1, 3]
