@@ -17,7 +17,7 @@ from arms import Stage
 from recordings import LORA
 from torch import Tensor
 
-from sameday.hardware.graphs import Launched, Recorded
+from sameday.hardware.graphs import GraphMemory, Launched, Recorded
 from sameday.hardware.kernels import without_flash
 from sameday.hardware.machine import detect_machine, set_deterministic
 from sameday.hardware.ranks import Ranks
@@ -120,6 +120,34 @@ def test_shapes_share_memory(two_layers: Path, world: Path) -> None:
         found = learned(task, order, stepped)
     assert torch.cuda.memory_reserved() <= held
     assert all(torch.equal(one, other) for one, other in zip(found, first, strict=True))
+
+
+def test_a_recording_is_not_held_beside_its_warm_up() -> None:
+    """Nor do smaller ones take memory of their own."""
+    size = 2**26
+    weight = torch.ones((), device="cuda", requires_grad=True)
+    weight.grad = torch.zeros_like(weight)
+    data = torch.rand(size // 4, device="cuda")
+
+    def run(count: int) -> tuple[Tensor, Tensor]:
+        x = data[:count] * weight
+        for _ in range(8):  # each keeps its input
+            x = x.sin()
+        return x.sum(), x.detach()[:1]
+
+    gc.collect()
+    torch.cuda.empty_cache()
+    before, memory = torch.cuda.memory_reserved(), GraphMemory()
+    largest = Recorded(lambda: run(len(data)), [weight], memory)
+    held = torch.cuda.memory_reserved()
+    assert 8 * size <= held - before <= 15 * size, "once, with what the backward pass takes besides"
+    smaller = Recorded(lambda: run(len(data) // 2), [weight], memory)
+    assert torch.cuda.memory_reserved() - held <= size // 2
+    for each in (largest, smaller, largest):
+        weight.grad.zero_()
+        loss, *_ = each()
+        loss.backward()
+        assert loss > 0 and weight.grad != 0
 
 
 def test_memory_that_runs_out_while_recording(
