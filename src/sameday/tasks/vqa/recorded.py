@@ -129,9 +129,9 @@ class Recorder:
         return loss, losses[: len(batch.owner)]
 
     @property
-    def recorded(self) -> int:
-        """Shapes."""
-        return sum(isinstance(program.passes, Recorded) for program in self._made.values())
+    def shapes(self) -> frozenset[Shape]:
+        """Those that are recorded so far."""
+        return frozenset(name[0] for name, program in self._made.items() if isinstance(program.passes, Recorded))
 
     def _gradients_stay(self) -> bool:
         """Whether there are tensors for gradients, which a recording adds to. Whoever makes others has all recorded

@@ -276,7 +276,7 @@ class VqaTask(Task):
         return warm_up_batches(self, steps, budget, ranks)
 
     def recorded_sizes(self) -> int:
-        return self.recorder.recorded if self.plan.cuda_graphs else 0
+        return len(self.recorder.shapes) if self.plan.cuda_graphs else 0
 
     def logits(self, batch: Batch, hidden: Tensor) -> Tensor:
         """Of every target of a micro-batch, whose last hidden states these are."""
