@@ -1,7 +1,7 @@
 """A step of real data as the training loop does it: JPEGs read, decoded and copied meanwhile, the automatic plan.
 
     python bench/real.py OUT                                  one GPU, Qwen3-VL-8B's shapes
-    python bench/real.py OUT --only mixture --plan compile=true --plan cuda_graphs=true
+    python bench/real.py OUT --only mixture --plan cuda_graphs=false     with a field of its own
     python bench/real.py OUT --size tiny                      tries the script on a CPU
     python bench/real.py OUT --peers                          other trainers too, as `bench/peers.py` runs them
     python bench/real.py OUT --run                            `sameday train` of the mixture for three epochs, twice:
@@ -10,9 +10,9 @@
 
 Weights are random. Of each row: seconds of a step, median (least to most) of those after the first twenty; its floor,
 the mean over its steps; the share of the floor that is reached, of all steps together; how much of the time kernels
-fill; memory that the allocator held; what the first twenty steps took beyond the median, compiling above all; and how
-many times the median the slowest of the later ones took. What OUT has already is kept: a peers.json there stands beside
-our rows.
+fill; memory that the allocator held; what the warm-up and the first twenty steps took beyond the median, compiling
+above all; how many times the median the slowest of the later ones took; and which share of all micro-batches was
+replayed from CUDA graphs, in how many shapes. What OUT has already is kept: a peers.json there stands beside our rows.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from beside import OURS, PEERS, read, table
@@ -48,6 +50,7 @@ from sameday.spec.document import dump_yaml
 from sameday.spec.load import recipe_from
 from sameday.spec.plan import Plan
 from sameday.tasks.setup import TRAINING
+from sameday.tasks.warm_up import warm_up
 
 WARM = 20
 """First steps, in which things are compiled or recorded."""
@@ -73,8 +76,8 @@ ROWS = {
     "16 of 1280×1024": Row("shuffle", ((LARGE, 1),) * 320, template=45, steps=25),
     "least memory": Row("by_image", ((LARGE, 8),) * 60, template=45, least_memory=True),
 }
-SAID = ("compiled what", "went through what", "out of memory in the warm-up")
-"""How a run's lines about its warm-up begin."""
+SAID = ("compiled what", "recorded ", "went through what", "out of memory in the warm-up", "cuda_graphs: ")
+"""How a run's lines about its warm-up, and about what is recorded in it, begin."""
 MIXTURE = (400, 40, 0)
 """Pictures to train and validate on."""
 
@@ -122,8 +125,11 @@ def timed(out: Path, name: str, row: Row, args: argparse.Namespace) -> dict[str,
         count = args.steps or row.steps
         if task.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        with closing(session.steps(task)) as steps:
+        with closing(session.steps(task)) as steps, counting(task) as counts:
+            began = sum(warm_up(task, range(WARM + count), None, session.ranks, steps.warm_up, Quiet()).values())
+            counts.clear()
             seconds = [good.seconds for good in steps.run(range(WARM + count))]
+            recorded, shapes = dict(counts), task.recorded_sizes()
         memory = torch.cuda.max_memory_reserved() / 2**30 if task.device.type == "cuda" else 0.0
         peaks = measure(task.device, recipe.precision, None)
         floors = [floor_of(session.setup, task, step, peaks).plan.seconds for step in range(WARM, WARM + count)]
@@ -138,9 +144,34 @@ def timed(out: Path, name: str, row: Row, args: argparse.Namespace) -> dict[str,
         "busy": line.busy,
         "launches": line.launches,
         "GiB": memory,
-        "first": sum(seconds[:WARM]) - WARM * usual,
+        "first": began + sum(seconds[:WARM]) - WARM * usual,
         "slowest": max(seconds[WARM:]) / usual,
+        "micro_batches": sum(recorded.values()),
+        "recorded": recorded.get(True, 0),
+        "shapes": shapes,
     }
+
+
+class Quiet:
+    """A screen for nobody."""
+
+    live = None
+
+    def say(self, text: str) -> None: ...
+
+
+@contextmanager
+def counting(task: Any) -> Iterator[Counter[bool]]:
+    """Micro-batches of training, by whether their kernels are recorded."""
+    counts, loss_sum = Counter[bool](), task.loss_sum
+
+    def counted(batch: Any, step: int) -> Any:
+        given = loss_sum(batch, step)
+        counts[task.plan.cuda_graphs and batch.shape in task.recorder.shapes] += 1
+        return given
+
+    with patch.object(task, "loss_sum", counted):
+        yield counts
 
 
 def words(one: dict[str, Any]) -> str:
@@ -148,7 +179,8 @@ def words(one: dict[str, Any]) -> str:
     busy = "-" if one["busy"] is None else f"{one['busy']:.0%}"
     return (
         f"{one['name']:22s} {one['median']:7.3f} {f'({min(later):.3f}-{max(later):.3f})':>16s} {one['floor']:7.3f} "
-        f"{one['share']:6.0%} {busy:>6s} {one['GiB']:6.1f} {one['first']:8.1f} {one['slowest']:8.2f}"
+        f"{one['share']:6.0%} {busy:>6s} {one['GiB']:6.1f} {one['first']:8.1f} {one['slowest']:8.2f} "
+        f"{one['recorded'] / one['micro_batches']:8.0%} {one['shapes']:6d}"
     )
 
 
@@ -228,7 +260,7 @@ def main() -> None:
         whole_run(out, args)
         return
     print(f"{'':22s} {'s/step':>7s} {'(least-most)':>16s} {'floor':>7s} {'share':>6s} {'busy':>6s} {'GiB':>6s}", end="")
-    print(f" {'first s':>8s} {'slowest':>8s}   {' '.join(args.plan)}", flush=True)
+    print(f" {'first s':>8s} {'slowest':>8s} {'recorded':>8s} {'shapes':>6s}   {' '.join(args.plan)}", flush=True)
     found = []
     for name in args.only:
         found.append(timed(out, name, ROWS[name], args))

@@ -1,13 +1,16 @@
 """A step of 16 questions at Qwen3-VL-8B's shapes, launched as it is, padded to a shape and launched, and recorded.
 
     python bench/recorded.py                    # one GPU: 768×576 and 1280×1024 pixels, two images a step
+    python bench/recorded.py --only 768×576     # one of them alone
     python bench/recorded.py --size tiny        # tries the script on a CPU, where nothing is recorded
     python bench/recorded.py --plan compile=none --plan checkpointing=full --dropout 0.05
 
-Random weights, made images and questions, batches made beforehand. Of each row: seconds of a step, median (least to
-most), one step launched ahead as the loop does it; seconds of the host until a step is launched; tokens of a step;
-memory that the allocator held at most; how far its gradient is from the launched one's, relatively, and from the
-padded one's; and of what is recorded how many shapes and the seconds that took.
+Random weights, made images and questions, batches made beforehand. All sizes are recorded, also those that a run
+launches since it does not pay, the largest first as in a run. Before a row is timed its steps are repeated for some
+seconds, so that clocks and caches are warm in each. Of each row: seconds of a step, median (least to most), one step
+launched ahead as the loop does it; seconds of the host until a step is launched; tokens of a step; memory that the
+allocator held at most, and afterwards; how far its gradient is from the launched one's, relatively, and from the padded
+one's; and of what is recorded how many shapes and the seconds that took.
 """
 
 from __future__ import annotations
@@ -56,6 +59,8 @@ PLAN: dict[str, Any] = {
 ARMS = ("launched", "padded, launched", "recorded")
 STEPS = 4
 """Different ones, in turn."""
+WARM_SECONDS = 5.0
+"""Of steps that are not timed."""
 
 
 class Photographs(MadeData):
@@ -96,6 +101,7 @@ class Arms:
         samples = [encoded.sample for encoded in data.encoded.values()]
         made: Any = Opened(data, "none", [])  # type: ignore[arg-type]
         self.task = VqaTask(recipe, plan, self.model, data, data, {"train": samples}, cache=made)  # type: ignore[arg-type]
+        self.pays, self.task.most_recorded = self.task.most_recorded, None
         self.steps = Steps(recipe, plan, self.task, Ranks())
         self.commit = StepCommit(self.steps.optimizer, self.steps.gradients, recipe.max_grad_norm)
 
@@ -127,16 +133,21 @@ def measure(arms: Arms, arm: str, steps: int) -> dict[str, Any]:
         torch.cuda.reset_peak_memory_stats()
     batches = [arms.batches(step) for step in range(STEPS)]
     first, gradient = 0.0, torch.zeros(())
-    for step in range(2 * STEPS):  # the second time nothing is new
+    largest_first = sorted(range(STEPS), key=lambda step: -max(batch.tokens.numel() for batch in batches[step]))
+    for step, number in enumerate([*largest_first, *range(STEPS)]):  # the second time nothing is new
         arms.wait()
         began = time.perf_counter()
-        _, short, *_ = arms.commit.finish(arms.launch(batches[step % STEPS], step))
+        _, short, *_ = arms.commit.finish(arms.launch(batches[number], step))
         assert not short, f"{arm}: out of memory"
         arms.wait()
         spent = time.perf_counter() - began
         first += spent if step < STEPS else -spent
         if step == STEPS:
             gradient = arms.steps.gradients.all.clone()
+    began = time.perf_counter()
+    while arms.cuda and time.perf_counter() - began < WARM_SECONDS:
+        for step in range(STEPS):
+            arms.commit.finish(arms.launch(batches[step], step))
     host, times = [], []
     for step in range(steps):
         arms.wait()
@@ -162,6 +173,7 @@ def measure(arms: Arms, arm: str, steps: int) -> dict[str, Any]:
         "host": statistics.median(host),
         "tokens": statistics.fmean(sum(batch.tokens.numel() for batch in each) for each in batches),
         "GiB": torch.cuda.max_memory_reserved() / 2**30 if arms.cuda else float("nan"),
+        "held": torch.cuda.memory_reserved() / 2**30 if arms.cuda else float("nan"),
         "first": first,
         "shapes": len(arms.task.recorder._made),
         "gradient": gradient,
@@ -173,13 +185,14 @@ def words(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     spread = f"({row['least']:.3f}-{row['most']:.3f})"
     return (
         f"{row['arm']:18s} {row['seconds']:7.3f} {spread:>15s} {row['host']:7.3f} {row['tokens']:7.0f} "
-        f"{row['GiB']:6.1f} {off[0]:9.2e} {off[-1]:9.2e} {row['shapes']:6d} {row['first']:7.1f}"
+        f"{row['GiB']:6.1f} {row['held']:6.1f} {off[0]:9.2e} {off[-1]:9.2e} {row['shapes']:6d} {row['first']:7.1f}"
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=tuple(SIZES), default="8b")
+    parser.add_argument("--only", nargs="+", choices=tuple(PICTURES), default=tuple(PICTURES), metavar="PIXELS")
     parser.add_argument("--steps", type=int, default=12, help="timed steps")
     parser.add_argument("--layers", type=int, help="decoder layers, if not all")
     parser.add_argument("--dropout", type=float, default=0.05)
@@ -200,15 +213,17 @@ def main() -> None:
     print(
         f"{args.size}, {QUESTIONS} questions on {QUESTIONS // EACH} images a step, {where}, torch {torch.__version__}"
     )
-    for name, (grid, text) in PICTURES.items():
+    for name in args.only:
+        grid, text = PICTURES[name]
         data = Photographs(args.size, grid, text)
         if arms is None:
             arms = Arms(data, recipe, plan, base, device)
         else:
             arms.use(data, recipe, plan)
-        print(f"\n{name}, {text} tokens of text. {arms.task.shapes(1).words()}")
+        pays = "" if arms.pays is None else f"; a run records up to {arms.pays} tokens"
+        print(f"\n{name}, {text} tokens of text. {arms.task.shapes(1).words()}{pays}")
         print(
-            f"{'':18s} {'s/step':>7s} {'(least-most)':>15s} {'host':>7s} {'tokens':>7s} {'GiB':>6s} "
+            f"{'':18s} {'s/step':>7s} {'(least-most)':>15s} {'host':>7s} {'tokens':>7s} {'GiB':>6s} {'after':>6s} "
             f"{'launched':>9s} {'padded':>9s} {'shapes':>6s} {'first':>7s}"
         )
         rows: list[dict[str, Any]] = []

@@ -29,7 +29,19 @@ import torch
 from hypothesis import settings
 
 # What the shared helpers assert is told with its values, as what a test asserts is.
-SHARED = ("answered", "arms", "builds", "entries", "processes", "reported", "sets", "typed", "watched", "worlds")
+SHARED = (
+    "answered",
+    "arms",
+    "builds",
+    "entries",
+    "processes",
+    "recordings",
+    "reported",
+    "sets",
+    "typed",
+    "watched",
+    "worlds",
+)
 pytest.register_assert_rewrite(*SHARED)
 
 # Triton reads it when a kernel's module is loaded, here and in every process that a test starts.

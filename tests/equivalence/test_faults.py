@@ -15,6 +15,7 @@ from unittest.mock import patch
 import arms
 import planted
 import pytest
+import recordings
 import sets
 import torch
 import worlds
@@ -31,17 +32,7 @@ from sameday.train.optim import Gradients
 from sameday.verify.arm import Plant
 from sameday.verify.compare import Comparison, compare
 
-RECIPE: dict[str, Any] = {
-    "order": "by_image",
-    "effective_batch": 6,
-    "max_pixels": 48 * 48,
-    "loss_weight": "sample",
-    "weight_decay": 0.1,
-    "max_grad_norm": 5.0,
-    "lora": {"r": 4, "alpha": 8, "dropout": 0.1},
-    "seed": 4,
-}
-LAYERS = {"num_hidden_layers": 2}
+RECIPE = recordings.RECIPE | {"loss_weight": "sample", "weight_decay": 0.1, "max_grad_norm": 5.0, "seed": 4}
 COT: dict[str, Any] = {
     "effective_batch": 5,
     "max_pixels": 48 * 48,
@@ -51,10 +42,10 @@ COT: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def stage(tmp_path_factory: pytest.TempPathFactory, two_layers: Path) -> Iterator[Stage]:
     root = tmp_path_factory.mktemp("faults")
     home = worlds.write_world(root / "world", 4, (4, 2, 3, 2))
-    recipe = worlds.tiny_recipe(worlds.write_tiny(root / "model", text=LAYERS), **RECIPE)
+    recipe = worlds.tiny_recipe(two_layers, **RECIPE)
     # All arms start from the same files: read once, they cost a fifth less.
     base = vqa.load_base(recipe.model, recipe, torch.device("cpu"))
     with patch.object(vqa, "load_base", lambda *_: deepcopy(base)):
@@ -62,15 +53,6 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 
 Stages = dict[str, Stage]
-TEMPLATES = {
-    "by": "stage",
-    "templates": {
-        "1": "what is there, what size, what shape, what colour near the left wall, a red polyp: {question}",
-        "2": "what size, how many instruments can you see here near the red polyp, left wall: {question}",
-        "3": "what shape, how many red instruments can you see here near the left wall, what size: {question}",
-    },
-}
-"""In the recipe of the stage `templates`. They agree in a word, and questions of one template in more than sixteen."""
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +70,7 @@ def stages(stage: Stage, tmp_path_factory: pytest.TempPathFactory) -> Stages:
 def templated(root: Path, seed: int, recipe: Any) -> Stage:
     """Six questions to an image, so that each step has several of one template and several templates of one image."""
     home = worlds.write_world(root / "world", seed, (6, 6), hard=False, sizes=((48, 32),))
-    return Stage(root, home, recipe.model_validate(recipe.model_dump() | {"prompt": TEMPLATES}), steps=4)
+    return Stage(root, home, recipe.model_validate(recipe.model_dump() | {"prompt": recordings.TEMPLATES}), steps=4)
 
 
 def compared(stages: Stages, fault: Fault, plant: Plant | None) -> Comparison:
@@ -201,7 +183,7 @@ TOO_SMALL = {
 def half_stages(root: Path, seed: int) -> Stages:
     """Small enough for a CPU that has no bf16. All images are of one size, and all norms are clipped."""
     home = worlds.write_world(root / "world", seed, (4, 2, 3), hard=False, sizes=((48, 32),))
-    model = worlds.write_tiny(root / "model", seed=seed, text=LAYERS)
+    model = worlds.write_tiny(root / "model", seed=seed, text={"num_hidden_layers": 2})
     changes = RECIPE | {"precision": "bf16", "max_grad_norm": 1.0, "seed": seed}
     staged = COT | {"precision": "bf16", "seed": seed}
     images = sets.tiny_recipe(precision="bf16", seed=seed)

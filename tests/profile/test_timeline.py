@@ -16,7 +16,7 @@ import sets
 import torch
 
 from sameday.commands.session import Session, Specs
-from sameday.profile.timeline import record
+from sameday.profile.timeline import record, under_way
 from sameday.record import checkpoint
 from sameday.spec.errors import EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, EXIT_STOPPED, RunStopped
 from sameday.spec.plan import Plan
@@ -71,6 +71,26 @@ def test_as_many_steps_as_were_asked_for(
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
     assert all(torch.equal(p, q) for p, q in zip(task.trained().values(), start, strict=True))
     assert set(tmp_path.rglob("*")) == files, "nothing of the user's is written"
+
+
+def test_what_is_watched_was_recorded_before(ready: Any, plan: Plan) -> None:
+    """Gradients are others each time, and what is recorded for them is made anew."""
+    session, task = ready(plan)
+    loss_sum, computed = task.loss_sum, list[int]()
+
+    def listening(batch: Any, step: int) -> Any:
+        computed.append(step)
+        return loss_sum(batch, step)
+
+    task.loss_sum = listening
+    for records in (False, True):
+        task.plan = task.plan.model_copy(update={"cuda_graphs": records})
+        task._recording = lambda _: task._losses["train"]  # a CPU records nothing
+        computed.clear()
+        with under_way(session, task, range(2, 5), None) as done:
+            before = set(computed)
+            assert next(done).step == 3, "the first is over"
+        assert before == {2, 3, 4} if records else 4 not in before
 
 
 def test_asked_to_stop(ready: Any, plan: Plan) -> None:

@@ -10,12 +10,14 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import recordings
 import torch
 import worlds
 from arms import Stage
+from recordings import LORA
 from torch import Tensor
 
-from sameday.hardware.graphs import Launched, Recorded
+from sameday.hardware.graphs import GraphMemory, Launched, Recorded
 from sameday.hardware.kernels import without_flash
 from sameday.hardware.machine import detect_machine, set_deterministic
 from sameday.hardware.ranks import Ranks
@@ -30,34 +32,8 @@ pytestmark = pytest.mark.skipif(
     reason="records CUDA graphs, of flash attention among others: needs a GPU that has it",
 )
 FP8 = CUDA and torch.cuda.get_device_capability() >= (8, 9)
-SPLIT: dict[str, Any] = {
-    "share_images": True,
-    "share_text": True,
-    "packing": True,
-    "max_questions": None,
-    "attention": "split",
-    "label_only_logits": True,
-    "optimizer_impl": "fused",
-    "cuda_graphs": True,
-}
-TEMPLATES = {
-    "by": "stage",
-    "templates": {
-        "1": "what is there, what size, what shape, what colour near the left wall, a red polyp: {question}",
-        "2": "what size, how many instruments can you see here near the red polyp, left wall: {question}",
-        "3": "what shape, how many red instruments can you see here near the left wall, what size: {question}",
-    },
-}
-LORA = {"r": 4, "alpha": 8, "dropout": 0.1}
-RECIPE: dict[str, Any] = {
-    "precision": "bf16",
-    "order": "by_image",
-    "effective_batch": 6,
-    "max_pixels": 48 * 48,
-    "lora": LORA,
-    "num_epochs": 40,
-    "prompt": TEMPLATES,
-}
+PLAN = recordings.PLAN | {"optimizer_impl": "fused", "cuda_graphs": True}
+RECIPE = recordings.LONG | {"precision": "bf16"}
 COMPILED = {"compile": "layers", "pad_to_multiple": 32}
 
 
@@ -73,19 +49,16 @@ def deterministic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return worlds.write_tiny(tmp_path_factory.mktemp("model"), text={"num_hidden_layers": 2})
-
-
-@pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With forks, groups without, questions alone, and images of two sizes."""
     folder = tmp_path_factory.mktemp("world")
-    return worlds.write_world(folder, 4, (6, 5, 1, 6, 2), sizes=((48, 32), (32, 48)))
+    return worlds.write_world(folder, 4, (6, 5, 1, 6, 2), sizes=recordings.SIZES)
 
 
-def make(model: Path, world: Path, plan: dict[str, Any], recipe: dict[str, Any] | None = None) -> VqaTask:
-    task = worlds.make_task(world, worlds.tiny_recipe(model, **RECIPE | (recipe or {})), Plan(**SPLIT | plan), "cuda")
+def make(two_layers: Path, world: Path, plan: dict[str, Any], recipe: dict[str, Any] | None = None) -> VqaTask:
+    task = worlds.make_task(
+        world, worlds.tiny_recipe(two_layers, **RECIPE | (recipe or {})), Plan(**PLAN | plan), "cuda"
+    )
     worlds.stir(task)
     task.training(True)
     return task
@@ -93,14 +66,7 @@ def make(model: Path, world: Path, plan: dict[str, Any], recipe: dict[str, Any] 
 
 def learned(task: VqaTask, steps: range, stepped: Steps | None = None) -> list[Tensor]:
     """Of each step all gradients and the loss."""
-    stepped = stepped or Steps(task.recipe, task.plan, task, Ranks())
-    found = []
-    for step in steps:
-        stepped.gradients.zero()
-        stepped.accumulate((batch.to(task.device) for batch in task.batches(step, None, Ranks())), step)
-        assert not stepped.gradients.tail[1], "out of memory"
-        found.append(stepped.gradients.buffer.clone())
-    return found
+    return [after.gradients.buffer.clone() for after in recordings.computed(task, steps, stepped)]
 
 
 def distance(found: list[Tensor], other: list[Tensor]) -> float:
@@ -124,10 +90,10 @@ def distance(found: list[Tensor], other: list[Tensor]) -> float:
     ],
 )
 def test_recorded_is_launched_to_the_bit(
-    model: Path, world: Path, plan: dict[str, Any], recipe: dict[str, Any]
+    two_layers: Path, world: Path, plan: dict[str, Any], recipe: dict[str, Any]
 ) -> None:
     """Each shape with several micro-batches, masks drawn anew in each; and near what is not padded."""
-    task, steps = make(model, world, plan, recipe), range(9)
+    task, steps = make(two_layers, world, plan, recipe), range(9)
     found = learned(task, steps)
     kinds = {type(program.passes) for program in task.recorder._made.values()}
     assert kinds == {Recorded} and len(task.recorder._made) < len(steps), "each shape is recorded, and some come again"
@@ -142,9 +108,9 @@ def test_recorded_is_launched_to_the_bit(
     assert 0 < distance(found, plain) < (0.2 if recipe.get("base_format") else 0.05)
 
 
-def test_shapes_share_memory(model: Path, world: Path) -> None:
+def test_shapes_share_memory(two_layers: Path, world: Path) -> None:
     """From the second pass on nothing more is taken, whatever order the shapes come in."""
-    task = make(model, world, {})
+    task = make(two_layers, world, {})
     stepped = Steps(task.recipe, task.plan, task, Ranks())
     first = learned(task, range(8), stepped)
     learned(task, range(8), stepped)
@@ -156,9 +122,39 @@ def test_shapes_share_memory(model: Path, world: Path) -> None:
     assert all(torch.equal(one, other) for one, other in zip(found, first, strict=True))
 
 
-def test_memory_that_runs_out_while_recording(model: Path, world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recording_is_not_held_beside_its_warm_up() -> None:
+    """Nor do smaller ones take memory of their own."""
+    size = 2**26
+    weight = torch.ones((), device="cuda", requires_grad=True)
+    weight.grad = torch.zeros_like(weight)
+    data = torch.rand(size // 4, device="cuda")
+
+    def run(count: int) -> tuple[Tensor, Tensor]:
+        x = data[:count] * weight
+        for _ in range(8):  # each keeps its input
+            x = x.sin()
+        return x.sum(), x.detach()[:1]
+
+    gc.collect()
+    torch.cuda.empty_cache()
+    before, memory = torch.cuda.memory_reserved(), GraphMemory()
+    largest = Recorded(lambda: run(len(data)), [weight], memory)
+    held = torch.cuda.memory_reserved()
+    assert 8 * size <= held - before <= 15 * size, "once, with what the backward pass takes besides"
+    smaller = Recorded(lambda: run(len(data) // 2), [weight], memory)
+    assert torch.cuda.memory_reserved() - held <= size // 2
+    for each in (largest, smaller, largest):
+        weight.grad.zero_()
+        loss, *_ = each()
+        loss.backward()
+        assert loss > 0 and weight.grad != 0
+
+
+def test_memory_that_runs_out_while_recording(
+    two_layers: Path, world: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """In the middle of a recording: what is recorded stays, the rest is launched, and nothing is lost."""
-    task, run, tries = make(model, world, {}), recorded._Program.run, []
+    task, run, tries = make(two_layers, world, {}), recorded._Program.run, []
 
     def short(program: Any) -> Any:
         if torch.cuda.is_current_stream_capturing() and len(task.recorder._made) == 1:
@@ -177,9 +173,9 @@ def test_memory_that_runs_out_while_recording(model: Path, world: Path, capsys: 
     assert {type(program.passes) for program in task.recorder._made.values()} == {Recorded}
 
 
-def test_a_loss_that_somebody_keeps_does_not_end_a_recording(model: Path, world: Path) -> None:
+def test_a_loss_that_somebody_keeps_does_not_end_a_recording(two_layers: Path, world: Path) -> None:
     """As the loop keeps the last micro-batch's; one that was launched has nodes of another stream."""
-    task = make(model, world, {})
+    task = make(two_layers, world, {})
     stepped = Steps(task.recipe, task.plan, task, Ranks())
     kept, given_back = [], 0
     for step in range(8):
@@ -194,10 +190,10 @@ def test_a_loss_that_somebody_keeps_does_not_end_a_recording(model: Path, world:
     assert {type(program.passes) for program in task.recorder._made.values()} == {Recorded}
 
 
-def test_a_run_that_is_killed_goes_on_to_the_same_bits(tmp_path: Path, model: Path, world: Path) -> None:
+def test_a_run_that_is_killed_goes_on_to_the_same_bits(tmp_path: Path, two_layers: Path, world: Path) -> None:
     """And as `sameday verify` compares it with the plain plan: every step, a kill, a resume."""
-    stage = Stage(tmp_path, world, worlds.tiny_recipe(model, **RECIPE), steps=8, device="cuda")
-    plan = Plan(**SPLIT, deterministic=True)
+    stage = Stage(tmp_path, world, worlds.tiny_recipe(two_layers, **RECIPE), steps=8, device="cuda")
+    plan = Plan(**PLAN, deterministic=True)
     with patch.object(recorded, "Recorded", wraps=Recorded) as made:
         found = stage.compare(plan)
     assert made.call_count > 1, "nothing was recorded"

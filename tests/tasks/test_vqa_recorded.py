@@ -7,12 +7,15 @@ import re
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import pytest
+import recordings
 import torch
 import worlds
+from recordings import PLAN
 from torch import Tensor
 
 from sameday.hardware.graphs import Launched
@@ -21,60 +24,32 @@ from sameday.hardware.ranks import Ranks
 from sameday.models.vlm import VisionLanguageModel, load_base
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
-from sameday.tasks.vqa import automatic, recorded
+from sameday.tasks.vqa import recorded
 from sameday.tasks.vqa.setup import VqaSetup
 from sameday.tasks.vqa.task import VqaTask
+from sameday.tasks.warm_up import warm_up
 from sameday.train.steps import Steps
 
-SPLIT: dict[str, Any] = {
-    "share_images": True,
-    "share_text": True,
-    "packing": True,
-    "max_questions": None,
-    "attention": "split",
-    "label_only_logits": True,
-}
-TEMPLATES = {
-    "by": "stage",
-    "templates": {
-        "1": "what is there, what size, what shape, what colour near the left wall, a red polyp: {question}",
-        "2": "what size, how many instruments can you see here near the red polyp, left wall: {question}",
-        "3": "what shape, how many red instruments can you see here near the left wall, what size: {question}",
-    },
-}
-RECIPE: dict[str, Any] = {
-    "order": "by_image",
-    "effective_batch": 6,
-    "max_pixels": 48 * 48,
-    "loss_weight": "sample",
-    "lora": {"r": 4, "alpha": 8, "dropout": 0.1},
-    "num_epochs": 40,
-    "prompt": TEMPLATES,
-}
+RECIPE = recordings.LONG | {"loss_weight": "sample"}
 GPU = Machine("cuda", "a GPU", 2**37, 16, True, 2**17, (9, 0))
 Make = Callable[..., VqaTask]
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return worlds.write_tiny(tmp_path_factory.mktemp("model"), text={"num_hidden_layers": 2})
-
-
-@pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return worlds.write_world(tmp_path_factory.mktemp("world"), 4, (6, 5, 4, 6), hard=False, sizes=((48, 32), (32, 48)))
+    return worlds.write_world(tmp_path_factory.mktemp("world"), 4, (6, 5, 4, 6), hard=False, sizes=recordings.SIZES)
 
 
 @pytest.fixture(scope="module")
-def make(model: Path, world: Path) -> Make:
+def make(two_layers: Path, world: Path) -> Make:
     """A task, its weights away from their start. Files are read once. With `graphs` the plan asks for recorded
     micro-batches, which loading would refuse on a CPU."""
-    first, cpu = worlds.make_task(world, worlds.tiny_recipe(model, **RECIPE), Plan(**SPLIT)), torch.device("cpu")
-    base = load_base(str(model), first.recipe, cpu)
+    first, cpu = worlds.make_task(world, worlds.tiny_recipe(two_layers, **RECIPE), Plan(**PLAN)), torch.device("cpu")
+    base = load_base(str(two_layers), first.recipe, cpu)
 
     def made(graphs: bool, plan: dict[str, Any] | None = None, **changes: Any) -> VqaTask:
-        recipe = worlds.tiny_recipe(model, **RECIPE | changes)
-        asked = Plan(**SPLIT | (plan or {}), cuda_graphs=graphs)
+        recipe = worlds.tiny_recipe(two_layers, **RECIPE | changes)
+        asked = Plan(**PLAN | (plan or {}), cuda_graphs=graphs)
         computing = VisionLanguageModel(
             deepcopy(base), first.model.family, recipe, asked, cpu, first.processor.byte_table
         )
@@ -88,7 +63,6 @@ def make(model: Path, world: Path) -> Make:
 
 def learned(task: VqaTask, steps: range, budget: int | None = None) -> list[dict[str, Tensor]]:
     """Of each step its gradients, its loss, and each question's own."""
-    stepped = Steps(task.recipe, task.plan, task, Ranks())
     task.training(True)
     loss_sum, told = task.loss_sum, []
 
@@ -99,14 +73,12 @@ def learned(task: VqaTask, steps: range, budget: int | None = None) -> list[dict
 
     found = []
     with patch.object(task, "loss_sum", listening):
-        for step in steps:
-            stepped.gradients.zero()
-            stepped.accumulate(task.batches(step, budget, Ranks()), step)
+        for after in recordings.computed(task, steps, budget=budget):
             own = {id: torch.tensor(loss) for each in told for id, loss in each.items()}
             told.clear()
             gradients = {name: p.grad.clone() for name, p in task.trained().items() if p.grad is not None}
             found.append(gradients | {f"loss of {id}": own[id] for id in sorted(own)})
-            found[-1]["loss"] = stepped.gradients.tail[0].clone()
+            found[-1]["loss"] = after.gradients.tail[0].clone()
     return found
 
 
@@ -199,12 +171,37 @@ def test_shapes_are_a_matter_of_recipe_plan_and_data(make: Make) -> None:
     assert shapes.steps.keys() == set(shapes.all)
     for shape, step in shapes.steps.items():
         assert shape in {batch.shape for batch in one.batches(step, None, Ranks())}
-    words = f"{len(shapes.all)} shape(s|) of micro-batches are recorded when they first come, for 1?[0-9]?[0-9]% of"
-    assert re.search(words, shapes.words())
+    words = f"{len(shapes.all)} shape(s|) of micro-batches are recorded, for 1?[0-9]?[0-9]% of micro-batches, which are"
+    assert re.search(words, shapes.words()) and shapes.words().endswith("; the others are launched")
     rare = make(True, max_steps=1)
     assert not rare.shapes(1).all and "nothing is recorded" in rare.shapes(1).words()
     assert all(batch.shape is None for batch in rare.batches(0, None, Ranks()))
     assert all(batch.shape is None for batch in make(False).batches(0, None, Ranks()))
+
+
+def test_what_is_too_large_to_be_worth_it_is_launched_as_it_is(make: Make) -> None:
+    """On a GPU whose kernels end later than their launches from some size on."""
+    most, asked = 384, {"effective_batch": 14}
+    task, plain = make(True, **asked), make(False, **asked)
+    task.most_recorded = most
+    shapes = task.shapes(1)
+    assert shapes.all and max(shape.tokens for shape in shapes.all) <= most and 0 < shapes.larger < 1
+    larger = f"; the others are launched; [0-9]+% have more than {most} tokens, for which kernels take longer than"
+    assert re.search(larger, shapes.words())
+    batches = [batch for step in range(8) for batch in task.batches(step, None, Ranks())]
+    assert {batch.shape for batch in batches} == {None, *shapes.all}
+    unpadded = [batch.tokens for step in range(8) for batch in plain.batches(step, None, Ranks())]
+    for batch, tokens in zip(batches, unpadded, strict=True):
+        assert batch.shape is not None or torch.equal(batch.tokens, tokens)
+        assert tokens.numel() <= most or batch.shape is None
+    assert_near(learned(task, range(3)), learned(plain, range(3)))
+    none = make(True)
+    none.most_recorded = 8
+    assert none.shapes(1).words() == (
+        "cuda_graphs: nothing is recorded, since 100% of micro-batches have more than 8 tokens, for which kernels take "
+        "longer than their launches"
+    )
+    assert all(batch.shape is None for batch in none.batches(0, None, Ranks()))
 
 
 def test_all_shapes_come_in_the_warm_up(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,8 +210,47 @@ def test_all_shapes_come_in_the_warm_up(make: Make, monkeypatch: pytest.MonkeyPa
     task = make(True)
     batches = [each.make() for each in task.warm_up_batches(range(task.steps_per_epoch() * 2), None, Ranks())]
     assert {batch.shape for batch in batches} - {None} == set(task.shapes(1).all) and len(task.shapes(1).all) > 1
+    sizes = [0 if batch.shape is None else batch.shape.tokens for batch in batches]
+    assert sizes == sorted(sizes, reverse=True), "smaller shapes fit into the memory of the largest"
+    late = task.warm_up_batches(range(10 * task.steps_per_epoch(), 11 * task.steps_per_epoch()), None, Ranks())
+    assert {each.make().shape for each in late} >= set(task.shapes(1).all), "also where a run goes on"
+    assert all(each.name.endswith(", recorded") == (each.make().shape is not None) for each in late)
     plain = [each.make() for each in make(False, {"compile": "layers"}).warm_up_batches(range(4), None, Ranks())]
     assert plain and not any(batch.shape for batch in plain)
+
+
+class Counted(Launched):
+    """Stands for a recording, which needs a GPU. How often one is made is counted."""
+
+    made = 0
+
+    def __init__(self, run: Any, *_how: Any) -> None:
+        super().__init__(run)
+        type(self).made += 1
+
+
+def test_nothing_is_recorded_after_the_warm_up(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the run says what was."""
+    said: list[str] = []
+    screen: Any = SimpleNamespace(live=None, say=said.append)
+    monkeypatch.setattr(recorded, "Recorded", Counted)
+    monkeypatch.setattr(recorded, "GraphMemory", object)
+    monkeypatch.setattr(Counted, "made", 0)
+    task = make(True)
+    task.recorder.records = True
+    steps, total, shapes = Steps(task.recipe, task.plan, task, Ranks()), 4 * task.steps_per_epoch(), task.shapes(1)
+    warm_up(task, range(total), None, Ranks(), steps.warm_up, screen)
+    assert Counted.made == len(shapes.all) == task.recorded_sizes() > 1 and not steps.gradients.buffer.any()
+    sizes = [name[0].tokens for name in task.recorder._made]
+    assert sizes == sorted(sizes, reverse=True)
+    served = 0
+    for step in range(total):
+        batches = list(task.batches(step, None, Ranks()))
+        served += sum(batch.shape is not None for batch in batches)
+        steps.accumulate(batches, step)
+    assert Counted.made == len(shapes.all) < served and steps.gradients.norm() > 0
+    assert said[0].startswith("recording what this run will meet, so that no step waits for it: ")
+    assert said[1].startswith(f"recorded {len(shapes.all)} sizes of micro-batches that this run will meet in ")
 
 
 def test_new_gradients_are_recorded_anew(make: Make) -> None:
@@ -261,12 +297,12 @@ def test_workers_send_padded_batches(make: Make) -> None:
     assert name[0] in task.shapes(1).all
 
 
-def test_what_cannot_be_recorded_is_refused_by_name(model: Path, world: Path) -> None:
+def test_what_cannot_be_recorded_is_refused_by_name(two_layers: Path, world: Path) -> None:
     def refused(machine: Machine = GPU, recipe: dict[str, Any] | None = None, **plan: Any) -> str:
         fields = RECIPE | {"precision": "bf16"} | (recipe or {})
-        setup = VqaSetup(worlds.tiny_recipe(model, **fields), world)
+        setup = VqaSetup(worlds.tiny_recipe(two_layers, **fields), world)
         with pytest.raises(BadInput) as error:
-            setup.resolve_auto(Plan(**SPLIT | {"cuda_graphs": True} | plan), machine)
+            setup.resolve_auto(Plan(**PLAN | {"cuda_graphs": True} | plan), machine)
         return str(error.value)
 
     needs = "plan.cuda_graphs true needs"
@@ -278,17 +314,3 @@ def test_what_cannot_be_recorded_is_refused_by_name(model: Path, world: Path) ->
     )
     assert "those of recipe.base_format nf4 cannot" in refused(recipe={"base_format": "nf4"})
     assert f"{needs} a frozen vision tower and projector" in refused(recipe={"train_vision": True})
-
-
-def test_an_automatic_plan_records_where_the_switch_says_so(model: Path, world: Path) -> None:
-    setup = VqaSetup(worlds.tiny_recipe(model, **RECIPE | {"precision": "bf16"}), world)
-    assert not setup.choose_plan(GPU, 1)[0].cuda_graphs
-    with patch.object(automatic, "RECORDS", True):
-        plan, why = setup.choose_plan(GPU, 1)
-        assert plan.cuda_graphs and "launches" in why["cuda_graphs"]
-        setup.check_plan(plan, GPU)
-        assert not setup.for_evaluation(plan).cuda_graphs
-        nf4 = VqaSetup(worlds.tiny_recipe(model, **RECIPE | {"precision": "bf16", "base_format": "nf4"}), world)
-        assert not nf4.choose_plan(GPU, 1)[0].cuda_graphs and ("cuda_graphs", True) in nf4.cannot(GPU)
-    assert ("cuda_graphs", True) not in setup.cannot(GPU)
-    assert any(choice.name == "cuda_graphs" for choice in setup.choices(GPU))

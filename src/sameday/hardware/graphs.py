@@ -48,7 +48,8 @@ def _aside(device: int) -> torch.cuda.Stream:
 
 
 class GraphMemory:
-    """Memory for graphs that are never under way at the same time: each takes what the ones before it left."""
+    """Memory for graphs that are never under way at the same time: each takes what the ones before it left, which is
+    enough for it where the largest came first."""
 
     def __init__(self) -> None:
         # The pool lives as long as a graph of it does.
@@ -107,6 +108,8 @@ class Recorded:
         _warm_up(run, trained)
         self._forward, self._backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with _uncollected():
+            # What the warm-up took waits to be used again, and a recording cannot take it: it would be held twice.
+            torch.cuda.empty_cache()
             with recording(self._forward, memory.pool):
                 loss, *rest = run()
             self._scale = torch.ones_like(loss)

@@ -1,7 +1,9 @@
-"""Published figures of GPUs that people have, for estimates about machines that are not here."""
+"""Published figures of GPUs that people have, for estimates: about machines that are not here, and before anything was
+measured."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 
@@ -32,3 +34,16 @@ KNOWN = {
 
 REACHED = 0.8
 """Of a published peak, by large matmuls: 775 of 989 TFLOP/s were seen on an H200."""
+
+_PARTS = {"MIG", "LAPTOP"}
+"""Words in the names of GPUs that are slower than their name says."""
+
+
+def peak_of(name: str) -> float | None:
+    """The published peak of bf16 matmuls of a GPU by the name that its driver has for it, as "NVIDIA A100-SXM4-40GB";
+    None where it is not known."""
+    words = set(re.split(r"[\s-]+", name.upper()))
+    for gpu in KNOWN.values():
+        if {*re.sub(r" \d+ GB$", "", gpu.name).upper().split()} <= words and not words & _PARTS:
+            return gpu.flop_per_second
+    return None

@@ -6,8 +6,8 @@ import statistics
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -176,9 +176,7 @@ def _watched(
     seconds = statistics.mean(sum(step.values()) for step in timed)
     more = 2 + int(WATCHED / seconds)
     numbers = range(first, first + 2 * steps + 2 + more)
-    with closing(session.steps(task)) as watched, closing(watched.run(numbers, budget=budget)) as done:
-        next(done)
-        torch.cuda.synchronize()  # what was begun ahead is not of these steps
+    with under_way(session, task, numbers, budget) as done:
         with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
             for _ in range(steps):
                 next(done)
@@ -195,6 +193,19 @@ def _watched(
         "waits": tuple((where, round(count / steps)) for where, count in waits if round(count / steps)),
         "gpu": nvml.medians(),
     }
+
+
+@contextmanager
+def under_way(session: Session, task: Task, numbers: Sequence[int], budget: int | None) -> Iterator[Iterator[Good]]:
+    """These steps after the first of them. Their gradients are others than those of steps before, and what adds to them
+    is recorded anew: where a plan records, all of them have come once already."""
+    before = numbers if task.plan.cuda_graphs else ()
+    with closing(session.steps(task)) as steps, closing(steps.run([*before, *numbers], budget=budget)) as done:
+        for _ in range(len(before) + 1):
+            next(done)
+        if task.device.type == "cuda":
+            torch.cuda.synchronize()  # what was begun ahead is not of these steps
+        yield done
 
 
 def covered(spans: list[tuple[float, float]]) -> float:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from contextlib import closing
 from pathlib import Path
 
 import torch
 
 from sameday.commands.session import Session
 from sameday.hardware.phases import as_ranges
+from sameday.profile.timeline import under_way
 from sameday.tasks.base import Task
 
 TRACED = 3
@@ -25,16 +25,16 @@ def write_trace(session: Session, task: Task, path: Path, first: int, budget: in
     if task.device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
     numbers = range(first, first + TRACED + 2)
-    with closing(session.steps(task)) as steps, closing(steps.run(numbers, budget=budget)) as done:
-        next(done)
+    with (
+        under_way(session, task, numbers, budget) as done,
+        profile(activities=activities, acc_events=True) as seen,
+        as_ranges(),
+    ):
+        for number in numbers[1 : TRACED + 1]:
+            with record_function(f"step {number + 1}"):
+                next(done)
         if task.device.type == "cuda":
-            torch.cuda.synchronize()  # what was begun ahead is not of these steps
-        with profile(activities=activities, acc_events=True) as seen, as_ranges():
-            for number in numbers[1 : TRACED + 1]:
-                with record_function(f"step {number + 1}"):
-                    next(done)
-            if task.device.type == "cuda":
-                torch.cuda.synchronize()
+            torch.cuda.synchronize()
     made = path.with_name(f".{os.getpid()}.{path.name[-50:]}")
     try:
         seen.export_chrome_trace(str(made))

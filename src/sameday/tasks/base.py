@@ -161,6 +161,10 @@ class Task(ABC):
         compiled or recorded for each kind of them. The same ones on every rank."""
         return ()
 
+    def recorded_sizes(self) -> int:
+        """Of micro-batches, whose kernels are recorded so far."""
+        return 0
+
     def part_sums(self, batch: Any, losses: Tensor) -> Tensor:
         """For each of `loss_parts` its sum of the micro-batch's losses, of which `loss_sum` gave each by itself."""
         raise NotImplementedError

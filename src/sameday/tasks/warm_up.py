@@ -47,8 +47,9 @@ def warm_up(
     task.training(True)
     if not batches:
         return {}
+    doing, recorded = _doing(task), task.recorded_sizes()
     if screen.live is None:
-        screen.say(f"compiling what this run will meet, so that no step waits for it: {len(batches)} micro-batches")
+        screen.say(f"{doing} what this run will meet, so that no step waits for it: {len(batches)} micro-batches")
     short, failed = list[str](), None
     for number, each in enumerate(batches, 1):
         if task.stop_asked():  # the first step notices it, and ends the run as it would any other
@@ -56,7 +57,7 @@ def warm_up(
         if screen.live is not None:
             seconds = time.perf_counter() - began
             screen.live.update(
-                f"compiling what this run will meet: {number} of {len(batches)}, {each.name}, {seconds:.0f} s"
+                f"{doing} what this run will meet: {number} of {len(batches)}, {each.name}, {seconds:.0f} s"
             )
         try:
             if not _gone_through(task, each, train_on):
@@ -70,9 +71,15 @@ def warm_up(
     task.training(True)
     _raise_together(failed, ranks)
     seconds = time.perf_counter() - began
-    for line in _told(seconds, graphs().since(before), short):
+    for line in _told(seconds, graphs().since(before), task.recorded_sizes() - recorded, short):
         screen.say(line)
     return {"compile": round(seconds, 4)}
+
+
+def _doing(task: Task) -> str:
+    if not task.plan.cuda_graphs:
+        return "compiling"
+    return "recording" if task.plan.compile == "none" else "compiling and recording"
 
 
 def _gone_through(task: Task, each: WarmUpBatch, train_on: Callable[[Any, int], bool]) -> bool:
@@ -102,8 +109,8 @@ def _raise_together(failed: Exception | None, ranks: Ranks) -> None:
         raise RunStopped(*every[0])
 
 
-def _told(seconds: float, done: Graphs, short: Sequence[str]) -> list[str]:
-    lines = []
+def _told(seconds: float, done: Graphs, recorded: int, short: Sequence[str]) -> list[str]:
+    lines, sizes = [], f"{count(recorded, 'size')} of micro-batches"
     if done.made:
         folder = cache_folder()
         where = f" ({folder})" if folder and (done.found or done.kept) else ""
@@ -111,7 +118,10 @@ def _told(seconds: float, done: Graphs, short: Sequence[str]) -> list[str]:
         then = "; the next run on this machine finds them" if done.kept else ""
         lines.append(
             f"compiled what this run will meet in {seconds:.1f} s: {count(done.made, 'graph')}{disk}{then}{where}"
+            + (f", and recorded {sizes}" if recorded else "")
         )
+    elif recorded:
+        lines.append(f"recorded {sizes} that this run will meet in {seconds:.1f} s; there was nothing to compile")
     elif seconds > SHORT:
         lines.append(f"went through what this run will meet in {seconds:.1f} s; there was nothing to compile")
     if short:

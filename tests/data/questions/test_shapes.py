@@ -179,3 +179,22 @@ def test_each_section_that_is_there_has_room_for_padding() -> None:
     (shape,) = choose_shapes([full], LEAST_USES)
     assert shape.prefix > 1024 and shape.branch > 512 and not shape.covers(full._replace(prefix=shape.prefix))
     assert not shape.covers(full._replace(fork=1)) and not shape.covers(full._replace(targets=shape.targets + 1))
+
+
+some_rows = st.lists(
+    st.builds(row, st.integers(16, 4000), st.integers(1, 1500), st.integers(1, 4), st.integers(1, 32)), max_size=30
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(some_rows, st.integers(1, 6000), st.sampled_from([0.5, 1, 10]))
+def test_no_shape_is_larger_than_what_is_worth_it(rows: list[Shape], most: int, times: float) -> None:
+    """Larger rows have no shape, and no say in those of the others."""
+    shapes = choose_shapes(rows, times, most)
+    assert all(shape.tokens <= most for shape in shapes) and len(shapes) <= MOST_SHAPES
+    below = [each for each in rows if each.tokens <= most]
+    assert shapes == choose_shapes(below, times, most)
+    for each in rows:
+        shape = fitting(each, shapes)
+        assert shape is None or (each in below and shape.covers(each))
+    assert choose_shapes(rows, times, 10**9) == choose_shapes(rows, times)

@@ -3,6 +3,7 @@ comes to the same ones."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -52,9 +53,10 @@ class _Cluster:
         return not _worth(self.padded, self.smallest)
 
 
-def choose_shapes(rows: Sequence[Shape], times: float) -> tuple[Shape, ...]:
-    """For rows of these sizes, each of which comes about so many `times` in a run. The most used first."""
-    step = STEP
+def choose_shapes(rows: Sequence[Shape], times: float, most: float = math.inf) -> tuple[Shape, ...]:
+    """For rows of these sizes, each of which comes about so many `times` in a run: shapes of at most the `most` tokens,
+    those first that are used most. Longer rows count for nothing, as if they did not come."""
+    rows, step = [row for row in rows if row.tokens <= most], STEP
     while len({_rounded(row, step) for row in rows}) > MOST_COMPARED:
         step *= 2
     smallest: dict[Shape, int] = {}
@@ -64,7 +66,7 @@ def choose_shapes(rows: Sequence[Shape], times: float) -> tuple[Shape, ...]:
     counts = Counter(_rounded(row, step) for row in rows)
     clusters = [_Cluster(shape, count, smallest[shape]) for shape, count in sorted(counts.items())]
     least = LEAST_USES / times
-    clusters = _fewer([each for each in clusters if not each.wasteful], least)
+    clusters = _fewer([each for each in clusters if not each.wasteful and each.padded <= most], least, most)
     used = sorted((each for each in clusters if each.rows >= least), key=lambda each: -each.rows)
     return tuple(dict.fromkeys(each.shape for each in map(_tiled, used[:MOST_SHAPES])))
 
@@ -93,13 +95,13 @@ class _Pair(NamedTuple):
         return cls(joined.tokens - one.tokens - other.tokens, joined, one, other)
 
 
-def _fewer(clusters: list[_Cluster], least: float) -> list[_Cluster]:
+def _fewer(clusters: list[_Cluster], least: float, most: float) -> list[_Cluster]:
     """Joined two by two, those first whose rows are then padded the least: where there are too many, where that costs
-    next to nothing, and where one of the two has fewer than the `least` rows."""
+    next to nothing, and where one of the two has fewer than the `least` rows. None has more than the `most` tokens."""
     free = FREE * sum(each.tokens for each in clusters)
     pairs = [_Pair.of(one, other) for n, one in enumerate(clusters) for other in clusters[n + 1 :]]
     while True:
-        pairs = [pair for pair in pairs if not pair.joined.wasteful]
+        pairs = [pair for pair in pairs if not pair.joined.wasteful and pair.joined.padded <= most]
         wanted = [
             pair
             for pair in pairs

@@ -142,6 +142,9 @@ class ClassifyTask(Task):
     def warm_up_batches(self, steps: range, budget: int | None, ranks: Ranks) -> list[WarmUpBatch]:
         return warm_up_batches(self, steps, budget, ranks)
 
+    def recorded_sizes(self) -> int:
+        return sum(each is not None for each in self._recorded.values())
+
     def _build(self, split: str, ids: Sequence[int], turn: tuple[int, int]) -> ImageBatch:
         chosen, at = torch.tensor(ids), torch.tensor(turn)
         if self.place == "device":

@@ -10,8 +10,9 @@ from sameday.hardware.machine import Machine
 from sameday.kernels.bdh import interpreted
 from sameday.kernels.lora_launch import MOST
 from sameday.spec.errors import refuse
-from sameday.spec.plan import Plan
+from sameday.spec.plan import Plan, fields_of
 from sameday.spec.vlm import VlmRecipe
+from sameday.tasks.vqa.launches import most_recorded
 from sameday.tasks.vqa.words import image_parts_words
 
 BYTES_PER_ACTIVATION = 30 * 2
@@ -19,8 +20,8 @@ BYTES_PER_ACTIVATION = 30 * 2
 
 SCALE_BYTES, DOUBLE_SCALE_BYTES = 4 / 64, (1 + 4 / 256) / 64
 """Of the scales of a weight in four bits: a float32 for 64 weights, or a byte, and a float32 for 256 such bytes."""
-RECORDS = False
-"""Whether an automatic plan for a GPU has micro-batches recorded as CUDA graphs."""
+FEWEST_TOKENS = 4096
+"""Of a micro-batch: where fewer fit, layers are recomputed instead, and nothing is recorded."""
 NO_SPLIT = "split attention cannot follow this model's layers, of which some see a window or images in both directions"
 
 
@@ -108,7 +109,9 @@ def graph_problems(
         yield f"{needs} a frozen vision tower and projector, and {words}; allowed here: false"
 
 
-def choose_plan(recipe: VlmRecipe, machine: Machine, config: Any, ranks: int) -> tuple[Plan, dict[str, str]]:
+def choose_plan(
+    recipe: VlmRecipe, machine: Machine, config: Any, ranks: int, splits: Callable[[], bool] = lambda: True
+) -> tuple[Plan, dict[str, str]]:
     """A safe plan for this machine and model, field by field with its reason."""
     text = config.get_text_config()
     why: dict[str, str] = {}
@@ -137,19 +140,36 @@ def choose_plan(recipe: VlmRecipe, machine: Machine, config: Any, ranks: int) ->
     if machine.triton:
         pick("compile", "layers", "Triton is there")
         pick("pad_to_multiple", 32, "fewer row lengths to compile for")
-    recorded = Plan(**fields, cuda_graphs=True)
-    if RECORDS and not any(graph_problems(recorded, recipe, machine)):
-        pick("cuda_graphs", True, "a step of few tokens is bound by the launches of its kernels")
-    spare = _spare(recipe, machine, text)
     each = text.num_hidden_layers * text.hidden_size * BYTES_PER_ACTIVATION
-    budget = int(spare / each)
-    if budget >= 4096:
-        pick("checkpointing", "none", f"activations of {budget} tokens fit beside the weights")
+    budget = int(_spare(recipe, machine, text) / each)
+    recordable = "cuda_graphs" in fields_of(recipe) and not any(
+        graph_problems(Plan(**fields, cuda_graphs=True), recipe, machine, splits)
+    )
+    taken, reason = _recorded_tokens(text, recipe, machine, budget) if recordable else (0, None)
+    if reason is not None:
+        pick("cuda_graphs", taken > 0, reason)
+    budget -= taken
+    if budget >= FEWEST_TOKENS:
+        beside = "the weights and what is recorded" if taken else "the weights"
+        pick("checkpointing", "none", f"activations of {budget} tokens fit beside {beside}")
         pick("token_budget", min(budget, 16384), "what fits, at most 16384")
     else:
         pick("checkpointing", "full", f"only {max(0, budget)} tokens would fit without it")
         pick("token_budget", 8192, "with recomputation a layer's input per token is kept")
     return Plan(**fields), why
+
+
+def _recorded_tokens(text: Any, recipe: VlmRecipe, machine: Machine, budget: int) -> tuple[int, str]:
+    """Of a `budget` of tokens that memory has room for: how many recordings may take, as many as the largest of them
+    has, and why. They keep their memory, and micro-batches that are launched take their own; none has more tokens than
+    what is left to these."""
+    most = most_recorded(text, recipe.train, machine.name)
+    if most is None:
+        return 0, f"it is not known up to which size recording pays on {machine.name}; true records all sizes"
+    taken = min(most, budget // 2)
+    if budget - taken < FEWEST_TOKENS:
+        return 0, f"recordings of {most} tokens, up to which they pay, would take memory that activations need"
+    return taken, f"up to {most} tokens a micro-batch's kernels end before the host has launched them"
 
 
 def _spare(recipe: VlmRecipe, machine: Machine, text: Any) -> float:

@@ -1,8 +1,10 @@
 """Micro-batches whose decoder and loss are recorded: each is padded to one of a few shapes, and what was recorded for
-the shape when it first came is replayed. The tower goes before it, launched: its images are of any size."""
+the shape when it first came, in the warm-up, is replayed. The tower goes before it, launched: its images are of any
+size."""
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -36,22 +38,29 @@ READ = ("tokens", "positions", "keys", "image_slots", "target_at", "target", "we
 
 @dataclass(frozen=True)
 class Shapes:
-    """Those that a run records: a pure function of recipe, plan and data, whatever step the run begins with. `served`
-    is the share of its micro-batches that they serve, `padded` how many times as many tokens these compute for it.
-    `steps` has for each shape a step in which it comes."""
+    """Those that a run records: a pure function of recipe, plan, data and GPU, whatever step the run begins with.
+    `served` is the share of its micro-batches that they serve, `padded` how many times as many tokens these compute for
+    it. `steps` has for each shape a step in which it comes. Micro-batches of more than the `most` tokens, `larger` of
+    all, are not worth it."""
 
     all: tuple[Shape, ...] = ()
     served: float = 0.0
     padded: float = 1.0
     steps: Mapping[Shape, int] = field(default_factory=dict)
+    most: int | None = None
+    larger: float = 0.0
 
     def words(self) -> str:
+        above = f"more than {self.most} tokens, for which kernels take longer than their launches"
         if not self.all:
-            return "cuda_graphs: nothing is recorded, since no shape of micro-batch comes often enough"
+            rare = "no shape of micro-batch comes often enough"
+            why = rare if not self.larger else f"{self.larger:.0%} of micro-batches have {above}"
+            return f"cuda_graphs: nothing is recorded, since {why}"
         count = f"{len(self.all)} shape{'s' if len(self.all) > 1 else ''} of micro-batches"
+        others = f"; {self.larger:.0%} have {above}" if self.larger else ""
         return (
-            f"cuda_graphs: {count} are recorded when they first come, for {self.served:.0%} of micro-batches, which "
-            f"are padded by {self.padded - 1:.1%}; the others are launched"
+            f"cuda_graphs: {count} are recorded, for {self.served:.0%} of micro-batches, which are padded by "
+            f"{self.padded - 1:.1%}; the others are launched{others}"
         )
 
 
@@ -69,7 +78,9 @@ def plan_shapes(task: VqaTask, ranks: int) -> Shapes:
     for step in sampled:
         encoded, parts = task._step(step, None, Ranks(size=ranks))
         rows += [(step, shape_of_part(encoded, part, task.plan.share_text)) for rank in parts for part in rank]
-    shapes = choose_shapes([row for _, row in rows], total / max(1, len(sampled)))
+    most = task.most_recorded
+    limit = math.inf if most is None else most
+    shapes = choose_shapes([row for _, row in rows], total / max(1, len(sampled)), limit)
     served = [(step, row, shape) for step, row in rows if (shape := fitting(row, shapes)) is not None]
     used = {shape for *_, shape in served}
     tokens = sum(row.tokens for _, row, _ in served)
@@ -78,6 +89,8 @@ def plan_shapes(task: VqaTask, ranks: int) -> Shapes:
         len(served) / max(1, len(rows)),
         sum(shape.tokens for *_, shape in served) / max(1, tokens),
         {shape: step for step, _, shape in reversed(served)},
+        most,
+        sum(row.tokens > limit for _, row in rows) / max(1, len(rows)),
     )
 
 
@@ -114,6 +127,11 @@ class Recorder:
                 self._made[name] = self._program(batch, features, key)
             loss, losses = self._made[name].passes()
         return loss, losses[: len(batch.owner)]
+
+    @property
+    def shapes(self) -> frozenset[Shape]:
+        """Those that are recorded so far."""
+        return frozenset(name[0] for name, program in self._made.items() if isinstance(program.passes, Recorded))
 
     def _gradients_stay(self) -> bool:
         """Whether there are tensors for gradients, which a recording adds to. Whoever makes others has all recorded

@@ -304,7 +304,7 @@ class VqaSetup(TaskSetup):
     def choose_plan(self, machine: Machine, ranks: int) -> tuple[Plan, dict[str, str]]:
         from sameday.tasks.vqa.automatic import choose_plan
 
-        return choose_plan(self.recipe, machine, self.config, ranks)
+        return choose_plan(self.recipe, machine, self.config, ranks, self._splits)
 
     def check_plan(self, plan: Plan, machine: Machine) -> None:
         from sameday.tasks.vqa.automatic import attention_kernel, graph_problems, lora_problems
@@ -441,8 +441,7 @@ class VqaSetup(TaskSetup):
         if compiles and ("lora_kernel", "triton") not in self.cannot(machine):
             choices.append(Choice("lora_kernel", ({"lora_kernel": "triton"},)))
         choices.append(Choice("attention", tuple({"attention": kernel} for kernel in kernels)))
-        recorded = Plan(**SHARING, cuda_graphs=True)
-        if "cuda_graphs" in fields_of(self.recipe) and _can_record(recorded, self.recipe, machine):
+        if "cuda_graphs" in fields_of(self.recipe) and self._can_record(machine):
             choices.append(Choice("cuda_graphs", ({"cuda_graphs": True, "attention": "split"},)))
         return choices
 
@@ -460,11 +459,16 @@ class VqaSetup(TaskSetup):
         from sameday.tasks.vqa.automatic import lora_problems
 
         wrong: set[tuple[str, Any]] = {("cache", "features")} if self.recipe.trains_image_parts else set()
-        if not _can_record(Plan(**SHARING, cuda_graphs=True), self.recipe, machine):
+        if not self._can_record(machine):
             wrong.add(("cuda_graphs", True))
         if any(lora_problems(Plan(lora_kernel="triton"), self.recipe, machine)):
             wrong.add(("lora_kernel", "triton"))
         return frozenset(wrong)
+
+    def _can_record(self, machine: Machine) -> bool:
+        from sameday.tasks.vqa.automatic import graph_problems
+
+        return not any(graph_problems(Plan(**SHARING, cuda_graphs=True), self.recipe, machine, self._splits))
 
     def trial_values(self, device: str, size: int) -> dict[str, tuple[Any, ...]]:
         return {
@@ -487,9 +491,3 @@ class VqaSetup(TaskSetup):
 
     def words(self) -> tuple[str, str]:
         return recipe_words(self.recipe)
-
-
-def _can_record(plan: Plan, recipe: VlmRecipe, machine: Machine) -> bool:
-    from sameday.tasks.vqa.automatic import graph_problems
-
-    return not any(graph_problems(plan, recipe, machine))

@@ -56,6 +56,7 @@ from sameday.tasks.vqa.digests import (
     tensors_digest,
     tokenizer_digest,
 )
+from sameday.tasks.vqa.launches import most_recorded
 from sameday.tasks.vqa.loading import Checked, drop_too_long, load_encoder, load_family, load_processor
 from sameday.tasks.vqa.plain import conversation
 from sameday.tasks.vqa.recorded import Recorder, Shapes, plan_shapes, shape_of_part
@@ -97,6 +98,9 @@ class VqaTask(Task):
         said = (resizing, encoder.note, encoder.end_note, one if alone else None)
         self.notes: Sequence[str] = [*model.notes, *self.cache.notes, *(each for each in said if each)]
         self.device, self._start_digest = model.device, start_digest
+        gpu = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
+        self.most_recorded = most_recorded(model.text.config, recipe.train, gpu)
+        """Tokens of the largest micro-batch that is worth recording; None where that is not known."""
         self.places = [Place(s.id, s.image_key, s.stage) for s in splits.get("train", [])]
         self._epoch = lru_cache(maxsize=2)(self._epoch_steps)
         self._encode = lru_cache(maxsize=4096)(self.encoder.encode)
@@ -274,6 +278,9 @@ class VqaTask(Task):
 
     def warm_up_batches(self, steps: range, budget: int | None, ranks: Ranks) -> list[WarmUpBatch]:
         return warm_up_batches(self, steps, budget, ranks)
+
+    def recorded_sizes(self) -> int:
+        return len(self.recorder.shapes) if self.plan.cuda_graphs else 0
 
     def logits(self, batch: Batch, hidden: Tensor) -> Tensor:
         """Of every target of a micro-batch, whose last hidden states these are."""

@@ -82,8 +82,9 @@ class Met:
     def batch(self, task: VqaTask) -> WarmUpBatch:
         what = "validation" if not self.training else "an epoch's last step" if self.last else "training"
         images = count(self.images(task.plan.share_images), "image")
+        recorded = "" if self.kind(task).shape is None else ", recorded"
         return WarmUpBatch(
-            f"{what} with {count(len(self.questions()), task.recipe.sample)} on {images}",
+            f"{what} with {count(len(self.questions()), task.recipe.sample)} on {images}{recorded}",
             partial(task._build, self.encoded, self.part, shapes=self.shapes),
             self.step,
             None if self.training else task._score,
@@ -106,7 +107,9 @@ def compiles(task: VqaTask) -> bool:
 
 def chosen(task: VqaTask, met: Iterable[Met]) -> list[Met]:
     """Of each kind the largest, which shows first whether memory is enough for it, and the smallest. A graph is made
-    for the first, and any size that is written into it after all shows with the other."""
+    for the first, and any size that is written into it after all shows with the other. What is recorded comes before
+    the rest, from the largest shape on: the others then fit into its memory, and what is launched shows whether there
+    is enough beside it."""
     of_kind: dict[Kind, tuple[Met, Met]] = {}
     for each in met:
         kind, tokens = each.kind(task), each.size(task)
@@ -115,14 +118,15 @@ def chosen(task: VqaTask, met: Iterable[Met]) -> list[Met]:
             each if tokens > largest.size(task) else largest,
             each if tokens < smallest.size(task) else smallest,
         )
-    return [each for pair in of_kind.values() for each in dict.fromkeys(pair)]
+    kinds = sorted(of_kind, key=lambda kind: -1 if kind.shape is None else kind.shape.tokens, reverse=True)
+    return [each for kind in kinds for each in dict.fromkeys(of_kind[kind])]
 
 
 def _trained(task: VqaTask, steps: range, budget: int | None, ranks: Ranks) -> Iterator[Met]:
-    """Of all ranks: each is prepared for what any of them meets."""
+    """Of all ranks: each is prepared for what any of them meets. A shape that is recorded may come again in any epoch,
+    also where the step that is known to have it is past."""
     ends, shapes = _epoch_ends(task, steps), task.padded_shapes(ranks)
-    recorded = [step for step in shapes.steps.values() if step in steps]
-    for step in dict.fromkeys((*steps[:STEPS], *ends, *recorded, steps[-1])):
+    for step in dict.fromkeys((*steps[:STEPS], *ends, *shapes.steps.values(), steps[-1])):
         encoded, parts = task._step(step, budget, ranks)
         yield from (Met(encoded, part, step, True, step in ends, shapes.all) for rank in parts for part in rank)
 
