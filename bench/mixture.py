@@ -78,7 +78,7 @@ def write_split(
     for number, ((width, height), each) in enumerate(pictures):
         name = f"{split}_{number:05d}.jpg"
         drawn.append((folder / "images" / name, (width // shrink, height // shrink), rng.randrange(2**32)))
-        for kind, question, answers in rng.sample(QUESTIONS, each):
+        for kind, question, answers in rng.sample(_questions(each), each):
             row = {"image": name, "question": question, "answer": rng.choice(answers), "type": kind}
             row["stage"] = rng.choices(list(STAGES), STAGES.values())[0]
             rows.append(row | ({"instruction": _instruction(kind, question, template)} if template else {}))
@@ -86,6 +86,13 @@ def write_split(
     with ProcessPoolExecutor() as pool:
         for _ in pool.map(_draw, *zip(*drawn, strict=True), chunksize=16):
             pass
+
+
+def _questions(least: int) -> list[tuple[str, str, tuple[str, ...]]]:
+    """All of them; where more are needed, each again in other words."""
+    times = -(-least // len(QUESTIONS))
+    again = [f"Look {'again, ' * n}and say: " if n else "" for n in range(times)]
+    return [(kind, before + question, answers) for before in again for kind, question, answers in QUESTIONS]
 
 
 def _size(rng: random.Random) -> tuple[int, int]:

@@ -10,9 +10,10 @@
 
 Weights are random. Of each row: seconds of a step, median (least to most) of those after the first twenty; its floor,
 the mean over its steps; the share of the floor that is reached, of all steps together; how much of the time kernels
-fill; memory that the allocator held; what the warm-up and the first twenty steps took beyond the median, compiling
-above all; how many times the median the slowest of the later ones took; and which share of all micro-batches was
-replayed from CUDA graphs, in how many shapes. What OUT has already is kept: a peers.json there stands beside our rows.
+fill; memory that the allocator held; what the warm-up before the first step took and the first twenty steps beyond the
+median, compiling above all; how many times the median the slowest of the later ones took; and which share of all
+micro-batches was replayed from CUDA graphs, in how many shapes. The model is loaded once for all rows. What OUT has
+already is kept: a peers.json there stands beside our rows.
 """
 
 from __future__ import annotations
@@ -36,21 +37,16 @@ from unittest.mock import patch
 
 import torch
 from beside import OURS, PEERS, read, table
+from loaded import Loaded, floors, start, warmed
 from mixture import LARGE, QUESTIONS, USUAL, write_mixture, write_split
 from verify import SHAPES
 
-from sameday.commands.session import Session, Specs, silent
 from sameday.demo.tiny import write_model
-from sameday.hardware.peaks import measure
-from sameday.profile.floor import floor_of
 from sameday.profile.timeline import FAR, record
 from sameday.record.folder import read_metrics
 from sameday.record.times import read_times
 from sameday.spec.document import dump_yaml
 from sameday.spec.load import recipe_from
-from sameday.spec.plan import Plan
-from sameday.tasks.setup import TRAINING
-from sameday.tasks.warm_up import warm_up
 
 WARM = 20
 """First steps, in which things are compiled or recorded."""
@@ -112,52 +108,38 @@ def recipe_of(out: Path, data: Path, row: Row, tiny: bool) -> dict[str, Any]:
     }
 
 
-def timed(out: Path, name: str, row: Row, args: argparse.Namespace) -> dict[str, Any]:
-    """One row; its model is gone afterwards."""
+def timed(out: Path, name: str, row: Row, args: argparse.Namespace, loaded: Loaded) -> dict[str, Any]:
+    """One row."""
     tiny = args.size == "tiny"
-    recipe = recipe_from(recipe_of(out, data_of(out, name, row, tiny), row, tiny))
-    asked = dict(each.split("=", 1) for each in args.plan) | ({"device": "cpu"} if tiny else {})
-    fixed = {field: json.loads(value) if value[0] in "0123456789tf" else value for field, value in asked.items()}
-    specs = Specs(recipe, out, Plan.model_validate(fixed), True, tuple(sorted(fixed)))
-    with closing(Session.start(specs, silent, splits=TRAINING)) as session:
+    fields = recipe_of(out, data_of(out, name, row, tiny), row, tiny)
+    with closing(start(out, fields, args.plan, tiny)) as session:
         plan = session.setup.low_memory(session.resolved.plan) if row.least_memory else session.resolved.plan
-        task = session.load(plan)
+        task = loaded.task(session, plan)
         count = args.steps or row.steps
-        if task.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
         with closing(session.steps(task)) as steps, counting(task) as counts:
-            began = sum(warm_up(task, range(WARM + count), None, session.ranks, steps.warm_up, Quiet()).values())
+            before = warmed(session, task, steps)
             counts.clear()
             seconds = [good.seconds for good in steps.run(range(WARM + count))]
             recorded, shapes = dict(counts), task.recorded_sizes()
         memory = torch.cuda.max_memory_reserved() / 2**30 if task.device.type == "cuda" else 0.0
-        peaks = measure(task.device, recipe.precision, None)
-        floors = [floor_of(session.setup, task, step, peaks).plan.seconds for step in range(WARM, WARM + count)]
+        least = floors(session, task, range(WARM, WARM + count), loaded.peaks(session))
         line = record(session, task, 8, 4)
     usual = statistics.median(seconds[WARM:])
     return {
         "name": name,
         "seconds": seconds,
         "median": usual,
-        "floor": statistics.fmean(floors),
-        "share": sum(floors) / sum(seconds[WARM:]),
+        "floor": statistics.fmean(least),
+        "share": sum(least) / sum(seconds[WARM:]),
         "busy": line.busy,
         "launches": line.launches,
         "GiB": memory,
-        "first": began + sum(seconds[:WARM]) - WARM * usual,
+        "first": before + sum(seconds[:WARM]) - WARM * usual,
         "slowest": max(seconds[WARM:]) / usual,
         "micro_batches": sum(recorded.values()),
         "recorded": recorded.get(True, 0),
         "shapes": shapes,
     }
-
-
-class Quiet:
-    """A screen for nobody."""
-
-    live = None
-
-    def say(self, text: str) -> None: ...
 
 
 @contextmanager
@@ -261,13 +243,11 @@ def main() -> None:
         return
     print(f"{'':22s} {'s/step':>7s} {'(least-most)':>16s} {'floor':>7s} {'share':>6s} {'busy':>6s} {'GiB':>6s}", end="")
     print(f" {'first s':>8s} {'slowest':>8s} {'recorded':>8s} {'shapes':>6s}   {' '.join(args.plan)}", flush=True)
-    found = []
+    found, loaded = [], Loaded()
     for name in args.only:
-        found.append(timed(out, name, ROWS[name], args))
+        found.append(timed(out, name, ROWS[name], args, loaded))
         print(words(found[-1]), flush=True)
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+    loaded.drop()  # other trainers need the memory
     if args.json is not None:
         args.json.write_text(json.dumps(found) + "\n")
     beside(out, found, args)

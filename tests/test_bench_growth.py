@@ -1,0 +1,109 @@
+"""Benches that load a model once time what a freshly loaded one would do, and a chart of growing costs is whole."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import growth
+import mixture
+import pytest
+import torch
+from loaded import Loaded, floors, start, warmed
+from mixture import USUAL, write_split
+from real import Row, data_of, model_of, recipe_of
+
+from sameday.commands.session import Session
+from sameday.profile.floor import floor_of
+from sameday.tasks.vqa.task import VqaTask
+
+FIRST = Row("by_image", ((USUAL[0], 4),) * 4)
+SECOND = Row("shuffle", ((USUAL[1], 2),) * 5, template=10)
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("loaded")
+    model_of(folder, tiny=True)
+    return folder
+
+
+def started(out: Path, row: Row, **other: Any) -> Session:
+    return start(out, recipe_of(out, data_of(out, row.order, row, True), row, True) | other, (), True)
+
+
+@pytest.fixture(scope="module")
+def sessions(out: Path) -> Iterator[tuple[Session, Session]]:
+    with closing(started(out, FIRST)) as first, closing(started(out, SECOND, effective_batch=5)) as second:
+        yield first, second
+
+
+def losses(session: Session, task: VqaTask) -> list[float]:
+    with closing(session.steps(task)) as steps:
+        warmed(session, task, steps)
+        return [good.loss for good in steps.run(range(3))]
+
+
+def test_a_task_over_a_model_that_served_another_is_as_one_loaded_anew(sessions: tuple[Session, Session]) -> None:
+    loaded, (first, second) = Loaded(), sessions
+    before = loaded.task(first)
+    losses(first, before)
+    for parameter in before.trained().values():
+        parameter.data += 1
+    plan = second.setup.low_memory(second.resolved.plan)
+    task, anew = loaded.task(second, plan), second.load(plan)
+    assert task.module() is before.module(), "nothing was loaded"
+    assert isinstance(anew, VqaTask) and task.model.plan == anew.model.plan and task.notes == anew.notes
+    assert before.model.plan != task.model.plan
+    weights = anew.trained()
+    assert all(torch.equal(parameter, weights[name]) for name, parameter in task.trained().items())
+    assert all(parameter.grad is None for parameter in task.trained().values())
+    assert losses(second, task) == losses(second, anew)
+    peaks = loaded.peaks(second)
+    assert floors(second, task, [1], peaks) == [floor_of(second.setup, anew, 1, peaks).plan.seconds]
+
+
+def test_another_model_is_loaded_again(out: Path, sessions: tuple[Session, Session]) -> None:
+    loaded, (first, _) = Loaded(), sessions
+    module, plan = loaded.task(first).module(), first.resolved.plan
+    assert loaded.task(first).module() is module
+    other = loaded.task(first, plan.model_copy(update={"label_only_logits": False})).module()
+    assert other is not module
+    with closing(replace(first, recipe=first.recipe.model_copy(update={"seed": 5}))) as seeded:
+        assert loaded.task(seeded).module() is not other
+
+
+def test_the_steps_of_every_point_are_alike() -> None:
+    for _, points in growth.PANELS.values():
+        for point in points.values():
+            assert point.batch % point.questions == 0, "whole images"
+            assert point.pictures * point.questions % point.batch == 0, "no step of an epoch is shorter"
+            assert point.size[0] * point.size[1] <= growth.MOST_PIXELS
+    for megapixels, (wide, high) in growth.MEGAPIXELS.items():
+        assert wide % 32 == high % 32 == 0 and abs(wide * high / 1e6 / megapixels - 1) < 0.05
+
+
+def test_an_image_can_have_more_questions_than_there_are(tmp_path: Path) -> None:
+    more = len(mixture.QUESTIONS) + 14
+    write_split(tmp_path, "train", [(USUAL[0], more)], random.Random(0), shrink=8)
+    lines = (tmp_path / "train.jsonl").read_text().splitlines()
+    assert len({line.partition('"question": ')[2].partition('", "')[0] for line in lines}) == more
+
+
+def test_the_largest_ratio_is_told_and_every_point_drawn() -> None:
+    results = [
+        {"panel": panel, "at": at, "median": 0.02 + at / 1e4, "floor": 0.01, "ratio": 2.0 + at / 100}
+        for panel, (_, points) in growth.PANELS.items()
+        for at in points
+    ]
+    assert growth.largest(results) == "largest: 3.28 times the floor, at 128 questions of a step"
+    drawn = ElementTree.fromstring(growth.chart(results))
+    dots = [each for each in drawn.iter() if each.tag.endswith("circle")]
+    assert len(dots) == 2 * len(results)
+    words = {each.text for each in drawn.iter() if each.tag.endswith("text")}
+    assert {what for what, _ in growth.PANELS.values()} | set(growth.CURVES.values()) <= words
