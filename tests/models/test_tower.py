@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
 import worlds
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import vision_utils
+from transformers import AutoModelForImageTextToText, vision_utils
 from worlds import FAMILIES
 
 from sameday.hardware.kernels import without_flash
 from sameday.hardware.machine import detect_machine
 from sameday.hardware.ranks import Ranks
-from sameday.models.tower import image_attention
+from sameday.models.families import family_of
+from sameday.models.tower import embed_by_matmul, image_attention
 from sameday.models.vlm import KEPT
 from sameday.spec.plan import Plan
 
@@ -92,6 +94,18 @@ def test_images_of_any_lengths_are_one_call_on_a_gpu(width: int) -> None:
         here = slice(first, first := first + length)
         alone = image_attention(q[here], k[here], v[here], torch.tensor([0, length]), width**-0.5)
         torch.testing.assert_close(seen[here], alone, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_patches_are_embedded_as_the_convolution_does_it(tiny_models: dict[str, Path], family: str) -> None:
+    base = AutoModelForImageTextToText.from_pretrained(tiny_models[family], dtype=torch.float64)
+    tower = family_of(family).parts(base).tower
+    weight = tower.patch_embed.proj.weight
+    patches = torch.randn(7, weight[0].numel(), dtype=torch.float64)
+    plain = tower.patch_embed(patches)
+    embed_by_matmul(tower)
+    with patch.object(torch.nn.Conv3d, "forward", side_effect=AssertionError("convolved")):
+        torch.testing.assert_close(tower.patch_embed(patches), plain, rtol=1e-10, atol=1e-12)
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=8), st.integers(0, 2**31))

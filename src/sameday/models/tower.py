@@ -1,5 +1,5 @@
 """A frozen vision tower's attention as one operator: a few calls for all images, where the library has one for each,
-and one graph of a block for torch.compile, whatever images come by."""
+and one graph of a block for torch.compile, whatever images come by; and its patch embedding as a matmul."""
 
 # No `from __future__ import annotations`: torch reads the operator's schema from real annotations.
 from functools import lru_cache
@@ -11,6 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sameday.kernels.split import variable_length
+
+NUMBERS = 2
+"""Raised where a joined tower is computed in another order: features that were cached before are not found then."""
 
 
 @torch.library.custom_op("sameday::image_attention", mutates_args=())
@@ -47,14 +50,29 @@ def _sent(bounds: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.tensor(bounds, dtype=torch.int32, device=device)
 
 
-def join_images(tower: nn.Module) -> None:
+def join_images(tower: Any) -> None:
     """For a frozen tower: the operator has no backward pass. All blocks get one class, so that what is compiled for one
     serves all."""
-    blocks = list(tower.blocks)  # type: ignore[arg-type]
-    library = type(blocks[0].attn)
-    opaque = type(f"Opaque{library.__name__}", (library,), {"forward": _attend})
-    for block in blocks:
+    opaque = _with_forward(type(tower.blocks[0].attn), _attend)
+    for block in tower.blocks:
         block.attn.__class__ = opaque
+    if tower.patch_embed.proj.weight.is_cuda:
+        embed_by_matmul(tower)
+
+
+def embed_by_matmul(tower: Any) -> None:
+    """On a GPU, where the library's convolution runs without tensor cores."""
+    tower.patch_embed.__class__ = _with_forward(type(tower.patch_embed), _embed)
+
+
+def _with_forward(library: type[nn.Module], forward: Any) -> type[nn.Module]:
+    return type(f"Joined{library.__name__}", (library,), {"forward": forward})
+
+
+def _embed(self: Any, hidden_states: Tensor) -> Tensor:
+    """What a convolution is that has a single place to go to."""
+    weight = self.proj.weight
+    return F.linear(hidden_states.to(weight.dtype).flatten(1), weight.flatten(1), self.proj.bias)
 
 
 def _attend(

@@ -23,6 +23,7 @@ from sameday.cache.store import Store, others
 from sameday.cache.worth import WORTH_IT, Measured, judge
 from sameday.data.questions.processor import ImageProcessor
 from sameday.data.questions.source import FEATURES, Source
+from sameday.models.tower import NUMBERS
 from sameday.models.vlm import VisionLanguageModel
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
@@ -43,6 +44,7 @@ def settings_of(kind: Kind, processor: ImageProcessor, model: VisionLanguageMode
             "torch": torch.__version__,
             "device": device_name(model.device),
             "compile": model.plan.compile,
+            "numbers": NUMBERS,
         }
     return Settings(kind, fields)
 
