@@ -133,7 +133,7 @@ def test_a_recording_is_not_held_beside_its_warm_up() -> None:
         x = data[:count] * weight
         for _ in range(8):  # each keeps its input
             x = x.sin()
-        return x.sum(), x.detach()[:1]
+        return x.sum(), x.detach()[:1].clone()
 
     gc.collect()
     torch.cuda.empty_cache()
