@@ -133,7 +133,7 @@ def test_a_recording_is_not_held_beside_its_warm_up() -> None:
         x = data[:count] * weight
         for _ in range(8):  # each keeps its input
             x = x.sin()
-        return x.sum(), x.detach()[:1]
+        return x.sum(), x.detach()[:1].clone()
 
     gc.collect()
     torch.cuda.empty_cache()
@@ -157,7 +157,7 @@ def test_memory_that_runs_out_while_recording(
     task, run, tries = make(two_layers, world, {}), recorded._Program.run, []
 
     def short(program: Any) -> Any:
-        if torch.cuda.is_current_stream_capturing() and len(task.recorder._made) == 1:
+        if torch.cuda.is_current_stream_capturing() and task.recorder._made:
             tries.append(1)
             torch.empty(2**45, device="cuda")
         return run(program)
@@ -165,7 +165,8 @@ def test_memory_that_runs_out_while_recording(
     with patch.object(recorded._Program, "run", short):
         found = learned(task, range(8))
     kinds = [type(program.passes) for program in task.recorder._made.values()]
-    assert kinds[0] is Recorded and set(kinds[1:]) == {Launched} and len(tries) == 2
+    assert kinds[0] is Recorded and set(kinds[1:]) == {Launched} and not len(tries) % 2
+    assert 2 <= len(tries) < 2 * len(kinds), "each twice, and what is as large as one that failed never"
     assert capsys.readouterr().err.count("cuda_graphs: out of memory") == 1
     task.recorder.forget()
     for one, other in zip(learned(task, range(8)), found, strict=True):

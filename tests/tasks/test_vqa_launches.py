@@ -136,8 +136,8 @@ def test_gpus_are_known_by_the_names_of_their_driver() -> None:
     ("machine", "records"),
     [
         (H200, True),
-        (gpu("H100 80GB HBM3", 80), True),
-        (gpu("A100-SXM4-80GB", 80, (8, 0)), True),
+        (gpu("H100 80GB HBM3", 79), True),
+        (gpu("A100-SXM4-80GB", 79, (8, 0)), True),
         (gpu("A100-SXM4-40GB", 40, (8, 0)), False),
         (gpu("GeForce RTX 4090", 24, (8, 9)), False),
         (gpu("Something New", 140), False),

@@ -169,7 +169,7 @@ class Plan(Strict):
         False,
         "rounding",
         "Record a micro-batch's kernels once and replay them, on a GPU. Where micro-batches differ in size, they are "
-        "padded to few sizes.",
+        "padded to few sizes, and large ones, whose kernels take longer than their launches, are launched.",
         needs="recorded steps",
     )
     optimizer_impl: Literal["loop", "foreach", "fused"] = _field(

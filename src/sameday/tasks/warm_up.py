@@ -1,5 +1,5 @@
-"""What a run will meet is compiled before its first step: later, each new kind of micro-batch would stall the run for
-a quarter of a minute in the middle of an epoch.
+"""What a run will meet is compiled and recorded before its first step: later, each new kind of micro-batch would stall
+the run for a quarter of a minute in the middle of an epoch.
 
 A task names a few micro-batches of the coming steps and validations that stand for all of them. They go through the
 same forward and backward pass as a step's, and nothing of them is kept: no weight, no optimizer state and no score

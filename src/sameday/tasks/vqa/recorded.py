@@ -105,7 +105,7 @@ class Recorder:
         self._gradients: tuple[int, ...] = ()
         self._memory: GraphMemory | None = None
         self._rooms: list[Tensor] = []
-        self._short = False
+        self._too_large = math.inf
         self.records = task.device.type == "cuda"
         """Where not, all goes the same way, and is launched."""
 
@@ -148,7 +148,7 @@ class Recorder:
     def forget(self) -> None:
         """Let go of all that is recorded, and of its memory."""
         self._made.clear()
-        self._memory, self._rooms, self._short = None, [], False
+        self._memory, self._rooms, self._too_large = None, [], math.inf
 
     def _program(self, batch: Batch, features: Sequence[Tensor], key: Tensor) -> _Program:
         # Features are large: all shapes read them from one place, which has room for the largest.
@@ -156,23 +156,27 @@ class Recorder:
         if not self._rooms or any(len(room) < len(each) for room, each in zip(self._rooms, features, strict=False)):
             self._rooms = [each.new_empty(max(rows, len(each)), each.shape[1]) for each in features]
         program = _Program(self._task, batch, features, key, self._rooms)
-        if self.records and not self._short:
-            program.passes = self._recorded(program.run) or program.passes
+        tokens = batch.tokens.numel()
+        if self.records and tokens < self._too_large:
+            program.passes = self._recorded(program.run, tokens) or program.passes
         return program
 
-    def _recorded(self, run: Run) -> Recorded | None:
-        """None where there is no memory for it: the run goes on launching what is not recorded yet."""
+    def _recorded(self, run: Run, tokens: int) -> Recorded | None:
+        """None where there is no memory for it: the run launches it, and tries smaller ones when they come."""
         for _ in range(2):
             with suppress(torch.OutOfMemoryError):
                 self._memory = self._memory or GraphMemory()
                 return Recorded(run, self._trained, self._memory)
+            if not self.shapes:
+                self._memory = None  # which holds what was recorded until then
             torch.cuda.empty_cache()  # a recording cannot take what was kept for others
-        self._short = True
-        tell(
-            f"cuda_graphs: out of memory while the shape of number {len(self._made) + 1} was recorded: it and those "
-            "that come later are launched. A smaller plan.token_budget leaves room for them.",
-            sys.stderr,
-        )
+        if self._too_large == math.inf:
+            tell(
+                f"cuda_graphs: out of memory while a micro-batch of {tokens} tokens was recorded: such ones are "
+                "launched, and smaller ones too if there is no room for them. A smaller plan.token_budget leaves more.",
+                sys.stderr,
+            )
+        self._too_large = tokens
         return None
 
 
