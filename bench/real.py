@@ -12,8 +12,9 @@ Weights are random. Of each row: seconds of a step, median (least to most) of th
 the mean over its steps; the share of the floor that is reached, of all steps together; how much of the time kernels
 fill; memory that the allocator held; what the warm-up before the first step took and the first twenty steps beyond the
 median, compiling above all; how many times the median the slowest of the later ones took; and which share of all
-micro-batches was replayed from CUDA graphs, in how many shapes. The model is loaded once for all rows. What OUT has
-already is kept: a peers.json there stands beside our rows.
+micro-batches was replayed from CUDA graphs, in how many shapes. The model is loaded once for all rows, and what an
+earlier row compiled is there for the next: `--only` one row has all of its first costs. What OUT has already is kept: a
+peers.json there stands beside our rows.
 """
 
 from __future__ import annotations
