@@ -1,5 +1,5 @@
 """Variable-length attention at the shapes of Qwen3-VL-8B's decoder and tower: torch's flash attention, which training
-calls, and cuDNN's.
+calls, cuDNN's, and for the tower a kernel of our own in several tiles (queries/keys/warps/stages).
 
     python bench/attention.py                 one GPU, half a minute
     python bench/attention.py --size tiny     tries the script on a CPU, where plain PyTorch stands for flash attention
@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
+from runs import Tile, attend_in_runs
 from torch import Tensor
 
 from sameday.kernels import split
@@ -84,7 +85,12 @@ KERNELS: dict[str, tuple[Forward, Backward]] = {"flash": (split.variable_length,
 if DEVICE.type == "cuda":
     KERNELS["cudnn"] = (cudnn_forward, cudnn_backward)
 BATCHED = {"batched": (batched_forward, split._call_backward)}
+TILES = [Tile(128, 64, 8, 3), Tile(128, 64, 4, 3), Tile(128, 128, 8, 2), Tile(64, 64, 4, 3), Tile(64, 128, 4, 2)]
 """For runs of one length that nothing is trained through."""
+
+
+BOUNDS: dict[int, tuple[int, ...]] = {}
+"""On the host, by where they are on the device."""
 
 
 class Made:
@@ -102,6 +108,7 @@ class Made:
         bounds = [
             torch.tensor([0, *each], dtype=torch.int32).cumsum(0).int().to(DEVICE) for each in (row.queries, keys)
         ]
+        BOUNDS[bounds[0].data_ptr()] = tuple(bounds[0].tolist())
         self.how = (*bounds, max(row.queries), max(keys), row.causal, width**-0.5)
 
     def forward(self, kernel: Forward) -> tuple[Tensor, Tensor]:
@@ -161,16 +168,28 @@ def first_call(row: Row, half: torch.dtype, kernel: Forward) -> float:
     return 1e3 * (time.perf_counter() - began)
 
 
+def in_runs(tile: Tile) -> Forward:
+    def forward(
+        q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, _cu_k: Tensor, _most_q: int, _most_k: int, _c: bool, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        return attend_in_runs(q, k, v, BOUNDS[cu_q.data_ptr()], scale, tile), q.new_zeros(0)
+
+    return forward
+
+
 def print_row(name: str, row: Row, half: torch.dtype, peak: float | None) -> None:
     made = Made(row, half)
     wanted = made.wide()
-    batched = not row.trained and len({*row.queries}) == 1
-    for kernel, (forward, backward) in (KERNELS | (BATCHED if batched else {})).items():
+    arms = dict(KERNELS)
+    if not row.trained:
+        arms |= {f"{'/'.join(map(str, tile))}": (in_runs(tile), split._call_backward) for tile in TILES}
+        arms |= BATCHED if len({*row.queries}) == 1 else {}
+    for kernel, (forward, backward) in arms.items():
         try:
             out, lse = made.forward(forward)
             found = [out, lse, *(made.backward(backward, out, lse) if row.trained else ())]
-        except RuntimeError as error:
-            print(f"{name:34} {kernel:6} cannot: {str(error).splitlines()[0][:120]}")
+        except Exception as error:
+            print(f"{name:34} {kernel:12} cannot: {str(error).splitlines()[0][:120]}")
             continue
         off = max(float((a.float() - b).norm() / b.norm()) for a, b in zip(found, wanted, strict=True) if len(a))
         passes: list[tuple[float, Callable[[], object]]] = [(made.flop(), lambda: made.forward(forward))]  # noqa: B023
@@ -184,7 +203,7 @@ def print_row(name: str, row: Row, half: torch.dtype, peak: float | None) -> Non
             words.append(f"{middle:8.1f} ({min(took):.1f}-{max(took):.1f}){share}")
             hosts.append(host)
         first = first_call(row, half, forward)
-        print(f"{name:34} {kernel:6} " + " | ".join(words) + f" | host {hosts[0]:.0f} | first {first:.1f} | {off:.1e}")
+        print(f"{name:34} {kernel:12} " + " | ".join(words) + f" | host {hosts[0]:.0f} | first {first:.1f} | {off:.1e}")
 
 
 def main() -> None:

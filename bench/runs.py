@@ -1,0 +1,50 @@
+"""Attention within runs of tokens of any lengths, forward alone: what a frozen vision tower needs of its images."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sameday.kernels.bdh import interpreted
+
+
+class Tile(NamedTuple):
+    """Queries and keys of a tile, warps, stages of the pipeline."""
+
+    queries: int = 128
+    keys: int = 64
+    warps: int = 8
+    stages: int = 3
+
+
+TILE = Tile()
+
+
+def attend_in_runs(q: Tensor, k: Tensor, v: Tensor, bounds: tuple[int, ...], scale: float, tile: Tile = TILE) -> Tensor:
+    """(tokens, heads, width), each contiguous; a token sees all of its run, and `bounds` are where runs begin and end.
+    Triton's, on a GPU or in its interpreter."""
+    import runs_triton as kernels
+
+    _, heads, width = q.shape
+    power = 1 << (width.bit_length() - 1)
+    more = max(16, 1 << (width - power - 1).bit_length()) if width > power else 0
+    out, tiles = torch.empty_like(q), _tiles(bounds, tile.queries, q.device)
+    kernels.attend[(tiles.shape[1], heads)](
+        q, k, v, out, tiles, tiles.shape[1], scale * math.log2(math.e),
+        WIDTH=width, STRIDE=heads * width, POWER=power, MORE=more, BM=tile.queries, BN=tile.keys,
+        INTERPRETED=interpreted(), num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return out
+
+
+@lru_cache(maxsize=256)
+def _tiles(bounds: tuple[int, ...], queries: int, device: torch.device) -> Tensor:
+    """All layers ask for the same ones. Those of the longest runs first, so that none is left alone at the end."""
+    runs = sorted(pairwise(bounds), key=lambda run: run[0] - run[1])
+    found = [(first, start, end) for start, end in runs for first in range(start, end, queries)]
+    return torch.tensor(found, dtype=torch.int32).reshape(-1, 3).T.contiguous().to(device)
