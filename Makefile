@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+# Libraries and tests are compiled once, not in each of some hundred processes, whatever the environment says.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo test quick lint types browser slurm soak clean
 .DEFAULT_GOAL := test
 
@@ -18,9 +21,10 @@ demo: $(STAMP)
 # Types are checked beside the tests: it takes one core more than half a minute. Both must pass.
 beside_types = $(BIN)/mypy & types=$$!; $(1); tests=$$?; wait $$types && exit $$tests
 
-# The longest files first, as tests/conftest.py orders them, not those with most tests.
+# The longest files first, as tests/conftest.py orders them, not those with most tests. Three at once, also on two cores:
+# processes that tests start wait for each other, for a scheduler or for a signal.
 test: lint
-	$(call beside_types,$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not soak' --durations 10)
+	$(call beside_types,$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m 'not soak' --durations 10)
 
 # For the work of every day, under three minutes on two cores: linter, types, and what starts no process, trains nothing
 # and computes little.

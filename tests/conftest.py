@@ -53,6 +53,29 @@ if not torch.cuda.is_available():
 # starts and asks to stop.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# The files that take longest, which waits too, in this order. Below half a minute of a core it does not matter.
+LONGEST = (
+    "suite/test_cluster.py",
+    "equivalence/test_faults.py",
+    "equivalence/test_array.py",
+    "kernels/test_bdh.py",
+    "equivalence/test_gradients.py",
+    "models/test_compile.py",
+    "test_real_data.py",
+    "verify/test_verify.py",
+    "train/test_ranks.py",
+    "equivalence/test_array_classify.py",
+    "tasks/test_vqa_cache.py",
+    "tune/test_trials.py",
+    "suite/test_local.py",
+    "verify/test_peer.py",
+    "commands/test_eval.py",
+    "models/test_flops.py",
+    "commands/test_stages.py",
+    "data/test_order.py",
+    "evaluate/test_generate.py",
+)
+
 # A first example pays for imports and caches, which says nothing about the code under test.
 settings.register_profile("sameday", deadline=None)
 settings.register_profile("quick", deadline=None, max_examples=15)
@@ -66,13 +89,33 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--quick"):
         settings.load_profile("quick")
+    worker = getattr(config, "workerinput", None)
+    if worker is None:
+        if config.getoption("numprocesses", None) and not (config.getoption("--quick") or torch.cuda.is_available()):
+            forks.share()
+    elif config.args_source is config.ArgsSource.TESTPATHS:
+        config.args = _from_another_place(worker["workerid"], worker["workercount"])
+
+
+def _from_another_place(worker: str, count: int) -> list[str]:
+    """All files. Each worker collects them from a place of its own, so that in a fresh clone each file is compiled by
+    one of them and read by the others."""
+    files = sorted(str(path) for path in Path(__file__).parent.rglob("test_*.py"))
+    first = len(files) * int(worker.removeprefix("gw")) // count
+    return files[first:] + files[:first]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with tests that compute for long come first: a worker takes whole files, and none should be left alone with
-    a long one at the end."""
+    """The longest files come first, then those with tests that compute for long: a worker takes whole files, and none
+    should be left alone with a long one at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    tests = Path(__file__).parent
+
+    def place(item: pytest.Item) -> tuple[int, bool, Path]:
+        name = item.path.relative_to(tests).as_posix()
+        return LONGEST.index(name) if name in LONGEST else len(LONGEST), item.path not in slow, item.path
+
+    items.sort(key=place)
 
 
 def pytest_collection_finish() -> None:

@@ -75,6 +75,9 @@ AT_RUN_TIME = (
 )
 """How variables begin that no library reads while it is loaded, and those that libraries set themselves."""
 
+SHARED = "SAMEDAY_TEST_FORKS"
+"""The variable with the address of the process that is forked for all workers."""
+
 _execute_child = subprocess.Popen._execute_child
 _server: dict[str, Any] = {}
 """The process that is forked: the environment it has, and, once the first one was asked for, its address."""
@@ -83,7 +86,15 @@ _server: dict[str, Any] = {}
 def use() -> None:
     """In this process from now on, and in those that are forked for it."""
     _server["environment"] = dict(os.environ)
+    if SHARED in os.environ:
+        _server["address"] = os.environ[SHARED]
     subprocess.Popen = Forked
+
+
+def share() -> None:
+    """With the workers that this process will start: libraries are loaded once for all of them."""
+    _start()
+    os.environ[SHARED] = _server["address"]
 
 
 class Forked(subprocess.Popen):

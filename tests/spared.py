@@ -1,8 +1,10 @@
-"""What libraries write at each call and nobody reads: for a tiny model it takes a tenth of a whole training."""
+"""What libraries write at each call and nobody reads, or read again and again: for a tiny model it takes a tenth of a
+whole training."""
 
 from __future__ import annotations
 
 import gc
+import importlib.metadata
 import sys
 from functools import cache
 
@@ -18,6 +20,8 @@ def use() -> None:
         import jinja2
 
         jinja2.Template = cache(jinja2.Template)  # of the card that PEFT writes beside every adapter
+    # Versions are in the record of each run, and each is read from a file.
+    importlib.metadata.version = cache(importlib.metadata.version)
     # What is loaded stays: the collector need not look at it again and again.
     gc.collect()
     gc.freeze()

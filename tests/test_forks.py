@@ -64,6 +64,16 @@ def test_its_id_is_its_own_until_its_end_is_known(script: Path) -> None:
     process.communicate()
 
 
+def test_another_process_may_have_the_one_that_is_forked(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start(script, "one").communicate("typed\n", timeout=120)
+    monkeypatch.setenv(forks.SHARED, forks._server["address"])
+    monkeypatch.setattr(subprocess, "Popen", subprocess.Popen)
+    monkeypatch.setattr(forks, "_server", own := {})
+    forks.use()
+    assert start(script, "one").communicate("typed\n", timeout=120)[1] == "True False typed\n"
+    assert "process" not in own, "none was started for it"
+
+
 HOOK = """\
 import sys, tempfile
 print("hooked", *sys.orig_argv[-2:], tempfile.gettempdir(), flush=True)

@@ -40,10 +40,13 @@ from sameday.verify.trace import Trace
 from sameday.verify.trial import make_trial
 
 DATA = Path(os.environ.get("SAMEDAY_TEST_DATA") or "no folder")
-pytestmark = pytest.mark.skipif(
-    not all((DATA / name).is_dir() for name in ("vqa-rad", "qwen3-vl-processor")),
-    reason="SAMEDAY_TEST_DATA names no folder with vqa-rad/ and qwen3-vl-processor/",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not all((DATA / name).is_dir() for name in ("vqa-rad", "qwen3-vl-processor")),
+        reason="SAMEDAY_TEST_DATA names no folder with vqa-rad/ and qwen3-vl-processor/",
+    ),
+]
 SPLITS = {"train": 1497, "val": 299, "test": 448}
 STEPS = 4
 

@@ -336,7 +336,7 @@ def test_processes_killed_at_random_moments_leave_what_the_next_one_finishes(wor
             return file.read_bytes().count(b"\n") if (file := answers / "predictions.jsonl").exists() else -1
 
         while process.poll() is None and answered() < moment:
-            time.sleep(0.002)
+            time.sleep(0.01)
         time.sleep(rng.random() * 0.02)
         cut += process.poll() is None
         process.kill()

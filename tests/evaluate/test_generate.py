@@ -112,6 +112,7 @@ def alone(task: VqaTask, sample: Sample) -> list[int]:
     return generate_alone(task.model, batch_of, lambda hidden, _: task.model.head(hidden), task.end_tokens, NEW)
 
 
+@pytest.mark.slow
 def test_together_and_one_by_one_give_the_same_tokens(world: World) -> None:
     for name, plan in PLANS.items():
         task = world.task(plan)

@@ -148,6 +148,7 @@ def run_with(compiled: str | None) -> Any:
     return torch.compile(fp8.fp8_linear, backend=compiled, fullgraph=True, dynamic=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32])
 def test_compiled_it_is_the_same_in_one_graph(kind: torch.dtype) -> None:
     x, grown, weights = drawn(7, 64, 1).to(kind), drawn(7, 32, 2).to(kind), drawn(32, 64, 3, 0.2)
@@ -160,6 +161,7 @@ def test_compiled_it_is_the_same_in_one_graph(kind: torch.dtype) -> None:
     assert torch.equal(out, expected[0]) and torch.equal(back, expected[1])
 
 
+@pytest.mark.slow
 def test_compiled_code_rounds_to_the_same_bits() -> None:
     torch._dynamo.reset()
     x = drawn(9, 48, 1)

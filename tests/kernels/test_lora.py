@@ -234,6 +234,7 @@ class Toy(nn.Module):
         return self.q_proj(x) * self.k_proj(x) + self.v_proj(x)
 
 
+@pytest.mark.slow
 def test_layers_are_compiled_whole(plainly: None) -> None:
     names = ["q_proj", "k_proj", "v_proj"]
     model = get_peft_model(Toy(), LoraConfig(r=2, target_modules=names, init_lora_weights=False))

@@ -179,6 +179,7 @@ def test_names_have_keys_of_their_own() -> None:
     assert name_key("dropout", 1, 2) != name_key("dropout", 2, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a compiler here")
 def test_compiled_dropout_drops_the_same() -> None:
     """With the backend that writes kernels: it once counted columns in 64 bits, and hashed them to other numbers."""

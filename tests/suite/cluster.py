@@ -18,6 +18,8 @@ from pathlib import Path
 
 PROGRAMS = ("munged", "munge", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "scontrol")
 GPUS = 4
+PAUSE = 0.2
+"""Seconds from one look to the next: each may ask SLURM, which takes as much of a core as the jobs do."""
 
 CONF = """\
 ClusterName=sameday
@@ -99,7 +101,7 @@ def until(condition: Callable[[], bool], seconds: float, what: Callable[[], str]
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain: {what()}"
-        time.sleep(0.05)
+        time.sleep(PAUSE)
 
 
 @contextlib.contextmanager

@@ -245,6 +245,7 @@ def test_a_compile_that_works_is_used(home: Path, monkeypatch: pytest.MonkeyPatc
     torch.compiler.reset()
 
 
+@pytest.mark.slow
 def test_each_size_of_batch_is_tried_before_it_is_trusted(
     home: Path, backends: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,6 +132,7 @@ def tasks(make_cot: Make) -> dict[str, CotTask]:
     return {name: make_cot(plan, effective_batch=10**6, **some.get(name, {})) for name, plan in PLANS.items()}
 
 
+@pytest.mark.slow
 @settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), plan=st.sampled_from(sorted(PLANS)))
 def test_batched_is_one_question_at_a_time(

@@ -396,9 +396,9 @@ def test_one_image_under_many_names_is_one_entry(home: Path) -> None:
 def test_a_build_that_is_asked_to_stop_goes_on_later(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rng = np.random.default_rng(0)
     (home / "large").mkdir()
-    for i in range(40):
+    for i in range(20):
         Image.fromarray(rng.integers(0, 256, (500, 500, 3), dtype=np.uint8)).save(home / f"large/{i}.png")
-    rows = [{"image": f"{i}.png", "question": "what?", "answer": "noise"} for i in range(40)]
+    rows = [{"image": f"{i}.png", "question": "what?", "answer": "noise"} for i in range(20)]
     (home / "large.jsonl").write_text("\n".join(map(json.dumps, rows)))
     recipe = worlds.tiny_recipe(home / "model", data={"train": "large.jsonl", "image_root": "large"}, max_pixels=500**2)
     (home / "recipe.yaml").write_text(dump_yaml(recipe))
@@ -410,7 +410,7 @@ def test_a_build_that_is_asked_to_stop_goes_on_later(home: Path, capsys: pytest.
     out, error = process.communicate()
     there = len(list(home.glob("sameday-cache/pixels-*/*.safetensors")))
     assert process.returncode == EXIT_STOPPED, f"{out}\n{error}"
-    assert f"pixels: {there} of 40 images are there; the same command goes on" in error and 0 < there < 40
+    assert f"pixels: {there} of 20 images are there; the same command goes on" in error and 0 < there < 20
     assert cache_from_files(home / "recipe.yaml", None, CPU, Caching("pixels"))
-    assert f"pixels: {40 - there} images made" in capsys.readouterr().out
+    assert f"pixels: {20 - there} images made" in capsys.readouterr().out
     assert cache_from_files(home / "recipe.yaml", None, CPU, Caching("pixels", "check"))

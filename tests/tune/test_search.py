@@ -246,6 +246,7 @@ def test_time_that_is_left_goes_to_plans_that_may_be_faster() -> None:
     assert max(used) <= 150
 
 
+@pytest.mark.slow
 def test_noise_is_no_gain_however_often_it_is_timed() -> None:
     kept = 0
     for seed in range(60):

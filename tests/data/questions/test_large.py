@@ -17,6 +17,7 @@ from data import trial, write_set
 ROWS, IMAGES = 3000, 325
 
 
+@pytest.mark.slow
 def test_rows_take_little_and_images_are_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_set(tmp_path, ROWS, IMAGES, parts=2)
     opened: list[Path] = []
