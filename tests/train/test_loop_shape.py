@@ -28,7 +28,7 @@ def test_only_the_commit_of_a_step_steps_an_optimizer() -> None:
         ("train/commit.py", "self._optimizer"),
         ("train/loop.py", "watch"),
         ("profile/timeline.py", "watch"),
-        ("suite/times/measure.py", "watch"),
+        ("suite/times/trial.py", "watch"),
         ("verify/peer/loop.py", "optimizer"),
         ("verify/peer/loop.py", "scheduler"),
     }

@@ -21,6 +21,7 @@ from sameday.spec.errors import BadInput, RunStopped, in_short
 from sameday.spec.evaluation import Evaluation
 from sameday.spec.load import recipe_from
 from sameday.spec.plan import Plan
+from sameday.spec.words import tell
 from sameday.tasks.registry import setup_of
 from sameday.tasks.setup import LOADED, TRAINING
 from sameday.verify.arm import die_with_parent
@@ -250,7 +251,7 @@ def main() -> None:
     with out.open("a") as file:
         try:
             for result in in_turn([Asked.from_json(each) for each in json.loads(asked.read_text())]):
-                print(json.dumps(result | {"time": time.time()}), file=file, flush=True)
+                tell(json.dumps(result | {"time": time.time()}), file)
         except (BadInput, RunStopped) as error:
             sys.exit(in_short(error))
 
