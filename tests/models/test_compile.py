@@ -32,18 +32,9 @@ def gradient(task: VqaTask, step: int) -> torch.Tensor:
     return steps.gradients.all.clone()
 
 
-BY_HAND = {"qwen2_vl", "llava"}
-"""Families whose layers are those of another one here: of Qwen2.5-VL, and of Gemma 3 without its windows."""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("family", "kinds"),
-    [
-        pytest.param(family, kinds, marks=[pytest.mark.soak] if family in BY_HAND else [])
-        for kinds, families in ((1, FAMILIES), (2, SQUARE))
-        for family in families
-    ],
+    ("family", "kinds"), [*((family, 1) for family in FAMILIES), *((family, 2) for family in SQUARE)]
 )
 def test_graphs_are_shared_by_all_layers(
     tmp_path: Path, family: str, kinds: int, monkeypatch: pytest.MonkeyPatch

@@ -13,6 +13,7 @@ import worlds
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoConfig
+from vlm_step import SIZES
 
 from sameday.commands.session import Specs, _plan
 from sameday.hardware.known import KNOWN, REACHED, peak_of
@@ -33,15 +34,7 @@ from sameday.tasks.vqa.setup import VqaSetup
 from sameday.verify.registry import trial_values
 
 BF16: dict[str, Any] = recordings.LONG | {"precision": "bf16"}
-EIGHT = {
-    "hidden_size": 4096,
-    "intermediate_size": 12288,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 151936,
-}
+EIGHT = SIZES["8b"]["text"]
 """Sizes of Qwen3-VL-8B's decoder."""
 
 

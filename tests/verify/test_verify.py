@@ -213,8 +213,7 @@ def test_an_arm_that_fails(world: Path) -> None:
     assert "attention split is for packed rows" in done.stderr
 
 
-# The same code ends them, whichever it is: the second is tried by hand.
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_whatever_ends_it_ends_its_arms(world: Path, tmp_path: Path, number: int) -> None:
     """No process goes on in the background, and no folder stays."""
     command = [sys.executable, "-m", "sameday", "verify", "float32.yaml", "--plan", "shared.yaml"]
