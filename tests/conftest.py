@@ -99,10 +99,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _from_another_place(worker: str, count: int) -> list[str]:
     """All files. Each worker collects them from a place of its own, so that in a fresh clone each file is compiled by
-    one of them and read by the others."""
-    files = sorted(str(path) for path in Path(__file__).parent.rglob("test_*.py"))
-    first = len(files) * int(worker.removeprefix("gw")) // count
-    return files[first:] + files[:first]
+    one of them and read by the others. A folder stays whole: some versions of pytest do not find the fixtures of one
+    that they come back to."""
+    tests = Path(__file__).parent
+    files = sorted(path.relative_to(tests) for path in tests.rglob("test_*.py"))
+    rooms = [path.parts[0] for path in files]
+    first = rooms.index(rooms[len(files) * int(worker.removeprefix("gw")) // count])
+    return [str(tests / path) for path in (*files[first:], *files[:first])]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
