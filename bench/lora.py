@@ -202,13 +202,12 @@ def rows_of(shape: tuple[int, int, float], width: int, outputs: dict[str, tuple[
     rows, rank, drop = shape
     for name, columns in outputs.items() if rank == 4 else [*outputs.items()][:1]:
         layers = Layers(rows, width, columns, rank, drop)
-        wanted = layers.exact()
+        wanted = [each.detach() for each in layers.exact()]
         for way, how in ways(layers):
             try:
-                found = layers.run(how)
-                off = max(
-                    float((a - b).detach().norm() / b.detach().norm()) for a, b in zip(found, wanted, strict=True)
-                )
+                # Without autograd's nodes, which would draw the stream that they were made on into a recording.
+                found = [each.detach() for each in layers.run(how)]
+                off = max(float((a - b).norm() / b.norm()) for a, b in zip(found, wanted, strict=True))
                 gpu, host = timed(partial(layers.run, how))
                 based, _ = timed(partial(layers.run, how, base=True))
             except Exception as error:
@@ -242,28 +241,23 @@ def try_tiles(rows: Sequence[int], width: int, columns: tuple[int, ...], candida
     lora_launch.NARROW = before
 
 
-def whole_steps(size: str, steps: int, dropout: float) -> None:
-    """By each kernel, and where torch.compile sees kernels or operators."""
+def whole_steps(size: str, steps: int, dropout: float, sizes: Sequence[str]) -> None:
+    """By each kernel."""
     os.environ.pop("TRITON_INTERPRET", None)  # a CPU computes the operators plainly: a step would take it minutes
     recipe = VqaRecipe.model_validate(
         {"model": "made", "data": {"train": "made"}, "order": "listed", "lora": {"dropout": dropout}}
         | ({} if CUDA else {"precision": "float32"})
     )
-    for pixels, grid in PIXELS.items():
-        data, first = vlm_step.MadeData("by_image", size, 512, grid), None
+    for pixels in sizes:
+        data, first = vlm_step.MadeData("by_image", size, 512, PIXELS[pixels]), None
         print(f"\n{pixels}, dropout {dropout}\n{vlm_step.HEADS}", flush=True)
-        for name, kernel, traced in (
-            ("plain", "plain", False),
-            ("kernels", "triton", True),
-            ("operators", "triton", False),
-        ):
-            lora.TRACED = traced and CUDA
+        for kernel in ("plain", "triton"):
             try:
-                row = vlm_step.measure(name, Plan(**STEP, lora_kernel=kernel), recipe, data, size, DEVICE, steps)
+                row = vlm_step.measure(kernel, Plan(**STEP, lora_kernel=kernel), recipe, data, size, DEVICE, steps)
             except Exception as error:
                 if os.environ.get("SAMEDAY_BENCH_STRICT"):
                     raise
-                print(f"{name}: failed: {type(error).__name__}: {error}", flush=True)
+                print(f"{kernel}: failed: {type(error).__name__}: {error}", flush=True)
                 continue
             finally:
                 forget()
@@ -285,13 +279,14 @@ def main() -> None:
     parser.add_argument("--size", choices=("8b", "tiny"), default="8b" if CUDA else "tiny")
     parser.add_argument("--tiles", action="store_true", help="time other tiles for each kernel")
     parser.add_argument("--step", action="store_true", help="time the whole step")
+    parser.add_argument("--only", nargs="+", choices=tuple(PIXELS), default=tuple(PIXELS), help="of the whole step")
     parser.add_argument("--steps", type=int, default=7, help="timed steps, after two that are not")
     parser.add_argument("--dropout", type=float, default=0.05, help="of the whole step")
     args = parser.parse_args()
     print(f"{torch.cuda.get_device_name() if CUDA else 'CPU'}, torch {torch.__version__}", flush=True)
     tiny = args.size == "tiny"
     if args.step:
-        return whole_steps(args.size, args.steps, args.dropout)
+        return whole_steps(args.size, args.steps, args.dropout, args.only)
     if args.tiles and tiny:
         return try_tiles([40], 48, (24, 16, 16), {"down": [Launch(16, 16, 4, 1, 2)]})
     if args.tiles:

@@ -134,8 +134,7 @@ def test_the_mask_is_that_of_keyed_dropout_to_the_bit() -> None:
     ones = torch.ones(ROWS, WIDTH, device=DEVICE)
     columns, rows = [drop.columns for drop in layers.drops], layers.keys.of(torch.Size((1, ROWS)))[0]
     eye, threshold = torch.eye(WIDTH, device=DEVICE), layers.drops[0].threshold
-    down = lora.OPERATORS[lora.TRACED].down
-    masks = down(ones, rows, columns, [eye] * 3, [1.0] * 3, threshold)
+    masks = lora.down(ones, rows, columns, [eye] * 3, [1.0] * 3, threshold)
     assert float(masks.mean()) == pytest.approx(0.7, abs=0.05) and not masks[0].equal(masks[1])
     for mask, drop in zip(masks, layers.drops, strict=True):
         assert mask.equal((drop(ones[None])[0] != 0).float())

@@ -6,8 +6,8 @@ Two operators, each with its gradient. `down`: from x (tokens, width) to u (adap
 float32, and the mask is drawn again in the backward pass."""
 
 # No `from __future__ import annotations`: torch reads the operators' schemas from real annotations.
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Optional
+from collections.abc import Sequence
+from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -15,10 +15,6 @@ from torch import Tensor
 from sameday.kernels import lora_launch as launch
 from sameday.kernels.bdh import interpreted
 from sameday.kernels.dropout import mix
-
-TRACED = not interpreted()
-"""Whether torch.compile sees the kernels themselves, and launches them as it does its own, or operators that launch
-several each. In Triton's interpreter it cannot see them."""
 
 
 class Adapter(NamedTuple):
@@ -51,9 +47,8 @@ def add_lora(x: Tensor, outputs: Sequence[Tensor], adapters: Sequence[Adapter], 
         assert len(columns) == len(adapters), "dropout needs the keys of every layer's columns"
         rows, by = drop.rows.reshape(-1), 1 / (1 - drop.p)
     factors, threshold = [each.scale * by for each in adapters], 0 if drop is None else drop.threshold
-    operators = OPERATORS[TRACED]
-    u = operators.down(x.flatten(0, -2), rows, columns, a, factors, threshold)
-    results = operators.up([y.flatten(0, -2) for y in outputs], u, b)
+    u = down(x.flatten(0, -2), rows, columns, a, factors, threshold)
+    results = up([y.flatten(0, -2) for y in outputs], u, b)
     return [result.view(y.shape) for result, y in zip(results, outputs, strict=True)]
 
 
@@ -119,125 +114,122 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-# The operators
+# The operators. torch.compile sees each as one, not the kernels that it launches.
 
 
-class Operators(NamedTuple):
-    down: Callable[..., Tensor]
-    up: Callable[..., list[Tensor]]
+def _group(like: Tensor, ranks: Sequence[int]) -> launch.Group | None:
+    """None where there is nothing that runs Triton's kernels."""
+    if not like.is_cuda and not interpreted():
+        return None
+    if like.dtype == torch.bfloat16 and not like.is_cuda:
+        raise ValueError("Triton's interpreter has no bf16: it would multiply the bits as whole numbers")
+    return launch.Group(like.dtype, ranks)
 
 
-def _register(prefix: str, operator: Callable[..., Any], launcher: Callable[[Any], Any]) -> Operators:
-    """`operator` makes a function an operator of torch's, `launcher` is around every kernel."""
-
-    def group(like: Tensor, ranks: Sequence[int]) -> launch.Group | None:
-        """None where there is nothing that runs Triton's kernels."""
-        if not like.is_cuda and not interpreted():
-            return None
-        if like.dtype == torch.bfloat16 and not like.is_cuda:
-            raise ValueError("Triton's interpreter has no bf16: it would multiply the bits as whole numbers")
-        return launch.Group(like.dtype, ranks, launcher)
-
-    def down(
-        x: Tensor,
-        rows: Optional[Tensor],  # noqa: UP045 (torch reads it)
-        columns: Sequence[Tensor],
-        a: Sequence[Tensor],
-        factors: Sequence[float],
-        threshold: int,
-    ) -> Tensor:
-        run = group(x, [len(weight) for weight in a])
-        if run is None:
-            return plain_down(x, rows, columns, a, factors, threshold)
-        return launch.down(run, x.contiguous(), launch.Mask(rows, columns, threshold), a, factors)
-
-    def down_backward(
-        du: Tensor,
-        x: Tensor,
-        rows: Optional[Tensor],  # noqa: UP045
-        columns: Sequence[Tensor],
-        a: Sequence[Tensor],
-        factors: Sequence[float],
-        threshold: int,
-        needed: bool,
-    ) -> tuple[Tensor, Tensor]:
-        run = group(x, [len(weight) for weight in a])
-        if run is None:
-            return plain_down_backward(du, x, rows, columns, a, factors, threshold, needed)
-        mask = launch.Mask(rows, columns, threshold)
-        return launch.down_backward(run, du.contiguous(), x.contiguous(), mask, a, factors, needed)
-
-    def up(outputs: Sequence[Tensor], u: Tensor, b: Sequence[Tensor]) -> list[Tensor]:
-        run = group(u, [weight.shape[1] for weight in b])
-        if run is None:
-            return plain_up(outputs, u, b)
-        return launch.up(run, [y.contiguous() for y in outputs], u, b)
-
-    def up_backward(gradients: Sequence[Tensor], u: Tensor, b: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        run = group(u, [weight.shape[1] for weight in b])
-        if run is None:
-            return plain_up_backward(gradients, u, b)
-        return launch.up_backward(run, [y.contiguous() for y in gradients], u, b)
-
-    functions = (down, down_backward, up, up_backward)
-    return _differentiable(
-        {f.__name__: operator(f"sameday::{prefix}_{f.__name__}", f, mutates_args=()) for f in functions}
-    )
+@torch.library.custom_op("sameday::lora_down", mutates_args=())
+def down(
+    x: Tensor,
+    rows: Optional[Tensor],  # noqa: UP045 (torch reads it)
+    columns: Sequence[Tensor],
+    a: Sequence[Tensor],
+    factors: Sequence[float],
+    threshold: int,
+) -> Tensor:
+    run = _group(x, [len(weight) for weight in a])
+    if run is None:
+        return plain_down(x, rows, columns, a, factors, threshold)
+    return launch.down(run, x.contiguous(), launch.Mask(rows, columns, threshold), a, factors)
 
 
-def _differentiable(made: dict[str, Any]) -> Operators:
-    def sums(like: Tensor) -> torch.dtype:
-        return torch.promote_types(like.dtype, torch.float32)
-
-    def most(weights: Sequence[Tensor], axis: int) -> int:
-        return max(weight.shape[axis] for weight in weights)
-
-    @made["down"].register_fake
-    def _(x, rows, columns, a, factors, threshold):  # type: ignore[no-untyped-def]
-        return x.new_empty(len(a), x.shape[0], most(a, 0))
-
-    @made["down_backward"].register_fake
-    def _(du, x, rows, columns, a, factors, threshold, needed):  # type: ignore[no-untyped-def]
-        dx = x.new_empty(x.shape) if needed else x.new_empty(0)
-        return dx, x.new_empty(len(a), most(a, 0), x.shape[1], dtype=sums(x))
-
-    @made["up"].register_fake
-    def _(outputs, u, b):  # type: ignore[no-untyped-def]
-        return [y.new_empty(y.shape) for y in outputs]
-
-    @made["up_backward"].register_fake
-    def _(gradients, u, b):  # type: ignore[no-untyped-def]
-        return u.new_empty(u.shape), u.new_empty(sum(len(w) for w in b), u.shape[2], dtype=sums(u))
-
-    def keep_down(ctx, inputs, output):  # type: ignore[no-untyped-def]
-        x, rows, columns, a, ctx.factors, ctx.threshold = inputs
-        ctx.columns = len(columns)
-        ctx.save_for_backward(x, rows, *columns, *a)
-
-    def derive_down(ctx, du):  # type: ignore[no-untyped-def]
-        x, rows, *more = ctx.saved_tensors
-        columns, a = more[: ctx.columns], more[ctx.columns :]
-        needed = ctx.needs_input_grad[0]
-        dx, da = made["down_backward"](du, x, rows, columns, a, ctx.factors, ctx.threshold, needed)
-        weights = [da[number, : len(weight)].to(weight.dtype) for number, weight in enumerate(a)]
-        return dx if needed else None, None, [None] * len(columns), weights, None, None
-
-    def keep_up(ctx, inputs, output):  # type: ignore[no-untyped-def]
-        _outputs, u, b = inputs
-        ctx.save_for_backward(u, *b)
-
-    def derive_up(ctx, gradients):  # type: ignore[no-untyped-def]
-        u, *b = ctx.saved_tensors
-        du, db = made["up_backward"](gradients, u, b)
-        weights = [part[:, : w.shape[1]].to(w.dtype) for part, w in zip(db.split([len(w) for w in b]), b, strict=True)]
-        return gradients, du, weights
-
-    made["down"].register_autograd(derive_down, setup_context=keep_down)
-    made["up"].register_autograd(derive_up, setup_context=keep_up)
-    return Operators(made["down"], made["up"])
+@torch.library.custom_op("sameday::lora_down_backward", mutates_args=())
+def down_backward(
+    du: Tensor,
+    x: Tensor,
+    rows: Optional[Tensor],  # noqa: UP045
+    columns: Sequence[Tensor],
+    a: Sequence[Tensor],
+    factors: Sequence[float],
+    threshold: int,
+    needed: bool,
+) -> tuple[Tensor, Tensor]:
+    run = _group(x, [len(weight) for weight in a])
+    if run is None:
+        return plain_down_backward(du, x, rows, columns, a, factors, threshold, needed)
+    mask = launch.Mask(rows, columns, threshold)
+    return launch.down_backward(run, du.contiguous(), x.contiguous(), mask, a, factors, needed)
 
 
-OPERATORS = {
-    False: _register("lora", torch.library.custom_op, lambda kernel: kernel),
-    True: _register("traced_lora", torch.library.triton_op, torch.library.wrap_triton),
-}
+@torch.library.custom_op("sameday::lora_up", mutates_args=())
+def up(outputs: Sequence[Tensor], u: Tensor, b: Sequence[Tensor]) -> list[Tensor]:
+    run = _group(u, [weight.shape[1] for weight in b])
+    if run is None:
+        return plain_up(outputs, u, b)
+    return launch.up(run, [y.contiguous() for y in outputs], u, b)
+
+
+@torch.library.custom_op("sameday::lora_up_backward", mutates_args=())
+def up_backward(gradients: Sequence[Tensor], u: Tensor, b: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    run = _group(u, [weight.shape[1] for weight in b])
+    if run is None:
+        return plain_up_backward(gradients, u, b)
+    return launch.up_backward(run, [y.contiguous() for y in gradients], u, b)
+
+
+def _sums(like: Tensor) -> torch.dtype:
+    return torch.promote_types(like.dtype, torch.float32)
+
+
+def _most(weights: Sequence[Tensor], axis: int) -> int:
+    return max(weight.shape[axis] for weight in weights)
+
+
+@down.register_fake
+def _(x, rows, columns, a, factors, threshold):  # type: ignore[no-untyped-def]
+    return x.new_empty(len(a), x.shape[0], _most(a, 0))
+
+
+@down_backward.register_fake
+def _(du, x, rows, columns, a, factors, threshold, needed):  # type: ignore[no-untyped-def]
+    dx = x.new_empty(x.shape) if needed else x.new_empty(0)
+    return dx, x.new_empty(len(a), _most(a, 0), x.shape[1], dtype=_sums(x))
+
+
+@up.register_fake
+def _(outputs, u, b):  # type: ignore[no-untyped-def]
+    return [y.new_empty(y.shape) for y in outputs]
+
+
+@up_backward.register_fake
+def _(gradients, u, b):  # type: ignore[no-untyped-def]
+    return u.new_empty(u.shape), u.new_empty(sum(len(w) for w in b), u.shape[2], dtype=_sums(u))
+
+
+def _keep_down(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    x, rows, columns, a, ctx.factors, ctx.threshold = inputs
+    ctx.columns = len(columns)
+    ctx.save_for_backward(x, rows, *columns, *a)
+
+
+def _derive_down(ctx, du):  # type: ignore[no-untyped-def]
+    x, rows, *more = ctx.saved_tensors
+    columns, a = more[: ctx.columns], more[ctx.columns :]
+    needed = ctx.needs_input_grad[0]
+    dx, da = down_backward(du, x, rows, columns, a, ctx.factors, ctx.threshold, needed)
+    weights = [da[number, : len(weight)].to(weight.dtype) for number, weight in enumerate(a)]
+    return dx if needed else None, None, [None] * len(columns), weights, None, None
+
+
+def _keep_up(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    _outputs, u, b = inputs
+    ctx.save_for_backward(u, *b)
+
+
+def _derive_up(ctx, gradients):  # type: ignore[no-untyped-def]
+    u, *b = ctx.saved_tensors
+    du, db = up_backward(gradients, u, b)
+    weights = [part[:, : w.shape[1]].to(w.dtype) for part, w in zip(db.split([len(w) for w in b]), b, strict=True)]
+    return gradients, du, weights
+
+
+down.register_autograd(_derive_down, setup_context=_keep_down)
+up.register_autograd(_derive_up, setup_context=_keep_up)

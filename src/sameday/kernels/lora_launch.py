@@ -4,7 +4,7 @@ None of it depends on the number of tokens, but for the grids: torch.compile mak
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -83,9 +83,9 @@ def tiles(kind: torch.dtype, padded: int) -> Tiles:
 class Group:
     """The adapters of a group: ranks, the room they take, and what every kernel is told."""
 
-    def __init__(self, kind: torch.dtype, ranks: Sequence[int], launcher: Callable[[Any], Any]) -> None:
+    def __init__(self, kind: torch.dtype, ranks: Sequence[int]) -> None:
         assert len(ranks) <= TOGETHER and max(ranks) <= MOST, ranks
-        self.ranks, self.launcher, self.most, self.wide = list(ranks), launcher, max(ranks), kind == torch.float64
+        self.ranks, self.most, self.wide = list(ranks), max(ranks), kind == torch.float64
         self.sums = torch.float64 if self.wide else torch.float32
         padded = max(16, 1 << (self.most - 1).bit_length())
         self.tiles = tiles(kind, padded)
@@ -99,7 +99,7 @@ class Group:
 
         n0, n1, n2 = three(counts)
         block = self.tiles.total
-        self.launcher(kernels.total)[(_tiles(each, block), len(counts))](
+        kernels.total[(_tiles(each, block), len(counts))](
             part, out, each, *three(factors),
             N0=n0, N1=n1, N2=n2, MOST=max(counts), BLOCK=block, WIDE=self.wide, num_warps=4,
         )  # fmt: skip
@@ -127,7 +127,7 @@ def down(group: Group, x: Tensor, mask: Mask, a: Sequence[Tensor], factors: Sequ
     (M, K), how = x.shape, group.tiles.down
     steps = _tiles(_tiles(K, how.columns), how.shares)
     part = x.new_empty((len(a) * how.shares, M, group.most), dtype=group.sums)
-    group.launcher(kernels.down)[(_tiles(M, how.rows), how.shares)](
+    kernels.down[(_tiles(M, how.rows), how.shares)](
         x, part, *mask.arguments(x), *three(a), M, K,
         **group.shape, **mask.constants(), BM=how.rows, BK=how.columns, STEPS=steps, SPLITS=how.shares, **how.options(),
     )  # fmt: skip
@@ -143,7 +143,7 @@ def up(group: Group, outputs: Sequence[Tensor], u: Tensor, b: Sequence[Tensor]) 
     for number, (y, weight) in enumerate(zip(outputs, b, strict=True)):
         N = y.shape[1]
         results.append(torch.empty_like(y))
-        group.launcher(kernels.up)[(_tiles(N, how.columns), _tiles(M, how.rows))](
+        kernels.up[(_tiles(N, how.columns), _tiles(M, how.rows))](
             u, y, results[-1], weight, M, N,
             WHICH=number, RANK=group.ranks[number], **group.rank, BM=how.rows, BN=how.columns, **how.options(),
         )  # fmt: skip
@@ -158,7 +158,7 @@ def up_backward(group: Group, gradients: Sequence[Tensor], u: Tensor, b: Sequenc
     parts = u.new_empty((sum(counts), M, group.most), dtype=group.sums)
     weights = u.new_empty((how.shares, sum(columns), group.most), dtype=group.sums)
     t0, t1, _ = three(counts)
-    group.launcher(kernels.up_back)[(sum(counts), how.shares)](
+    kernels.up_back[(sum(counts), how.shares)](
         u, *three(gradients), *three(b), parts, weights, M, *three(columns), _tiles(M, how.rows * how.shares),
         **group.shape, T0=t0, T1=t1, BM=how.rows, BN=how.columns, **how.options(),
     )  # fmt: skip
@@ -176,7 +176,7 @@ def down_backward(
     (M, K), how = x.shape, group.tiles.down_back
     dx = torch.empty_like(x) if needed else x.new_empty(0)
     parts = x.new_empty((how.shares, len(a), group.most, K), dtype=group.sums)
-    group.launcher(kernels.down_back)[(_tiles(K, how.columns), how.shares)](
+    kernels.down_back[(_tiles(K, how.columns), how.shares)](
         du, x, dx, parts, *mask.arguments(x), *three(a), *three(factors), M, K, _tiles(M, how.rows * how.shares),
         **group.shape, **mask.constants(), BM=how.rows, BK=how.columns, NEED=needed, **how.options(),
     )  # fmt: skip
