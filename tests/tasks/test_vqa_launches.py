@@ -56,9 +56,10 @@ def config_of(folder: Path, **sizes: int) -> Any:
 
 
 def test_what_was_measured_is_what_the_limit_says() -> None:
-    """`bench/recorded.py` on an H200: recording halves a step of 1,408 tokens, and gives nothing at 3,680."""
+    """On an H200: recording halves a step of 1,408 tokens (`bench/recorded.py`), kernels fill 89% of one of 3,680 in
+    the loop (`bench/real.py`), and 97% of one of 7,500."""
     most = most_recorded(SimpleNamespace(**EIGHT), "lora", "NVIDIA H200")
-    assert most is not None and 1408 < most < 3680
+    assert most is not None and 3680 < most < 7500
     assert 36 * layer_flop(SimpleNamespace(**EIGHT), "lora") == pytest.approx(27.8e9, rel=0.01)
 
 
@@ -152,7 +153,7 @@ def test_an_automatic_plan_records_where_it_pays_and_fits(two_layers: Path, mach
             f"up to {most} tokens a micro-batch's kernels end before the host has launched them"
         )
         assert plan.checkpointing == "none" and "beside the weights and what is recorded" in why["checkpointing"]
-        taken = (plan.token_budget + most) * 36 * 4096 * BYTES_PER_ACTIVATION
+        taken = (plan.token_budget + min(most, plan.token_budget)) * 36 * 4096 * BYTES_PER_ACTIVATION
         assert taken + language_bytes(recipe, text) <= 0.9 * machine.memory
     else:
         assert why["cuda_graphs"] == (

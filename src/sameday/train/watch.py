@@ -89,8 +89,8 @@ class Watch:
         if (how := self._stalls.found(good.seconds, good.input.get("wait", 0.0))) is not None:
             self.say(f"step {step}/{self.total}  {how}")
             note(self.run.path, "stall", good.seconds, step=step)
-        self._open_board(step)
         if due:
+            self._open_board(step)
             phases = {f"phases/{name}": seconds for name, seconds in (good.phases or {}).items()}
             self._chart("train", {"loss": good.loss, "samples_per_second": seen / spent, **numbers, **phases}, step)
 
@@ -121,8 +121,10 @@ class Watch:
         self._chart(split, scores, step)
 
     def starts(self, step: int, ranks: int) -> None:
-        """The first step of this process is next."""
+        """The first step of this process is next. The charts' library, which may take its time to load, is loaded before
+        it."""
         if self.run is not None:
+            self._open_board(step + 1)
             about = {"step": step, "total": self.total, "ranks": ranks, "device": self.device_name}
             note(self.run.path, "start", process_age() - Watch._before, **about, parts=dict(self.run.spent))
 
@@ -139,7 +141,8 @@ class Watch:
         if self.board is None and self.run is not None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self.board = SummaryWriter(str(self.run.path / "tensorboard"), purge_step=step)
+            # A thread writes. Where its queue is full, a step would wait for it.
+            self.board = SummaryWriter(str(self.run.path / "tensorboard"), max_queue=1000, purge_step=step)
 
     def _chart(self, group: str, values: dict[str, Any], step: int) -> None:
         assert self.run is not None

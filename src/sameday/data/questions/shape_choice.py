@@ -14,7 +14,9 @@ from sameday.data.questions.shapes import Section, Shape
 MOST_SHAPES = 16
 """Each takes a second or so to be recorded."""
 MOST_PADDED = 1.25
-"""Tokens of a shape over those of a row: what is padded beyond that costs more than its launches did."""
+MOST_MORE = 256
+"""Tokens of a shape over those of a row, and beyond them: what is padded further costs more than its launches did,
+which take the same time whatever a row has."""
 LEAST_USES = 2
 """In a run: a shape that comes more rarely is not worth its recording."""
 STEP = 32
@@ -78,7 +80,7 @@ def fitting(row: Shape, shapes: Sequence[Shape]) -> Shape | None:
 
 
 def _worth(padded: int, tokens: int) -> bool:
-    return padded <= MOST_PADDED * tokens + TILE
+    return padded <= min(MOST_PADDED * tokens, tokens + MOST_MORE) + TILE
 
 
 class _Pair(NamedTuple):

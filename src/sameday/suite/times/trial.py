@@ -136,6 +136,7 @@ def run(asked: Asked, libraries: float, kept: KeptBase) -> dict[str, Any]:
             Watch(record, total, session.plan.log_steps, task.device) as watch,
             closing(session.steps(task)) as stepped,
         ):
+            watch.starts(0, session.ranks.size)
             # As if it had a process of its own.
             start = libraries + time.perf_counter() - began + kept.spared
             # Compiled before the first step, as a run does it: a graph that is made meanwhile is no step's time.

@@ -20,7 +20,7 @@ BYTES_PER_ACTIVATION = 30 * 2
 
 SCALE_BYTES, DOUBLE_SCALE_BYTES = 4 / 64, (1 + 4 / 256) / 64
 """Of the scales of a weight in four bits: a float32 for 64 weights, or a byte, and a float32 for 256 such bytes."""
-FEWEST_TOKENS = 4096
+FEWEST_TOKENS = 3072
 """Of a micro-batch: where fewer fit, layers are recomputed instead, and nothing is recorded."""
 NO_SPLIT = "split attention cannot follow this model's layers, of which some see a window or images in both directions"
 
