@@ -174,6 +174,30 @@ def test_memory_that_runs_out_while_recording(
     assert {type(program.passes) for program in task.recorder._made.values()} == {Recorded}
 
 
+def test_what_cannot_be_recorded_is_launched(two_layers: Path, world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever breaks a recording: here the host wants a number that is not there before the kernels run."""
+    task, run = make(two_layers, world, {}), recorded._Program.run
+
+    def asks(program: Any) -> Any:
+        if torch.cuda.is_current_stream_capturing() and task.recorder._made:
+            torch.rand(1, device="cuda").item()
+        return run(program)
+
+    with patch.object(recorded._Program, "run", asks):
+        found = learned(task, range(8))
+    kinds = [type(program.passes) for program in task.recorder._made.values()]
+    assert kinds[0] is Recorded and len(kinds) > 2 and set(kinds[1:]) == {Launched}
+    said = capsys.readouterr().err
+    assert said.count(" tokens could not be recorded (") == 1 and "): it is launched" in said
+    # What a recording holds while it goes on is free again: random numbers, and memory for other recordings.
+    assert torch.rand(2, device="cuda").unique().numel() == 2
+    task.recorder.forget()
+    task.recorder.records = True
+    for one, other in zip(learned(task, range(8)), found, strict=True):
+        assert torch.equal(one, other)
+    assert {type(program.passes) for program in task.recorder._made.values()} == {Recorded}
+
+
 def test_a_loss_that_somebody_keeps_does_not_end_a_recording(two_layers: Path, world: Path) -> None:
     """As the loop keeps the last micro-batch's; one that was launched has nodes of another stream."""
     task = make(two_layers, world, {})

@@ -18,7 +18,7 @@ import worlds
 from recordings import PLAN
 from torch import Tensor
 
-from sameday.hardware.graphs import Launched
+from sameday.hardware.graphs import Launched, NotRecorded
 from sameday.hardware.machine import Machine, detect_machine
 from sameday.hardware.ranks import Ranks
 from sameday.models.vlm import VisionLanguageModel, load_base
@@ -284,6 +284,25 @@ def test_what_is_not_recorded_for_memory_is_launched(make: Make, capsys: pytest.
     said = capsys.readouterr().err
     assert said.count(f"cuda_graphs: out of memory while a micro-batch of {sizes[0]} tokens was recorded") == 1
     assert all(isinstance(program.passes, Launched) for program in task.recorder._made.values())
+    assert_near(found, learned(make(False), range(4)))
+
+
+def test_what_cannot_be_recorded_is_launched(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    task, tries = make(True), []
+    task.recorder.records = True
+
+    def broken(*_how: Any) -> Any:
+        tries.append(1)
+        raise NotRecorded("operation not permitted")
+
+    with patch.object(recorded, "Recorded", broken), patch.object(recorded, "GraphMemory", object):
+        found = learned(task, range(4))
+    first = next(iter(task.recorder._made))[0].tokens
+    assert len(tries) == 1 < len(task.recorder._made) and not task.recorded_sizes(), "it is not tried again"
+    assert capsys.readouterr().err == (
+        f"cuda_graphs: a micro-batch of {first} tokens could not be recorded (operation not permitted): it is "
+        "launched, and so is all that is not recorded yet. plan.cuda_graphs false does not try.\n"
+    )
     assert_near(found, learned(make(False), range(4)))
 
 

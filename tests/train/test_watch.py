@@ -7,9 +7,13 @@ import pty
 import re
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -65,6 +69,32 @@ def test_each_interval_is_one_line(run: RunFolder, capsys: pytest.CaptureFixture
         ("6", "7", "0.6667", "1.00e-04", "0.500", "16.0", None, "0:00"),
         ("7", "7", "0.5714", "1.00e-04", "0.500", "16.0", None, "0:00"),
     ]
+
+
+def test_charts_are_open_before_the_first_step_and_no_step_waits_for_their_file(run: RunFolder) -> None:
+    with Watch(run, 10, 1, CPU) as watch:
+        watch.starts(0, 1)
+        board, writer = watch.board, watch.board.file_writer.event_writer._async_writer._writer
+        with writer_held(writer):
+            for step in range(1, 5):
+                watch.step(good(step, 1.0, 1.0))
+        assert watch.board is board
+
+
+@contextmanager
+def writer_held(writer: Any) -> Iterator[None]:
+    """Whatever is charted meanwhile is written afterwards."""
+    go, write = threading.Event(), writer.write
+
+    def later(data: bytes) -> None:
+        assert go.wait(60), "a step waits"
+        write(data)
+
+    with patch.object(writer, "write", later):
+        try:
+            yield
+        finally:
+            go.set()
 
 
 def test_waiting_for_input_is_told_where_it_matters(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,11 +28,24 @@ def recording(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            with suppress(RuntimeError):  # the first error says what went wrong
+            try:
                 graph.capture_end()
+            except RuntimeError:  # the first error says what went wrong
+                _leave(pool)
             raise
         graph.capture_end()
     torch.cuda.current_stream().wait_stream(aside)
+
+
+def _leave(pool: Any) -> None:
+    """What torch leaves out where a recording broke and cannot be ended: its random numbers would wait for it for ever,
+    and so would memory."""
+    device = torch.cuda.current_device()
+    generator = torch.cuda.default_generators[device]
+    generator.graphsafe_set_state(generator.clone_state())
+    if pool is not None:
+        with suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(device, pool)
 
 
 @cache
@@ -88,6 +101,10 @@ class Inputs:
             mine.copy_(new, non_blocking=True)
 
 
+class NotRecorded(Exception):
+    """Kernels that can be launched and not recorded, for another reason than memory."""
+
+
 class Launched:
     """A forward and a backward pass as they are, behind the face of recorded ones."""
 
@@ -110,12 +127,20 @@ class Recorded:
         with _uncollected():
             # What the warm-up took waits to be used again, and a recording cannot take it: it would be held twice.
             torch.cuda.empty_cache()
-            with recording(self._forward, memory.pool):
-                loss, *rest = run()
-            self._scale = torch.ones_like(loss)
-            with recording(self._backward, memory.pool):
-                torch.autograd.backward(loss, self._scale)
-        self._given = [each.detach() for each in (loss, *rest)]
+            try:
+                self._given = self._record(run, memory)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                raise NotRecorded(str(error).partition("\n")[0]) from error
+
+    def _record(self, run: Run, memory: GraphMemory) -> list[Tensor]:
+        with recording(self._forward, memory.pool):
+            loss, *rest = run()
+        self._scale = torch.ones_like(loss)
+        with recording(self._backward, memory.pool):
+            torch.autograd.backward(loss, self._scale)
+        return [each.detach() for each in (loss, *rest)]
 
     def __call__(self) -> tuple[Tensor, ...]:
         self._forward.replay()

@@ -121,8 +121,7 @@ class Watch:
         self._chart(split, scores, step)
 
     def starts(self, step: int, ranks: int) -> None:
-        """The first step of this process is next. The charts' library, which may take its time to load, is loaded before
-        it."""
+        """The first step of this process is next. The charts' library may take its time to load, and does it before."""
         if self.run is not None:
             self._open_board(step + 1)
             about = {"step": step, "total": self.total, "ranks": ranks, "device": self.device_name}

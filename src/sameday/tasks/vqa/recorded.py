@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from sameday.data.questions.batch import Batch
 from sameday.data.questions.pieces import rows_of
 from sameday.data.questions.shape_choice import choose_shapes, fitting
 from sameday.data.questions.shapes import Shape, shape_of
-from sameday.hardware.graphs import GraphMemory, Inputs, Launched, Recorded, Run
+from sameday.hardware.graphs import GraphMemory, Inputs, Launched, NotRecorded, Recorded, Run
 from sameday.hardware.phases import during
 from sameday.hardware.ranks import Ranks, joined_size
 from sameday.kernels.dropout import dropouts, step_key
@@ -107,7 +106,7 @@ class Recorder:
         self._rooms: list[Tensor] = []
         self._too_large = math.inf
         self.records = task.device.type == "cuda"
-        """Where not, all goes the same way, and is launched."""
+        """Where not, all goes the same way, and is launched; what is recorded already is replayed."""
 
     def __call__(self, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
         """What a task's `loss_sum` gives."""
@@ -162,11 +161,22 @@ class Recorder:
         return program
 
     def _recorded(self, run: Run, tokens: int) -> Recorded | None:
-        """None where there is no memory for it: the run launches it, and tries smaller ones when they come."""
+        """None where there is no memory for it: the run launches it, and tries smaller ones when they come. Where it
+        fails for another reason, nothing more is recorded."""
         for _ in range(2):
-            with suppress(torch.OutOfMemoryError):
+            try:
                 self._memory = self._memory or GraphMemory()
                 return Recorded(run, self._trained, self._memory)
+            except torch.OutOfMemoryError:
+                pass
+            except NotRecorded as error:
+                self.records = False
+                tell(
+                    f"cuda_graphs: a micro-batch of {tokens} tokens could not be recorded ({error}): it is launched, "
+                    "and so is all that is not recorded yet. plan.cuda_graphs false does not try.",
+                    sys.stderr,
+                )
+                return None
             if not self.shapes:
                 self._memory = None  # which holds what was recorded until then
             torch.cuda.empty_cache()  # a recording cannot take what was kept for others
