@@ -57,12 +57,24 @@ def test_graphs_are_shared_by_all_layers(
     for step in range(tasks[0].steps_per_epoch()):
         compiled, plain = (gradient(task, step) for task in tasks)
         assert (compiled - plain).norm() <= 1e-6 * plain.norm(), step
-        # The first layer, the others, the tower's blocks: with the first step, and never again.
-        assert counters["stats"]["unique_graphs"] == 2 + kinds, step
+        # All layers, the tower's blocks: with the first step, and never again.
+        assert counters["stats"]["unique_graphs"] == 1 + kinds, step
     scores = [task.evaluate("val", Ranks()) for task in tasks]
     assert scores[0] == pytest.approx(scores[1], rel=1e-6)
-    assert counters["stats"]["unique_graphs"] == 3 + kinds
+    assert counters["stats"]["unique_graphs"] == 2 + kinds
     assert not counters["graph_break"]
+
+
+def test_layers_before_the_first_that_is_trained_have_no_gradient(tmp_path: Path, two_layers: Path) -> None:
+    worlds.write_world(tmp_path, 3, (2,))
+    recipe = worlds.tiny_recipe(two_layers, order="by_image")
+    found = []
+    for how, frozen in (("none", False), ("layers", False), ("layers", True)):
+        task = worlds.make_task(tmp_path, recipe, Plan(**PLAN, compile=how))
+        for parameter in task.model.text.layers[0].parameters() if frozen else ():
+            parameter.requires_grad_(False)
+        found.append(task.model.alike_from)
+    assert found == [None, 0, 1]
 
 
 @pytest.mark.soak

@@ -85,7 +85,7 @@ def test_nothing_is_compiled_after_the_warm_up(
     steps, total = Steps(task.recipe, task.plan, task, Ranks()), 2 * task.steps_per_epoch()
     spent = warm_up(task, range(total), None, Ranks(), steps.warm_up, screen)
     made = graphs().made
-    assert made - before >= 4, "the first layer, the others, the tower, validation"
+    assert made - before >= 3, "layers, the tower, validation"
     for step in range(total):
         steps.accumulate(task.batches(step, None, Ranks()), step)
     task.evaluate("val", Ranks())

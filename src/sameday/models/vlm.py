@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,15 @@ class VisionLanguageModel:
             layers += self.family.compilable_blocks(self.tower)
         compile_layers(layers, COMPILE_BACKEND, self.plan.activation_budget)
 
+    @cached_property
+    def alike_from(self) -> int | None:
+        """The first layer with weights that are trained, where layers are compiled: it gets an input with a gradient as
+        those behind it do, so that one graph serves all, and not one for it alone, which takes as long to compile."""
+        if self.plan.compile != "layers":
+            return None
+        trained = (any(p.requires_grad for p in layer.parameters()) for layer in self.text.layers)
+        return next((number for number, here in enumerate(trained) if here), None)
+
     def trained(self) -> dict[str, nn.Parameter]:
         """What the optimizer updates, by name; float32 in every plan."""
         parameters = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
@@ -168,6 +178,8 @@ class VisionLanguageModel:
         masks = {kind: self.family.mask(self.text, batch, self.kernel, kind) for kind in set(self.kinds)}
         kept = None if keys is None else self._room_for_keys(x)
         for number, (layer, kind) in enumerate(zip(self.text.layers, self.kinds, strict=True)):
+            if number == self.alike_from and torch.is_grad_enabled() and not x.requires_grad:
+                x = x.detach().requires_grad_()
             seen = masks[kind] if kept is None else attention.Recorded(masks[kind], *kept)
             x = self._run(layer.forward if eager else layer, x, rotary[kind], seen)
             if keys is not None and kept is not None:

@@ -146,6 +146,7 @@ def _work(model: VisionLanguageModel, batch: Batch, extents: Mapping[str, Extent
     layers = list(model.text.layers)
     for number, (layer, kind) in enumerate(zip(layers, model.kinds, strict=True)):
         places = extents[kind].last if number == len(layers) - 1 else extents[kind].each
+        wanted = wanted or (executed and number == model.alike_from)
         layer_work, wanted = model.family.layer_flops(model.text, layer, places, wanted)
         if again and wanted:
             last = model.family.last_linear(layer)
