@@ -66,7 +66,7 @@ def test_graphs_are_shared_by_all_layers(
 
 
 def test_layers_before_the_first_that_is_trained_have_no_gradient(tmp_path: Path, two_layers: Path) -> None:
-    worlds.write_world(tmp_path, 3, (2,))
+    worlds.write_world(tmp_path, 3, (2, 1))
     recipe = worlds.tiny_recipe(two_layers, order="by_image")
     found = []
     for how, frozen in (("none", False), ("layers", False), ("layers", True)):
