@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 
 def compile_layers(layers: Iterable[nn.Module], backend: str, activation_budget: float) -> None:
-    """In place, so that parameters keep their names. There are still a few graphs: for the first layer, whose input has
-    no gradient, and the others, training and evaluation. Past torch's limit of eight the rest would silently run
-    uncompiled. Of their activations graphs keep a share, the budget."""
+    """In place, so that parameters keep their names. There are still a few graphs: of training and evaluation, of layers
+    whose input has no gradient. Past torch's limit of eight the rest would silently run uncompiled. Of their activations
+    graphs keep a share, the budget."""
     torch._dynamo.config.recompile_limit = 32
     if functorch.activation_memory_budget != activation_budget:
         torch._dynamo.reset()  # graphs that were made for another model of this process keep another share
