@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 
 def compile_layers(layers: Iterable[nn.Module], backend: str, activation_budget: float) -> None:
-    """In place, so that parameters keep their names. There are still a few graphs: of training and evaluation, of layers
-    whose input has no gradient. Past torch's limit of eight the rest would silently run uncompiled. Of their activations
-    graphs keep a share, the budget."""
+    """In place, so that parameters keep their names. There are still a few graphs: of training, of evaluation, of layers
+    whose input has no gradient. Past torch's limit of eight the rest would silently run uncompiled. Graphs keep a share
+    of their activations, the budget."""
     torch._dynamo.config.recompile_limit = 32
     if functorch.activation_memory_budget != activation_budget:
         torch._dynamo.reset()  # graphs that were made for another model of this process keep another share

@@ -107,9 +107,9 @@ def compiles(task: VqaTask) -> bool:
 
 def chosen(task: VqaTask, met: Iterable[Met]) -> list[Met]:
     """Of each kind the largest, which shows first whether memory is enough for it, and the smallest. A graph is made
-    for the first, and any size that is written into it after all shows with the other. What is recorded comes before
-    the rest, from the largest shape on: the others then fit into its memory, and what is launched shows whether there
-    is enough beside it."""
+    for the first, and any size that is written into it after all shows with the other. What is recorded has the size of
+    its shape, and one is enough. It comes before the rest, from the largest shape on: the others then fit into its
+    memory, and what is launched shows whether there is enough beside it."""
     of_kind: dict[Kind, tuple[Met, Met]] = {}
     for each in met:
         kind, tokens = each.kind(task), each.size(task)
@@ -119,7 +119,7 @@ def chosen(task: VqaTask, met: Iterable[Met]) -> list[Met]:
             each if tokens < smallest.size(task) else smallest,
         )
     kinds = sorted(of_kind, key=lambda kind: -1 if kind.shape is None else kind.shape.tokens, reverse=True)
-    return [each for kind in kinds for each in dict.fromkeys(of_kind[kind])]
+    return [each for kind in kinds for each in dict.fromkeys(of_kind[kind][: 2 if kind.shape is None else 1])]
 
 
 def _trained(task: VqaTask, steps: range, budget: int | None, ranks: Ranks) -> Iterator[Met]:
