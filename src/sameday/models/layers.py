@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 
 def compile_layers(layers: Iterable[nn.Module], backend: str, activation_budget: float) -> None:
-    """In place, so that parameters keep their names. There are still a few graphs: of training, of evaluation, of layers
+    """In place, so that parameters keep their names. There are still a few graphs: of training, evaluation, and layers
     whose input has no gradient. Past torch's limit of eight the rest would silently run uncompiled. Graphs keep a share
     of their activations, the budget."""
     torch._dynamo.config.recompile_limit = 32
