@@ -61,6 +61,13 @@ PLANS: dict[str, dict[str, Any]] = {
     "shared, dense mask, compiled": {**SHARED, **COMPILED},
     "shared, flex, compiled": {**SHARED, **COMPILED, "attention": "flex"},
     "shared, split, compiled": {**SHARED, **COMPILED, "attention": "split", "pad_to_multiple": 32},
+    "shared, split, compiled, selective checkpointing": {
+        **SHARED,
+        **COMPILED,
+        "attention": "split",
+        "pad_to_multiple": 32,
+        "checkpointing": "selective",
+    },
     "shared, split, compiled, full checkpointing": {
         **SHARED,
         **COMPILED,

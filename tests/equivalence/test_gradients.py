@@ -72,14 +72,18 @@ PLANS: dict[str, dict[str, Any]] = {
     "packed, split": {"packing": True, "max_questions": None, "attention": "split", "pad_to_multiple": 16},
     "shared": SHARED,
     "shared, checkpointing": SHARED | {"checkpointing": "full", "token_budget": 400},
+    "shared, selective": SHARED | {"checkpointing": "selective", "token_budget": 400},
     "shared, packed": SHARED | {"packing": True, "attention": "sdpa", "pad_to_multiple": 64},
     "shared, packed, split": SHARED | {"packing": True, "attention": "split", "label_only_logits": True},
     "shared, packed, groups split": SHARED | {"packing": True, "token_budget": 90, "label_only_logits": True},
     "shared, groups split": SHARED | {"token_budget": 110},
+    "shared, packed, split, selective": SHARED
+    | {"packing": True, "attention": "split", "checkpointing": "selective", "pad_to_multiple": 16},
     "checkpointing": {"checkpointing": "full"},
+    "selective": {"checkpointing": "selective"},
     "label-only logits": {"label_only_logits": True},
 }
-RANKED = {"4x4", "shared, packed", "shared, packed, groups split"}
+RANKED = {"4x4", "shared, packed", "shared, packed, groups split", "shared, packed, split, selective"}
 """Plans that are run on two ranks as well."""
 
 
@@ -283,7 +287,7 @@ def test_all_weights_and_the_tower_trained(bench: Bench, family: str) -> None:
     expected = bench.plain(scene)
     assert any(".visual." in name for name in expected.tensors)
     assert any("embed_tokens" in name for name in expected.tensors)
-    for name in ("shared, packed, split", "shared, checkpointing", "4x4"):
+    for name in ("shared, packed, split", "shared, checkpointing", "shared, packed, split, selective", "4x4"):
         assert_same(work(bench.task(scene, PLANS[name])), expected)
 
 
@@ -311,7 +315,7 @@ def test_where_an_answer_ends_is_the_same_in_every_layout(bench: Bench) -> None:
 DROPOUT = scenario("qwen3_vl", 7, (5, 3, 2), lora={"r": 4, "alpha": 8, "dropout": 0.1})
 
 
-@pytest.mark.parametrize("plan", ["4x4", "padded", "packed", "packed, split", "checkpointing"])
+@pytest.mark.parametrize("plan", ["4x4", "padded", "packed", "packed, split", "checkpointing", "selective"])
 @pytest.mark.parametrize("size", [1, 2])
 def test_the_same_elements_are_dropped_however_a_step_is_cut(bench: Bench, plan: str, size: int) -> None:
     assert_same(work(bench.task(DROPOUT, PLANS[plan]), size=size), bench.plain(DROPOUT))

@@ -59,7 +59,7 @@ def test_gradients_flow_into_the_tower_through_what_questions_share(bench: Bench
     here = scene(family, EVERY[family], **FORMS[family])
     expected = bench.plain(here)
     assert all(tensor.any() for tensor in expected.tensors.values()), "an adapter that learns nothing"
-    for plan in ("shared, packed", "shared, checkpointing"):
+    for plan in ("shared, packed", "shared, checkpointing", "shared, selective"):
         task = bench.task(here, PLANS[plan])
         assert parts_of(task) == {"decoder", "tower", *(["projector"] if PROJECTOR in EVERY[family] else [])}
         assert_same(work(task), expected)

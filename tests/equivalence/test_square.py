@@ -25,8 +25,9 @@ pytestmark = pytest.mark.slow
 
 NEW = 6
 """Tokens of an answer."""
-WITHOUT_SPLIT = ("4x4", "packed", "shared", "shared, checkpointing", "shared, packed", "shared, packed, groups split")
-WITH_SPLIT = (*WITHOUT_SPLIT, "packed, split", "shared, packed, split")
+RECOMPUTED = ("shared, checkpointing", "shared, selective")
+WITHOUT_SPLIT = ("4x4", "packed", "shared", *RECOMPUTED, "shared, packed", "shared, packed, groups split")
+WITH_SPLIT = (*WITHOUT_SPLIT, "packed, split", "shared, packed, split", "shared, packed, split, selective")
 POSSIBLE = {"gemma3": WITHOUT_SPLIT, "llava": WITH_SPLIT}
 
 

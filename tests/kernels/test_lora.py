@@ -205,6 +205,7 @@ def test_a_model_has_the_same_gradients(home: Path, two_layers: Path, monkeypatc
 ALL_OF_IT = ["all-linear", "tower.all-linear", "projector.all-linear"]
 RECIPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "checkpointing": (SHARED | {"checkpointing": "full"}, {}),
+    "selective": (SHARED | {"checkpointing": "selective"}, {}),
     "padded rows, rsLoRA": ({"max_questions": 3}, {"lora": LORA | {"rslora": True}}),
     "two of an attention's layers": (SHARED, {"lora": LORA | {"target_modules": ["q_proj", "v_proj", "up_proj"]}}),
     "all layers, tower included": (SHARED, {"lora": LORA | {"target_modules": ALL_OF_IT}}),

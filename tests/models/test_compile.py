@@ -34,10 +34,15 @@ def gradient(task: VqaTask, step: int) -> torch.Tensor:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("family", "kinds"), [*((family, 1) for family in FAMILIES), *((family, 2) for family in SQUARE)]
+    ("family", "kinds", "checkpointing"),
+    [
+        *((family, 1, "none") for family in FAMILIES),
+        *((family, 2, "none") for family in SQUARE),
+        ("qwen3_vl", 1, "selective"),
+    ],
 )
 def test_graphs_are_shared_by_all_layers(
-    tmp_path: Path, family: str, kinds: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, family: str, kinds: int, checkpointing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`kinds`: graphs of the tower; where images are whole squares, one image is a graph of its own."""
     # The graphs are what is tested; which backend turns them into kernels is not.
@@ -50,7 +55,7 @@ def test_graphs_are_shared_by_all_layers(
     model = worlds.write_tiny(tmp_path / family, family, **sizes)
     lora = {"r": 4, "alpha": 8, "dropout": 0.1} | ({"target_modules": worlds.OF_THE_DECODER} if square else {})
     recipe = worlds.tiny_recipe(model, order="by_image", effective_batch=8, lora=lora)
-    plan = PLAN | ({"attention": "sdpa"} if family == "gemma3" else {})
+    plan = PLAN | ({"attention": "sdpa"} if family == "gemma3" else {}) | {"checkpointing": checkpointing}
     tasks = [worlds.make_task(tmp_path, recipe, Plan(**plan, compile=how)) for how in ("layers", "none")]
     for task in tasks:
         worlds.stir(task)

@@ -48,7 +48,7 @@ PACKED = {"packing": True, "max_questions": None, "label_only_logits": True}
 SHARED = {**PACKED, "share_images": True}
 SPLIT = {**SHARED, "attention": "split", "pad_to_multiple": 32}
 TEXT = {"share_text": True}
-FULL = {"checkpointing": "full"}
+FULL, SELECTIVE = {"checkpointing": "full"}, {"checkpointing": "selective"}
 PLANS: dict[str, dict[str, Any]] = {
     "one at a time": {},
     "one at a time, labels only": {"label_only_logits": True},
@@ -63,6 +63,9 @@ PLANS: dict[str, dict[str, Any]] = {
     "shared, full checkpointing": {**SHARED, **FULL},
     "shared, split": SPLIT,
     "shared, split, full checkpointing": {**SPLIT, **FULL},
+    "one at a time, selective": SELECTIVE,
+    "shared, selective": {**SHARED, **SELECTIVE},
+    "shared, split, selective": {**SPLIT, **SELECTIVE},
     "shared, text": {**SHARED, **TEXT},
     "shared, text, split": {**SPLIT, **TEXT},
 }
@@ -97,9 +100,11 @@ RECIPES: dict[str, dict[str, Any]] = {
 CASES = [("qwen3_vl", {}, name) for name in PLANS if "text" not in name]
 CASES += [(family, {}, name) for family in ("qwen2_5_vl", "qwen2_vl") for name in ("4 at a time", "shared, split")]
 CASES += [("qwen3_vl", recipe, "shared, full checkpointing") for recipe in RECIPES.values()]
+CASES += [("qwen3_vl", recipe, "shared, selective") for recipe in RECIPES.values()]
 CASES += [
-    (family, RECIPES[recipe], "one at a time, full checkpointing")
+    (family, RECIPES[recipe], f"one at a time, {how}")
     for family in FAMILIES
+    for how in ("full checkpointing", "selective")
     for recipe in ("adapters with dropout on some layers", "adapters in the tower", "all, tower too")
 ]
 CASES += [("qwen3_vl", {"precision": "bf16"}, "one at a time, labels only")]
@@ -108,7 +113,13 @@ SQUARE_RECIPES: list[dict[str, Any]] = [
     {"train": "all", "train_vision": True},
 ]
 CASES += [(family, {}, plan) for family in SQUARE for plan in ("4 at a time", "shared", "shared, full checkpointing")]
-CASES += [(family, recipe, "one at a time, full checkpointing") for family in SQUARE for recipe in SQUARE_RECIPES]
+CASES += [(family, {}, "shared, selective") for family in SQUARE]
+CASES += [
+    (family, recipe, f"one at a time, {how}")
+    for family in SQUARE
+    for recipe in SQUARE_RECIPES
+    for how in ("full checkpointing", "selective")
+]
 PROMPT = {
     "prompt": {
         "by": "stage",
@@ -287,8 +298,9 @@ def test_images_that_are_ready_need_no_tower(world: Path, models: dict[str, Path
 
 
 @pytest.mark.slow
-def test_compiled_layers_are_recomputed_whole(
-    world: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("plan", [SPLIT | FULL, SPLIT | SELECTIVE, SHARED | SELECTIVE])
+def test_compiled_layers_compute_again_what_gradients_depend_on(
+    world: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch, plan: dict[str, Any]
 ) -> None:
     """The counter cannot look into what is compiled, so the compiled graphs count for themselves."""
     from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
@@ -309,15 +321,22 @@ def test_compiled_layers_are_recomputed_whole(
     backend = aot_autograd(fw_compiler=counting, bw_compiler=counting, partition_fn=min_cut_rematerialization_partition)
     monkeypatch.setattr(vlm, "COMPILE_BACKEND", backend)
     torch._dynamo.reset()
-    task = make(world, models["qwen3_vl"], {**SHARED, **FULL, "compile": "layers"})
+    task = make(world, models["qwen3_vl"], {**plan, "compile": "layers"})
     task.model.text.layers, task.model.kinds = task.model.text.layers[:1], task.model.kinds[:1]  # one compiles sooner
-    batch = with_features(make(world, models["qwen3_vl"], SHARED), next(iter(task.batches(0, None, Ranks()))))
+    batch = with_features(make(world, models["qwen3_vl"], plan), next(iter(task.batches(0, None, Ranks()))))
     task.loss_sum(batch, 0)[0].backward()
     torch._dynamo.reset()
     work = count(task.model, batch).executed
     layers = work.layers + work.adapters + work.attention
     assert total == layers.total
-    assert layers.recomputed == layers.forward
+    last: Any = task.model.text.layers[0].mlp.down_proj
+    spared = 2 * batch.tokens.numel() * last.in_features * last.out_features
+    if plan["checkpointing"] == "full":
+        assert layers.recomputed == layers.forward - spared
+    else:
+        out = task.model.text.layers[0].self_attn.o_proj
+        spared += 2 * batch.tokens.numel() * (out.in_features + 4) * out.out_features  # and its adapter's second half
+        assert layers.recomputed == layers.forward - spared - work.attention.forward
 
 
 # Vision models

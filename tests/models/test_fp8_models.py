@@ -431,7 +431,7 @@ def test_what_memory_a_plan_is_chosen_for(tiny_qwen3: Path) -> None:
     assert language_bytes(plain, text) - language_bytes(eight, text) == weights, "a byte for each"
     machine = Machine("cuda", "a GPU", 52 * 2**30, 8, True)
     chosen = [choose_plan(recipe, machine, config, 1)[0].checkpointing for recipe in (plain, eight)]
-    assert chosen == ["full", "none"]
+    assert chosen == ["selective", "none"]
 
 
 @pytest.fixture

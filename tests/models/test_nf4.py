@@ -401,7 +401,7 @@ def test_what_memory_a_plan_is_chosen_for(tiny_qwen3: Path) -> None:
     assert sizes_in_gib == pytest.approx([16.94, 6.41, 6.07], abs=0.05)
     machine = Machine("cuda", "a GPU", 48 * 2**30, 8, True)
     plain, four = (choose_plan(recipe, machine, config, 1)[0] for recipe in recipes[:2])
-    assert (plain.checkpointing, four.checkpointing) == ("full", "none")
+    assert (plain.checkpointing, four.checkpointing) == ("selective", "none")
 
 
 def test_the_floor_counts_bytes_as_they_are_stored(home: Path, base: VqaTask, tiny_qwen3: Path) -> None:

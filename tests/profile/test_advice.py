@@ -275,6 +275,8 @@ def test_memory_is_told_as_it_was_measured() -> None:
     slow = changed(CPU, {"backward": 0.23}, {"checkpointing": "full"}, used=0.6 * 2**30, memory=31.3 * 2**30)
     (found,) = named(slow, "checkpointing")
     assert found.why == "layers are computed twice, and this process used 0.6 of 31.3 GiB at most"
+    (partly,) = named(changed(slow, {}, {"checkpointing": "selective"}), "checkpointing")
+    assert partly.why == "most of each layer is computed twice, and this process used 0.6 of 31.3 GiB at most"
 
 
 # Micro-batches
@@ -436,7 +438,7 @@ FACTS = st.builds(
             "workers": st.integers(1, 20),
             "cache": st.sampled_from(["none", "pixels", "features"]),
             "share_images": st.booleans(),
-            "checkpointing": st.sampled_from(["none", "full"]),
+            "checkpointing": st.sampled_from(["none", "selective", "full"]),
             "label_only_logits": st.booleans(),
             "optimizer_impl": st.sampled_from(["loop", "fused"]),
             "cuda_graphs": st.booleans(),

@@ -78,6 +78,8 @@ def distance(found: list[Tensor], other: list[Tensor]) -> float:
     [
         pytest.param({}, {}, id="eager"),
         pytest.param({"checkpointing": "full"}, {}, id="recomputed"),
+        pytest.param({"checkpointing": "selective"}, {}, id="recomputed in part"),
+        pytest.param(COMPILED | {"checkpointing": "selective"}, {}, id="compiled, recomputed in part"),
         pytest.param({"label_only_logits": False, "token_budget": 150}, {}, id="all logits, several to a step"),
         pytest.param({}, {"lora": LORA | {"dora": True}}, id="dora"),
         pytest.param(COMPILED, {}, id="compiled"),

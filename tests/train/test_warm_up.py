@@ -72,6 +72,7 @@ def mixed(folder: Path, family: str = "qwen3_vl", **changes: Any) -> VqaTask:
         pytest.param("qwen3_vl", {"attention": "sdpa", "packing": False}, id="rows", marks=pytest.mark.soak),
         pytest.param("qwen3_vl", {"attention": "sdpa"}, id="masks", marks=pytest.mark.soak),
         pytest.param("qwen3_vl", {"checkpointing": "full"}, id="checkpointed", marks=pytest.mark.soak),
+        pytest.param("qwen3_vl", {"checkpointing": "selective"}, id="checkpointed in part", marks=pytest.mark.soak),
         pytest.param("llava", {}, id="squares", marks=pytest.mark.soak),
     ],
 )

@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from sameday.data.questions.batch import Batch
 from sameday.hardware.kernels import without_flash
@@ -35,6 +34,7 @@ from sameday.models.families.base import Family, Grids
 from sameday.models.formats import by_kind, notes, quantize
 from sameday.models.layers import any_size, compile_layers
 from sameday.models.norms import fuse_norms
+from sameday.models.recompute import recomputing
 from sameday.models.start import WEIGHTS, check_base, load_start, other_format, write_origin
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
@@ -95,6 +95,7 @@ class VisionLanguageModel:
             family.join_images(self.tower)
         if device.type == "cuda":
             fuse_norms(self.text)
+        recomputing(self.text.layers, family)
         if plan.compile == "layers":
             self._compile()
         self.flash = without_flash(detect_machine(device.type), recipe.precision) is None
@@ -227,17 +228,8 @@ class VisionLanguageModel:
         return self.head(hidden).float()[at]
 
     def _run(self, layer: Callable[..., Tensor], x: Tensor, rotary: tuple[Tensor, Tensor], mask: Any) -> Tensor:
-        if self.plan.checkpointing == "full" and torch.is_grad_enabled():
-            # Keyed dropout draws nothing, so there is no generator's state to keep.
-            return checkpoint(
-                layer,
-                x,
-                position_embeddings=rotary,
-                attention_mask=mask,
-                use_reentrant=False,
-                preserve_rng_state=False,
-            )
-        return layer(x, position_embeddings=rotary, attention_mask=mask)
+        checkpointing = self.plan.checkpointing if torch.is_grad_enabled() else "none"
+        return layer(x, position_embeddings=rotary, attention_mask=mask, checkpointing=checkpointing)
 
     def _room_for_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """For one layer's keys and values of a batch (rows, length, width): one after the other, all layers use it."""

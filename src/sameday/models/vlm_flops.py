@@ -27,6 +27,7 @@ from sameday.models.flops import (
     is_fused,
     linear_flops,
     matmul_flops,
+    mlp_flops,
     split_pairs,
     tile_pairs,
     triangle,
@@ -141,35 +142,65 @@ def _text_pairs(model: VisionLanguageModel, batch: Batch, kind: str) -> Pairs:
 
 def _work(model: VisionLanguageModel, batch: Batch, extents: Mapping[str, Extent], executed: bool) -> Work:
     work, features = _tower(model, batch, executed)
-    again = executed and model.plan.checkpointing == "full"
+    again = model.plan.checkpointing if executed else "none"
     wanted = model.text.embed_tokens.weight.requires_grad or (bool(features) and features[0])
     layers = list(model.text.layers)
     for number, (layer, kind) in enumerate(zip(layers, model.kinds, strict=True)):
         places = extents[kind].last if number == len(layers) - 1 else extents[kind].each
         wanted = wanted or (executed and number == model.alike_from)
-        layer_work, wanted = model.family.layer_flops(model.text, layer, places, wanted)
-        if again and wanted:
-            last = model.family.last_linear(layer)
-            layer_work = _with_recomputation(layer_work, last, places.asking, model.plan.compile != "none")
-        work += layer_work
+        attended, through = model.family.attention_work(model.text, layer, places, wanted)
+        mlp, wanted = mlp_flops(layer.mlp, places.asking, wanted or through)
+        work += attended + mlp
+        if again == "full" and wanted:
+            work += _recomputed_whole(model, layer, attended + mlp, places)
+        if again == "selective":
+            work += _recomputed_partly(model, layer, attended if through else None, mlp if wanted else None, places)
         wanted = wanted or (number + 1 < len(features) and features[number + 1])
     head, _ = linear_flops(model.head, extents[model.kinds[-1]].logits, wanted)
     return work + Work(head=head.layers + head.adapters)
 
 
-def _with_recomputation(work: Work, last: Any, tokens: int, compiled: bool) -> Work:
-    """Under full checkpointing. Uncompiled it ends with the last tensor that the backward pass asks for, which the
-    layer's `last` matmul has as an input: that one is not computed again."""
-    where, matmul = ("adapters", [*last.lora_B.values()][-1]) if hasattr(last, "base_layer") else ("layers", last)
-    # DoRA's lengths need what the layer gives for their gradient.
-    whole = compiled or last is None or len(getattr(last, "lora_magnitude_vector", ()))
-    spared = Flops() if whole else matmul_flops(matmul, tokens, False)[0]
+def _recomputed_whole(model: VisionLanguageModel, layer: Any, work: Work, places: Places) -> Work:
+    """Of a layer that keeps its input."""
+    *_, behind = model.family.norms(layer)
+    return _again(work, Work() if behind is not None else _spared(model, layer.mlp.down_proj, places))
+
+
+def _recomputed_partly(
+    model: VisionLanguageModel, layer: Any, attended: Work | None, mlp: Work | None, places: Places
+) -> Work:
+    """Of a layer that keeps what fused kernels of attention give and what o_proj makes of it. Its halves, None where
+    nothing of it has a gradient."""
+    work = Work()
+    if attended is not None:
+        # Uncompiled layers call flex attention as a compiled function, into which nobody sees.
+        opaque = places.pairs.backward == FLEX_BACKWARD and model.plan.compile == "none"
+        kept = Work() if places.pairs.backward is None or opaque else Work(attention=attended.attention)
+        work += _again(attended, kept + _spared(model, layer.self_attn.o_proj, places))
+    if mlp is not None:
+        work += _again(mlp, _spared(model, layer.mlp.down_proj, places))
+    return work
+
+
+def _spared(model: VisionLanguageModel, last: Any, places: Places) -> Work:
+    """What is not computed again of the linear layer that ends what is: no gradient depends on its result. Uncompiled
+    recomputation ends with the last tensor that a gradient depends on, and PEFT computes a layer before its adapter."""
+    if not hasattr(last, "base_layer"):
+        return Work(layers=matmul_flops(last, places.asking, False)[0])
+    if len(last.lora_magnitude_vector):
+        return Work()  # DoRA's lengths need what the layer gives for their gradient
+    up = Work(adapters=matmul_flops([*last.lora_B.values()][-1], places.asking, False)[0])
+    if model.plan.compile == "none":
+        return up
+    return up + Work(layers=matmul_flops(last.base_layer, places.asking, False)[0])
+
+
+def _again(work: Work, spared: Work) -> Work:
     parts = {}
     for name, part in work.parts().items():
-        again = part.forward - (spared.forward if name == where else 0)
+        again = part.forward - spared.parts()[name].forward
         # Layers in fp8 have the same share of both passes.
-        in_fp8 = part.fp8 * again // max(1, part.forward + part.backward)
-        parts[name] = replace(part, recomputed=again, fp8=part.fp8 + in_fp8)
+        parts[name] = Flops(recomputed=again, fp8=part.fp8 * again // max(1, part.forward + part.backward))
     return Work(**parts)
 
 

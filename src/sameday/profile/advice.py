@@ -270,8 +270,9 @@ def _model(facts: Facts) -> Iterator[Remedy]:
 def _decoder(facts: Facts) -> Iterator[Remedy]:
     tower, loss, forward, backward = (facts.time(name) for name in ("tower", "loss", "forward", "backward"))
     if facts.offers("checkpointing", "none") and facts.room:
+        again = "most of each layer is" if facts.plan.checkpointing == "selective" else "layers are"
         why = (
-            f"layers are computed twice, and this process used {facts.used / 2**30:.1f} of {facts.memory / 2**30:.1f} "
+            f"{again} computed twice, and this process used {facts.used / 2**30:.1f} of {facts.memory / 2**30:.1f} "
             "GiB at most"
         )
         yield _remedy(facts, {"checkpointing": "none"}, min(1.25 * forward, backward), why, forward)

@@ -116,10 +116,11 @@ class Plan(Strict):
     )
 
     # What is computed how
-    checkpointing: Literal["none", "full"] = _field(
+    checkpointing: Literal["none", "selective", "full"] = _field(
         "none",
         "rounding",
-        "Recompute each decoder layer in the backward pass instead of keeping its activations.",
+        "Recompute decoder layers in the backward pass instead of keeping their activations. full: keep each layer's "
+        "input. selective: keep attention and what it adds too, and recompute the matmuls before it and the MLP.",
         needs="decoder layers",
     )
     activation_budget: float = _field(

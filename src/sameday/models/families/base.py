@@ -18,7 +18,7 @@ from sameday.data.questions.encode import Encoded
 from sameday.data.questions.family import Markers
 from sameday.kernels import attention
 from sameday.kernels.patches import Patching
-from sameday.models.flops import Places, Work, attention_flops, linear_flops, mlp_flops
+from sameday.models.flops import Places, Work, attention_flops, linear_flops
 from sameday.spec.errors import BadInput
 from sameday.spec.lora import Part
 from sameday.spec.vlm import VlmRecipe
@@ -163,6 +163,11 @@ class Family(ABC):
     def rotary(self, text: Any, positions: Tensor, dtype: torch.dtype, kind: str) -> tuple[Tensor, Tensor]:
         """Cosines and sines of all positions, as the decoder's layers of this kind take them."""
 
+    def norms(self, layer: Any) -> tuple[nn.Module, nn.Module | None, nn.Module, nn.Module | None]:
+        """Of a decoder layer: before and behind its attention, before and behind its MLP. What is behind is added to
+        what came in."""
+        return layer.input_layernorm, None, layer.post_attention_layernorm, None
+
     def sight(self, text: Any, batch: Batch, kind: str) -> attention.Sight | None:
         """In what layers of this kind differ from the usual rule."""
         window = self.window(text, kind)
@@ -219,8 +224,8 @@ class Family(ABC):
         config = text.config
         return config.num_attention_heads, config.num_key_value_heads, int(text.layers[0].self_attn.head_dim)
 
-    def layer_flops(self, text: Any, layer: Any, places: Places, wanted: bool) -> tuple[Work, bool]:
-        """Of one decoder layer, and whether what comes out needs a gradient."""
+    def attention_work(self, text: Any, layer: Any, places: Places, wanted: bool) -> tuple[Work, bool]:
+        """Of a decoder layer up to its o_proj, and whether what that gives needs a gradient."""
         block = layer.self_attn
         q, ask = linear_flops(block.q_proj, places.asking, wanted)
         k, key = linear_flops(block.k_proj, places.seen, wanted)
@@ -228,13 +233,7 @@ class Family(ABC):
         heads, _, width = self.heads(text)
         attended = Work(attention=attention_flops(places.pairs, heads, width, (ask, key, value)))
         out, through = linear_flops(block.o_proj, places.asking, ask or key or value)
-        mlp, through = mlp_flops(layer.mlp, places.asking, wanted or through)
-        return q + k + v + attended + out + mlp, through
-
-    def last_linear(self, layer: Any) -> Any:
-        """The last linear layer of a decoder layer, which recomputation need not compute again; None where something
-        behind it has to know its output."""
-        return layer.mlp.down_proj
+        return q + k + v + attended + out, through
 
     # A small one of random weights
 

@@ -128,8 +128,9 @@ class Gemma3(Square):
         frequencies, scaling = (getattr(rope, f"{kind}_{name}") for name in ("inv_freq", "attention_scaling"))
         return square_images.rotary(frequencies, scaling, positions, dtype)
 
-    def last_linear(self, layer: Any) -> Any:
-        return None  # a norm follows
+    def norms(self, layer: Any) -> tuple[nn.Module, nn.Module | None, nn.Module, nn.Module | None]:
+        behind, behind_mlp = layer.post_attention_layernorm, layer.post_feedforward_layernorm
+        return layer.input_layernorm, behind, layer.pre_feedforward_layernorm, behind_mlp
 
     # Vision tower
 

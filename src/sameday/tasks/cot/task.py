@@ -38,7 +38,7 @@ NAMES = tuple(f"stage{stage}" for stage in STAGES)
 
 class CotTask(VqaTask):
     smallest = "image with all of its questions"
-    memory_advice = "plan.checkpointing full, plan.share_images true, recipe.max_pixels, max_length"
+    memory_advice = "plan.checkpointing full or selective, plan.share_images true, recipe.max_pixels, max_length"
     loss_parts = tuple(f"loss_{name}" for name in NAMES)
     score_groups = NAMES
     whole_images = True

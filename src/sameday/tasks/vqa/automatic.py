@@ -22,6 +22,8 @@ SCALE_BYTES, DOUBLE_SCALE_BYTES = 4 / 64, (1 + 4 / 256) / 64
 """Of the scales of a weight in four bits: a float32 for 64 weights, or a byte, and a float32 for 256 such bytes."""
 FEWEST_TOKENS = 3072
 """Of a micro-batch: where fewer fit, layers are recomputed instead, and nothing is recorded."""
+FEWEST_SELECTIVE = 2048
+"""The same where layers are recomputed in part: where fewer fit, they are recomputed whole."""
 NO_SPLIT = "split attention cannot follow this model's layers, of which some see a window or images in both directions"
 
 
@@ -149,12 +151,18 @@ def choose_plan(
     if reason is not None:
         pick("cuda_graphs", taken > 0, reason)
     budget -= taken
+    partly = int(_spare(recipe, machine, text) / _selective_bytes(recipe, text))
     if budget >= FEWEST_TOKENS:
         beside = "the weights and what is recorded" if taken else "the weights"
         pick("checkpointing", "none", f"activations of {budget} tokens fit beside {beside}")
         pick("token_budget", min(budget, 16384), "what fits, at most 16384")
+    elif partly >= FEWEST_SELECTIVE:
+        only = f"only {max(0, budget)} tokens would fit without it"
+        pick("checkpointing", "selective", f"{only}, and {partly} where layers keep attention and not the matmuls")
+        pick("token_budget", min(partly, 8192), "what fits, at most 8192")
     else:
-        pick("checkpointing", "full", f"only {max(0, budget)} tokens would fit without it")
+        fewer = f"and {max(0, partly)} with selective"
+        pick("checkpointing", "full", f"only {max(0, budget)} tokens would fit without it, {fewer}")
         pick("token_budget", 8192, "with recomputation a layer's input per token is kept")
     return Plan(**fields), why
 
@@ -177,6 +185,19 @@ def _spare(recipe: VlmRecipe, machine: Machine, text: Any) -> float:
     return 0.9 * machine.memory - language_bytes(recipe, text)
 
 
+def _selective_bytes(recipe: VlmRecipe, text: Any) -> int:
+    """Of a token under selective checkpointing: what `models/recompute.py` counts, with a norm behind the MLP, of every
+    layer, and all activations of the one whose turn it is."""
+    each = 2 if recipe.precision == "bf16" else 4
+    kept = (3 * text.hidden_size + _attention_width(text)) * each + 4 * text.num_attention_heads
+    return int(text.num_hidden_layers * kept + text.hidden_size * BYTES_PER_ACTIVATION)
+
+
+def _attention_width(text: Any) -> int:
+    heads: int = text.num_attention_heads
+    return heads * int(getattr(text, "head_dim", None) or text.hidden_size // heads)
+
+
 def language_bytes(recipe: VlmRecipe, text: Any) -> float:
     """About what a language model's weights take, with gradients and optimizer state where they are trained."""
     half = recipe.precision == "bf16" and recipe.train == "lora"
@@ -194,5 +215,4 @@ def language_weights(text: Any) -> int:
 
 def _linear_weights(text: Any) -> int:
     """Without embeddings and head."""
-    heads = text.num_attention_heads * (getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
-    return int(text.num_hidden_layers * text.hidden_size * (3 * text.intermediate_size + 4 * heads))
+    return int(text.num_hidden_layers * text.hidden_size * (3 * text.intermediate_size + 4 * _attention_width(text)))

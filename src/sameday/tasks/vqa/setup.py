@@ -432,7 +432,7 @@ class VqaSetup(TaskSetup):
         choices = [
             Choice("share_images", (SHARING,)),
             Choice("label_only_logits", ({"label_only_logits": True},)),
-            Choice("checkpointing", ({"checkpointing": "none"},)),
+            Choice("checkpointing", ({"checkpointing": "none"}, {"checkpointing": "selective"})),
             Choice("token_budget", budgets, climb=True, cuts=True),
         ]
         if compiles:
@@ -478,7 +478,7 @@ class VqaSetup(TaskSetup):
             "token_budget": (8192, 2 * size, 5 * size),
             "max_questions": (1, 4, None),
             "pad_to_multiple": (1, 16),
-            "checkpointing": ("none", "full"),
+            "checkpointing": ("none", "selective", "full"),
             "activation_budget": (1.0, 0.5),
             "attention": ("auto", "sdpa", "split", *(("flex",) if device == "cuda" else ())),
             "label_only_logits": (False, True),

@@ -71,7 +71,7 @@ class VqaTask(Task):
     """`splits` holds audited samples by name; `train` is the one that is learned."""
 
     budget_field = "token_budget"
-    memory_advice = "plan.checkpointing full, recipe.max_pixels, max_length"
+    memory_advice = "plan.checkpointing full or selective, recipe.max_pixels, max_length"
     evaluation_advice = "recipe.max_pixels, max_length"
     score_groups: tuple[str, ...] = ()
     """Names of groups of questions that evaluation also scores by themselves."""
