@@ -113,7 +113,8 @@ def chosen(tiny: Path, gib: float) -> tuple[Plan, dict[str, str], float]:
 
 
 @pytest.mark.parametrize(
-    ("gib", "way"), [(80, "none"), (48, "selective"), (24, "selective"), (23.5, "selective"), (20, "full")]
+    ("gib", "way"),
+    [(80, "none"), (48, "none"), (40, "selective"), (24, "selective"), (23.5, "selective"), (20, "full")],
 )
 def test_what_memory_ways_are_chosen_for(tiny_qwen3: Path, gib: float, way: str) -> None:
     plan, why, spare = chosen(tiny_qwen3, gib)
