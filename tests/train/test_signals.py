@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from processes import assert_same_run
 from typed import Said, sameday
 
 from sameday.commands.session import Session
-from sameday.hardware.signals import AskedToStop, StopRequest, stops_at_once
+from sameday.hardware.signals import AskedToStop, StopRequest, stops_at_once, unbroken
 from sameday.record import checkpoint
 from sameday.spec.document import dump_yaml
 from sameday.spec.errors import EXIT_OUT_OF_MEMORY, EXIT_STOPPED, RunStopped
@@ -99,8 +100,9 @@ def test_a_signal_while_the_model_is_loaded(home: Path, monkeypatch: pytest.Monk
     assert_same_run(home / "loading", home / "reference")
 
 
-def asked() -> None:
+def asked(then: Callable[[], None] = lambda: None) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
+    then()
 
 
 def test_a_signal_that_something_else_took_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,6 +126,13 @@ def test_a_signal_that_something_else_took_is_not_lost(monkeypatch: pytest.Monke
         except AskedToStop:
             with StopRequest() as loop:
                 assert loop.asked
+
+
+def test_what_must_not_be_broken_is_finished_first() -> None:
+    done = list[str]()
+    with pytest.raises(RunStopped), stops_at_once(), unbroken():
+        asked(lambda: done.append("whole"))
+    assert done == ["whole"]
 
 
 def test_a_forked_process_ends_of_a_signal() -> None:

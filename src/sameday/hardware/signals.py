@@ -65,6 +65,21 @@ _listening: list[StopRequest] = []
 """Those that are entered, the innermost last."""
 
 
+@contextmanager
+def unbroken() -> Iterator[None]:
+    """What is in here is finished before a signal is raised."""
+    held = [each for each in _listening[-1:] if each.raises]
+    for each in held:
+        each.raises = False
+    try:
+        yield
+    finally:
+        for each in held:
+            each.raises = not each.asked
+    if any(each.asked for each in held):
+        raise AskedToStop
+
+
 def stopped_early() -> RunStopped:
     return RunStopped("asked to stop: nothing is lost, and the same command goes on", EXIT_STOPPED)
 
