@@ -135,9 +135,10 @@ def check_batch(session: Session, whole: bool = True) -> None:
     elif recipe.effective_batch > there:
         limit = getattr(getattr(recipe, "data", None), "limit", None)
         more = "" if limit is None else f", or more than recipe.data.limit {limit} leaves"
+        are, allowed = ("is", "1") if there == 1 else ("are", f"1 to {there}")
         raise BadInput(
-            f"recipe.effective_batch is {recipe.effective_batch}, and there are {there} {recipe.sample}s to train on, "
-            f"so that no step could have as many; allowed: 1 to {there}{more}"
+            f"recipe.effective_batch is {recipe.effective_batch}, and there {are} {count(there, recipe.sample)} to "
+            f"train on, so that no step could have as many; allowed: {allowed}{more}"
         )
 
 
