@@ -51,10 +51,12 @@ def train(
 ) -> None:
     """Train, or go on with a run that was stopped: the same command again."""
     from sameday.commands.launch import train_from_files
+    from sameday.hardware.signals import stops_at_once
 
     short = {"max_steps": max_steps, "data.limit": limit, "data.on_bad": on_bad}
     sets = [*sets, *(f"recipe.{name}={value}" for name, value in short.items() if value is not None)]
-    train_from_files(recipe, plan, out, sets, stop_after)
+    with stops_at_once():
+        train_from_files(recipe, plan, out, sets, stop_after)
 
 
 @app.command()
@@ -110,8 +112,10 @@ def evaluate(
     """Loss and other scores of a run's weights, or of others, and the answers that they generate."""
     from sameday.commands.evaluate import Request
     from sameday.commands.evaluate import evaluate as run
+    from sameday.hardware.signals import stops_at_once
 
-    run(Request(what, split, checkpoint, adapter, base, plan, out, cascade, max_new_tokens, scores_only, sets))
+    with stops_at_once():
+        run(Request(what, split, checkpoint, adapter, base, plan, out, cascade, max_new_tokens, scores_only, sets))
 
 
 @app.command()

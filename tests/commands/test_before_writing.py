@@ -64,12 +64,24 @@ def test_adapters_that_only_the_model_refuses(world: Path) -> None:
     assert (world / "run" / "notes.txt").read_text() == "mine"
 
 
+def test_an_empty_file(world: Path) -> None:
+    """Of validation there may be none; of training there must be some."""
+    (world / "val.jsonl").write_text("")
+    said = refused_unwritten(world)
+    assert said.endswith("val.jsonl is empty: it holds no question; where there are none, leave recipe.data.val out")
+    (world / "train.jsonl").write_text("")
+    assert refused_unwritten(world, "recipe.data.val=null").endswith("train.jsonl is empty: it holds no question")
+
+
 def test_a_batch_that_is_larger_than_the_data(world: Path) -> None:
     allowed = "so that no step could have as many; allowed: 1 to 5"
     said = refused_unwritten(world, "recipe.effective_batch=6")
     assert said == f"recipe.effective_batch is 6, and there are 5 questions to train on, {allowed}"
     said = refused_unwritten(world, "recipe.effective_batch=5", "recipe.data.limit=3")
     assert said.endswith("allowed: 1 to 3, or more than recipe.data.limit 3 leaves")
+    said = refused_unwritten(world, "recipe.effective_batch=5", "recipe.data.limit=1")
+    assert "and there is 1 question to train on, " in said
+    assert said.endswith("allowed: 1, or more than recipe.data.limit 1 leaves")
     assert sameday(world, "train", "recipe.yaml", *OUT, "--set", "recipe.effective_batch=5").code == 0
 
 

@@ -1,5 +1,5 @@
 """A signal in the middle of a step: the step is given up between two micro-batches, what was done before it is saved,
-and the run that goes on has the same bits as one that was never asked."""
+and the run that goes on has the same bits as one that was never asked. Before the loop it ends the run at once."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ import sets
 from processes import assert_same_run
 from typed import Said, sameday
 
+from sameday.commands.session import Session
+from sameday.hardware.signals import AskedToStop, StopRequest, stops_at_once, unbroken
 from sameday.record import checkpoint
 from sameday.spec.document import dump_yaml
-from sameday.spec.errors import EXIT_OUT_OF_MEMORY, EXIT_STOPPED
+from sameday.spec.errors import EXIT_OUT_OF_MEMORY, EXIT_STOPPED, RunStopped
 from sameday.tasks.classify.task import ClassifyTask
 
 pytestmark = pytest.mark.usefixtures("own_signals")
@@ -77,6 +80,71 @@ def test_a_signal_before_the_first_step_is_done(home: Path, monkeypatch: pytest.
     assert not checkpoint.steps(home / "first" / "checkpoints")
     assert sameday(home, "train", "recipe.yaml", "--out", "first", *SETS).code == 0
     assert_same_run(home / "first", home / "reference")
+
+
+NOTHING_LOST = "asked to stop: nothing is lost, and the same command goes on"
+
+
+def test_a_signal_while_the_model_is_loaded(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the code of a run that was asked to stop, at once; under the same command it goes on."""
+    plain = Session.load
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        signal.signal(number, lambda *_: None)  # a run that does not listen goes on
+        with monkeypatch.context() as patch:
+            patch.setattr(Session, "load", lambda *of, **more: (os.kill(os.getpid(), number), plain(*of, **more))[1])  # noqa: B023
+            said = sameday(home, "train", "recipe.yaml", "--out", "loading", *SETS)
+        assert (said.code, said.err) == (EXIT_STOPPED, f"{NOTHING_LOST}\n")
+        assert "images" in said.out.splitlines()[-1], "the run was announced, and no step begun"
+        assert json.loads((home / "loading" / "stopped.json").read_text())["why"] == NOTHING_LOST
+    assert sameday(home, "train", "recipe.yaml", "--out", "loading", *SETS).code == 0
+    assert_same_run(home / "loading", home / "reference")
+
+
+def asked(then: Callable[[], None] = lambda: None) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+    then()
+
+
+def test_a_signal_that_something_else_took_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python drops what is raised in `__del__`; what fails on the way out is no error of its own; of several ranks the
+    first one speaks."""
+
+    def closed() -> None:
+        try:
+            asked()
+        except AskedToStop:
+            raise ConnectionError("closed by peer") from None
+
+    with pytest.raises(RunStopped, match=f"^{NOTHING_LOST}$"), stops_at_once():
+        closed()
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(SystemExit, match=f"^{EXIT_STOPPED}$"), stops_at_once():
+        asked()
+    with stops_at_once():
+        try:
+            asked()
+        except AskedToStop:
+            with StopRequest() as loop:
+                assert loop.asked
+
+
+def test_what_must_not_be_broken_is_finished_first() -> None:
+    done = list[str]()
+    with pytest.raises(RunStopped), stops_at_once(), unbroken():
+        asked(lambda: done.append("whole"))
+    assert done == ["whole"]
+
+
+def test_a_forked_process_ends_of_a_signal() -> None:
+    """As it did before its parent listened."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with stops_at_once():
+        if not (child := os.fork()):
+            try:
+                asked()
+            finally:
+                os._exit(0)
+        assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM
 
 
 def test_data_workers_that_are_always_killed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

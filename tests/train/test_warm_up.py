@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -209,9 +210,21 @@ def test_the_model_is_the_same_to_the_bit(home: Path, warmed: Callable[..., list
 
 
 def test_asked_to_stop_in_the_warm_up(home: Path, warmed: Callable[..., list[int]]) -> None:
-    computed = warmed(lambda number: os.kill(os.getpid(), signal.SIGTERM) if number == 1 else None)
+    """In its second micro-batch: that is broken off where it is, and what was not gone through is not said to be, nor
+    is it the time that a start takes."""
+    after = list[int]()
+
+    def asked(number: int) -> None:
+        if number == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+            after.append(number)
+
+    computed = warmed(asked)
     said = sameday(home, "train", "recipe.yaml", "--out", "stopped", *SETS)
-    assert said.code == EXIT_STOPPED and "no step was done yet" in said.err and len(computed) == 1
+    assert said.code == EXIT_STOPPED and "no step was done yet" in said.err and len(computed) == 2 and not after
+    whole, broken = said.out.splitlines()[-2:]
+    assert re.fullmatch(r"the warm-up was broken off after \S+ s: 1 of \d+ micro-batches were done", broken)
+    assert whole.startswith("compiling what this run will meet") and not starts(home / "stopped")
     assert not list(checkpoint.steps(home / "stopped" / "checkpoints"))
     assert sameday(home, "train", "recipe.yaml", "--out", "stopped", *SETS).code == 0
     assert_same_run(home / "stopped", home / "plain")

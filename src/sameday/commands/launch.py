@@ -13,6 +13,7 @@ from sameday.commands.changed import refuse_changed
 from sameday.commands.evaluate import evaluate_result
 from sameday.commands.session import ASKED_FOR, Session, Specs, note_stop
 from sameday.data.problems import Problem, grouped
+from sameday.hardware.signals import AskedToStop, stopped_early
 from sameday.record import checkpoint
 from sameday.record.folder import RunFolder, as_begun, default_path, refuse_other_recipe
 from sameday.spec.errors import BadInput, CompileFailed, RunStopped
@@ -102,6 +103,9 @@ def train_from_specs(
         except RunStopped as stop:
             note_stop(stop, ranks, opened)
             raise
+        except AskedToStop:
+            note_stop(early := stopped_early(), ranks, opened)
+            raise early from None
         except BadInput:
             for folder in opened:
                 folder.discard()  # what only the model's weights could show
@@ -131,9 +135,10 @@ def check_batch(session: Session, whole: bool = True) -> None:
     elif recipe.effective_batch > there:
         limit = getattr(getattr(recipe, "data", None), "limit", None)
         more = "" if limit is None else f", or more than recipe.data.limit {limit} leaves"
+        are, allowed = ("is", "1") if there == 1 else ("are", f"1 to {there}")
         raise BadInput(
-            f"recipe.effective_batch is {recipe.effective_batch}, and there are {there} {recipe.sample}s to train on, "
-            f"so that no step could have as many; allowed: 1 to {there}{more}"
+            f"recipe.effective_batch is {recipe.effective_batch}, and there {are} {count(there, recipe.sample)} to "
+            f"train on, so that no step could have as many; allowed: {allowed}{more}"
         )
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from sameday.commands.changed import Files, refuse_changed
 from sameday.commands.session import Session, Specs, note_stop, prepare_environment, silent
 from sameday.evaluate.predictions import write_json
+from sameday.hardware.signals import AskedToStop, stopped_early
 from sameday.record.folder import STAGES, RunFolder, begun, default_path, refuse_other_recipe
 from sameday.record.manifest import MANIFEST, fault, weights_digest
 from sameday.record.times import note
@@ -147,6 +148,9 @@ class _Run:
         except RunStopped as stop:
             note_stop(stop, self.ranks, opened)
             raise
+        except AskedToStop:
+            note_stop(early := stopped_early(), self.ranks, opened)
+            raise early from None
         except BadInput:
             for folder in opened:
                 if not begun(self.path):

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sameday.hardware.signals import unbroken
+
 Run = Callable[[], tuple[Tensor, ...]]
 """Computes a loss, and whatever else it gives, from tensors that stay where they are."""
 
@@ -20,10 +22,10 @@ Run = Callable[[], tuple[Tensor, ...]]
 @contextmanager
 def recording(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
     """Unlike torch's own context it leaves the memory that waits to be used again where it is. Other threads may go on
-    preparing batches."""
+    preparing batches. It is short, and no signal breaks it off."""
     aside = _aside(torch.cuda.current_device())
     aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
+    with unbroken(), torch.cuda.stream(aside):
         graph.capture_begin(pool, capture_error_mode="thread_local")
         try:
             yield

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from sameday.spec.errors import RunStopped
+from sameday.spec.errors import EXIT_STOPPED, RunStopped
+
+
+class AskedToStop(BaseException):
+    """A signal, raised where it came. Like KeyboardInterrupt it is no Exception: no library takes it for an error of
+    what it does."""
 
 
 class StopRequest:
@@ -13,17 +21,100 @@ class StopRequest:
     at once."""
 
     asked = False
+    raises = False
+    """Whether the next signal is raised."""
 
     def __enter__(self) -> StopRequest:
+        # Whoever listened before may have heard one, and raised it where Python drops what is raised (in `__del__`).
+        self.asked = any(each.asked for each in _listening)
+        _listening.append(self)
         self._before = {n: signal.signal(n, self._ask) for n in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
         return self
 
     def __exit__(self, kind: object, *_more: object) -> None:
+        _listening.remove(self)
         # A run that leaves early stays deaf: a second signal must not change the code it leaves with.
-        for number, handler in self._before.items() if kind is not RunStopped else ():
+        if kind is not RunStopped:
+            self.restore()
+
+    def restore(self) -> None:
+        for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """In here a signal ends what is under way, by AskedToStop: for work of which nothing is kept."""
+        self.raises = True
+        try:
+            if self.asked:
+                raise AskedToStop
+            yield
+        finally:
+            self.raises = False
 
     def _ask(self, number: int, _frame: Any) -> None:
         if number == signal.SIGINT and self.asked:
             raise KeyboardInterrupt
         self.asked = True
+        if self.raises:
+            self.raises = False  # once: what comes now cleans up
+            raise AskedToStop
+
+
+_listening: list[StopRequest] = []
+"""Those that are entered, the innermost last."""
+
+
+@contextmanager
+def unbroken() -> Iterator[None]:
+    """What is in here is finished before a signal is raised."""
+    held = [each for each in _listening[-1:] if each.raises]
+    for each in held:
+        each.raises = False
+    try:
+        yield
+    finally:
+        for each in held:
+            each.raises = not each.asked
+    if any(each.asked for each in held):
+        raise AskedToStop
+
+
+def stopped_early() -> RunStopped:
+    return RunStopped("asked to stop: nothing is lost, and the same command goes on", EXIT_STOPPED)
+
+
+@contextmanager
+def stops_at_once() -> Iterator[None]:
+    """Around a command that can be run again: while nothing in it listens, as when a model is loaded, a signal ends it
+    where it is, as a run that was asked to stop."""
+    with StopRequest() as stop:
+        try:
+            with stop.at_once():
+                yield
+        except AskedToStop:
+            raise _said_once() from None
+        except RunStopped:
+            raise
+        except Exception:
+            if not stop.asked:
+                raise
+            # On the way out: ranks that left first closed their connections, for one.
+            raise _said_once() from None
+
+
+def _said_once() -> BaseException:
+    """Of torchrun's processes the first one has the sentence; before they have joined, only their environment says
+    which it is."""
+    return stopped_early() if os.environ.get("RANK", "0") == "0" else SystemExit(EXIT_STOPPED)
+
+
+def _as_before_in_child() -> None:
+    """A forked process does not clean up for its parent: a signal means to it what it meant before."""
+    for each in reversed(_listening):
+        if not each.raises:
+            break
+        each.restore()
+
+
+os.register_at_fork(after_in_child=_as_before_in_child)

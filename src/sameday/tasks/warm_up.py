@@ -10,13 +10,14 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, Protocol
 
 import torch
 
 from sameday.hardware.compiling import Graphs, cache_folder, graphs, in_words
 from sameday.hardware.ranks import Ranks
+from sameday.hardware.signals import AskedToStop
 from sameday.spec.errors import EXIT_FAILED, RunStopped
 from sameday.spec.words import count
 from sameday.tasks.base import Task, WarmUpBatch
@@ -40,10 +41,12 @@ def warm_up(
     ranks: Ranks,
     train_on: Callable[[Any, int], bool],
     screen: Screen,
+    at_once: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> dict[str, float]:
     """Goes through the task's warm-up batches for these steps, and leaves the task in training. `train_on` does the
     forward and backward pass and says whether there was memory for it. Returns the seconds that this took, by name, for
-    the record of the run's start; nothing where the task has no such batches."""
+    the record of the run's start; nothing where the task has no such batches. In `at_once` a signal is raised: nothing
+    is kept of what it breaks off. AskedToStop on every rank where one was asked to before its last batch was done."""
     began, before = time.perf_counter(), graphs()
     batches = task.warm_up_batches(steps, budget, ranks)
     task.training(True)
@@ -52,10 +55,10 @@ def warm_up(
     doing, recorded = _doing(task), task.recorded_sizes()
     if screen.live is None:
         screen.say(f"{doing} what this run will meet, so that no step waits for it: {len(batches)} micro-batches")
-    short, failed = list[str](), None
-    with _little_to_collect():
+    short, failed, done = list[str](), None, 0
+    with suppress(AskedToStop), _little_to_collect(), at_once():
         for number, each in enumerate(batches, 1):
-            if task.stop_asked():  # the first step notices it, and ends the run as it would any other
+            if task.stop_asked():
                 break
             if screen.live is not None:
                 seconds = time.perf_counter() - began
@@ -69,6 +72,14 @@ def warm_up(
             except Exception as error:
                 failed = in_words(error)
                 break
+            done = number
+    seconds = time.perf_counter() - began
+    if any(ranks.gather(done < len(batches) and task.stop_asked())):
+        # Before anything of it is used again: a compiler that was broken off may have left anything.
+        screen.say(
+            f"the warm-up was broken off after {seconds:.1f} s: {done} of {len(batches)} micro-batches were done"
+        )
+        raise AskedToStop
     if task.device.type == "cuda":
         torch.cuda.synchronize(task.device)
     task.training(True)

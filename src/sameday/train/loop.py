@@ -10,7 +10,7 @@ from functools import partial
 from sameday.hardware.compiling import in_words
 from sameday.hardware.phases import Clock, during
 from sameday.hardware.ranks import Ranks
-from sameday.hardware.signals import StopRequest
+from sameday.hardware.signals import AskedToStop, StopRequest
 from sameday.record import checkpoint
 from sameday.record.folder import RunFolder
 from sameday.spec.errors import EXIT_DIVERGED, EXIT_STOPPED, BadInput, EvaluationGivenUp, RunStopped
@@ -46,7 +46,12 @@ def train(
         keep = partial(_kept, watch, ranks, state, lambda: save(recipe, plan, run, task, steps, state))
         validate = partial(_validated, recipe, run, task, ranks, state, watch, cadence, keep)
         task.stop_asked = lambda: stop.asked
-        run.spent |= warm_up(task, range(state.step, total), state.budget, ranks, steps.warm_up, watch)
+        try:
+            run.spent |= warm_up(
+                task, range(state.step, total), state.budget, ranks, steps.warm_up, watch, stop.at_once
+            )
+        except AskedToStop:
+            raise _stopped(state.step, total) from None
         scores, asked = validate() if cadence.due(state.step).validate and state.validated < state.step else {}, False
         watch.starts(state.step, ranks.size)
         steps.open(range(state.step, total), state.budget)

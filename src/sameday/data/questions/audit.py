@@ -42,6 +42,10 @@ class Audit:
     own_words: int = 0
 
 
+class EmptyFile(BadInput):
+    """A file has no line."""
+
+
 class NoneLeft(BadInput):
     """The conditions leave no question of a file, though some line has each of their fields."""
 
@@ -87,7 +91,7 @@ def audit(
     reader = Reader(path, label or path.name, wanted, limit, root, say or (lambda _: None))
     raws, wrong, where, hints = _read(reader, None if few is None else _image_by_image(reader, root, few))
     if not reader.tally.lines:
-        raise BadInput(f"{path} is empty: it holds no question")
+        raise EmptyFile(f"{path} is empty: it holds no question")
     if lacking := reader.lacking():
         raise BadInput("\n".join(lacking))
     plain, own_words = raws, 0

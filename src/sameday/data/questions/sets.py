@@ -11,7 +11,7 @@ from typing import Any
 
 from sameday.data.order import epoch_size
 from sameday.data.problems import Problem
-from sameday.data.questions.audit import NoneLeft, WrongRoot, check, lost_images, tenths
+from sameday.data.questions.audit import EmptyFile, NoneLeft, WrongRoot, check, lost_images, tenths
 from sameday.data.questions.family import QuestionFamily
 from sameday.data.questions.hub import located
 from sameday.data.questions.sample import SET_SPAN, Sample
@@ -103,6 +103,9 @@ class Reading:
                 )
                 found[name] = [replace(each, id=each.id + index * SET_SPAN) for each in samples] if index else samples
                 self.skipped += problems
+            except EmptyFile as error:
+                without = "" if name == "train" else f"; where there are none, leave {place}.{name} out"
+                self.errors.append(f"{error}{without}")
             except NoneLeft as error:
                 self.empty[name] = str(error)
             except WrongRoot as error:
