@@ -46,12 +46,7 @@ def train(
         keep = partial(_kept, watch, ranks, state, lambda: save(recipe, plan, run, task, steps, state))
         validate = partial(_validated, recipe, run, task, ranks, state, watch, cadence, keep)
         task.stop_asked = lambda: stop.asked
-        try:
-            run.spent |= warm_up(
-                task, range(state.step, total), state.budget, ranks, steps.warm_up, watch, stop.at_once
-            )
-        except AskedToStop:
-            raise _stopped(state.step, total) from None
+        run.spent |= _warmed(task, ranks, steps, state, total, watch, stop)
         scores, asked = validate() if cadence.due(state.step).validate and state.validated < state.step else {}, False
         watch.starts(state.step, ranks.size)
         steps.open(range(state.step, total), state.budget)
@@ -95,6 +90,16 @@ def train(
 
 def _watch(run: RunFolder | None, total: int, plan: Plan, task: Task) -> Watch:
     return Watch(run, total, plan.log_steps, task.device, partial(_names, task), plan.track)
+
+
+def _warmed(
+    task: Task, ranks: Ranks, steps: Steps, state: LoopState, total: int, watch: Watch, stop: StopRequest
+) -> dict[str, float]:
+    try:
+        coming = range(state.step, total)
+        return warm_up(task, coming, state.budget, ranks, steps.warm_up, watch, stop.at_once)
+    except AskedToStop:
+        raise _stopped(state.step, total) from None
 
 
 def _names(task: Task, step: int) -> list[str]:
