@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from sameday.spec.errors import BadInput, refuse
+from sameday.spec.evaluation import Evaluation
 from sameday.spec.suite import Suite
 from sameday.spec.words import clock, count, tell, when
 from sameday.suite.jobs import OpenSuite
@@ -284,37 +285,52 @@ def _others(opened: OpenSuite, predictor: Predictor) -> list[Predictor]:
     cache = cached(opened.suite, trainings)
     suites = (by_image(opened.suite, trainings), None if cache is None else cache[0])
     made = [replace(predictor, suite=each, _works={}) for each in suites if each is not None]
-    return [each for each in made if next(_unknown(each), None) is not None]
+    return [each for each in made if unknown(each)]
 
 
 def _again(predictor: Predictor) -> Predictor:
     return replace(predictor, now=time.time(), _works={})
 
 
-def _unknown(predictor: Predictor) -> Iterator[tuple[str, Work, Training]]:
-    """Every training whose steps nobody went through under its plan, and that is still to be done, by its job."""
-    tried: set[tuple[str, str]] = set()
-    for name in predictor.suite.jobs:
-        work = predictor.work(name)
-        if not isinstance(work, Work) or predictor.states[name].state == "done":
-            continue
+class Unknown(NamedTuple):
+    """A training to be timed, by the first job that has it, with an evaluation of which nobody knows the time."""
+
+    job: str
+    training: Training
+    evaluation: Evaluation | None = None
+
+
+def unknown(predictor: Predictor) -> list[Unknown]:
+    """Every training whose steps nobody went through under its plan, and that is still to be done. Each evaluation, of
+    whatever job, is timed with the first training of such a model."""
+    works = {name: predictor.work(name) for name, state in predictor.states.items() if state.state != "done"}
+    todo = {name: work for name, work in works.items() if isinstance(work, Work)}
+    every: dict[tuple[str, str], Unknown] = {}
+    for name, work in todo.items():
         for training in work.trainings:
-            key = (training.cost, planned(training))
             nothing = predictor.counts.of(training.recipe, training.home).total(training.recipe) == 0
-            if key in tried or nothing or training.ranks > 1 or not training.planned or predictor.knows(training):
-                continue
-            tried.add(key)
-            yield name, work, training
+            if not nothing and training.ranks == 1 and training.planned and not predictor.knows(training):
+                every.setdefault(_key(training), Unknown(name, training))
+    for name, work in todo.items():
+        expected = predictor.suite.jobs[name].expected is not None
+        if work.evaluation is not None and not expected and not predictor.knows_evaluation(name, work):
+            fitting = [key for key, each in every.items() if work.answers_like(each.training)]
+            if fitting and not any(every[key].evaluation for key in fitting):
+                every[fitting[0]] = every[fitting[0]]._replace(evaluation=work.evaluation)
+    return list(every.values())
+
+
+def _key(training: Training) -> tuple[str, str]:
+    return training.cost, planned(training)
 
 
 def _measure(opened: OpenSuite, predictors: Sequence[Predictor], say: Say) -> None:
     """What each of them does not know. Kept as soon as it is there: a plan that is killed has lost one of them."""
     elsewhere = predictors[0].elsewhere
-    known = {(each[2].cost, planned(each[2])): each for predictor in predictors for each in _unknown(predictor)}
-    every, begun = list(known.values()), 0
-    asked = [(training, work.evaluation) for _, work, training in every]
+    every, begun = list({_key(each.training): each for one in predictors for each in unknown(one)}.values()), 0
+    asked = [(each.training, each.evaluation) for each in every]
     for event in measure(asked, None if elsewhere is None else elsewhere.gpu.memory):
-        name, _, training = every[event.number]
+        name, training, _ = every[event.number]
         if event.failed is not None:
             say(f"{name}: could not be measured: {event.failed}")
         elif event.found is not None:

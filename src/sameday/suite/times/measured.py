@@ -22,7 +22,8 @@ class Measured:
     answer, and to save once; what a process took besides for the first last step of an epoch, the first scores and
     answers; from its last word until it was gone. All of them where compiled graphs were on disk already;
     `compiling` is what it took more the first time. `flop` is what a step needs at least, the rates are the fastest
-    of the device. `memory` is how much of it there was, where that was less than all. None: not measured."""
+    of the device. `memory` is how much of it there was, where that was less than all. `answered` is what evaluation
+    its scores and answers are of, as `Work.answered` has it. None: not measured."""
 
     cost: str
     plan: str
@@ -41,13 +42,10 @@ class Measured:
     flop_per_second: float | None = None
     memory_bytes_per_second: float | None = None
     memory: int | None = None
+    answered: str | None = None
 
     def fits(self, training: Training) -> bool:
         return self.cost == training.cost and training.ranks == 1 and self.plan == planned(training)
-
-    @property
-    def evaluates(self) -> bool:
-        return self.score_each is not None or self.answer_each is not None
 
     def evaluation(self, samples: int) -> float:
         each = (self.score_each or 0.0) + (self.answer_each or 0.0)

@@ -278,6 +278,11 @@ class Predictor:
         lent = self._lent(training)
         return self._own(training) is not None or (lent is not None and lent.alike and lent.same)
 
+    def knows_evaluation(self, name: str, work: Work) -> bool:
+        """Whether it is known what the evaluation of a job takes; true too where it has nothing to evaluate."""
+        total = self._questions(work)
+        return not total or self._whole_evaluation(name, work, total)[0] is not None
+
     # Evaluation
 
     def _eval(self, name: str, work: Work) -> Estimate:
@@ -349,7 +354,7 @@ class Predictor:
             ):
                 return _about(seconds), f"the evaluation of {shown(run.folder)}"
         for each in reversed(self.measured):
-            if each.cost == step_cost(work.recipe) and total and each.evaluates and device in (None, each.machine):
+            if each.answered == work.answered and total and device in (None, each.machine):
                 if self.elsewhere is not None:
                     estimated = self.elsewhere.evaluation(each, total)
                     return estimated, "" if estimated is None else self.elsewhere.words(each)

@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -117,6 +117,10 @@ class Work:
         assert self.recipe is not None and self.evaluation is not None
         apart = self.recipe.ignored() | OF_NO_COST | OF_TRAINING
         return _digest([identity_of(self.recipe, apart), self.evaluation.max_new_tokens])
+
+    def answers_like(self, training: Training) -> bool:
+        """Whether its evaluation takes what one of the model of this training does."""
+        return replace(self, recipe=training.recipe).answered == self.answered
 
 
 def work_of(suite: Suite, home: Path, folder: SuiteFolder, name: str) -> Work:

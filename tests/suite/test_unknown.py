@@ -1,0 +1,80 @@
+"""`suite plan --measure` times what nobody knows, all of it, and once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import worlds
+import yaml
+
+from sameday.spec.document import dump_yaml
+from sameday.spec.evaluation import Evaluation
+from sameday.suite.jobs import OpenSuite, open_suite
+from sameday.suite.times.forecast import Unknown, unknown
+from sameday.suite.times.measure import _measured
+from sameday.suite.times.measured import keep_measured
+from sameday.suite.times.predict import Predictor
+
+TRAIN = {"do": "train", "recipe": "recipe.yaml"}
+OF = {"do": "eval", "of": "a", "split": "val"}
+BASE = {"do": "eval", "recipe": "recipe.yaml", "base": True, "split": "train"}
+RESULT = {"machine": "CPU", "steps": [9.0, *[0.5] * 20], "start": 10.0, "save": 1.0, "score_each": 0.01}
+
+
+@pytest.fixture
+def home(tmp_path: Path, two_layers: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    worlds.write_world(tmp_path, seed=5, counts=(4, 4, 4), hard=False)
+    (tmp_path / "recipe.yaml").write_text(dump_yaml(worlds.tiny_recipe(two_layers, effective_batch=4)))
+    return tmp_path
+
+
+def suite(home: Path, jobs: dict[str, Any]) -> OpenSuite:
+    (home / "night.yaml").write_text(yaml.safe_dump({"set": ["plan.device=cpu"], "jobs": jobs}, sort_keys=False))
+    opened = open_suite(home / "night.yaml")
+    opened.folder.path.mkdir(parents=True, exist_ok=True)
+    return opened
+
+
+def predictor(opened: OpenSuite) -> Predictor:
+    return Predictor(opened.suite, opened.home, opened.folder, audit=True)
+
+
+def keep(opened: OpenSuite, one: Unknown, **more: Any) -> None:
+    keep_measured(opened.folder, _measured((one.training, one.evaluation), RESULT | more, None, 0.5))
+
+
+def test_evaluations_are_timed_with_a_training_of_their_model(home: Path) -> None:
+    """Also where the training itself ends with none."""
+    opened = suite(home, {"a": TRAIN, "e": OF, "base": BASE})
+    (one,) = unknown(predictor(opened))
+    assert (one.job, one.evaluation) == ("a", Evaluation(split="val"))
+    keep(opened, one)
+    left = predictor(opened).left()
+    assert left["a"].seconds and (left["e"].seconds, left["base"].seconds) == (None, None), "scores are not all of it"
+    keep(opened, one._replace(evaluation=None), answer_each=0.2)
+    assert predictor(opened).left()["e"].seconds is None, "of an evaluation that nobody asks about"
+    keep(opened, one, answer_each=0.2)
+    there = predictor(opened)
+    total = there.counts.of(one.training.recipe, home).sizes["val"]
+    assert there.left()["e"].seconds == pytest.approx(10.5 + total * 0.21)
+    assert there.left()["base"].source == "measured on CPU" and not unknown(there)
+
+
+def test_answers_of_another_length_are_timed_by_themselves(home: Path) -> None:
+    opened = suite(home, {"a": TRAIN, "e": OF})
+    (one,) = unknown(predictor(opened))
+    longer = Evaluation(split="val", max_new_tokens=500)
+    keep(opened, one._replace(evaluation=longer), answer_each=0.2)
+    assert predictor(opened).left()["e"].seconds is None
+    opened = replace_recipe(home, opened, evaluate={"split": "val", "max_new_tokens": 500})
+    assert predictor(opened).left()["e"].seconds and predictor(opened).left()["a"].lacks == ()
+
+
+def replace_recipe(home: Path, opened: OpenSuite, **changes: Any) -> OpenSuite:
+    text = yaml.safe_load((home / "recipe.yaml").read_text())
+    (home / "recipe.yaml").write_text(yaml.safe_dump(text | changes))
+    return opened
