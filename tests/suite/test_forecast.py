@@ -140,6 +140,7 @@ def timed(every: Sequence[Ask], memory: int | None) -> Iterator[Event]:
         shared, cached = training.recipe.order.kind == "by_image", training.plan.cache == "features"
         steps = [2.0 if shared else 8.0 if cached else 10.0] * 20
         about = Measured(training.cost, planned_as(training), "CPU", steps, 1.0, 0.001, None, 0.1, memory=memory)
+        about = replace(about, files=training.files)
         rates = {"flop": 5e12, "flop_per_second": 1e12}
         yield Event(number, replace(about, **rates), 61.0)
         yield Event(number, replace(about, **rates, end=1.0))

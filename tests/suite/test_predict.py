@@ -297,7 +297,7 @@ def test_records_under_another_plan_count_for_less(world: World) -> None:
     assert found.high is not None and found.seconds is not None and found.high > 1.3 * found.seconds
     work = work_of(opened.suite, opened.home, opened.folder, "one")
     own = Measured(step_cost(sets.tiny_recipe()), planned(work.trainings[0]), "CPU", [9.0, *[2.0] * 20], 12.0, 0.1)
-    keep_measured(opened.folder, own)
+    keep_measured(opened.folder, replace(own, files=work.trainings[0].files))
     measured = remaining(opened.suite, opened.home, opened.folder, audit=True)["one"]
     assert measured.source == "measured on CPU" and measured.lacks == ("saving", "its end")
     assert measured.seconds == pytest.approx(12 + 7 + 80 * 2 + 20 * 10 * 0.1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from sameday.spec.evaluation import Evaluation
 from sameday.suite.jobs import OpenSuite, open_suite
 from sameday.suite.times.forecast import Unknown, unknown
 from sameday.suite.times.measure import _measured
-from sameday.suite.times.measured import keep_measured
+from sameday.suite.times.measured import keep_measured, read_measured
 from sameday.suite.times.predict import Predictor
 
 TRAIN = {"do": "train", "recipe": "recipe.yaml"}
@@ -72,6 +73,21 @@ def test_answers_of_another_length_are_timed_by_themselves(home: Path) -> None:
     assert predictor(opened).left()["e"].seconds is None
     opened = replace_recipe(home, opened, evaluate={"split": "val", "max_new_tokens": 500})
     assert predictor(opened).left()["e"].seconds and predictor(opened).left()["a"].lacks == ()
+
+
+def test_other_data_and_another_model_are_measured_again(home: Path, two_layers: Path) -> None:
+    """Whatever else a record in OUT says of steps of this recipe."""
+    shutil.copytree(two_layers, home / "model")
+    opened = replace_recipe(home, suite(home, {"a": TRAIN, "e": OF}), model="./model")
+    for path in ("train.jsonl", "model/model.safetensors", "model/config.json"):
+        (one,) = unknown(predictor(opened))
+        keep(opened, one, answer_each=0.2)
+        assert not unknown(predictor(opened)) and predictor(opened).left()["e"].seconds
+        assert len(read_measured(opened.folder)) == 1, "one that is of no use any more is not kept"
+        with (home / path).open("ab") as file:
+            file.write(b"\n")
+        left = predictor(opened).left()
+        assert [each.seconds for each in left.values()] == [None, None], path
 
 
 def replace_recipe(home: Path, opened: OpenSuite, **changes: Any) -> OpenSuite:

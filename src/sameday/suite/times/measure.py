@@ -134,7 +134,7 @@ def _measured(ask: Ask, result: dict[str, Any], memory: int | None, before_it: f
     timed = "answer_each" if setup_of(training.recipe, training.home).generates else "score_each"
     if evaluation is not None and known.get(timed) is not None:
         known["answered"] = Work([], evaluation, training.recipe).answered
-    return Measured(**known, cost=training.cost, plan=planned(training), memory=memory)
+    return Measured(**known, cost=training.cost, plan=planned(training), memory=memory, files=training.files)
 
 
 class Apart:

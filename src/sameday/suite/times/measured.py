@@ -43,9 +43,12 @@ class Measured:
     memory_bytes_per_second: float | None = None
     memory: int | None = None
     answered: str | None = None
+    files: str = ""
+    """Data and model as they were, by `files_of`."""
 
     def fits(self, training: Training) -> bool:
-        return self.cost == training.cost and training.ranks == 1 and self.plan == planned(training)
+        same = self.cost == training.cost and training.ranks == 1 and self.plan == planned(training)
+        return same and self.files == training.files
 
     def evaluation(self, samples: int) -> float:
         each = (self.score_each or 0.0) + (self.answer_each or 0.0)

@@ -100,6 +100,10 @@ class Training:
     def cost(self) -> str:
         return step_cost(self.recipe)
 
+    @property
+    def files(self) -> str:
+        return files_of(self.recipe, self.home)
+
 
 @dataclass(frozen=True)
 class Work:
@@ -225,6 +229,17 @@ def stamp(path: Path) -> tuple[int, int]:
         return 0, 0
 
 
+def files_of(recipe: Recipe, home: Path) -> str:
+    """Another one means that data may have been changed, or the model, where that is a folder."""
+    model = getattr(recipe, "model", None)
+    weights = sorted(resolve_path(home, model).glob("*")) if isinstance(model, str) else []
+    return _digest([str(home), _stamped(recipe, home), [[path.name, *stamp(path)] for path in weights]])
+
+
+def _stamped(recipe: Recipe, home: Path) -> list[list[Any]]:
+    return [[path, *stamp(resolve_path(home, path))] for path in sorted(recipe.paths())]
+
+
 @dataclass(frozen=True)
 class Count:
     """Steps of an epoch, and samples of each split; or why they are not known."""
@@ -255,8 +270,7 @@ class Counts:
             self._known = {}
 
     def of(self, recipe: Recipe, home: Path) -> Count:
-        stamps = [[path, *stamp(resolve_path(home, path))] for path in sorted(recipe.paths())]
-        key = _digest([step_cost(recipe), str(home), stamps])
+        key = _digest([step_cost(recipe), str(home), _stamped(recipe, home)])
         if key not in self._known and self.audit:
             self.say(f"reading the data of {recipe.name}, to count its steps")
             self._known[key] = _counted(recipe, home)
