@@ -103,10 +103,13 @@ def test_trainings_of_one_process(world: Path, two_layers: Path, monkeypatch: py
         worlds.cot_recipe(two_layers, order="by_image", effective_batch=4, max_steps=3),
     ]
     evaluation = Evaluation(split="val", max_new_tokens=2)
-    results = list(in_turn([Asked(Specs(each, world, CPU), evaluation, None) for each in recipes]))
+    asked = [Asked(Specs(each, world, CPU), evaluation, None) for each in recipes]
+    *results, alone = in_turn([*asked, asked[0]._replace(steps=False)])
     assert read == [str(two_layers)]
     assert [(each["total"], len(each["steps"]), each["machine"]) for each in results] == [(4, 4, "CPU"), (3, 3, "CPU")]
     assert all(each["save"] and each["score_each"] and each["answer_each"] for each in results)
+    assert alone["score_each"] and alone["answer_each"] and alone["start"] > 0, "an evaluation without a step"
+    assert (alone["steps"], alone["total"]) == ([], 0) and "save" not in alone
     again = Asked.from_json(Asked(Specs(recipes[1], world, CPU), evaluation, 5).as_json())
     assert (again.specs, again.evaluation, again.memory) == (Specs(recipes[1], world, CPU), evaluation, 5)
 

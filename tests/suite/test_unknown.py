@@ -65,12 +65,32 @@ def test_evaluations_are_timed_with_a_training_of_their_model(home: Path) -> Non
     assert there.left()["base"].source == "measured on CPU" and not unknown(there)
 
 
+def test_evaluations_without_a_training_are_timed_alone(home: Path) -> None:
+    """A suite of them, and those of a training whose pace is known: nobody is told to measure what is never timed."""
+    opened = suite(home, {"val": BASE | {"split": "val"}, "base": BASE})
+    (one,) = unknown(predictor(opened))
+    assert (one.job, one.evaluation, bool(one.training.evaluated)) == ("val", Evaluation(split="val"), True)
+    keep(opened, one, steps=[], answer_each=0.2)
+    assert not unknown(predictor(opened))
+    assert {each.source for each in predictor(opened).left().values()} == {"measured on CPU"}
+    opened = suite(home, {"a": TRAIN, "e": OF, "base": BASE})
+    (one,) = unknown(predictor(opened))
+    assert (one.job, one.evaluation, one.training.evaluated) == ("a", None, ""), "an evaluation is no training"
+    (opened.folder.path / "measured.json").unlink()
+    keep(opened, one)
+    (left,) = unknown(predictor(opened))
+    assert (left.job, bool(left.training.evaluated)) == ("e", True)
+    keep(opened, left, steps=[], answer_each=0.2)
+    assert not unknown(predictor(opened)) and len(read_measured(opened.folder)) == 2
+
+
 def test_answers_of_another_length_are_timed_by_themselves(home: Path) -> None:
     opened = suite(home, {"a": TRAIN, "e": OF})
     (one,) = unknown(predictor(opened))
     longer = Evaluation(split="val", max_new_tokens=500)
     keep(opened, one._replace(evaluation=longer), answer_each=0.2)
     assert predictor(opened).left()["e"].seconds is None
+    assert [each.evaluation for each in unknown(predictor(opened))] == [Evaluation(split="val")]
     opened = replace_recipe(home, opened, evaluate={"split": "val", "max_new_tokens": 500})
     assert predictor(opened).left()["e"].seconds and predictor(opened).left()["a"].lacks == ()
 

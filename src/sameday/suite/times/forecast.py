@@ -299,10 +299,16 @@ class Unknown(NamedTuple):
     training: Training
     evaluation: Evaluation | None = None
 
+    @property
+    def answers(self) -> int | None:
+        """The most tokens of an answer that is timed; None where none is."""
+        return None if self.evaluation is None else self.evaluation.max_new_tokens
+
 
 def unknown(predictor: Predictor) -> list[Unknown]:
     """Every training whose steps nobody went through under its plan, and that is still to be done. Each evaluation, of
-    whatever job, is timed with the first training of such a model."""
+    whatever job, is timed with the first training of such a model, or by itself where there is none. For another GPU it
+    is never by itself: what it would take there is known from steps."""
     works = {name: predictor.work(name) for name, state in predictor.states.items() if state.state != "done"}
     todo = {name: work for name, work in works.items() if isinstance(work, Work)}
     every: dict[tuple[str, str], Unknown] = {}
@@ -314,9 +320,12 @@ def unknown(predictor: Predictor) -> list[Unknown]:
     for name, work in todo.items():
         expected = predictor.suite.jobs[name].expected is not None
         if work.evaluation is not None and not expected and not predictor.knows_evaluation(name, work):
-            fitting = [key for key, each in every.items() if work.answers_like(each.training)]
-            if fitting and not any(every[key].evaluation for key in fitting):
-                every[fitting[0]] = every[fitting[0]]._replace(evaluation=work.evaluation)
+            alike = {key: each for key, each in every.items() if work.answers_like(each.training)}
+            if not any(each.answers == work.evaluation.max_new_tokens for each in alike.values()):
+                alone = work.only_evaluated
+                alone = alone if predictor.elsewhere is None else replace(alone, evaluated="")
+                key = next((key for key, each in alike.items() if each.evaluation is None), _key(alone))
+                every[key] = every.get(key, Unknown(name, alone))._replace(evaluation=work.evaluation)
     return list(every.values())
 
 
@@ -341,10 +350,14 @@ def _measure(opened: OpenSuite, predictors: Sequence[Predictor], say: Say) -> No
             say(f"measuring {name}, {training.recipe.name} again, which finds on disk what was compiled")
         else:
             begun += 1
-            say(f"measuring some steps of {name}, {training.recipe.name} ({begun} of {len(every)})")
+            what = "the evaluation" if training.evaluated else "some steps"
+            say(f"measuring {what} of {name}, {training.recipe.name} ({begun} of {len(every)})")
 
 
 def _found(one: Measured) -> str:
+    if not one.steps:
+        each = (one.score_each or 0.0) + (one.answer_each or 0.0)
+        return f"scores and answers of a sample {each:.3g} s"
     step = median(one.steps[1:] or one.steps)  # the first one may have compiled
     share = "" if one.floor is None else f", of which its floor is {one.floor / step:.0%}"
     return f"median step {step:.3g} s{share}"

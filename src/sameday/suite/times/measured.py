@@ -18,12 +18,12 @@ MEASURED = "measured.json"
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds of steps in order, the first ones included; until a model was there; for a sample's scores, for its
-    answer, and to save once; what a process took besides for the first last step of an epoch, the first scores and
-    answers; from its last word until it was gone. All of them where compiled graphs were on disk already;
-    `compiling` is what it took more the first time. `flop` is what a step needs at least, the rates are the fastest
-    of the device. `memory` is how much of it there was, where that was less than all. `answered` is what evaluation
-    its scores and answers are of, as `Work.answered` has it. None: not measured."""
+    """Seconds of steps in order, the first ones included, none where an evaluation alone was timed; until a model was
+    there; for a sample's scores, for its answer, and to save once; what a process took besides for the first last step
+    of an epoch, the first scores and answers; from its last word until it was gone. All of them where compiled graphs
+    were on disk already; `compiling` is what it took more the first time. `flop` is what a step needs at least, the
+    rates are the fastest of the device. `memory` is how much of it there was, where that was less than all. `answered`
+    is what evaluation its scores and answers are of, as `Work.answered` has it. None: not measured."""
 
     cost: str
     plan: str
@@ -88,6 +88,8 @@ class Measured:
 
 def planned(training: Training) -> str:
     """Of an automatic plan what was fixed of it: the rest is chosen alike by whoever runs it here."""
+    if training.evaluated:
+        return f"evaluation {training.evaluated}"
     return ("automatic " if training.automatic else "") + plan_cost(training.plan)
 
 

@@ -51,6 +51,8 @@ class Asked(NamedTuple):
     specs: Specs
     evaluation: Evaluation | None
     memory: int | None
+    steps: bool = True
+    """Else the evaluation alone."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -61,6 +63,7 @@ class Asked(NamedTuple):
             "fixed": self.specs.fixed,
             "evaluation": None if self.evaluation is None else self.evaluation.model_dump(mode="json"),
             "memory": self.memory,
+            "steps": self.steps,
         }
 
     @classmethod
@@ -68,7 +71,7 @@ class Asked(NamedTuple):
         recipe, plan = recipe_from(one["recipe"]), Plan.model_validate(one["plan"])
         evaluation = None if one["evaluation"] is None else Evaluation.model_validate(one["evaluation"])
         specs = Specs(recipe, Path(one["home"]), plan, one["automatic"], tuple(one["fixed"]))
-        return cls(specs, evaluation, one["memory"])
+        return cls(specs, evaluation, one["memory"], one["steps"])
 
 
 def in_turn(every: Sequence[Asked]) -> Iterator[dict[str, Any]]:
@@ -116,44 +119,53 @@ def _cleared(kept: KeptBase) -> bool:
 
 def run(asked: Asked, libraries: float, kept: KeptBase) -> dict[str, Any]:
     """Of one training, whose process began so many seconds before libraries were loaded."""
+    began, evaluation = time.perf_counter(), asked.evaluation
+    read = TRAINING if asked.steps or evaluation is None else (evaluation.split,)
+    with closing(Session.start(asked.specs, silent, splits=read, memory=asked.memory)) as session:
+        _check_memory(session, asked.memory)
+        session.setup.kept = kept
+        kept.spared = 0.0
+        split = _answered_split(session, evaluation)
+        task = session.load(splits=_with_few(session, split))
+        # As if it had a process of its own.
+        start = libraries + time.perf_counter() - began + kept.spared
+        result: dict[str, Any] = {"machine": session.machine.name, "start": start, "steps": [], "total": 0}
+        if asked.steps:
+            opening, steps = _steps(session, task)
+            result |= steps | {"start": start + opening}
+        return result | _besides(session, task, asked, split)
+
+
+def _steps(session: Session, task: Task) -> tuple[float, dict[str, Any]]:
+    """What it takes until the first one can begin, and the steps."""
     from sameday.record.folder import RunFolder
     from sameday.tasks.base import total_steps
     from sameday.tasks.warm_up import warm_up
     from sameday.train.watch import Watch
 
-    began, recipe = time.perf_counter(), asked.specs.recipe
-    with closing(Session.start(asked.specs, silent, splits=TRAINING, memory=asked.memory)) as session:
-        _check_memory(session, asked.memory)
-        session.setup.kept = kept
-        kept.spared = 0.0
-        split = _answered_split(session, asked.evaluation)
-        task = session.load(splits=_with_few(session, split))
-        steps: list[float] = []
-        total, last = total_steps(recipe, task), task.steps_per_epoch() - 1
-        with (
-            tempfile.TemporaryDirectory(prefix="sameday-suite-") as folder,
-            closing(RunFolder.open(Path(folder) / "run", recipe, session.plan, session.home)) as record,
-            Watch(record, total, session.plan.log_steps, task.device) as watch,
-            closing(session.steps(task)) as stepped,
-        ):
-            watch.starts(0, session.ranks.size)
-            # As if it had a process of its own.
-            start = libraries + time.perf_counter() - began + kept.spared
-            # Compiled before the first step, as a run does it: a graph that is made meanwhile is no step's time.
-            compiled = sum(warm_up(task, range(total), None, session.ranks, stepped.warm_up, watch).values())
-            with closing(stepped.run(range(total))) as done:
-                for good in done:
-                    watch.step(good)  # what a run notes and charts takes its time too
-                    steps.append(good.seconds)
-                    if enough(steps):
-                        break
-            steps[:1] = [steps[0] + compiled]
-            # An epoch's last step has fewer samples, for which a graph of its own may have to be made.
-            odd, again = [good.seconds for good in stepped.run([last, last])] if len(steps) <= last < total else (0, 0)
-        result: dict[str, Any] = {"machine": session.machine.name, "steps": steps, "start": start, "total": total}
-        result["last_step"] = max(0.0, odd - again)
-        result |= _floor(session, task, len(steps))
-        return result | _besides(session, task, asked.evaluation, split)
+    began, steps = time.perf_counter(), list[float]()
+    total, last = total_steps(session.recipe, task), task.steps_per_epoch() - 1
+    with (
+        tempfile.TemporaryDirectory(prefix="sameday-suite-") as folder,
+        closing(RunFolder.open(Path(folder) / "run", session.recipe, session.plan, session.home)) as record,
+        Watch(record, total, session.plan.log_steps, task.device) as watch,
+        closing(session.steps(task)) as stepped,
+    ):
+        watch.starts(0, session.ranks.size)
+        opening = time.perf_counter() - began
+        # Compiled before the first step, as a run does it: a graph that is made meanwhile is no step's time.
+        compiled = sum(warm_up(task, range(total), None, session.ranks, stepped.warm_up, watch).values())
+        with closing(stepped.run(range(total))) as done:
+            for good in done:
+                watch.step(good)  # what a run notes and charts takes its time too
+                steps.append(good.seconds)
+                if enough(steps):
+                    break
+        steps[:1] = [steps[0] + compiled]
+        # An epoch's last step has fewer samples, for which a graph of its own may have to be made.
+        odd, again = [good.seconds for good in stepped.run([last, last])] if len(steps) <= last < total else (0, 0)
+    about = {"steps": steps, "total": total, "last_step": max(0.0, odd - again)}
+    return opening, about | _floor(session, task, len(steps))
 
 
 def _answered_split(session: Session, evaluation: Evaluation | None) -> str | None:
@@ -169,17 +181,20 @@ def _with_few(session: Session, split: str | None) -> Any:
     return splits
 
 
-def _besides(session: Session, task: Task, evaluation: Evaluation | None, split: str | None) -> dict[str, Any]:
+def _besides(session: Session, task: Task, asked: Asked, split: str | None) -> dict[str, Any]:
     """Scores, answers, and saving."""
-    scores = _each(lambda: int(task.evaluate("val", session.ranks).get("samples", 0)))
+    evaluation = asked.evaluation
+    scored = "test" if split == "test" and session.setup.lacks("val") is not None else "val"
+    scores = _each(lambda: int(task.evaluate(scored, session.ranks).get("samples", 0)))
     result: dict[str, Any] = {"first_scores": scores.first, "score_each": scores.each}
     if split is not None and evaluation is not None and session.setup.generates:
         questions = task.questions(split)[: FEW["test"]]
         longest = evaluation.max_new_tokens
         answers = _each(lambda: sum(map(len, task.answers(questions, longest, session.ranks))))
         result |= {"first_answers": answers.first, "answer_each": answers.each}
-    with tempfile.TemporaryDirectory(prefix="sameday-suite-") as folder:
-        result["save"] = seconds_of(lambda: task.save(Path(folder)) or 1)[0]
+    if asked.steps:
+        with tempfile.TemporaryDirectory(prefix="sameday-suite-") as folder:
+            result["save"] = seconds_of(lambda: task.save(Path(folder)) or 1)[0]
     return result
 
 

@@ -95,6 +95,8 @@ class Training:
     planned: bool = True
     ranks: int = 1
     on_cpu: bool = False
+    evaluated: str = ""
+    """Where nothing of it is trained here: what its evaluation is, as `Work.answered` has it."""
 
     @property
     def cost(self) -> str:
@@ -114,6 +116,8 @@ class Work:
     recipe: Recipe | None = None
     home: Path = Path()
     on_cpu: bool = False
+    evaluated_by: Specs | None = None
+    """The plan of an evaluation, as far as it is known."""
 
     @property
     def answered(self) -> str:
@@ -121,6 +125,16 @@ class Work:
         assert self.recipe is not None and self.evaluation is not None
         apart = self.recipe.ignored() | OF_NO_COST | OF_TRAINING
         return _digest([identity_of(self.recipe, apart), self.evaluation.max_new_tokens])
+
+    @property
+    def only_evaluated(self) -> Training:
+        """Its model for whoever times the evaluation and no step."""
+        assert self.recipe is not None and self.evaluated_by is not None
+        recipe, by = setup_of(self.recipe, self.home).recipe_for_evaluation(), self.evaluated_by
+        plan = by.plan.model_copy(update={"device": "cpu"}) if self.on_cpu else by.plan
+        fixed = (*by.fixed, "device") if self.on_cpu else by.fixed
+        how = Training(recipe, self.home, plan, Path(), by.automatic, fixed, on_cpu=self.on_cpu)
+        return replace(how, evaluated=self.answered)
 
     def answers_like(self, training: Training) -> bool:
         """Whether its evaluation takes what one of the model of this training does."""
@@ -133,14 +147,14 @@ def work_of(suite: Suite, home: Path, folder: SuiteFolder, name: str) -> Work:
     if job.do == "eval":
         if job.of is not None:
             whose = work_of(suite, home, folder, job.of)
-            recipe, where = whose.recipe, whose.home
+            recipe, where, by = whose.recipe, whose.home, whose.evaluated_by
         else:
-            specs = _specs(home / str(job.recipe), None, tuple(sets_of(suite, name)))
-            recipe, where = specs.recipe, specs.home
+            by = _specs(home / str(job.recipe), None, tuple(sets_of(suite, name)))
+            recipe, where = by.recipe, by.home
         given = getattr(recipe, "evaluate", None) or Evaluation()
         typed = {"split": job.split, "cascade": job.cascade}
         asked = given.model_copy(update={key: value for key, value in typed.items() if value is not None})
-        return Work([], asked, recipe, where, job.gpus == 0 or "plan.device=cpu" in sets_of(suite, name))
+        return Work([], asked, recipe, where, job.gpus == 0 or "plan.device=cpu" in sets_of(suite, name), by)
     if job.do != "train":
         return Work()
     planned = plan_path(suite, home, folder, name)
@@ -153,7 +167,7 @@ def work_of(suite: Suite, home: Path, folder: SuiteFolder, name: str) -> Work:
     trainings = [
         Training(recipe, specs.home, specs.plan, place, *how) for recipe, place in stages or [(specs.recipe, run)]
     ]
-    return Work(trainings, getattr(specs.recipe, "evaluate", None), specs.recipe, specs.home, on_cpu)
+    return Work(trainings, getattr(specs.recipe, "evaluate", None), specs.recipe, specs.home, on_cpu, specs)
 
 
 def wrong(suite: Suite, home: Path, folder: SuiteFolder, name: str, data: bool = True) -> list[str]:
