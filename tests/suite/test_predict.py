@@ -27,7 +27,7 @@ from sameday.suite.times.measure import matters
 from sameday.suite.times.measured import Measured, keep_measured, planned
 from sameday.suite.times.pace import pace_of, recorded
 from sameday.suite.times.predict import Estimate, Predictor, predict, remaining
-from sameday.suite.times.trial import LEAST, LONG, SHORT, STEPS, _each, compiled_files, enough
+from sameday.suite.times.trial import LEAST, LONG, SHORT, STEPS, _each, compiled_files, enough, timed_steps
 from sameday.suite.times.work import Counts, Training, Work, step_cost, work_of
 
 EPOCH = 4
@@ -327,6 +327,14 @@ def test_what_a_process_takes_once_is_counted_once() -> None:
     found = _each(lambda: time.sleep(next(passes)) or 10)
     assert found.each is not None and 0.2 < found.first < 1 and found.each < 0.02
     assert _each(lambda: 0) == (None, 0.0)
+
+
+@given(st.integers(1, 200))
+def test_a_training_of_few_steps_has_a_pace(total: int) -> None:
+    """It would be measured again and again otherwise, and never be known."""
+    steps = timed_steps(total)
+    assert pace_of([1.0] * len(steps)) is not None and {*steps} == {*range(total)}
+    assert steps[:total] == [*range(total)] and (total < 3 or len(steps) == total)
 
 
 @given(each=st.floats(0.001, 100), first=st.floats(0, 1000))

@@ -22,6 +22,7 @@ from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.suite.times import measure as measuring
 from sameday.suite.times.measure import Event, measure, shared
+from sameday.suite.times.pace import pace_of
 from sameday.suite.times.trial import Asked, in_turn
 from sameday.suite.times.work import Training
 from sameday.tasks.registry import setup_of
@@ -100,13 +101,14 @@ def test_trainings_of_one_process(world: Path, two_layers: Path, monkeypatch: py
     monkeypatch.setattr("sameday.tasks.vqa.task.load_base", counted)
     recipes: list[Any] = [
         worlds.tiny_recipe(two_layers, effective_batch=4, max_steps=4),
-        worlds.cot_recipe(two_layers, order="by_image", effective_batch=4, max_steps=3),
+        worlds.cot_recipe(two_layers, order="by_image", effective_batch=4, max_steps=1),
     ]
     evaluation = Evaluation(split="val", max_new_tokens=2)
     asked = [Asked(Specs(each, world, CPU), evaluation, None) for each in recipes]
     *results, alone = in_turn([*asked, asked[0]._replace(steps=False)])
     assert read == [str(two_layers)]
-    assert [(each["total"], len(each["steps"]), each["machine"]) for each in results] == [(4, 4, "CPU"), (3, 3, "CPU")]
+    assert [(each["total"], len(each["steps"]), each["machine"]) for each in results] == [(4, 4, "CPU"), (1, 3, "CPU")]
+    assert pace_of(results[1]["steps"]) is not None, "a training that is shorter than a pace is known all the same"
     assert all(each["save"] and each["score_each"] and each["answer_each"] for each in results)
     assert alone["score_each"] and alone["answer_each"] and alone["start"] > 0, "an evaluation without a step"
     assert (alone["steps"], alone["total"]) == ([], 0) and "save" not in alone

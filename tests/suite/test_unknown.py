@@ -13,10 +13,10 @@ import yaml
 from sameday.spec.document import dump_yaml
 from sameday.spec.evaluation import Evaluation
 from sameday.suite.jobs import OpenSuite, open_suite
-from sameday.suite.times.forecast import Unknown, unknown
 from sameday.suite.times.measure import _measured
 from sameday.suite.times.measured import keep_measured, read_measured
 from sameday.suite.times.predict import Predictor
+from sameday.suite.times.unknown import Unknown, unknown
 
 TRAIN = {"do": "train", "recipe": "recipe.yaml"}
 OF = {"do": "eval", "of": "a", "split": "val"}
@@ -82,6 +82,13 @@ def test_evaluations_without_a_training_are_timed_alone(home: Path) -> None:
     assert (left.job, bool(left.training.evaluated)) == ("e", True)
     keep(opened, left, steps=[], answer_each=0.2)
     assert not unknown(predictor(opened)) and len(read_measured(opened.folder)) == 2
+
+
+def test_the_longest_of_those_that_cost_the_same_is_timed(home: Path) -> None:
+    """A job that only tries out a recipe has no pace worth having."""
+    few = TRAIN | {"set": ["recipe.max_steps=1"]}
+    for jobs in ({"few": few, "a": TRAIN}, {"a": TRAIN, "few": few}):
+        assert [each.job for each in unknown(predictor(suite(home, jobs)))] == ["a"]
 
 
 def test_answers_of_another_length_are_timed_by_themselves(home: Path) -> None:

@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 from sameday.spec.errors import BadInput, refuse
-from sameday.spec.evaluation import Evaluation
 from sameday.spec.suite import Suite
 from sameday.spec.words import clock, count, tell, when
 from sameday.suite.jobs import OpenSuite
@@ -20,11 +19,12 @@ from sameday.suite.state import JobState
 from sameday.suite.times.elsewhere import Elsewhere, known_gpu
 from sameday.suite.times.machine import Task
 from sameday.suite.times.measure import measure
-from sameday.suite.times.measured import Measured, keep_measured, planned
+from sameday.suite.times.measured import Measured, keep_measured
 from sameday.suite.times.predict import Estimate, Predictor
 from sameday.suite.times.remedies import Changeable, Remedy, by_image, cached, remedies
 from sameday.suite.times.schedule import Schedule, schedule
-from sameday.suite.times.work import Training, Work, wrong
+from sameday.suite.times.unknown import key_of, unknown
+from sameday.suite.times.work import Work, wrong
 
 WIDTH = 100
 """Columns of a line."""
@@ -292,51 +292,10 @@ def _again(predictor: Predictor) -> Predictor:
     return replace(predictor, now=time.time(), _works={})
 
 
-class Unknown(NamedTuple):
-    """A training to be timed, by the first job that has it, with an evaluation of which nobody knows the time."""
-
-    job: str
-    training: Training
-    evaluation: Evaluation | None = None
-
-    @property
-    def answers(self) -> int | None:
-        """The most tokens of an answer that is timed; None where none is."""
-        return None if self.evaluation is None else self.evaluation.max_new_tokens
-
-
-def unknown(predictor: Predictor) -> list[Unknown]:
-    """Every training whose steps nobody went through under its plan, and that is still to be done. Each evaluation, of
-    whatever job, is timed with the first training of such a model, or by itself where there is none. For another GPU it
-    is never by itself: what it would take there is known from steps."""
-    works = {name: predictor.work(name) for name, state in predictor.states.items() if state.state != "done"}
-    todo = {name: work for name, work in works.items() if isinstance(work, Work)}
-    every: dict[tuple[str, str], Unknown] = {}
-    for name, work in todo.items():
-        for training in work.trainings:
-            nothing = predictor.counts.of(training.recipe, training.home).total(training.recipe) == 0
-            if not nothing and training.ranks == 1 and training.planned and not predictor.knows(training):
-                every.setdefault(_key(training), Unknown(name, training))
-    for name, work in todo.items():
-        expected = predictor.suite.jobs[name].expected is not None
-        if work.evaluation is not None and not expected and not predictor.knows_evaluation(name, work):
-            alike = {key: each for key, each in every.items() if work.answers_like(each.training)}
-            if not any(each.answers == work.evaluation.max_new_tokens for each in alike.values()):
-                alone = work.only_evaluated
-                alone = alone if predictor.elsewhere is None else replace(alone, evaluated="")
-                key = next((key for key, each in alike.items() if each.evaluation is None), _key(alone))
-                every[key] = every.get(key, Unknown(name, alone))._replace(evaluation=work.evaluation)
-    return list(every.values())
-
-
-def _key(training: Training) -> tuple[str, str]:
-    return training.cost, planned(training)
-
-
 def _measure(opened: OpenSuite, predictors: Sequence[Predictor], say: Say) -> None:
     """What each of them does not know. Kept as soon as it is there: a plan that is killed has lost one of them."""
     elsewhere = predictors[0].elsewhere
-    every, begun = list({_key(each.training): each for one in predictors for each in unknown(one)}.values()), 0
+    every, begun = list({key_of(each.training): each for one in predictors for each in unknown(one)}.values()), 0
     asked = [(each.training, each.evaluation) for each in every]
     for event in measure(asked, None if elsewhere is None else elsewhere.gpu.memory):
         name, training, _ = every[event.number]

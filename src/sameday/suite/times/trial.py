@@ -22,6 +22,7 @@ from sameday.spec.evaluation import Evaluation
 from sameday.spec.load import recipe_from
 from sameday.spec.plan import Plan
 from sameday.spec.words import tell
+from sameday.suite.times.pace import LEAST as PACED
 from sameday.tasks.registry import setup_of
 from sameday.tasks.setup import LOADED, TRAINING
 from sameday.verify.arm import die_with_parent
@@ -155,7 +156,7 @@ def _steps(session: Session, task: Task) -> tuple[float, dict[str, Any]]:
         opening = time.perf_counter() - began
         # Compiled before the first step, as a run does it: a graph that is made meanwhile is no step's time.
         compiled = sum(warm_up(task, range(total), None, session.ranks, stepped.warm_up, watch).values())
-        with closing(stepped.run(range(total))) as done:
+        with closing(stepped.run(timed_steps(total))) as done:
             for good in done:
                 watch.step(good)  # what a run notes and charts takes its time too
                 steps.append(good.seconds)
@@ -165,7 +166,7 @@ def _steps(session: Session, task: Task) -> tuple[float, dict[str, Any]]:
         # An epoch's last step has fewer samples, for which a graph of its own may have to be made.
         odd, again = [good.seconds for good in stepped.run([last, last])] if len(steps) <= last < total else (0, 0)
     about = {"steps": steps, "total": total, "last_step": max(0.0, odd - again)}
-    return opening, about | _floor(session, task, len(steps))
+    return opening, about | _floor(session, task, min(total, len(steps)))
 
 
 def _answered_split(session: Session, evaluation: Evaluation | None) -> str | None:
@@ -226,6 +227,11 @@ def _peaks(device: torch.device, precision: Precision) -> Peaks:
     from sameday.hardware.peaks import measure
 
     return measure(device, precision, None)
+
+
+def timed_steps(total: int) -> list[int]:
+    """Those of a training, and again where they are too few for a pace."""
+    return [*range(total), *(number % total for number in range(total, PACED))]
 
 
 def enough(steps: Sequence[float]) -> bool:
