@@ -76,6 +76,16 @@ def test_a_plan_has_order_times_gpus_end_and_deadline(home: Path) -> None:
     assert "two asks for GPU 1, and there are 1; --gpus plans for another number" in _refused("--gpus", "1")
 
 
+def test_a_plan_refuses_what_training_would(home: Path) -> None:
+    """Once the data is counted, and before any step is timed."""
+    sets.write_set(home)
+    suite(home, {"good": train("1h"), "one": train(set=["recipe.effective_batch=500"])})
+    words = "recipe.effective_batch is 500, and there are 30 images to train on, so that no step could have as many"
+    assert _refused("--measure") == f"one: {words}; allowed: 1 to 30"
+    trained = CliRunner().invoke(app, ["train", "recipe.yaml", "--set", "recipe.effective_batch=500"])
+    assert str(trained.exception) == f"{words}; allowed: 1 to 30"
+
+
 def _refused(*words: str) -> str:
     result = CliRunner().invoke(app, ["suite", "plan", "night.yaml", *words])
     assert result.exit_code == 1

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
+from sameday.commands.launch import too_few
 from sameday.spec.errors import BadInput, refuse
 from sameday.spec.suite import Suite
 from sameday.spec.words import clock, count, tell, when
@@ -262,6 +263,7 @@ def plan(
         f"{name}: {line}" for name in suite.jobs if name not in done for line in wrong(suite, home, folder, name, False)
     )
     predictor = Predictor(suite, home, folder, audit=True, say=say, elsewhere=elsewhere)
+    refuse(_too_few(predictor, [name for name, job in suite.jobs.items() if name not in done and job.expected is None]))
     if measured:
         _measure(opened, [predictor], say)
         predictor = _again(predictor)
@@ -277,6 +279,18 @@ def plan(
     for line in filter(None, (changed(opened, name) for name in suite.jobs if name in done)):
         say(f"`suite run` refuses: {line}")
     return found
+
+
+def _too_few(predictor: Predictor, jobs: Sequence[str]) -> Iterator[str]:
+    """What jobs would say of their data once they have read it, where it is read for a plan. Stages may have few
+    samples, as in a run."""
+    for name in jobs:
+        work = predictor.work(name)
+        if isinstance(work, Work) and work.recipe is not None and len(work.trainings) == 1:
+            there = predictor.counts.of(work.recipe, work.home).sizes.get("train")
+            problem = None if there is None or work.recipe.stage_recipes() else too_few(work.recipe, there)
+            if problem is not None:
+                yield f"{name}: {problem}"
 
 
 def _others(opened: OpenSuite, predictor: Predictor) -> list[Predictor]:
