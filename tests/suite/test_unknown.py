@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import worlds
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sameday.spec.document import dump_yaml
 from sameday.spec.evaluation import Evaluation
 from sameday.suite.jobs import OpenSuite, open_suite
+from sameday.suite.state import SuiteFolder
 from sameday.suite.times.measure import _measured
-from sameday.suite.times.measured import keep_measured, read_measured
+from sameday.suite.times.measured import Measured, keep_measured, read_measured
 from sameday.suite.times.predict import Predictor
 from sameday.suite.times.unknown import Unknown, unknown
+from sameday.suite.times.work import Counts
 
 TRAIN = {"do": "train", "recipe": "recipe.yaml"}
 OF = {"do": "eval", "of": "a", "split": "val"}
@@ -115,6 +122,32 @@ def test_other_data_and_another_model_are_measured_again(home: Path, two_layers:
             file.write(b"\n")
         left = predictor(opened).left()
         assert [each.seconds for each in left.values()] == [None, None], path
+
+
+WRONG = st.one_of(st.none(), st.text(max_size=3), st.lists(st.text(max_size=2), max_size=2), st.just({"a": "b"}))
+
+
+@given(name=st.sampled_from(("cost", "plan", "machine", "steps", "start", "score_each", "files")), value=WRONG)
+def test_a_measurement_that_cannot_be_read_is_not_there(name: str, value: Any) -> None:
+    good = asdict(Measured("c", "p", "CPU", [1.0] * 5, 2.0, 0.1))
+    with TemporaryDirectory() as folder:
+        kept = {"measured": [good, good | {name: value}, 5, good | {"newer": 1}]}
+        (Path(folder) / "measured.json").write_text(json.dumps(kept))
+        read = read_measured(SuiteFolder(Path(folder)))
+    right = {"steps": value == [], "start": False, "score_each": value is None}.get(name, isinstance(value, str))
+    assert len(read) == (3 if right else 2) and read[0] == read[-1] == Measured(**good)
+    assert all(each.pace({"val": 2}, "on") is not None or each.steps == [] for each in read)
+
+
+@given(st.fixed_dictionaries({"per_epoch": WRONG, "sizes": WRONG}))
+def test_counts_that_cannot_be_read_are_not_there(kept: dict[str, Any]) -> None:
+    recipe = worlds.tiny_recipe(Path("m"))
+    for text in ({"x": kept}, {"x": 5}, [kept], kept):
+        with TemporaryDirectory() as folder:
+            (Path(folder) / "counts.json").write_text(json.dumps(text))
+            counts = Counts(SuiteFolder(Path(folder)))
+            assert counts.of(recipe, Path(folder)).per_epoch is None
+            counts._keep()
 
 
 def replace_recipe(home: Path, opened: OpenSuite, **changes: Any) -> OpenSuite:

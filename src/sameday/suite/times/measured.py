@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from operator import attrgetter
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from sameday.spec.writing import write_text
 from sameday.suite.state import SuiteFolder
 from sameday.suite.times.pace import Pace, pace_of
@@ -96,11 +98,18 @@ def planned(training: Training) -> str:
 def read_measured(folder: SuiteFolder) -> list[Measured]:
     """In the order in which they were made; what cannot be read is not there."""
     try:
-        kept: list[dict[str, Any]] = json.loads((folder.path / MEASURED).read_text(encoding="utf-8"))["measured"]
-        known = Measured.__dataclass_fields__
-        return [Measured(**{name: value for name, value in each.items() if name in known}) for each in kept]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        kept = list(json.loads((folder.path / MEASURED).read_text(encoding="utf-8"))["measured"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
+    return [one for one in map(_read, kept) if one is not None]
+
+
+def _read(kept: Any) -> Measured | None:
+    """Of a file that anyone may have written."""
+    try:
+        return TypeAdapter(Measured).validate_json(json.dumps(kept), strict=True)
+    except ValidationError:
+        return None
 
 
 def keep_measured(folder: SuiteFolder, one: Measured) -> None:

@@ -13,6 +13,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from sameday.commands.session import Specs, silent
 from sameday.spec.errors import BadInput, NothingToLearn, in_short
 from sameday.spec.evaluation import Evaluation
@@ -278,9 +280,9 @@ class Counts:
 
     def __post_init__(self) -> None:
         try:
-            kept = json.loads((self.folder.path / COUNTS).read_text(encoding="utf-8"))
-            self._known = {key: Count(each["per_epoch"], each["sizes"]) for key, each in kept.items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            kept = (self.folder.path / COUNTS).read_bytes()
+            self._known = TypeAdapter(dict[str, Count]).validate_json(kept, strict=True)
+        except (OSError, ValueError):  # one that anyone may have written
             self._known = {}
 
     def of(self, recipe: Recipe, home: Path) -> Count:
