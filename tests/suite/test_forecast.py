@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+import signal
+import subprocess
+import sys
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -134,6 +137,27 @@ def test_steps_are_measured_in_a_process_of_their_own(home: Path) -> None:
     assert 0 < sum(start["parts"].values()) <= start["seconds"]
 
 
+STOPPED = """
+import os, signal, tempfile, types
+from sameday.suite.times import forecast
+
+def measure(asked, memory):
+    with tempfile.TemporaryDirectory(dir=os.getcwd()):
+        os.kill(os.getpid(), signal.SIGTERM)
+        yield
+
+forecast.measure, forecast.unknown = measure, lambda predictor: []
+forecast._measure(None, [types.SimpleNamespace(elsewhere=None)], print)
+"""
+
+
+def test_a_measurement_that_is_stopped_leaves_nothing_behind(home: Path) -> None:
+    """By SIGTERM, where its folder is there; with a pretended process, since a real one takes long to load."""
+    before = {*home.iterdir()}
+    assert subprocess.run([sys.executable, "-c", STOPPED]).returncode == 128 + signal.SIGTERM
+    assert {*home.iterdir()} == before
+
+
 @pytest.fixture
 def questions(home: Path, two_layers: Path) -> Path:
     """A suite whose deadline holds neither as it is nor with a cache, and does with each image computed once."""
@@ -143,7 +167,7 @@ def questions(home: Path, two_layers: Path) -> Path:
     return home
 
 
-def timed(every: Sequence[Ask], memory: int | None) -> Iterator[Event]:
+def timed(every: Sequence[Ask], memory: int | None) -> Generator[Event, None, None]:
     """As if steps took ten seconds, eight with a cache, and two in the order by_image."""
     for number, (training, _) in enumerate(every):
         yield Event(number)

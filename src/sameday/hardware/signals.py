@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from sameday.spec.errors import RunStopped
@@ -27,3 +30,18 @@ class StopRequest:
         if number == signal.SIGINT and self.asked:
             raise KeyboardInterrupt
         self.asked = True
+
+
+@contextmanager
+def orderly_end() -> Iterator[None]:
+    """SIGTERM ends this as Ctrl-C does: processes are killed and folders cleared on the way out."""
+
+    def end(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        sys.exit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

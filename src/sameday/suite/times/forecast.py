@@ -5,11 +5,13 @@ from __future__ import annotations
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
 from sameday.commands.launch import too_few
+from sameday.hardware.signals import orderly_end
 from sameday.spec.errors import BadInput, refuse
 from sameday.spec.suite import Suite
 from sameday.spec.words import clock, count, tell, when
@@ -311,20 +313,22 @@ def _measure(opened: OpenSuite, predictors: Sequence[Predictor], say: Say) -> No
     elsewhere = predictors[0].elsewhere
     every, begun = list({key_of(each.training): each for one in predictors for each in unknown(one)}.values()), 0
     asked = [(each.training, each.evaluation) for each in every]
-    for event in measure(asked, None if elsewhere is None else elsewhere.gpu.memory):
-        name, training, _ = every[event.number]
-        if event.failed is not None:
-            say(f"{name}: could not be measured: {event.failed}")
-        elif event.found is not None:
-            keep_measured(opened.folder, event.found)
-            if event.seconds is not None:
-                say(f"{name}: {_found(event.found)}; measured in {clock(event.seconds)}")
-        elif event.again:
-            say(f"measuring {name}, {training.recipe.name} again, which finds on disk what was compiled")
-        else:
-            begun += 1
-            what = "the evaluation" if training.evaluated else "some steps"
-            say(f"measuring {what} of {name}, {training.recipe.name} ({begun} of {len(every)})")
+    events = measure(asked, None if elsewhere is None else elsewhere.gpu.memory)
+    with orderly_end(), closing(events):
+        for event in events:
+            name, training, _ = every[event.number]
+            if event.failed is not None:
+                say(f"{name}: could not be measured: {event.failed}")
+            elif event.found is not None:
+                keep_measured(opened.folder, event.found)
+                if event.seconds is not None:
+                    say(f"{name}: {_found(event.found)}; measured in {clock(event.seconds)}")
+            elif event.again:
+                say(f"measuring {name}, {training.recipe.name} again, which finds on disk what was compiled")
+            else:
+                begun += 1
+                what = "the evaluation" if training.evaluated else "some steps"
+                say(f"measuring {what} of {name}, {training.recipe.name} ({begun} of {len(every)})")
 
 
 def _found(one: Measured) -> str:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Generator, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -46,7 +46,7 @@ class Event:
 Ask = tuple[Training, Evaluation | None]
 
 
-def measure(every: Sequence[Ask], memory: int | None = None) -> Iterator[Event]:
+def measure(every: Sequence[Ask], memory: int | None = None) -> Generator[Event, None, None]:
     """With no more than so many bytes of a GPU's `memory`."""
     if not every:
         return

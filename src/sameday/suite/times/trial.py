@@ -54,6 +54,8 @@ class Asked(NamedTuple):
     memory: int | None
     steps: bool = True
     """Else the evaluation alone."""
+    scratch: Path | None = None
+    """For folders that somebody else removes where this process is killed."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -132,12 +134,12 @@ def run(asked: Asked, libraries: float, kept: KeptBase) -> dict[str, Any]:
         start = libraries + time.perf_counter() - began + kept.spared
         result: dict[str, Any] = {"machine": session.machine.name, "start": start, "steps": [], "total": 0}
         if asked.steps:
-            opening, steps = _steps(session, task)
+            opening, steps = _steps(session, task, asked.scratch)
             result |= steps | {"start": start + opening}
         return result | _besides(session, task, asked, split)
 
 
-def _steps(session: Session, task: Task) -> tuple[float, dict[str, Any]]:
+def _steps(session: Session, task: Task, scratch: Path | None) -> tuple[float, dict[str, Any]]:
     """What it takes until the first one can begin, and the steps."""
     from sameday.record.folder import RunFolder
     from sameday.tasks.base import total_steps
@@ -147,7 +149,7 @@ def _steps(session: Session, task: Task) -> tuple[float, dict[str, Any]]:
     began, steps = time.perf_counter(), list[float]()
     total, last = total_steps(session.recipe, task), task.steps_per_epoch() - 1
     with (
-        tempfile.TemporaryDirectory(prefix="sameday-suite-") as folder,
+        tempfile.TemporaryDirectory(prefix="sameday-suite-", dir=scratch) as folder,
         closing(RunFolder.open(Path(folder) / "run", session.recipe, session.plan, session.home)) as record,
         Watch(record, total, session.plan.log_steps, task.device) as watch,
         closing(session.steps(task)) as stepped,
@@ -194,7 +196,7 @@ def _besides(session: Session, task: Task, asked: Asked, split: str | None) -> d
         answers = _each(lambda: sum(map(len, task.answers(questions, longest, session.ranks))))
         result |= {"first_answers": answers.first, "answer_each": answers.each}
     if asked.steps:
-        with tempfile.TemporaryDirectory(prefix="sameday-suite-") as folder:
+        with tempfile.TemporaryDirectory(prefix="sameday-suite-", dir=asked.scratch) as folder:
             result["save"] = seconds_of(lambda: task.save(Path(folder)) or 1)[0]
     return result
 
@@ -272,7 +274,8 @@ def main() -> None:
     asked, out = map(Path, sys.argv[1:])
     with out.open("a") as file:
         try:
-            for result in in_turn([Asked.from_json(each) for each in json.loads(asked.read_text())]):
+            every = [Asked.from_json(each)._replace(scratch=out.parent) for each in json.loads(asked.read_text())]
+            for result in in_turn(every):
                 tell(json.dumps(result | {"time": time.time()}), file)
         except (BadInput, RunStopped) as error:
             sys.exit(in_short(error))
