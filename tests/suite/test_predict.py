@@ -27,7 +27,7 @@ from sameday.suite.times.measure import matters
 from sameday.suite.times.measured import Measured, keep_measured, planned
 from sameday.suite.times.pace import pace_of, recorded
 from sameday.suite.times.predict import Estimate, Predictor, predict, remaining
-from sameday.suite.times.trial import LEAST, LONG, SHORT, STEPS, _each, compiled_files, enough, timed_steps
+from sameday.suite.times.trial import LEAST, LONG, SHORT, STEPS, _each, enough, timed_steps
 from sameday.suite.times.work import Counts, Training, Work, step_cost, work_of
 
 EPOCH = 4
@@ -347,16 +347,6 @@ def test_enough_steps_are_measured(each: float, first: float) -> None:
     spent = sum(steps[1:])
     assert len(steps) >= LEAST and (spent > SHORT or len(steps) > STEPS)
     assert spent <= max(LONG, (LEAST - 1) * each) + each
-
-
-def test_what_compilers_left_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
-    assert compiled_files() == 0
-    for name in ("inductor/fx/a", "triton/b"):
-        (tmp_path / name).parent.mkdir(parents=True)
-        (tmp_path / name).write_text("")
-    assert compiled_files() == 2
 
 
 def test_other_samples_are_a_guess(world: World) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import sets
@@ -21,6 +21,7 @@ from sameday.spec.evaluation import Evaluation
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.suite.times import measure as measuring
+from sameday.suite.times import trial
 from sameday.suite.times.measure import Event, measure, shared
 from sameday.suite.times.pace import pace_of
 from sameday.suite.times.trial import Asked, in_turn
@@ -114,6 +115,33 @@ def test_trainings_of_one_process(world: Path, two_layers: Path, monkeypatch: py
     assert (alone["steps"], alone["total"]) == ([], 0) and "save" not in alone
     again = Asked.from_json(Asked(Specs(recipes[1], world, CPU), evaluation, 5).as_json())
     assert (again.specs, again.evaluation, again.memory) == (Specs(recipes[1], world, CPU), evaluation, 5)
+
+
+def test_what_others_compile_meanwhile_is_not_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor what it found on disk: both would have it timed once more for nothing."""
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(trial, "_load_libraries", lambda specs: 0.0)
+    made, found = counters["stats"]["unique_graphs"], counters["aot_autograd"]["autograd_cache_hit"]
+
+    def run(asked: tuple[int, int], *_: Any) -> dict[str, Any]:
+        (tmp_path / f"of another process {len([*tmp_path.iterdir()])}").touch()
+        counters["stats"]["unique_graphs"] += asked[0]
+        counters["aot_autograd"]["autograd_cache_hit"] += asked[1]
+        return {}
+
+    class Case(NamedTuple):
+        made: int
+        found: int
+        specs: None = None
+
+    monkeypatch.setattr(trial, "run", run)
+    cases: list[Any] = [Case(0, 0), Case(2, 2), Case(2, 1), Case(0, 0)]
+    try:
+        assert [each["compiled"] for each in in_turn(cases)] == [False, False, True, False]
+    finally:
+        counters["stats"]["unique_graphs"], counters["aot_autograd"]["autograd_cache_hit"] = made, found
 
 
 RESULT = {"machine": "GPU", "steps": [9.0, *[0.5] * 20], "start": 10.0, "total": 100, "compiled": False}

@@ -4,7 +4,6 @@ a process of their own. What they load alike is loaded once; nothing else of one
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sameday.commands.session import Session, Specs, prepare_environment, silent
+from sameday.hardware.compiling import graphs
 from sameday.record.times import process_age
 from sameday.spec.errors import BadInput, RunStopped, in_short
 from sameday.spec.evaluation import Evaluation
@@ -88,9 +88,10 @@ def in_turn(every: Sequence[Asked]) -> Iterator[dict[str, Any]]:
     for number, one in enumerate(every):
         if number and not _cleared(kept):
             return
-        files = compiled_files()
+        before = graphs()
         result = run(one, libraries, kept)
-        yield result | {"compiled": compiled_files() > files}
+        more = graphs().since(before)
+        yield result | {"compiled": more.made > more.found}
 
 
 def _load_libraries(specs: Specs) -> float:
@@ -240,14 +241,6 @@ def enough(steps: Sequence[float]) -> bool:
     """Whether their pace is known well enough."""
     spent = sum(steps[1:])
     return (len(steps) > STEPS and spent > SHORT) or (len(steps) >= LEAST and spent > LONG)
-
-
-def compiled_files() -> int:
-    """In the folders where compilers keep what they made."""
-    inductor = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    folders = [Path(inductor)] if inductor else list(Path(tempfile.gettempdir()).glob("torchinductor_*"))
-    folders.append(Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache"))
-    return sum(len(files) for folder in folders for _, _, files in os.walk(folder))
 
 
 class _Each(NamedTuple):
