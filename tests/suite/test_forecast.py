@@ -172,6 +172,7 @@ def timed(every: Sequence[Ask], memory: int | None) -> Generator[Event, None, No
     for number, (training, _) in enumerate(every):
         yield Event(number)
         shared, cached = training.recipe.order.kind == "by_image", training.plan.cache == "features"
+        assert training.filled is cached, "nobody has chosen it yet, and its images are nowhere"
         steps = [2.0 if shared else 8.0 if cached else 10.0] * 20
         about = Measured(training.cost, planned_as(training), "CPU", steps, 1.0, 0.001, None, 0.1, memory=memory)
         about = replace(about, files=training.files)

@@ -13,6 +13,7 @@ import torch
 import worlds
 
 from sameday.commands.session import Specs
+from sameday.data.questions.source import Source
 from sameday.hardware.machine import detect_machine
 from sameday.hardware.ranks import Ranks
 from sameday.models.kept import KeptBase
@@ -30,6 +31,7 @@ from sameday.tasks.registry import setup_of
 from sameday.train.steps import Steps
 
 CPU = Plan(device="cpu")
+DATA = {"train": "train.jsonl", "image_root": "images"}
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +117,24 @@ def test_trainings_of_one_process(world: Path, two_layers: Path, monkeypatch: py
     assert (alone["steps"], alone["total"]) == ([], 0) and "save" not in alone
     again = Asked.from_json(Asked(Specs(recipes[1], world, CPU), evaluation, 5).as_json())
     assert (again.specs, again.evaluation, again.memory) == (Specs(recipes[1], world, CPU), evaluation, 5)
+
+
+def test_a_cache_is_timed_when_it_is_filled(world: Path, two_layers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not in the user's folder, where nobody asked for one."""
+    ready: list[bool] = []
+    read_image = Source.read_image
+
+    def noted(self: Source, image: Any) -> Any:
+        picture = read_image(self, image)
+        ready.append(picture.ready)
+        return picture
+
+    monkeypatch.setattr(Source, "read_image", noted)
+    recipe = worlds.tiny_recipe(two_layers, effective_batch=4, max_steps=3, data={**DATA, "val": None})
+    plan = CPU.model_copy(update={"cache": "features"})
+    (found,) = in_turn([Asked(Specs(recipe, world, plan), None, None, filled=True)])
+    assert len(found["steps"]) == 3 and not ready[0] and all(ready[-3:])
+    assert not (world / "sameday-cache").exists()
 
 
 def test_what_others_compile_meanwhile_is_not_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

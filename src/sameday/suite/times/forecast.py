@@ -27,7 +27,7 @@ from sameday.suite.times.predict import Estimate, Predictor
 from sameday.suite.times.remedies import Changeable, Remedy, by_image, cached, remedies
 from sameday.suite.times.schedule import Schedule, schedule
 from sameday.suite.times.unknown import key_of, unknown
-from sameday.suite.times.work import Work, wrong
+from sameday.suite.times.work import Training, Work, wrong
 
 WIDTH = 100
 """Columns of a line."""
@@ -274,7 +274,7 @@ def plan(
         say(line)
     if advise and measured and found.holds is False and (others := _others(opened, predictor)):
         # The plan is known by now and stands above: what follows takes as long again, and may be cut short.
-        _measure(opened, others, say)
+        _measure(opened, others, say, filled=True)
         found = forecast(opened, number, _again(predictor))
     for line in _remedies(found) if advise else ():
         say(line)
@@ -308,11 +308,12 @@ def _again(predictor: Predictor) -> Predictor:
     return replace(predictor, now=time.time(), _works={})
 
 
-def _measure(opened: OpenSuite, predictors: Sequence[Predictor], say: Say) -> None:
-    """What each of them does not know. Kept as soon as it is there: a plan that is killed has lost one of them."""
+def _measure(opened: OpenSuite, predictors: Sequence[Predictor], say: Say, filled: bool = False) -> None:
+    """What each of them does not know. Kept as soon as it is there: a plan that is killed has lost one of them. Caches
+    that nobody has chosen yet are timed as if they were `filled`, and not in the user's folder."""
     elsewhere = predictors[0].elsewhere
     every, begun = list({key_of(each.training): each for one in predictors for each in unknown(one)}.values()), 0
-    asked = [(each.training, each.evaluation) for each in every]
+    asked = [(replace(each.training, filled=filled and _caches(each.training)), each.evaluation) for each in every]
     events = measure(asked, None if elsewhere is None else elsewhere.gpu.memory)
     with orderly_end(), closing(events):
         for event in events:
@@ -329,6 +330,10 @@ def _measure(opened: OpenSuite, predictors: Sequence[Predictor], say: Say) -> No
                 begun += 1
                 what = "the evaluation" if training.evaluated else "some steps"
                 say(f"measuring {what} of {name}, {training.recipe.name} ({begun} of {len(every)})")
+
+
+def _caches(training: Training) -> bool:
+    return training.plan.cache in ("pixels", "features")
 
 
 def _found(one: Measured) -> str:

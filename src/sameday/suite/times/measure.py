@@ -99,7 +99,10 @@ def _timed(
     ending: list[tuple[int, Ask, dict[str, Any]]] = []
     while at < len(group):
         done = 0
-        asked = [Asked(_specs(each), evaluation, memory, not each.evaluated) for _, each, evaluation in group[at:]]
+        asked = [
+            Asked(_specs(training), evaluation, memory, not training.evaluated, training.filled)
+            for _, training, evaluation in group[at:]
+        ]
         with Apart(asked) as apart:
             began, results = time.monotonic(), apart.results()
             for place, (number, training, evaluation) in enumerate(group[at:], at):

@@ -8,10 +8,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sameday.commands.session import Session, Specs, prepare_environment, silent
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from sameday.hardware.peaks import Peaks, Precision
     from sameday.models.kept import KeptBase
     from sameday.tasks.base import Task
+    from sameday.train.steps import Steps
+    from sameday.train.watch import Watch
 
 STEPS, SHORT = 24, 5.0
 """That many are timed, and more where they are done before so many seconds."""
@@ -54,6 +58,8 @@ class Asked(NamedTuple):
     memory: int | None
     steps: bool = True
     """Else the evaluation alone."""
+    filled: bool = False
+    """With the images of the steps in a cache, which is made for it and removed."""
     scratch: Path | None = None
     """For folders that somebody else removes where this process is killed."""
 
@@ -67,6 +73,7 @@ class Asked(NamedTuple):
             "evaluation": None if self.evaluation is None else self.evaluation.model_dump(mode="json"),
             "memory": self.memory,
             "steps": self.steps,
+            "filled": self.filled,
         }
 
     @classmethod
@@ -74,7 +81,7 @@ class Asked(NamedTuple):
         recipe, plan = recipe_from(one["recipe"]), Plan.model_validate(one["plan"])
         evaluation = None if one["evaluation"] is None else Evaluation.model_validate(one["evaluation"])
         specs = Specs(recipe, Path(one["home"]), plan, one["automatic"], tuple(one["fixed"]))
-        return cls(specs, evaluation, one["memory"], one["steps"])
+        return cls(specs, evaluation, one["memory"], one["steps"], one["filled"])
 
 
 def in_turn(every: Sequence[Asked]) -> Iterator[dict[str, Any]]:
@@ -125,7 +132,10 @@ def run(asked: Asked, libraries: float, kept: KeptBase) -> dict[str, Any]:
     """Of one training, whose process began so many seconds before libraries were loaded."""
     began, evaluation = time.perf_counter(), asked.evaluation
     read = TRAINING if asked.steps or evaluation is None else (evaluation.split,)
-    with closing(Session.start(asked.specs, silent, splits=read, memory=asked.memory)) as session:
+    with (
+        _own_cache(asked) as specs,
+        closing(Session.start(specs, silent, splits=read, memory=asked.memory)) as session,
+    ):
         _check_memory(session, asked.memory)
         session.setup.kept = kept
         kept.spared = 0.0
@@ -135,22 +145,35 @@ def run(asked: Asked, libraries: float, kept: KeptBase) -> dict[str, Any]:
         start = libraries + time.perf_counter() - began + kept.spared
         result: dict[str, Any] = {"machine": session.machine.name, "start": start, "steps": [], "total": 0}
         if asked.steps:
-            opening, steps = _steps(session, task, asked.scratch)
+            opening, steps = _steps(session, task, asked)
             result |= steps | {"start": start + opening}
         return result | _besides(session, task, asked, split)
 
 
-def _steps(session: Session, task: Task, scratch: Path | None) -> tuple[float, dict[str, Any]]:
+@contextmanager
+def _own_cache(asked: Asked) -> Iterator[Specs]:
+    """What is asked, with a cache that is nobody else's where it is to be filled."""
+    if not asked.filled:
+        yield asked.specs
+        return
+    # Entries may still be written behind its back when it is removed.
+    how: dict[str, Any] = {"prefix": "sameday-suite-", "dir": asked.scratch, "ignore_cleanup_errors": True}
+    with tempfile.TemporaryDirectory(**how) as folder:
+        plan = asked.specs.plan.model_copy(update={"cache_dir": folder})
+        yield replace(asked.specs, plan=plan, fixed=(*asked.specs.fixed, "cache_dir"))
+
+
+def _steps(session: Session, task: Task, asked: Asked) -> tuple[float, dict[str, Any]]:
     """What it takes until the first one can begin, and the steps."""
     from sameday.record.folder import RunFolder
     from sameday.tasks.base import total_steps
     from sameday.tasks.warm_up import warm_up
     from sameday.train.watch import Watch
 
-    began, steps = time.perf_counter(), list[float]()
+    began = time.perf_counter()
     total, last = total_steps(session.recipe, task), task.steps_per_epoch() - 1
     with (
-        tempfile.TemporaryDirectory(prefix="sameday-suite-", dir=scratch) as folder,
+        tempfile.TemporaryDirectory(prefix="sameday-suite-", dir=asked.scratch) as folder,
         closing(RunFolder.open(Path(folder) / "run", session.recipe, session.plan, session.home)) as record,
         Watch(record, total, session.plan.log_steps, task.device) as watch,
         closing(session.steps(task)) as stepped,
@@ -159,17 +182,26 @@ def _steps(session: Session, task: Task, scratch: Path | None) -> tuple[float, d
         opening = time.perf_counter() - began
         # Compiled before the first step, as a run does it: a graph that is made meanwhile is no step's time.
         compiled = sum(warm_up(task, range(total), None, session.ranks, stepped.warm_up, watch).values())
-        with closing(stepped.run(timed_steps(total))) as done:
-            for good in done:
-                watch.step(good)  # what a run notes and charts takes its time too
-                steps.append(good.seconds)
-                if enough(steps):
-                    break
+        steps = _until_enough(stepped, timed_steps(total), watch)
+        if asked.filled:
+            compiled += max(0.0, steps[0] - median(steps))
+            steps = _until_enough(stepped, timed_steps(total)[: len(steps)], watch)  # whose images are there by now
         steps[:1] = [steps[0] + compiled]
         # An epoch's last step has fewer samples, for which a graph of its own may have to be made.
         odd, again = [good.seconds for good in stepped.run([last, last])] if len(steps) <= last < total else (0, 0)
     about = {"steps": steps, "total": total, "last_step": max(0.0, odd - again)}
     return opening, about | _floor(session, task, min(total, len(steps)))
+
+
+def _until_enough(stepped: Steps, order: Sequence[int], watch: Watch) -> list[float]:
+    steps: list[float] = []
+    with closing(stepped.run(order)) as done:
+        for good in done:
+            watch.step(good)  # what a run notes and charts takes its time too
+            steps.append(good.seconds)
+            if enough(steps):
+                break
+    return steps
 
 
 def _answered_split(session: Session, evaluation: Evaluation | None) -> str | None:

@@ -97,6 +97,8 @@ class Training:
     planned: bool = True
     ranks: int = 1
     on_cpu: bool = False
+    filled: bool = False
+    """Whether it is about steps with all images in a cache, which need not be there."""
     evaluated: str = ""
     """Where nothing of it is trained here: what its evaluation is, as `Work.answered` has it."""
 
