@@ -83,8 +83,8 @@ def keep(opened: OpenSuite, **more: Any) -> Measured:
     work = Predictor(opened.suite, opened.home, opened.folder).work("a1")
     assert isinstance(work, Work)
     (training,) = work.trainings
-    values = {k: v for k, v in vars(measured(**more)).items() if k not in ("cost", "plan")}
-    one = Measured(cost=training.cost, plan=planned(training), **values)
+    values = {k: v for k, v in vars(measured(**more)).items() if k not in ("cost", "plan", "files")}
+    one = Measured(cost=training.cost, plan=planned(training), files=training.files, **values)
     opened.folder.path.mkdir(parents=True, exist_ok=True)
     keep_measured(opened.folder, one)
     return one

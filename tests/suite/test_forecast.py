@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+import signal
+import subprocess
+import sys
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -76,6 +79,16 @@ def test_a_plan_has_order_times_gpus_end_and_deadline(home: Path) -> None:
     assert "two asks for GPU 1, and there are 1; --gpus plans for another number" in _refused("--gpus", "1")
 
 
+def test_a_plan_refuses_what_training_would(home: Path) -> None:
+    """Once the data is counted, and before any step is timed."""
+    sets.write_set(home)
+    suite(home, {"good": train("1h"), "one": train(set=["recipe.effective_batch=500"])})
+    words = "recipe.effective_batch is 500, and there are 30 images to train on, so that no step could have as many"
+    assert _refused("--measure") == f"one: {words}; allowed: 1 to 30"
+    trained = CliRunner().invoke(app, ["train", "recipe.yaml", "--set", "recipe.effective_batch=500"])
+    assert str(trained.exception) == f"{words}; allowed: 1 to 30"
+
+
 def _refused(*words: str) -> str:
     result = CliRunner().invoke(app, ["suite", "plan", "night.yaml", *words])
     assert result.exit_code == 1
@@ -124,6 +137,27 @@ def test_steps_are_measured_in_a_process_of_their_own(home: Path) -> None:
     assert 0 < sum(start["parts"].values()) <= start["seconds"]
 
 
+STOPPED = """
+import os, signal, tempfile, types
+from sameday.suite.times import forecast
+
+def measure(asked, memory):
+    with tempfile.TemporaryDirectory(dir=os.getcwd()):
+        os.kill(os.getpid(), signal.SIGTERM)
+        yield
+
+forecast.measure, forecast.unknown = measure, lambda predictor: []
+forecast._measure(None, [types.SimpleNamespace(elsewhere=None)], print)
+"""
+
+
+def test_a_measurement_that_is_stopped_leaves_nothing_behind(home: Path) -> None:
+    """By SIGTERM, where its folder is there; with a pretended process, since a real one takes long to load."""
+    before = {*home.iterdir()}
+    assert subprocess.run([sys.executable, "-c", STOPPED]).returncode == 128 + signal.SIGTERM
+    assert {*home.iterdir()} == before
+
+
 @pytest.fixture
 def questions(home: Path, two_layers: Path) -> Path:
     """A suite whose deadline holds neither as it is nor with a cache, and does with each image computed once."""
@@ -133,13 +167,15 @@ def questions(home: Path, two_layers: Path) -> Path:
     return home
 
 
-def timed(every: Sequence[Ask], memory: int | None) -> Iterator[Event]:
+def timed(every: Sequence[Ask], memory: int | None) -> Generator[Event, None, None]:
     """As if steps took ten seconds, eight with a cache, and two in the order by_image."""
     for number, (training, _) in enumerate(every):
         yield Event(number)
         shared, cached = training.recipe.order.kind == "by_image", training.plan.cache == "features"
+        assert training.filled is cached, "nobody has chosen it yet, and its images are nowhere"
         steps = [2.0 if shared else 8.0 if cached else 10.0] * 20
         about = Measured(training.cost, planned_as(training), "CPU", steps, 1.0, 0.001, None, 0.1, memory=memory)
+        about = replace(about, files=training.files)
         rates = {"flop": 5e12, "flop_per_second": 1e12}
         yield Event(number, replace(about, **rates), 61.0)
         yield Event(number, replace(about, **rates, end=1.0))

@@ -27,7 +27,7 @@ from sameday.suite.times.measure import matters
 from sameday.suite.times.measured import Measured, keep_measured, planned
 from sameday.suite.times.pace import pace_of, recorded
 from sameday.suite.times.predict import Estimate, Predictor, predict, remaining
-from sameday.suite.times.trial import LEAST, LONG, SHORT, STEPS, _each, compiled_files, enough
+from sameday.suite.times.trial import LEAST, LONG, SHORT, STEPS, _each, enough, timed_steps
 from sameday.suite.times.work import Counts, Training, Work, step_cost, work_of
 
 EPOCH = 4
@@ -297,7 +297,7 @@ def test_records_under_another_plan_count_for_less(world: World) -> None:
     assert found.high is not None and found.seconds is not None and found.high > 1.3 * found.seconds
     work = work_of(opened.suite, opened.home, opened.folder, "one")
     own = Measured(step_cost(sets.tiny_recipe()), planned(work.trainings[0]), "CPU", [9.0, *[2.0] * 20], 12.0, 0.1)
-    keep_measured(opened.folder, own)
+    keep_measured(opened.folder, replace(own, files=work.trainings[0].files))
     measured = remaining(opened.suite, opened.home, opened.folder, audit=True)["one"]
     assert measured.source == "measured on CPU" and measured.lacks == ("saving", "its end")
     assert measured.seconds == pytest.approx(12 + 7 + 80 * 2 + 20 * 10 * 0.1)
@@ -329,6 +329,14 @@ def test_what_a_process_takes_once_is_counted_once() -> None:
     assert _each(lambda: 0) == (None, 0.0)
 
 
+@given(st.integers(1, 200))
+def test_a_training_of_few_steps_has_a_pace(total: int) -> None:
+    """It would be measured again and again otherwise, and never be known."""
+    steps = timed_steps(total)
+    assert pace_of([1.0] * len(steps)) is not None and {*steps} == {*range(total)}
+    assert steps[:total] == [*range(total)] and (total < 3 or len(steps) == total)
+
+
 @given(each=st.floats(0.001, 100), first=st.floats(0, 1000))
 def test_enough_steps_are_measured(each: float, first: float) -> None:
     """Of short ones many, of long ones few, however long the first one compiled."""
@@ -339,16 +347,6 @@ def test_enough_steps_are_measured(each: float, first: float) -> None:
     spent = sum(steps[1:])
     assert len(steps) >= LEAST and (spent > SHORT or len(steps) > STEPS)
     assert spent <= max(LONG, (LEAST - 1) * each) + each
-
-
-def test_what_compilers_left_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
-    assert compiled_files() == 0
-    for name in ("inductor/fx/a", "triton/b"):
-        (tmp_path / name).parent.mkdir(parents=True)
-        (tmp_path / name).write_text("")
-    assert compiled_files() == 2
 
 
 def test_other_samples_are_a_guess(world: World) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import sets
@@ -13,6 +13,7 @@ import torch
 import worlds
 
 from sameday.commands.session import Specs
+from sameday.data.questions.source import Source
 from sameday.hardware.machine import detect_machine
 from sameday.hardware.ranks import Ranks
 from sameday.models.kept import KeptBase
@@ -21,13 +22,16 @@ from sameday.spec.evaluation import Evaluation
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.suite.times import measure as measuring
+from sameday.suite.times import trial
 from sameday.suite.times.measure import Event, measure, shared
+from sameday.suite.times.pace import pace_of
 from sameday.suite.times.trial import Asked, in_turn
 from sameday.suite.times.work import Training
 from sameday.tasks.registry import setup_of
 from sameday.train.steps import Steps
 
 CPU = Plan(device="cpu")
+DATA = {"train": "train.jsonl", "image_root": "images"}
 
 
 @pytest.fixture(scope="module")
@@ -100,15 +104,64 @@ def test_trainings_of_one_process(world: Path, two_layers: Path, monkeypatch: py
     monkeypatch.setattr("sameday.tasks.vqa.task.load_base", counted)
     recipes: list[Any] = [
         worlds.tiny_recipe(two_layers, effective_batch=4, max_steps=4),
-        worlds.cot_recipe(two_layers, order="by_image", effective_batch=4, max_steps=3),
+        worlds.cot_recipe(two_layers, order="by_image", effective_batch=4, max_steps=1),
     ]
     evaluation = Evaluation(split="val", max_new_tokens=2)
-    results = list(in_turn([Asked(Specs(each, world, CPU), evaluation, None) for each in recipes]))
+    asked = [Asked(Specs(each, world, CPU), evaluation, None) for each in recipes]
+    *results, alone = in_turn([*asked, asked[0]._replace(steps=False)])
     assert read == [str(two_layers)]
-    assert [(each["total"], len(each["steps"]), each["machine"]) for each in results] == [(4, 4, "CPU"), (3, 3, "CPU")]
+    assert [(each["total"], len(each["steps"]), each["machine"]) for each in results] == [(4, 4, "CPU"), (1, 3, "CPU")]
+    assert pace_of(results[1]["steps"]) is not None, "a training that is shorter than a pace is known all the same"
     assert all(each["save"] and each["score_each"] and each["answer_each"] for each in results)
+    assert alone["score_each"] and alone["answer_each"] and alone["start"] > 0, "an evaluation without a step"
+    assert (alone["steps"], alone["total"]) == ([], 0) and "save" not in alone
     again = Asked.from_json(Asked(Specs(recipes[1], world, CPU), evaluation, 5).as_json())
     assert (again.specs, again.evaluation, again.memory) == (Specs(recipes[1], world, CPU), evaluation, 5)
+
+
+def test_a_cache_is_timed_when_it_is_filled(world: Path, two_layers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not in the user's folder, where nobody asked for one."""
+    ready: list[bool] = []
+    read_image = Source.read_image
+
+    def noted(self: Source, image: Any) -> Any:
+        picture = read_image(self, image)
+        ready.append(picture.ready)
+        return picture
+
+    monkeypatch.setattr(Source, "read_image", noted)
+    recipe = worlds.tiny_recipe(two_layers, effective_batch=4, max_steps=3, data={**DATA, "val": None})
+    plan = CPU.model_copy(update={"cache": "features"})
+    (found,) = in_turn([Asked(Specs(recipe, world, plan), None, None, filled=True)])
+    assert len(found["steps"]) == 3 and not ready[0] and all(ready[-3:])
+    assert not (world / "sameday-cache").exists()
+
+
+def test_what_others_compile_meanwhile_is_not_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor what it found on disk: both would have it timed once more for nothing."""
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(trial, "_load_libraries", lambda specs: 0.0)
+    made, found = counters["stats"]["unique_graphs"], counters["aot_autograd"]["autograd_cache_hit"]
+
+    def run(asked: tuple[int, int], *_: Any) -> dict[str, Any]:
+        (tmp_path / f"of another process {len([*tmp_path.iterdir()])}").touch()
+        counters["stats"]["unique_graphs"] += asked[0]
+        counters["aot_autograd"]["autograd_cache_hit"] += asked[1]
+        return {}
+
+    class Case(NamedTuple):
+        made: int
+        found: int
+        specs: None = None
+
+    monkeypatch.setattr(trial, "run", run)
+    cases: list[Any] = [Case(0, 0), Case(2, 2), Case(2, 1), Case(0, 0)]
+    try:
+        assert [each["compiled"] for each in in_turn(cases)] == [False, False, True, False]
+    finally:
+        counters["stats"]["unique_graphs"], counters["aot_autograd"]["autograd_cache_hit"] = made, found
 
 
 RESULT = {"machine": "GPU", "steps": [9.0, *[0.5] * 20], "start": 10.0, "total": 100, "compiled": False}

@@ -18,7 +18,7 @@ from sameday.record import checkpoint
 from sameday.record.folder import RunFolder, as_begun, default_path, refuse_other_recipe
 from sameday.spec.errors import BadInput, CompileFailed, RunStopped
 from sameday.spec.evaluation import Evaluation
-from sameday.spec.recipe import differences
+from sameday.spec.recipe import Recipe, differences
 from sameday.spec.words import count, tell
 from sameday.tasks.base import Task
 from sameday.tasks.registry import setup_of
@@ -132,14 +132,21 @@ def check_batch(session: Session, whole: bool = True) -> None:
         session.say(
             f"few {recipe.sample}s: each step has {there}, fewer than recipe.effective_batch {recipe.effective_batch}"
         )
-    elif recipe.effective_batch > there:
-        limit = getattr(getattr(recipe, "data", None), "limit", None)
-        more = "" if limit is None else f", or more than recipe.data.limit {limit} leaves"
-        are, allowed = ("is", "1") if there == 1 else ("are", f"1 to {there}")
-        raise BadInput(
-            f"recipe.effective_batch is {recipe.effective_batch}, and there {are} {count(there, recipe.sample)} to "
-            f"train on, so that no step could have as many; allowed: {allowed}{more}"
-        )
+    elif (problem := too_few(recipe, there)) is not None:
+        raise BadInput(problem)
+
+
+def too_few(recipe: Recipe, there: int) -> str | None:
+    """What is wrong with a run of a recipe on so many samples; None where each step can have as many as it says."""
+    if recipe.effective_batch <= there:
+        return None
+    limit = getattr(getattr(recipe, "data", None), "limit", None)
+    more = "" if limit is None else f", or more than recipe.data.limit {limit} leaves"
+    are, allowed = ("is", "1") if there == 1 else ("are", f"1 to {there}")
+    return (
+        f"recipe.effective_batch is {recipe.effective_batch}, and there {are} {count(there, recipe.sample)} to "
+        f"train on, so that no step could have as many; allowed: {allowed}{more}"
+    )
 
 
 def _check_data(session: Session, path: Path, splits: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -118,3 +119,18 @@ def _as_before_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_as_before_in_child)
+
+
+@contextmanager
+def orderly_end() -> Iterator[None]:
+    """SIGTERM ends this as Ctrl-C does: processes are killed and folders cleared on the way out."""
+
+    def end(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        sys.exit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import multiprocessing
 import os
 import pickle
-import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from sameday.commands.session import Session, Specs
+from sameday.hardware.signals import orderly_end
 from sameday.spec.document import dump_yaml
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
@@ -239,7 +238,7 @@ def tune(
     if not 0 < minutes <= WEEK:
         raise BadInput(f"--minutes {minutes:g}: must be more than 0 and at most {WEEK}, a week")
     _check_outputs(recipe_path, out, json_path, say)
-    with _orderly_end():
+    with orderly_end():
         ground = _ground(specs, say)
         name = ground.machine.name
         long = f"{minutes:g} minute{'' if minutes == 1 else 's'}"
@@ -276,21 +275,6 @@ def _write(option: str, path: Path, text: str) -> None:
         write_text(path, text)
     except OSError as error:
         raise BadInput(f"{option} {path}: cannot be written: {error.strerror}") from None
-
-
-@contextlib.contextmanager
-def _orderly_end() -> Iterator[None]:
-    """SIGTERM ends this as Ctrl-C does: trials are killed and folders cleared on the way out."""
-
-    def end(*_: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        sys.exit(128 + signal.SIGTERM)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _ground(specs: Specs, say: Say) -> Ground:

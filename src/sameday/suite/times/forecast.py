@@ -5,10 +5,13 @@ from __future__ import annotations
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
+from sameday.commands.launch import too_few
+from sameday.hardware.signals import orderly_end
 from sameday.spec.errors import BadInput, refuse
 from sameday.spec.suite import Suite
 from sameday.spec.words import clock, count, tell, when
@@ -19,10 +22,11 @@ from sameday.suite.state import JobState
 from sameday.suite.times.elsewhere import Elsewhere, known_gpu
 from sameday.suite.times.machine import Task
 from sameday.suite.times.measure import measure
-from sameday.suite.times.measured import Measured, keep_measured, planned
+from sameday.suite.times.measured import Measured, keep_measured
 from sameday.suite.times.predict import Estimate, Predictor
 from sameday.suite.times.remedies import Changeable, Remedy, by_image, cached, remedies
 from sameday.suite.times.schedule import Schedule, schedule
+from sameday.suite.times.unknown import key_of, unknown
 from sameday.suite.times.work import Training, Work, wrong
 
 WIDTH = 100
@@ -261,6 +265,7 @@ def plan(
         f"{name}: {line}" for name in suite.jobs if name not in done for line in wrong(suite, home, folder, name, False)
     )
     predictor = Predictor(suite, home, folder, audit=True, say=say, elsewhere=elsewhere)
+    refuse(_too_few(predictor, [name for name, job in suite.jobs.items() if name not in done and job.expected is None]))
     if measured:
         _measure(opened, [predictor], say)
         predictor = _again(predictor)
@@ -269,7 +274,7 @@ def plan(
         say(line)
     if advise and measured and found.holds is False and (others := _others(opened, predictor)):
         # The plan is known by now and stands above: what follows takes as long again, and may be cut short.
-        _measure(opened, others, say)
+        _measure(opened, others, say, filled=True)
         found = forecast(opened, number, _again(predictor))
     for line in _remedies(found) if advise else ():
         say(line)
@@ -278,57 +283,63 @@ def plan(
     return found
 
 
+def _too_few(predictor: Predictor, jobs: Sequence[str]) -> Iterator[str]:
+    """What jobs would say of their data once they have read it, where it is read for a plan. Stages may have few
+    samples, as in a run."""
+    for name in jobs:
+        work = predictor.work(name)
+        if isinstance(work, Work) and work.recipe is not None and len(work.trainings) == 1:
+            there = predictor.counts.of(work.recipe, work.home).sizes.get("train")
+            problem = None if there is None or work.recipe.stage_recipes() else too_few(work.recipe, there)
+            if problem is not None:
+                yield f"{name}: {problem}"
+
+
 def _others(opened: OpenSuite, predictor: Predictor) -> list[Predictor]:
     """Of suites that may hold a deadline, those of which something is not measured yet."""
     trainings = changeable(opened.suite, predictor)
     cache = cached(opened.suite, trainings)
     suites = (by_image(opened.suite, trainings), None if cache is None else cache[0])
     made = [replace(predictor, suite=each, _works={}) for each in suites if each is not None]
-    return [each for each in made if next(_unknown(each), None) is not None]
+    return [each for each in made if unknown(each)]
 
 
 def _again(predictor: Predictor) -> Predictor:
     return replace(predictor, now=time.time(), _works={})
 
 
-def _unknown(predictor: Predictor) -> Iterator[tuple[str, Work, Training]]:
-    """Every training whose steps nobody went through under its plan, and that is still to be done, by its job."""
-    tried: set[tuple[str, str]] = set()
-    for name in predictor.suite.jobs:
-        work = predictor.work(name)
-        if not isinstance(work, Work) or predictor.states[name].state == "done":
-            continue
-        for training in work.trainings:
-            key = (training.cost, planned(training))
-            nothing = predictor.counts.of(training.recipe, training.home).total(training.recipe) == 0
-            if key in tried or nothing or training.ranks > 1 or not training.planned or predictor.knows(training):
-                continue
-            tried.add(key)
-            yield name, work, training
-
-
-def _measure(opened: OpenSuite, predictors: Sequence[Predictor], say: Say) -> None:
-    """What each of them does not know. Kept as soon as it is there: a plan that is killed has lost one of them."""
+def _measure(opened: OpenSuite, predictors: Sequence[Predictor], say: Say, filled: bool = False) -> None:
+    """What each of them does not know. Kept as soon as it is there: a plan that is killed has lost one of them. Caches
+    that nobody has chosen yet are timed as if they were `filled`, and not in the user's folder."""
     elsewhere = predictors[0].elsewhere
-    known = {(each[2].cost, planned(each[2])): each for predictor in predictors for each in _unknown(predictor)}
-    every, begun = list(known.values()), 0
-    asked = [(training, work.evaluation) for _, work, training in every]
-    for event in measure(asked, None if elsewhere is None else elsewhere.gpu.memory):
-        name, _, training = every[event.number]
-        if event.failed is not None:
-            say(f"{name}: could not be measured: {event.failed}")
-        elif event.found is not None:
-            keep_measured(opened.folder, event.found)
-            if event.seconds is not None:
-                say(f"{name}: {_found(event.found)}; measured in {clock(event.seconds)}")
-        elif event.again:
-            say(f"measuring {name}, {training.recipe.name} again, which finds on disk what was compiled")
-        else:
-            begun += 1
-            say(f"measuring some steps of {name}, {training.recipe.name} ({begun} of {len(every)})")
+    every, begun = list({key_of(each.training): each for one in predictors for each in unknown(one)}.values()), 0
+    asked = [(replace(each.training, filled=filled and _caches(each.training)), each.evaluation) for each in every]
+    events = measure(asked, None if elsewhere is None else elsewhere.gpu.memory)
+    with orderly_end(), closing(events):
+        for event in events:
+            name, training, _ = every[event.number]
+            if event.failed is not None:
+                say(f"{name}: could not be measured: {event.failed}")
+            elif event.found is not None:
+                keep_measured(opened.folder, event.found)
+                if event.seconds is not None:
+                    say(f"{name}: {_found(event.found)}; measured in {clock(event.seconds)}")
+            elif event.again:
+                say(f"measuring {name}, {training.recipe.name} again, which finds on disk what was compiled")
+            else:
+                begun += 1
+                what = "the evaluation" if training.evaluated else "some steps"
+                say(f"measuring {what} of {name}, {training.recipe.name} ({begun} of {len(every)})")
+
+
+def _caches(training: Training) -> bool:
+    return training.plan.cache in ("pixels", "features")
 
 
 def _found(one: Measured) -> str:
+    if not one.steps:
+        each = (one.score_each or 0.0) + (one.answer_each or 0.0)
+        return f"scores and answers of a sample {each:.3g} s"
     step = median(one.steps[1:] or one.steps)  # the first one may have compiled
     share = "" if one.floor is None else f", of which its floor is {one.floor / step:.0%}"
     return f"median step {step:.3g} s{share}"

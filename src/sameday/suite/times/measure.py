@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Generator, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -21,7 +21,7 @@ from sameday.spec.identity import as_text
 from sameday.suite.times.measured import Measured, planned
 from sameday.suite.times.pace import pace_of
 from sameday.suite.times.trial import Asked, seconds_of
-from sameday.suite.times.work import Training
+from sameday.suite.times.work import Training, Work
 from sameday.tasks.registry import setup_of
 
 ONCE = 0.01
@@ -46,7 +46,7 @@ class Event:
 Ask = tuple[Training, Evaluation | None]
 
 
-def measure(every: Sequence[Ask], memory: int | None = None) -> Iterator[Event]:
+def measure(every: Sequence[Ask], memory: int | None = None) -> Generator[Event, None, None]:
     """With no more than so many bytes of a GPU's `memory`."""
     if not every:
         return
@@ -96,28 +96,32 @@ def _timed(
     """Each with what its process said of it. One that fails behind others may have failed for what they left: it is
     tried again as the first of a process, and those after it follow there."""
     begun, at = -1, 0
-    ending: list[tuple[int, Training, dict[str, Any]]] = []
+    ending: list[tuple[int, Ask, dict[str, Any]]] = []
     while at < len(group):
         done = 0
-        asked = [Asked(_specs(training), evaluation, memory) for _, training, evaluation in group[at:]]
+        asked = [
+            Asked(_specs(training), evaluation, memory, not training.evaluated, training.filled)
+            for _, training, evaluation in group[at:]
+        ]
         with Apart(asked) as apart:
             began, results = time.monotonic(), apart.results()
-            for place, (number, training, _) in enumerate(group[at:], at):
+            for place, (number, training, evaluation) in enumerate(group[at:], at):
                 if place > begun:
                     begun = place
                     yield Event(number), None
                 if (result := next(results, None)) is None:
                     break
                 done += 1
-                ending.append((number, training, result))
-                yield Event(number, _measured(training, result, memory, before_it), time.monotonic() - began), result
+                ending.append((number, (training, evaluation), result))
+                found = _measured((training, evaluation), result, memory, before_it)
+                yield Event(number, found, time.monotonic() - began), result
                 began = time.monotonic()
             end, failed = apart.ended()
         if not done:
             yield Event(group[at][0], failed=failed), None
         if end is not None:
-            for number, training, result in ending:
-                yield Event(number, _measured(training, result | {"end": end}, memory, before_it)), result
+            for number, ask, result in ending:
+                yield Event(number, _measured(ask, result | {"end": end}, memory, before_it)), result
             ending = []
         at += max(1, done)
 
@@ -126,10 +130,14 @@ def _specs(training: Training) -> Specs:
     return Specs(training.recipe, training.home, training.plan, training.automatic, training.fixed)
 
 
-def _measured(training: Training, result: dict[str, Any], memory: int | None, before_it: float) -> Measured:
+def _measured(ask: Ask, result: dict[str, Any], memory: int | None, before_it: float) -> Measured:
+    training, evaluation = ask
     known = {name: value for name, value in result.items() if name in Measured.__dataclass_fields__}
     known["start"] += before_it
-    return Measured(**known, cost=training.cost, plan=planned(training), memory=memory)
+    timed = "answer_each" if setup_of(training.recipe, training.home).generates else "score_each"
+    if evaluation is not None and known.get(timed) is not None:
+        known["answered"] = Work([], evaluation, training.recipe).answered
+    return Measured(**known, cost=training.cost, plan=planned(training), memory=memory, files=training.files)
 
 
 class Apart:

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from operator import attrgetter
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from sameday.spec.writing import write_text
 from sameday.suite.state import SuiteFolder
 from sameday.suite.times.pace import Pace, pace_of
@@ -18,11 +20,12 @@ MEASURED = "measured.json"
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds of steps in order, the first ones included; until a model was there; for a sample's scores, for its
-    answer, and to save once; what a process took besides for the first last step of an epoch, the first scores and
-    answers; from its last word until it was gone. All of them where compiled graphs were on disk already;
-    `compiling` is what it took more the first time. `flop` is what a step needs at least, the rates are the fastest
-    of the device. `memory` is how much of it there was, where that was less than all. None: not measured."""
+    """Seconds of steps in order, the first ones included, none where an evaluation alone was timed; until a model was
+    there; for a sample's scores, for its answer, and to save once; what a process took besides for the first last step
+    of an epoch, the first scores and answers; from its last word until it was gone. All of them where compiled graphs
+    were on disk already; `compiling` is what it took more the first time. `flop` is what a step needs at least, the
+    rates are the fastest of the device. `memory` is how much of it there was, where that was less than all. `answered`
+    is what evaluation its scores and answers are of, as `Work.answered` has it. None: not measured."""
 
     cost: str
     plan: str
@@ -41,13 +44,13 @@ class Measured:
     flop_per_second: float | None = None
     memory_bytes_per_second: float | None = None
     memory: int | None = None
+    answered: str | None = None
+    files: str = ""
+    """Data and model as they were, by `files_of`."""
 
     def fits(self, training: Training) -> bool:
-        return self.cost == training.cost and training.ranks == 1 and self.plan == planned(training)
-
-    @property
-    def evaluates(self) -> bool:
-        return self.score_each is not None or self.answer_each is not None
+        same = self.cost == training.cost and training.ranks == 1 and self.plan == planned(training)
+        return same and self.files == training.files
 
     def evaluation(self, samples: int) -> float:
         each = (self.score_each or 0.0) + (self.answer_each or 0.0)
@@ -87,17 +90,26 @@ class Measured:
 
 def planned(training: Training) -> str:
     """Of an automatic plan what was fixed of it: the rest is chosen alike by whoever runs it here."""
+    if training.evaluated:
+        return f"evaluation {training.evaluated}"
     return ("automatic " if training.automatic else "") + plan_cost(training.plan)
 
 
 def read_measured(folder: SuiteFolder) -> list[Measured]:
     """In the order in which they were made; what cannot be read is not there."""
     try:
-        kept: list[dict[str, Any]] = json.loads((folder.path / MEASURED).read_text(encoding="utf-8"))["measured"]
-        known = Measured.__dataclass_fields__
-        return [Measured(**{name: value for name, value in each.items() if name in known}) for each in kept]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        kept = list(json.loads((folder.path / MEASURED).read_text(encoding="utf-8"))["measured"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
+    return [one for one in map(_read, kept) if one is not None]
+
+
+def _read(kept: Any) -> Measured | None:
+    """Of a file that anyone may have written."""
+    try:
+        return TypeAdapter(Measured).validate_json(json.dumps(kept), strict=True)
+    except ValidationError:
+        return None
 
 
 def keep_measured(folder: SuiteFolder, one: Measured) -> None:

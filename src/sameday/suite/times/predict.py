@@ -278,6 +278,11 @@ class Predictor:
         lent = self._lent(training)
         return self._own(training) is not None or (lent is not None and lent.alike and lent.same)
 
+    def knows_evaluation(self, name: str, work: Work) -> bool:
+        """Whether it is known what the evaluation of a job takes; true too where it has nothing to evaluate."""
+        total = self._questions(work)
+        return not total or self._whole_evaluation(name, work, total)[0] is not None
+
     # Evaluation
 
     def _eval(self, name: str, work: Work) -> Estimate:
@@ -314,11 +319,14 @@ class Predictor:
     def _loading(self, work: Work) -> float | None:
         """What an eval job takes until its model is there: about what a training of it does."""
         assert work.recipe is not None
-        training, device = self._of(work), self._device(work)
-        pace = borrowed(training, self.runs, device)
-        measured = [each for each in self.measured if device in (None, each.machine)]
-        timed = [each.start for each in measured if each.cost == step_cost(work.recipe)]
+        pace = borrowed(self._of(work), self.runs, self._device(work))
+        timed = [each.start for each in self._timed(work) if each.cost == step_cost(work.recipe)]
         return timed[-1] if timed and (pace is None or pace.start is None) else None if pace is None else pace.start
+
+    def _timed(self, work: Work) -> list[Measured]:
+        """What was measured on the device of an evaluation, of its data and model as they are."""
+        device, files = self._device(work), self._of(work).files
+        return [each for each in self.measured if each.files == files and device in (None, each.machine)]
 
     def _of(self, work: Work) -> Training:
         """A training like that of what is evaluated, under whatever plan."""
@@ -348,8 +356,8 @@ class Predictor:
                 and recorded(run.folder).fits(device)
             ):
                 return _about(seconds), f"the evaluation of {shown(run.folder)}"
-        for each in reversed(self.measured):
-            if each.cost == step_cost(work.recipe) and total and each.evaluates and device in (None, each.machine):
+        for each in reversed(self._timed(work)):
+            if each.answered == work.answered and total:
                 if self.elsewhere is not None:
                     estimated = self.elsewhere.evaluation(each, total)
                     return estimated, "" if estimated is None else self.elsewhere.words(each)

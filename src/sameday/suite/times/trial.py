@@ -4,24 +4,27 @@ a process of their own. What they load alike is loaded once; nothing else of one
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sameday.commands.session import Session, Specs, prepare_environment, silent
+from sameday.hardware.compiling import graphs
 from sameday.record.times import process_age
 from sameday.spec.errors import BadInput, RunStopped, in_short
 from sameday.spec.evaluation import Evaluation
 from sameday.spec.load import recipe_from
 from sameday.spec.plan import Plan
 from sameday.spec.words import tell
+from sameday.suite.times.pace import LEAST as PACED
 from sameday.tasks.registry import setup_of
 from sameday.tasks.setup import LOADED, TRAINING
 from sameday.verify.arm import die_with_parent
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
     from sameday.hardware.peaks import Peaks, Precision
     from sameday.models.kept import KeptBase
     from sameday.tasks.base import Task
+    from sameday.train.steps import Steps
+    from sameday.train.watch import Watch
 
 STEPS, SHORT = 24, 5.0
 """That many are timed, and more where they are done before so many seconds."""
@@ -51,6 +56,12 @@ class Asked(NamedTuple):
     specs: Specs
     evaluation: Evaluation | None
     memory: int | None
+    steps: bool = True
+    """Else the evaluation alone."""
+    filled: bool = False
+    """With the images of the steps in a cache, which is made for it and removed."""
+    scratch: Path | None = None
+    """For folders that somebody else removes where this process is killed."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -61,6 +72,8 @@ class Asked(NamedTuple):
             "fixed": self.specs.fixed,
             "evaluation": None if self.evaluation is None else self.evaluation.model_dump(mode="json"),
             "memory": self.memory,
+            "steps": self.steps,
+            "filled": self.filled,
         }
 
     @classmethod
@@ -68,7 +81,7 @@ class Asked(NamedTuple):
         recipe, plan = recipe_from(one["recipe"]), Plan.model_validate(one["plan"])
         evaluation = None if one["evaluation"] is None else Evaluation.model_validate(one["evaluation"])
         specs = Specs(recipe, Path(one["home"]), plan, one["automatic"], tuple(one["fixed"]))
-        return cls(specs, evaluation, one["memory"])
+        return cls(specs, evaluation, one["memory"], one["steps"], one["filled"])
 
 
 def in_turn(every: Sequence[Asked]) -> Iterator[dict[str, Any]]:
@@ -82,9 +95,10 @@ def in_turn(every: Sequence[Asked]) -> Iterator[dict[str, Any]]:
     for number, one in enumerate(every):
         if number and not _cleared(kept):
             return
-        files = compiled_files()
+        before = graphs()
         result = run(one, libraries, kept)
-        yield result | {"compiled": compiled_files() > files}
+        more = graphs().since(before)
+        yield result | {"compiled": more.made > more.found}
 
 
 def _load_libraries(specs: Specs) -> float:
@@ -116,44 +130,78 @@ def _cleared(kept: KeptBase) -> bool:
 
 def run(asked: Asked, libraries: float, kept: KeptBase) -> dict[str, Any]:
     """Of one training, whose process began so many seconds before libraries were loaded."""
+    began, evaluation = time.perf_counter(), asked.evaluation
+    read = TRAINING if asked.steps or evaluation is None else (evaluation.split,)
+    with (
+        _own_cache(asked) as specs,
+        closing(Session.start(specs, silent, splits=read, memory=asked.memory)) as session,
+    ):
+        _check_memory(session, asked.memory)
+        session.setup.kept = kept
+        kept.spared = 0.0
+        split = _answered_split(session, evaluation)
+        task = session.load(splits=_with_few(session, split))
+        # As if it had a process of its own.
+        start = libraries + time.perf_counter() - began + kept.spared
+        result: dict[str, Any] = {"machine": session.machine.name, "start": start, "steps": [], "total": 0}
+        if asked.steps:
+            opening, steps = _steps(session, task, asked)
+            result |= steps | {"start": start + opening}
+        return result | _besides(session, task, asked, split)
+
+
+@contextmanager
+def _own_cache(asked: Asked) -> Iterator[Specs]:
+    """What is asked, with a cache that is nobody else's where it is to be filled."""
+    if not asked.filled:
+        yield asked.specs
+        return
+    # Entries may still be written behind its back when it is removed.
+    how: dict[str, Any] = {"prefix": "sameday-suite-", "dir": asked.scratch, "ignore_cleanup_errors": True}
+    with tempfile.TemporaryDirectory(**how) as folder:
+        plan = asked.specs.plan.model_copy(update={"cache_dir": folder})
+        yield replace(asked.specs, plan=plan, fixed=(*asked.specs.fixed, "cache_dir"))
+
+
+def _steps(session: Session, task: Task, asked: Asked) -> tuple[float, dict[str, Any]]:
+    """What it takes until the first one can begin, and the steps."""
     from sameday.record.folder import RunFolder
     from sameday.tasks.base import total_steps
     from sameday.tasks.warm_up import warm_up
     from sameday.train.watch import Watch
 
-    began, recipe = time.perf_counter(), asked.specs.recipe
-    with closing(Session.start(asked.specs, silent, splits=TRAINING, memory=asked.memory)) as session:
-        _check_memory(session, asked.memory)
-        session.setup.kept = kept
-        kept.spared = 0.0
-        split = _answered_split(session, asked.evaluation)
-        task = session.load(splits=_with_few(session, split))
-        steps: list[float] = []
-        total, last = total_steps(recipe, task), task.steps_per_epoch() - 1
-        with (
-            tempfile.TemporaryDirectory(prefix="sameday-suite-") as folder,
-            closing(RunFolder.open(Path(folder) / "run", recipe, session.plan, session.home)) as record,
-            Watch(record, total, session.plan.log_steps, task.device) as watch,
-            closing(session.steps(task)) as stepped,
-        ):
-            watch.starts(0, session.ranks.size)
-            # As if it had a process of its own.
-            start = libraries + time.perf_counter() - began + kept.spared
-            # Compiled before the first step, as a run does it: a graph that is made meanwhile is no step's time.
-            compiled = sum(warm_up(task, range(total), None, session.ranks, stepped.warm_up, watch).values())
-            with closing(stepped.run(range(total))) as done:
-                for good in done:
-                    watch.step(good)  # what a run notes and charts takes its time too
-                    steps.append(good.seconds)
-                    if enough(steps):
-                        break
-            steps[:1] = [steps[0] + compiled]
-            # An epoch's last step has fewer samples, for which a graph of its own may have to be made.
-            odd, again = [good.seconds for good in stepped.run([last, last])] if len(steps) <= last < total else (0, 0)
-        result: dict[str, Any] = {"machine": session.machine.name, "steps": steps, "start": start, "total": total}
-        result["last_step"] = max(0.0, odd - again)
-        result |= _floor(session, task, len(steps))
-        return result | _besides(session, task, asked.evaluation, split)
+    began = time.perf_counter()
+    total, last = total_steps(session.recipe, task), task.steps_per_epoch() - 1
+    with (
+        tempfile.TemporaryDirectory(prefix="sameday-suite-", dir=asked.scratch) as folder,
+        closing(RunFolder.open(Path(folder) / "run", session.recipe, session.plan, session.home)) as record,
+        Watch(record, total, session.plan.log_steps, task.device) as watch,
+        closing(session.steps(task)) as stepped,
+    ):
+        watch.starts(0, session.ranks.size)
+        opening = time.perf_counter() - began
+        # Compiled before the first step, as a run does it: a graph that is made meanwhile is no step's time.
+        compiled = sum(warm_up(task, range(total), None, session.ranks, stepped.warm_up, watch).values())
+        steps = _until_enough(stepped, timed_steps(total), watch)
+        if asked.filled:
+            compiled += max(0.0, steps[0] - median(steps))
+            steps = _until_enough(stepped, timed_steps(total)[: len(steps)], watch)  # whose images are there by now
+        steps[:1] = [steps[0] + compiled]
+        # An epoch's last step has fewer samples, for which a graph of its own may have to be made.
+        odd, again = [good.seconds for good in stepped.run([last, last])] if len(steps) <= last < total else (0, 0)
+    about = {"steps": steps, "total": total, "last_step": max(0.0, odd - again)}
+    return opening, about | _floor(session, task, min(total, len(steps)))
+
+
+def _until_enough(stepped: Steps, order: Sequence[int], watch: Watch) -> list[float]:
+    steps: list[float] = []
+    with closing(stepped.run(order)) as done:
+        for good in done:
+            watch.step(good)  # what a run notes and charts takes its time too
+            steps.append(good.seconds)
+            if enough(steps):
+                break
+    return steps
 
 
 def _answered_split(session: Session, evaluation: Evaluation | None) -> str | None:
@@ -169,17 +217,20 @@ def _with_few(session: Session, split: str | None) -> Any:
     return splits
 
 
-def _besides(session: Session, task: Task, evaluation: Evaluation | None, split: str | None) -> dict[str, Any]:
+def _besides(session: Session, task: Task, asked: Asked, split: str | None) -> dict[str, Any]:
     """Scores, answers, and saving."""
-    scores = _each(lambda: int(task.evaluate("val", session.ranks).get("samples", 0)))
+    evaluation = asked.evaluation
+    scored = "test" if split == "test" and session.setup.lacks("val") is not None else "val"
+    scores = _each(lambda: int(task.evaluate(scored, session.ranks).get("samples", 0)))
     result: dict[str, Any] = {"first_scores": scores.first, "score_each": scores.each}
     if split is not None and evaluation is not None and session.setup.generates:
         questions = task.questions(split)[: FEW["test"]]
         longest = evaluation.max_new_tokens
         answers = _each(lambda: sum(map(len, task.answers(questions, longest, session.ranks))))
         result |= {"first_answers": answers.first, "answer_each": answers.each}
-    with tempfile.TemporaryDirectory(prefix="sameday-suite-") as folder:
-        result["save"] = seconds_of(lambda: task.save(Path(folder)) or 1)[0]
+    if asked.steps:
+        with tempfile.TemporaryDirectory(prefix="sameday-suite-", dir=asked.scratch) as folder:
+            result["save"] = seconds_of(lambda: task.save(Path(folder)) or 1)[0]
     return result
 
 
@@ -213,18 +264,15 @@ def _peaks(device: torch.device, precision: Precision) -> Peaks:
     return measure(device, precision, None)
 
 
+def timed_steps(total: int) -> list[int]:
+    """Those of a training, and again where they are too few for a pace."""
+    return [*range(total), *(number % total for number in range(total, PACED))]
+
+
 def enough(steps: Sequence[float]) -> bool:
     """Whether their pace is known well enough."""
     spent = sum(steps[1:])
     return (len(steps) > STEPS and spent > SHORT) or (len(steps) >= LEAST and spent > LONG)
-
-
-def compiled_files() -> int:
-    """In the folders where compilers keep what they made."""
-    inductor = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    folders = [Path(inductor)] if inductor else list(Path(tempfile.gettempdir()).glob("torchinductor_*"))
-    folders.append(Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache"))
-    return sum(len(files) for folder in folders for _, _, files in os.walk(folder))
 
 
 class _Each(NamedTuple):
@@ -251,7 +299,8 @@ def main() -> None:
     asked, out = map(Path, sys.argv[1:])
     with out.open("a") as file:
         try:
-            for result in in_turn([Asked.from_json(each) for each in json.loads(asked.read_text())]):
+            every = [Asked.from_json(each)._replace(scratch=out.parent) for each in json.loads(asked.read_text())]
+            for result in in_turn(every):
                 tell(json.dumps(result | {"time": time.time()}), file)
         except (BadInput, RunStopped) as error:
             sys.exit(in_short(error))

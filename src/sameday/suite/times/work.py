@@ -8,10 +8,12 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from sameday.commands.session import Specs, silent
 from sameday.spec.errors import BadInput, NothingToLearn, in_short
@@ -95,10 +97,18 @@ class Training:
     planned: bool = True
     ranks: int = 1
     on_cpu: bool = False
+    filled: bool = False
+    """Whether it is about steps with all images in a cache, which need not be there."""
+    evaluated: str = ""
+    """Where nothing of it is trained here: what its evaluation is, as `Work.answered` has it."""
 
     @property
     def cost(self) -> str:
         return step_cost(self.recipe)
+
+    @property
+    def files(self) -> str:
+        return files_of(self.recipe, self.home)
 
 
 @dataclass(frozen=True)
@@ -110,6 +120,8 @@ class Work:
     recipe: Recipe | None = None
     home: Path = Path()
     on_cpu: bool = False
+    evaluated_by: Specs | None = None
+    """The plan of an evaluation, as far as it is known."""
 
     @property
     def answered(self) -> str:
@@ -118,6 +130,20 @@ class Work:
         apart = self.recipe.ignored() | OF_NO_COST | OF_TRAINING
         return _digest([identity_of(self.recipe, apart), self.evaluation.max_new_tokens])
 
+    @property
+    def only_evaluated(self) -> Training:
+        """Its model for whoever times the evaluation and no step."""
+        assert self.recipe is not None and self.evaluated_by is not None
+        recipe, by = setup_of(self.recipe, self.home).recipe_for_evaluation(), self.evaluated_by
+        plan = by.plan.model_copy(update={"device": "cpu"}) if self.on_cpu else by.plan
+        fixed = (*by.fixed, "device") if self.on_cpu else by.fixed
+        how = Training(recipe, self.home, plan, Path(), by.automatic, fixed, on_cpu=self.on_cpu)
+        return replace(how, evaluated=self.answered)
+
+    def answers_like(self, training: Training) -> bool:
+        """Whether its evaluation takes what one of the model of this training does."""
+        return replace(self, recipe=training.recipe).answered == self.answered
+
 
 def work_of(suite: Suite, home: Path, folder: SuiteFolder, name: str) -> Work:
     """Empty for jobs that neither train nor evaluate. BadInput where the recipe is wrong."""
@@ -125,14 +151,14 @@ def work_of(suite: Suite, home: Path, folder: SuiteFolder, name: str) -> Work:
     if job.do == "eval":
         if job.of is not None:
             whose = work_of(suite, home, folder, job.of)
-            recipe, where = whose.recipe, whose.home
+            recipe, where, by = whose.recipe, whose.home, whose.evaluated_by
         else:
-            specs = _specs(home / str(job.recipe), None, tuple(sets_of(suite, name)))
-            recipe, where = specs.recipe, specs.home
+            by = _specs(home / str(job.recipe), None, tuple(sets_of(suite, name)))
+            recipe, where = by.recipe, by.home
         given = getattr(recipe, "evaluate", None) or Evaluation()
         typed = {"split": job.split, "cascade": job.cascade}
         asked = given.model_copy(update={key: value for key, value in typed.items() if value is not None})
-        return Work([], asked, recipe, where, job.gpus == 0 or "plan.device=cpu" in sets_of(suite, name))
+        return Work([], asked, recipe, where, job.gpus == 0 or "plan.device=cpu" in sets_of(suite, name), by)
     if job.do != "train":
         return Work()
     planned = plan_path(suite, home, folder, name)
@@ -145,7 +171,7 @@ def work_of(suite: Suite, home: Path, folder: SuiteFolder, name: str) -> Work:
     trainings = [
         Training(recipe, specs.home, specs.plan, place, *how) for recipe, place in stages or [(specs.recipe, run)]
     ]
-    return Work(trainings, getattr(specs.recipe, "evaluate", None), specs.recipe, specs.home, on_cpu)
+    return Work(trainings, getattr(specs.recipe, "evaluate", None), specs.recipe, specs.home, on_cpu, specs)
 
 
 def wrong(suite: Suite, home: Path, folder: SuiteFolder, name: str, data: bool = True) -> list[str]:
@@ -221,6 +247,17 @@ def stamp(path: Path) -> tuple[int, int]:
         return 0, 0
 
 
+def files_of(recipe: Recipe, home: Path) -> str:
+    """Another one means that data may have been changed, or the model, where that is a folder."""
+    model = getattr(recipe, "model", None)
+    weights = sorted(resolve_path(home, model).glob("*")) if isinstance(model, str) else []
+    return _digest([str(home), _stamped(recipe, home), [[path.name, *stamp(path)] for path in weights]])
+
+
+def _stamped(recipe: Recipe, home: Path) -> list[list[Any]]:
+    return [[path, *stamp(resolve_path(home, path))] for path in sorted(recipe.paths())]
+
+
 @dataclass(frozen=True)
 class Count:
     """Steps of an epoch, and samples of each split; or why they are not known."""
@@ -245,14 +282,13 @@ class Counts:
 
     def __post_init__(self) -> None:
         try:
-            kept = json.loads((self.folder.path / COUNTS).read_text(encoding="utf-8"))
-            self._known = {key: Count(each["per_epoch"], each["sizes"]) for key, each in kept.items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            kept = (self.folder.path / COUNTS).read_bytes()
+            self._known = TypeAdapter(dict[str, Count]).validate_json(kept, strict=True)
+        except (OSError, ValueError):  # one that anyone may have written
             self._known = {}
 
     def of(self, recipe: Recipe, home: Path) -> Count:
-        stamps = [[path, *stamp(resolve_path(home, path))] for path in sorted(recipe.paths())]
-        key = _digest([step_cost(recipe), str(home), stamps])
+        key = _digest([step_cost(recipe), str(home), _stamped(recipe, home)])
         if key not in self._known and self.audit:
             self.say(f"reading the data of {recipe.name}, to count its steps")
             self._known[key] = _counted(recipe, home)
