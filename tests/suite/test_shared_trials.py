@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 
 import pytest
 import sets
@@ -117,6 +118,21 @@ def test_trainings_of_one_process(world: Path, two_layers: Path, monkeypatch: py
     assert (alone["steps"], alone["total"]) == ([], 0) and "save" not in alone
     again = Asked.from_json(Asked(Specs(recipes[1], world, CPU), evaluation, 5).as_json())
     assert (again.specs, again.evaluation, again.memory) == (Specs(recipes[1], world, CPU), evaluation, 5)
+
+
+def test_steps_that_stall_are_told_with_their_reason() -> None:
+    seconds = [1.0] * 12 + [9.0] + [1.0] * 20
+    waited = {12: 8.0}
+
+    def run(order: Sequence[int]) -> Iterator[SimpleNamespace]:
+        for step in order:
+            yield SimpleNamespace(step=step, seconds=seconds[step], input={"wait": waited.get(step, 0.0)})
+
+    stalls: list[str] = []
+    stepped, watch = SimpleNamespace(run=run), SimpleNamespace(step=lambda good: None)
+    found = trial._until_enough(cast(Any, stepped), range(33), cast(Any, watch), stalls)
+    assert found == seconds[: len(found)] and len(found) > 12
+    assert stalls == ["step 13 stalled: 9.0 s, usual before it 1.000 s; 8.0 s of it waiting for input"]
 
 
 def test_a_cache_is_timed_when_it_is_filled(world: Path, two_layers: Path, monkeypatch: pytest.MonkeyPatch) -> None:

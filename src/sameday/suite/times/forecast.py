@@ -323,6 +323,8 @@ def _measure(opened: OpenSuite, predictors: Sequence[Predictor], say: Say, fille
             elif event.found is not None:
                 keep_measured(opened.folder, event.found)
                 if event.seconds is not None:
+                    for stall in event.found.stalls:
+                        say(f"{name}: {stall}")
                     say(f"{name}: {_found(event.found)}; measured in {clock(event.seconds)}")
             elif event.again:
                 say(f"measuring {name}, {training.recipe.name} again, which finds on disk what was compiled")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from operator import attrgetter
 from typing import Any
 
@@ -47,6 +47,8 @@ class Measured:
     answered: str | None = None
     files: str = ""
     """Data and model as they were, by `files_of`."""
+    stalls: list[str] = field(default_factory=list)
+    """Of the steps those that took far longer than others, in words."""
 
     def fits(self, training: Training) -> bool:
         same = self.cost == training.cost and training.ranks == 1 and self.plan == planned(training)

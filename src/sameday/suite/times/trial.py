@@ -182,23 +182,31 @@ def _steps(session: Session, task: Task, asked: Asked) -> tuple[float, dict[str,
         opening = time.perf_counter() - began
         # Compiled before the first step, as a run does it: a graph that is made meanwhile is no step's time.
         compiled = sum(warm_up(task, range(total), None, session.ranks, stepped.warm_up, watch).values())
-        steps = _until_enough(stepped, timed_steps(total), watch)
+        stalls: list[str] = []
+        steps = _until_enough(stepped, timed_steps(total), watch, stalls)
         if asked.filled:
             compiled += max(0.0, steps[0] - median(steps))
-            steps = _until_enough(stepped, timed_steps(total)[: len(steps)], watch)  # whose images are there by now
+            # Their images are there by now.
+            steps = _until_enough(stepped, timed_steps(total)[: len(steps)], watch, stalls)
         steps[:1] = [steps[0] + compiled]
         # An epoch's last step has fewer samples, for which a graph of its own may have to be made.
         odd, again = [good.seconds for good in stepped.run([last, last])] if len(steps) <= last < total else (0, 0)
-    about = {"steps": steps, "total": total, "last_step": max(0.0, odd - again)}
+    about = {"steps": steps, "total": total, "last_step": max(0.0, odd - again), "stalls": stalls}
     return opening, about | _floor(session, task, min(total, len(steps)))
 
 
-def _until_enough(stepped: Steps, order: Sequence[int], watch: Watch) -> list[float]:
+def _until_enough(stepped: Steps, order: Sequence[int], watch: Watch, stalls: list[str]) -> list[float]:
+    """Their seconds. Those that stalled are added to `stalls`, in words."""
+    from sameday.hardware.stalls import Stalls
+
     steps: list[float] = []
+    looked = Stalls()
     with closing(stepped.run(order)) as done:
         for good in done:
             watch.step(good)  # what a run notes and charts takes its time too
             steps.append(good.seconds)
+            if (how := looked.found(good.seconds, good.input.get("wait", 0.0))) is not None:
+                stalls.append(f"step {good.step + 1} {how}")
             if enough(steps):
                 break
     return steps
