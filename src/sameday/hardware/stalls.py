@@ -14,9 +14,9 @@ TIMES, WORTH = 3.0, 1.0
 """A stall takes so many times as long as usual, and so many seconds longer at least."""
 
 
-def usual_before_stall(recent: Sequence[float], seconds: float) -> float | None:
+def usual_before_stall(recent: Sequence[float], seconds: float, fewest: int = FEWEST) -> float | None:
     """The usual seconds of `recent` steps (at most the last WINDOW count) where one of `seconds` is a stall."""
-    if len(recent) < FEWEST:
+    if len(recent) < fewest:
         return None
     usual = median(recent[-WINDOW:])
     return usual if seconds > max(TIMES * usual, usual + WORTH) else None
@@ -25,13 +25,14 @@ def usual_before_stall(recent: Sequence[float], seconds: float) -> float | None:
 class Stalls:
     """Of the steps that one process goes through."""
 
-    def __init__(self) -> None:
+    def __init__(self, fewest: int = FEWEST) -> None:
+        self._fewest = fewest
         self._recent: list[float] = []
         self._graphs = graphs().made
 
     def found(self, seconds: float, waited: float) -> str | None:
         """Of the step that ended now, of whose `seconds` some were `waited` for input: how it stalled, and why."""
-        usual, made = usual_before_stall(self._recent, seconds), graphs().made
+        usual, made = usual_before_stall(self._recent, seconds, self._fewest), graphs().made
         more, self._graphs = made - self._graphs, made
         self._recent = [*self._recent, seconds][-WINDOW:]
         if usual is None:
