@@ -83,7 +83,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "selective": {"checkpointing": "selective"},
     "label-only logits": {"label_only_logits": True},
 }
-RANKED = {"4x4", "shared, packed", "shared, packed, groups split", "shared, packed, split, selective"}
+RANKED = {"4x4", "shared, packed", "shared, packed, groups split"}
 """Plans that are run on two ranks as well."""
 
 

@@ -429,7 +429,7 @@ def test_what_memory_a_plan_is_chosen_for(tiny_qwen3: Path) -> None:
     text = config.get_text_config()
     weights = 36 * 4096 * (3 * 12288 + 4 * 4096)
     assert language_bytes(plain, text) - language_bytes(eight, text) == weights, "a byte for each"
-    machine = Machine("cuda", "a GPU", 52 * 2**30, 8, True)
+    machine = Machine("cuda", "a GPU", 44 * 2**30, 8, True)
     chosen = [choose_plan(recipe, machine, config, 1)[0].checkpointing for recipe in (plain, eight)]
     assert chosen == ["selective", "none"]
 

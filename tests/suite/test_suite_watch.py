@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import signal
 import socket
 import subprocess
@@ -190,7 +191,8 @@ def test_fifty_open_pages_read_the_files_once_a_second(
     monkeypatch.setattr(Snapshot, "log", lambda self, name: logs.append(name) or real_log(self, name))
     answers: list[int] = []
     with running(folder, "exp1", [0]), served(path, folder) as server:
-        until = time.monotonic() + 2.5
+        began = time.monotonic()
+        until = began + 2.5
 
         def page() -> None:
             while time.monotonic() < until:
@@ -203,8 +205,9 @@ def test_fifty_open_pages_read_the_files_once_a_second(
             each.start()
         for each in pages:
             each.join()
+    most = 1 + math.ceil(time.monotonic() - began)  # the last answers may be late on a machine that is busy
     assert len(answers) >= 200 and set(answers) == {200}
-    assert len(looks) <= 3 and len(logs) <= 3, (looks, logs)
+    assert len(looks) <= most and len(logs) <= most < 50, (looks, logs)
 
 
 # The command
