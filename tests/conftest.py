@@ -77,7 +77,7 @@ LONGEST = (
 )
 
 # A first example pays for imports and caches, which says nothing about the code under test. Each run draws others.
-settings.register_profile("sameday", deadline=None, max_examples=50)
+settings.register_profile("sameday", deadline=None, max_examples=30)
 settings.register_profile("quick", deadline=None, max_examples=15)
 settings.load_profile("sameday")
 

@@ -25,6 +25,7 @@ def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: list[int], 
     return torch.cat(parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [16, 72, 80, 24])
 @pytest.mark.parametrize("lengths", [[40], [16, 33, 1, 48], [5, 5]])
 def test_it_is_what_plain_attention_gives(width: int, lengths: list[int]) -> None:

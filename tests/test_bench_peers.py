@@ -114,6 +114,7 @@ def tried(monkeypatch: pytest.MonkeyPatch, folder: Path, seconds: float) -> list
     return list(peer.measured({"peer": "some", "rows": rows, "steps": 4, "until": hours.now + seconds}))
 
 
+@pytest.mark.slow
 def test_the_first_row_tries_every_micro_batch_and_the_others_what_was_best(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -21,6 +21,7 @@ from sameday.cache.store import (
 )
 
 
+@pytest.mark.slow
 def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
     store, path = written(tmp_path)
     whole, rng = path.read_bytes(), random.Random(3)

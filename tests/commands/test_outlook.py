@@ -87,6 +87,7 @@ def test_outlook(flop: float, rate: float, float32: float) -> None:
     assert abs(int(number.replace(",", "")) * size - ahead.seconds) <= 0.5001 * size
 
 
+@pytest.mark.slow
 def test_a_cpu_is_timed() -> None:
     assert 1e7 < matmul_rate("float32") < 1e15 and 1e5 < matmul_rate("bf16") < 1e15
 

@@ -56,6 +56,7 @@ def distance(a: Tensor, b: Tensor) -> float:
     return float((a - b).norm() / b.norm())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SPLITS)
 def test_a_split_group_has_the_gradient_of_a_whole_one(task: VqaTask, name: str) -> None:
     change, ranks = SPLITS[name]

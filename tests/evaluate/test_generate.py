@@ -120,6 +120,7 @@ def test_together_and_one_by_one_give_the_same_tokens(world: World) -> None:
         assert task.model.module.training, "as it was"
 
 
+@pytest.mark.slow
 def test_shared_keys_are_read_group_by_group(world: World) -> None:
     """As flash attention does it on a GPU, in plain PyTorch here."""
     task = world.task(SHARED)

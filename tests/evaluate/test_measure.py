@@ -124,6 +124,7 @@ def test_a_zero_of_texts_overlap_has_no_bound_of_shares() -> None:
         assert (metrics[name]["value"], metrics[name]["low"], metrics[name]["high"]) == (0.0, 0.0, 0.0)
 
 
+@pytest.mark.slow
 @few
 @given(answered())
 def test_accuracy_and_macro_scores_are_scikit_learns(predictions: list[Prediction]) -> None:
@@ -138,6 +139,7 @@ def test_accuracy_and_macro_scores_are_scikit_learns(predictions: list[Predictio
     assert measured["accuracy"]["value"] == pytest.approx(measured["exact_match"]["value"])
 
 
+@pytest.mark.slow
 @few
 @given(answered(), st.integers(0, 99))
 def test_a_resample_is_measured_as_if_it_were_the_set(predictions: list[Prediction], seed: int) -> None:

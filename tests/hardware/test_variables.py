@@ -81,6 +81,7 @@ def test_only_libraries_variables_are_looked_at() -> None:
     }
 
 
+@pytest.mark.slow
 def test_the_libraries_that_are_installed_know_their_own() -> None:
     some = [path for path in installed_files() if path.name in ("libtorch_cpu.so", "dataloader.py", "__init__.py")]
     found = knowers(["OMP_NUM_THREADS", "FLASH_ATTENTION_FORCE_ENABLE", "ONEDNN_NO_SUCH_THING"], some)
@@ -105,6 +106,7 @@ def test_triton_by_any_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Triton" in {each.name: each for each in kernels(machine, "float32")}["attention flex"].why
 
 
+@pytest.mark.slow
 def test_the_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sets.write_set(tmp_path)
     (tmp_path / "recipe.yaml").write_text(dump_yaml(sets.tiny_recipe()))

@@ -213,6 +213,7 @@ RECIPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_other_recipes_and_plans_have_the_same_gradients(
     name: str, home: Path, two_layers: Path, plainly: None

@@ -60,6 +60,7 @@ def selective_bytes(task: VqaTask, batch: Batch) -> int:
     return LAYERS * batch.tokens.numel() * 4 * numbers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "attention", "compile"),
     [
@@ -89,6 +90,7 @@ def test_layers_keep_what_is_counted_and_learn_the_same(
     assert kept[2] < kept[1] < 0.4 * kept[0], kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["selective", "full"])
 def test_layers_that_are_recomputed_give_the_same_bits(tmp_path: Path, name: str) -> None:
     """Uncompiled, each piece is what the library computes, in its order."""

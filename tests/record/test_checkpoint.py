@@ -36,6 +36,7 @@ def newest(folder: Path, recipe: VqaRecipe = RECIPE) -> tuple[int | None, list[s
     return found and found.step, said
 
 
+@pytest.mark.slow
 def test_every_changed_byte_is_noticed(tmp_path: Path) -> None:
     path = checkpoint.write(tmp_path, "step-000003", fill, {"step": 3})
     assert checkpoint.fault(path) is None

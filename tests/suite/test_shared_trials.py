@@ -153,6 +153,7 @@ def test_a_cache_is_timed_when_it_is_filled(world: Path, two_layers: Path, monke
     assert not (world / "sameday-cache").exists()
 
 
+@pytest.mark.slow
 def test_what_others_compile_meanwhile_is_not_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor what it found on disk: both would have it timed once more for nothing."""
     from torch._dynamo.utils import counters

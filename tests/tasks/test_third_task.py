@@ -82,7 +82,7 @@ def test_its_steps_are_profiled_with_a_floor(home: Path) -> None:
 
 
 def test_the_tuner_tries_its_choices_and_no_one_elses(home: Path) -> None:
-    said = sameday(home, "tune", "recipe.yaml", "--minutes", "1", "-o", "tuned.yaml", "--json", "tune.json")
+    said = sameday(home, "tune", "recipe.yaml", "--minutes", "0.4", "-o", "tuned.yaml", "--json", "tune.json")
     assert "micro_batch 2" in said
     assert not {"share_images", "level_kernel", "token_budget"} & set(said.split())
     sys.path.insert(0, str(home / "site"))

@@ -115,6 +115,7 @@ class TooMany:
         return self.hidden(batch, step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [1, 2, 5])
 @pytest.mark.parametrize(
     "plan", [{"max_questions": None}, SHARED, SHARED | {"workers": 1}], ids=["padded", "shared", "workers"]

@@ -229,6 +229,7 @@ class Counted(Launched):
         type(self).made += 1
 
 
+@pytest.mark.slow
 def test_nothing_is_recorded_after_the_warm_up(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the run says what was."""
     said: list[str] = []

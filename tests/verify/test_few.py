@@ -43,11 +43,13 @@ def judged(numbers: int, scale: float) -> int:
     return alarms
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("numbers", [2, 3, 10, 50])
 def test_chance_raises_no_alarm(numbers: int) -> None:
     assert judged(numbers, 1.0) <= 4  # of the 400; without an allowance 80 of the smallest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("numbers", "fault"), [(2, 2.0), (3, 1.5), (10, 1.1), (50, 0.96)])
 def test_a_fault_does(numbers: int, fault: float) -> None:
     assert judged(numbers, fault) == DRAWS

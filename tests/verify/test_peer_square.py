@@ -100,6 +100,7 @@ def changed(change: Callable[[Any], Any]) -> Any:
     return patch.object(FAMILY, "sight", lambda *how: change(made(*how)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "layout"),
     [

@@ -119,6 +119,7 @@ def test_ratios_are_evenly_spaced_in_their_logarithm() -> None:
     assert (wide * tall - 1).abs().max() < 2**-15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [32, 224])
 @pytest.mark.parametrize("scale", [(0.8, 1.0), (0.08, 1.0)])
 def test_boxes_are_distributed_as_torchvisions(size: int, scale: tuple[float, float]) -> None:
