@@ -1,7 +1,9 @@
 """Variable-length attention at the shapes of Qwen3-VL-8B's decoder and tower: torch's flash attention, which training
-calls, cuDNN's, and for the tower a kernel of our own in several tiles (queries/keys/warps/stages).
+calls, cuDNN's, and for the tower a kernel of our own in several tiles (queries/keys/warps/stages). Then whole layers'
+attention over shared prefixes: calls of flash attention that are merged, as training has it, and kernels of our own.
 
-    python bench/attention.py                 one GPU, half a minute
+    python bench/attention.py                 one GPU, a minute
+    python bench/attention.py --shared        the second part alone
     python bench/attention.py --size tiny     tries the script on a CPU, where plain PyTorch stands for flash attention
 
 Of each row and kernel: microseconds of the forward and of the backward pass, median (least to most), with the share of
@@ -17,10 +19,12 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
+import tree
 from runs import Tile, attend_in_runs
 from torch import Tensor
 
 from sameday.kernels import split
+from sameday.kernels.split import Dense, Segments
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TIMES = 20
@@ -48,6 +52,21 @@ ROWS = {
     "tower, 16 of 768×576": Row([1728] * 16, causal=False, heads=(16, 16), width=72, trained=False),
     "tower, 16 of mixed sizes": Row(MIXED, causal=False, heads=(16, 16), width=72, trained=False),
 }
+SHARED = {
+    "2 prefixes of 1,300, 16 branches of 64": ((1300, 8 * [64]),) * 2,
+    "2 prefixes of 450, 16 branches of 32": ((450, 8 * [32]),) * 2,
+    "3 prefixes of 322 to 1,300, 17 branches": ((450, [31, 28, 40]), (1300, 9 * [36]), (322, 5 * [44])),
+    "16 questions of 1,344": ((1344, []),) * 16,
+    "16 questions, mixed sizes": tuple((size // 4 + 64, []) for size in MIXED),
+}
+"""Prefixes with the branches of each."""
+OTHER_TILES = [
+    tree.Tiles(tree.Tile(128, 64, 8, 3), tree.Tile(128, 64, 8, 2), tree.Tile(32, 128, 8, 2)),
+    tree.Tiles(tree.Tile(128, 128, 8, 2), tree.Tile(64, 32, 4, 3), tree.Tile(64, 64, 4, 2)),
+    tree.Tiles(tree.Tile(64, 128, 4, 2), tree.Tile(64, 64, 4, 3), tree.Tile(64, 64, 8, 2, turned=True)),
+    tree.Tiles(tree.Tile(128, 64, 8, 2), tree.Tile(64, 128, 8, 2), tree.Tile(128, 64, 8, 2, turned=True)),
+    tree.Tiles(tree.Tile(64, 64, 4, 2), tree.Tile(64, 64, 4, 1), tree.Tile(64, 64, 4, 1)),
+]
 Forward = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, int, bool, float], tuple[Tensor, Tensor]]
 Backward = Callable[..., tuple[Tensor, Tensor, Tensor]]
 
@@ -206,9 +225,70 @@ def print_row(name: str, row: Row, half: torch.dtype, peak: float | None) -> Non
         print(f"{name:34} {kernel:12} " + " | ".join(words) + f" | host {hosts[0]:.0f} | first {first:.1f} | {off:.1e}")
 
 
+def segments_of(groups: Sequence[tuple[int, list[int]]]) -> Segments:
+    """All prefixes, then all branches."""
+    prefixes, branches = [prefix for prefix, _ in groups], [sum(own) for _, own in groups]
+    cu, of_queries, of_keys = (
+        torch.tensor([0, *counts], dtype=torch.int32).cumsum(0).int()
+        for counts in ([*prefixes, *(n for _, own in groups for n in own)], branches, prefixes)
+    )
+    empty = Dense(0, 0, *[torch.zeros(1, dtype=torch.int32)] * 2)
+    return Segments.of(cu, [Dense(sum(prefixes), 0, of_queries, of_keys), empty, empty])
+
+
+def print_shared(name: str, groups: Sequence[tuple[int, list[int]]], half: torch.dtype, small: bool) -> None:
+    """Of both passes: flash attention's calls with what merges them, then each tile of each kernel of ours."""
+    pieces = segments_of(groups)
+    tokens, there = int(pieces.cu[-1]), pieces.to(DEVICE)
+    (heads, shared), width = ((4, 2), 16) if small else ((32, 8), 128)
+    torch.manual_seed(0)
+    q, k, v, grad = (torch.randn(tokens, n, width, device=DEVICE, dtype=half) for n in (heads, shared, shared, heads))
+    scale = width**-0.5
+    doubled = [x.float() for x in (grad, q, k, v)]
+    wanted = list(split._forward(*doubled[1:], *there, scale))
+    wanted += split._backward(*doubled, *wanted, *there, scale)
+    flop = 4 * width * heads * sum(n * n / 2 + n * sum(own) + sum(m * m for m in own) / 2 for n, own in groups)
+    out, lse = split._forward(q, k, v, *there, scale)
+
+    def show(
+        kernel: str, forward: Callable[[], object], backward: Callable[[], object], found: Sequence[Tensor]
+    ) -> None:
+        off = max(float((a.float() - b).norm() / b.norm()) for a, b in zip(found, wanted, strict=True))
+        words = []
+        for flops, do in ((flop, forward), (2.5 * flop, backward)):
+            took, _ = microseconds(do)
+            middle = statistics.median(took)
+            words.append(f"{middle:8.1f} ({min(took):.1f}-{max(took):.1f}) {flops / middle / 1e6:5.0f} TFLOP/s")
+        print(f"{name:40} {kernel:34} " + " | ".join(words) + f" | {off:.1e}", flush=True)
+
+    backward = split._backward(grad, q, k, v, out, lse, *there, scale)
+    show(
+        "flash, merged",
+        lambda: split._forward(q, k, v, *there, scale),
+        lambda: split._backward(grad, q, k, v, out, lse, *there, scale),
+        [out, lse, *backward],
+    )
+    few = tree.Tiles(*[tree.Tile(16, 16, 4, 1)] * 3)  # it is the number of programs that takes the interpreter long
+    for tiles in [few] if small else [tree.TILES, *OTHER_TILES]:
+        label = " ".join("/".join(str(int(part)) for part in tile) for tile in tiles)
+        try:
+            mine, sums = tree.forward(q, k, v, there, scale, tiles)
+            found = [mine, sums, *tree.backward(grad, q, k, v, mine, sums, there, scale, tiles)]
+        except Exception as error:
+            print(f"{name:40} {label:34} cannot: {str(error).splitlines()[0][:100]}", flush=True)
+            continue
+        show(
+            label,
+            lambda: tree.forward(q, k, v, there, scale, tiles),  # noqa: B023
+            lambda: tree.backward(grad, q, k, v, mine, sums, there, scale, tiles),  # noqa: B023
+            found,
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=("8b", "tiny"), default="8b")
+    parser.add_argument("--shared", action="store_true", help="attention over shared prefixes alone")
     args = parser.parse_args()
     half = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
     peak = None
@@ -217,13 +297,18 @@ def main() -> None:
 
         peak = measure(DEVICE, "bf16", None).flop_per_second
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}")
-    for name, row in ROWS.items():
+    for name, row in () if args.shared else ROWS.items():
         if args.size == "tiny":
             row = row._replace(
                 queries=[max(8, length // 32) for length in row.queries],
                 keys=row.keys and [max(8, length // 32) for length in row.keys],
             )
         print_row(name, row, half, peak)
+    for name, groups in SHARED.items():
+        small = args.size == "tiny"
+        if small:
+            groups = [(max(4, n // 60), [max(2, m // 16) for m in own]) for n, own in groups]
+        print_shared(name, groups, half, small)
 
 
 if __name__ == "__main__":
