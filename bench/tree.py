@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sameday.kernels.bdh import interpreted
 from sameday.kernels.split import Segments
 
 
@@ -121,7 +120,6 @@ def _sizes(q: Tensor, k: Tensor, pieces: Segments) -> dict[str, Any]:
         "PIECES": _power(len(pieces.cu)),
         "BOUNDS": _power(bounds),
         "CALLS": max(used, default=0),
-        "INTERPRETED": interpreted(),
     }
 
 

@@ -11,10 +11,22 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from sameday.kernels.bdh import interpreted
+
 COUNTS = ["tokens", "pieces", *(f"{of}{call}" for of in "seklb" for call in range(3))]
 """One kernel serves whatever they are."""
 FAR = tl.constexpr(1 << 30)
 """Beyond all tokens."""
+
+
+def _counted(first, last, step):
+    """The interpreter's numbers are arrays of one, which `range` does not take."""
+    plain = [int(x.handle.data.item()) if isinstance(x, tl.tensor) else int(x) for x in (first, last, step)]
+    return range(*plain)
+
+
+steps = _counted if interpreted() else tl.range
+"""A loop that is pipelined."""
 
 
 @triton.jit
@@ -85,39 +97,21 @@ def _look(
 @triton.jit
 def _look_over(
     q0, k, v, low, high, valid, most, total, out, scale, tokens, key_step, value_step, columns,
-    BM: tl.constexpr, BN: tl.constexpr, INTERPRETED: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """All keys of one interval of each query."""
     first, begin, end, before, masked = _spans(low, high, valid, BN)
-    # Loops that are pipelined; the interpreter takes their bounds from Python's own numbers alone.
-    if INTERPRETED:
-        start = begin
-        while start < end:
-            most, total, out = _look(
-                q0, k, v, start, low, high, most, total, out, scale, tokens, key_step, value_step, columns,
-                False, BM, BN,
-            )  # fmt: skip
-            start += BN
-        i = 0
-        while i < masked:
-            start = tl.where(i < before, first + i * BN, end + (i - before) * BN)
-            most, total, out = _look(
-                q0, k, v, start, low, high, most, total, out, scale, tokens, key_step, value_step, columns,
-                True, BM, BN,
-            )  # fmt: skip
-            i += 1
-    else:
-        for start in range(begin, end, BN):
-            most, total, out = _look(
-                q0, k, v, start, low, high, most, total, out, scale, tokens, key_step, value_step, columns,
-                False, BM, BN,
-            )  # fmt: skip
-        for i in range(0, masked):
-            start = tl.where(i < before, first + i * BN, end + (i - before) * BN)
-            most, total, out = _look(
-                q0, k, v, start, low, high, most, total, out, scale, tokens, key_step, value_step, columns,
-                True, BM, BN,
-            )  # fmt: skip
+    for start in steps(begin, end, BN):
+        most, total, out = _look(
+            q0, k, v, start, low, high, most, total, out, scale, tokens, key_step, value_step, columns,
+            False, BM, BN,
+        )  # fmt: skip
+    for i in steps(0, masked, 1):
+        start = tl.where(i < before, first + i * BN, end + (i - before) * BN)
+        most, total, out = _look(
+            q0, k, v, start, low, high, most, total, out, scale, tokens, key_step, value_step, columns,
+            True, BM, BN,
+        )  # fmt: skip
     return most, total, out
 
 
@@ -127,7 +121,7 @@ def forward(
     query_step, query_head, key_step, key_head, value_step, value_head,
     s0, e0, k0, b0, s1, e1, k1, b1, s2, e2, k2, b2,
     SHARE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr, BOUNDS: tl.constexpr,
-    CALLS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, INTERPRETED: tl.constexpr,
+    CALLS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """`scale` is for powers of two; the log-sum-exp is natural, (heads, tokens). Of each dense call: its queries from s
     to e, its first key, and how many bounds it has; those of all calls follow each other."""
@@ -145,25 +139,25 @@ def forward(
     # Its own piece first: after it no row has seen nothing.
     most, total, seen = _look_over(
         q0, k, v, low, rows + 1, valid, most, total, seen, scale, tokens, key_step, value_step, columns,
-        BM, BN, INTERPRETED,
+        BM, BN,
     )  # fmt: skip
     if CALLS > 0:
         low, high = _seen(rows, s0, e0, k0, cu_queries, cu_keys, b0, BOUNDS)
         most, total, seen = _look_over(
             q0, k, v, low, high, valid, most, total, seen, scale, tokens, key_step, value_step, columns,
-            BM, BN, INTERPRETED,
+            BM, BN,
         )  # fmt: skip
     if CALLS > 1:
         low, high = _seen(rows, s1, e1, k1, cu_queries + b0, cu_keys + b0, b1, BOUNDS)
         most, total, seen = _look_over(
             q0, k, v, low, high, valid, most, total, seen, scale, tokens, key_step, value_step, columns,
-            BM, BN, INTERPRETED,
+            BM, BN,
         )  # fmt: skip
     if CALLS > 2:
         low, high = _seen(rows, s2, e2, k2, cu_queries + b0 + b1, cu_keys + b0 + b1, b2, BOUNDS)
         most, total, seen = _look_over(
             q0, k, v, low, high, valid, most, total, seen, scale, tokens, key_step, value_step, columns,
-            BM, BN, INTERPRETED,
+            BM, BN,
         )  # fmt: skip
     at = (places[:, None] * HEADS + head) * WIDTH + columns[None, :]
     tl.store(out + at, (seen / total[:, None]).to(q0.dtype), mask=valid[:, None])
@@ -204,37 +198,20 @@ def _ask(
 @triton.jit
 def _ask_over(
     q0, g0, k, v, low, high, valid, lse0, delta0, dq, scale, tokens, key_step, value_step, columns,
-    BM: tl.constexpr, BN: tl.constexpr, INTERPRETED: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     first, begin, end, before, masked = _spans(low, high, valid, BN)
-    if INTERPRETED:
-        start = begin
-        while start < end:
-            dq = _ask(
-                q0, g0, k, v, start, low, high, lse0, delta0, dq, scale, tokens, key_step, value_step, columns,
-                False, BM, BN,
-            )  # fmt: skip
-            start += BN
-        i = 0
-        while i < masked:
-            start = tl.where(i < before, first + i * BN, end + (i - before) * BN)
-            dq = _ask(
-                q0, g0, k, v, start, low, high, lse0, delta0, dq, scale, tokens, key_step, value_step, columns,
-                True, BM, BN,
-            )  # fmt: skip
-            i += 1
-    else:
-        for start in range(begin, end, BN):
-            dq = _ask(
-                q0, g0, k, v, start, low, high, lse0, delta0, dq, scale, tokens, key_step, value_step, columns,
-                False, BM, BN,
-            )  # fmt: skip
-        for i in range(0, masked):
-            start = tl.where(i < before, first + i * BN, end + (i - before) * BN)
-            dq = _ask(
-                q0, g0, k, v, start, low, high, lse0, delta0, dq, scale, tokens, key_step, value_step, columns,
-                True, BM, BN,
-            )  # fmt: skip
+    for start in steps(begin, end, BN):
+        dq = _ask(
+            q0, g0, k, v, start, low, high, lse0, delta0, dq, scale, tokens, key_step, value_step, columns,
+            False, BM, BN,
+        )  # fmt: skip
+    for i in steps(0, masked, 1):
+        start = tl.where(i < before, first + i * BN, end + (i - before) * BN)
+        dq = _ask(
+            q0, g0, k, v, start, low, high, lse0, delta0, dq, scale, tokens, key_step, value_step, columns,
+            True, BM, BN,
+        )  # fmt: skip
     return dq
 
 
@@ -244,7 +221,7 @@ def of_queries(
     query_step, query_head, key_step, key_head, value_step, value_head,
     s0, e0, k0, b0, s1, e1, k1, b1, s2, e2, k2, b2,
     SHARE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr, BOUNDS: tl.constexpr,
-    CALLS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, INTERPRETED: tl.constexpr,
+    CALLS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the queries, given the log-sum-exp over all that they see."""
     tile, head = tl.program_id(0), tl.program_id(1)
@@ -264,25 +241,25 @@ def of_queries(
     low = tl.load(cu + _place(rows, cu, pieces, PIECES), mask=valid, other=0)
     onto = _ask_over(
         q0, g0, k, v, low, rows + 1, valid, lse0, delta0, onto, scale, tokens, key_step, value_step, columns,
-        BM, BN, INTERPRETED,
+        BM, BN,
     )  # fmt: skip
     if CALLS > 0:
         low, high = _seen(rows, s0, e0, k0, cu_queries, cu_keys, b0, BOUNDS)
         onto = _ask_over(
             q0, g0, k, v, low, high, valid, lse0, delta0, onto, scale, tokens, key_step, value_step, columns,
-            BM, BN, INTERPRETED,
+            BM, BN,
         )  # fmt: skip
     if CALLS > 1:
         low, high = _seen(rows, s1, e1, k1, cu_queries + b0, cu_keys + b0, b1, BOUNDS)
         onto = _ask_over(
             q0, g0, k, v, low, high, valid, lse0, delta0, onto, scale, tokens, key_step, value_step, columns,
-            BM, BN, INTERPRETED,
+            BM, BN,
         )  # fmt: skip
     if CALLS > 2:
         low, high = _seen(rows, s2, e2, k2, cu_queries + b0 + b1, cu_keys + b0 + b1, b2, BOUNDS)
         onto = _ask_over(
             q0, g0, k, v, low, high, valid, lse0, delta0, onto, scale, tokens, key_step, value_step, columns,
-            BM, BN, INTERPRETED,
+            BM, BN,
         )  # fmt: skip
     tl.store(dq + at, (onto * plain_scale).to(q0.dtype), mask=valid[:, None])
 
@@ -322,37 +299,20 @@ def _answer(
 @triton.jit
 def _answer_over(
     k0, v0, q, grad, lse, delta, low, high, valid, dk, dv, scale, tokens, query_step, grad_step, columns,
-    TURNED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, INTERPRETED: tl.constexpr,
+    TURNED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     first, begin, end, before, masked = _spans(low, high, valid, BM)
-    if INTERPRETED:
-        start = begin
-        while start < end:
-            dk, dv = _answer(
-                k0, v0, q, grad, lse, delta, start, low, high, dk, dv, scale, tokens, query_step, grad_step, columns,
-                False, TURNED, BM, BN,
-            )  # fmt: skip
-            start += BM
-        i = 0
-        while i < masked:
-            start = tl.where(i < before, first + i * BM, end + (i - before) * BM)
-            dk, dv = _answer(
-                k0, v0, q, grad, lse, delta, start, low, high, dk, dv, scale, tokens, query_step, grad_step, columns,
-                True, TURNED, BM, BN,
-            )  # fmt: skip
-            i += 1
-    else:
-        for start in range(begin, end, BM):
-            dk, dv = _answer(
-                k0, v0, q, grad, lse, delta, start, low, high, dk, dv, scale, tokens, query_step, grad_step, columns,
-                False, TURNED, BM, BN,
-            )  # fmt: skip
-        for i in range(0, masked):
-            start = tl.where(i < before, first + i * BM, end + (i - before) * BM)
-            dk, dv = _answer(
-                k0, v0, q, grad, lse, delta, start, low, high, dk, dv, scale, tokens, query_step, grad_step, columns,
-                True, TURNED, BM, BN,
-            )  # fmt: skip
+    for start in steps(begin, end, BM):
+        dk, dv = _answer(
+            k0, v0, q, grad, lse, delta, start, low, high, dk, dv, scale, tokens, query_step, grad_step, columns,
+            False, TURNED, BM, BN,
+        )  # fmt: skip
+    for i in steps(0, masked, 1):
+        start = tl.where(i < before, first + i * BM, end + (i - before) * BM)
+        dk, dv = _answer(
+            k0, v0, q, grad, lse, delta, start, low, high, dk, dv, scale, tokens, query_step, grad_step, columns,
+            True, TURNED, BM, BN,
+        )  # fmt: skip
     return dk, dv
 
 
@@ -362,7 +322,7 @@ def of_keys(
     query_step, query_head, key_step, key_head, value_step, value_head,
     s0, e0, k0, l0, b0, s1, e1, k1, l1, b1, s2, e2, k2, l2, b2,
     SHARE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr, BOUNDS: tl.constexpr,
-    CALLS: tl.constexpr, TURNED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, INTERPRETED: tl.constexpr,
+    CALLS: tl.constexpr, TURNED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """The gradients of keys and values. Of each dense call: its first query, its keys from k to l, its bounds."""
     tile, shared = tl.program_id(0), tl.program_id(1)
@@ -388,22 +348,22 @@ def of_keys(
         sums, dots = lse + head.to(tl.int64) * tokens, delta + head.to(tl.int64) * tokens
         of_key, of_value = _answer_over(
             key0, value0, asking, wanted, sums, dots, rows, ends, valid, of_key, of_value, scale, tokens, query_step,
-            HEADS * WIDTH, columns, TURNED, BM, BN, INTERPRETED,
+            HEADS * WIDTH, columns, TURNED, BM, BN,
         )  # fmt: skip
         if CALLS > 0:
             of_key, of_value = _answer_over(
                 key0, value0, asking, wanted, sums, dots, low0, high0, valid, of_key, of_value, scale, tokens,
-                query_step, HEADS * WIDTH, columns, TURNED, BM, BN, INTERPRETED,
+                query_step, HEADS * WIDTH, columns, TURNED, BM, BN,
             )  # fmt: skip
         if CALLS > 1:
             of_key, of_value = _answer_over(
                 key0, value0, asking, wanted, sums, dots, low1, high1, valid, of_key, of_value, scale, tokens,
-                query_step, HEADS * WIDTH, columns, TURNED, BM, BN, INTERPRETED,
+                query_step, HEADS * WIDTH, columns, TURNED, BM, BN,
             )  # fmt: skip
         if CALLS > 2:
             of_key, of_value = _answer_over(
                 key0, value0, asking, wanted, sums, dots, low2, high2, valid, of_key, of_value, scale, tokens,
-                query_step, HEADS * WIDTH, columns, TURNED, BM, BN, INTERPRETED,
+                query_step, HEADS * WIDTH, columns, TURNED, BM, BN,
             )  # fmt: skip
     out = (at * (HEADS // SHARE) + shared) * WIDTH + columns[None, :]
     tl.store(dk + out, (of_key * plain_scale).to(key0.dtype), mask=valid[:, None])
