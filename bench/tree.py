@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sameday.kernels.split import Segments
+from sameday.kernels.split import Segments, _Call
 
 
 class Tile(NamedTuple):
@@ -97,12 +97,12 @@ def backward(
 
 
 def _dense(pieces: Segments) -> list[tuple[int, int, int, int, int]]:
-    """Of three dense calls: queries from, to; keys from, to; bounds. Those without queries come with none, and where
-    the others' bounds begin is as it was."""
-    width, numbers = 7, pieces.at.tolist()[1:]
-    calls = [tuple(numbers[n : n + 5]) for n in range(0, len(numbers), width)]
+    """Of three dense calls, some of which may have no queries: queries from, to; keys from, to; bounds."""
+    width, numbers = len(_Call._fields), pieces.at.tolist()[1:]
+    calls = [_Call(*numbers[n : n + width]) for n in range(0, len(numbers), width)]
     assert len(calls) <= 3, calls
-    return [*calls, *[(0, 0, 0, 0, 0)] * (3 - len(calls))]  # type: ignore[list-item]
+    places = [(each.start, each.end, each.first_key, each.last_key, each.bounds) for each in calls]
+    return [*places, *[(0, 0, 0, 0, 0)] * (3 - len(calls))]
 
 
 def _steps(q: Tensor, k: Tensor, v: Tensor) -> list[int]:
@@ -112,13 +112,12 @@ def _steps(q: Tensor, k: Tensor, v: Tensor) -> list[int]:
 
 def _sizes(q: Tensor, k: Tensor, pieces: Segments) -> dict[str, Any]:
     used = [i + 1 for i, (start, end, *_) in enumerate(_dense(pieces)) if end > start]
-    bounds = max(len(pieces.cu_keys), 2)
     return {
         "SHARE": q.shape[1] // k.shape[1],
         "HEADS": q.shape[1],
         "WIDTH": q.shape[2],
         "PIECES": _power(len(pieces.cu)),
-        "BOUNDS": _power(bounds),
+        "BOUNDS": _power(len(pieces.cu_keys)),
         "CALLS": max(used, default=0),
     }
 
