@@ -163,6 +163,31 @@ def test_few_shapes_serve_many_rows() -> None:
     assert sum(shape.tokens for _, shape in served) < 1.1 * sum(each.tokens for each, _ in served)
 
 
+def test_rows_that_all_differ_are_served_as_well() -> None:
+    """Hardly two rows of a mixture of photographs are alike, some have questions alone, and larger ones that are worth
+    recording make no shape of the others worse."""
+    rng = np.random.default_rng(0)
+    rows = [
+        row(int(rng.integers(800, 3000)), int(rng.integers(300, 380)))._replace(alone=int(alone))
+        for alone in rng.choice([0, 420, 430, 455, 600], 300)
+    ]
+    for most in (2000, 4000):
+        shapes = choose_shapes(rows, 10, most)
+        served = [(each, shape) for each in rows if (shape := fitting(each, shapes)) is not None]
+        assert len(served) > 0.8 * sum(each.tokens < most for each in rows)
+        assert sum(shape.tokens for _, shape in served) < 1.15 * sum(each.tokens for each, _ in served)
+
+
+def test_a_question_alone_is_as_the_others_are_where_some_share() -> None:
+    """Rows of one size have one shape, however their questions are spread over images."""
+
+    def shape(*pictures: int) -> Shape:
+        return size_of(questions_of([(picture, [10 + n % 2, 10], 2) for n, picture in enumerate(pictures)]))
+
+    assert shape(0, 0, 0, 1, 1, 1) == shape(0, 0, 0, 0, 0, 1) and not shape(0, 0, 1).alone
+    assert shape(0, 1, 2).alone and not shape(0, 1, 2).prefix, "where none share, each is one piece"
+
+
 def test_what_is_rare_or_would_be_padded_much_is_left() -> None:
     usual, rare = row(880, 480), row(5000, 480, 12)
     shapes = choose_shapes([usual] * 20 + [rare], LEAST_USES - 1)

@@ -74,13 +74,17 @@ class Piece:
 def rows_of(
     units: Sequence[Sequence[Encoded]], packing: bool, share_text: bool
 ) -> tuple[list[list[Piece]], list[Encoded]]:
+    """A packed row has its questions alone as all others are where some share a prefix: rows of as many tokens are then
+    of the same sections, whatever their groups."""
     questions: list[Encoded] = []
     rows: list[list[Piece]] = []
+    shared = packing and any(len(unit) > 1 for unit in units)
     for g, unit in enumerate(units):
         assert len(unit) == 1 or len({e.key for e in unit} - {None}) == 1, "a group's questions have one prefix"
         tree = grow(agreements([encoded.text if share_text else () for encoded in unit]))
         image, own = unit[0].prefix, len(questions)
-        starts, forks = [image + tree.root if len(unit) > 1 else 0] * len(unit), [0] * len(unit)
+        starts = [image + tree.root if len(unit) > 1 or shared else 0] * len(unit)
+        forks = [0] * len(unit)
         row = [Piece(unit[0], 0, starts[0], g, PREFIX, 0, own)] if starts[0] else []
         for f, fork in enumerate(tree.forks, 1):
             row.append(Piece(unit[fork.first], starts[fork.first], image + fork.tokens, g, PREFIX, f, own + fork.first))

@@ -4,7 +4,6 @@ comes to the same ones."""
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -23,8 +22,8 @@ STEP = 32
 """Tokens to which sections are rounded at first."""
 TILE = 128
 """Tokens that a matmul computes at once: up to a multiple of it padding is free."""
-MOST_COMPARED = 64
-"""Different shapes from which fewer are made; where there are more, sections are rounded more coarsely."""
+MOST_COMPARED = 256
+"""Different shapes from which fewer are made; where there are more, those are one at first that differ little."""
 FREE = 0.005
 """Of all tokens: two shapes whose rows would be padded by no more than that become one."""
 
@@ -58,16 +57,8 @@ class _Cluster:
 def choose_shapes(rows: Sequence[Shape], times: float, most: float = math.inf) -> tuple[Shape, ...]:
     """For rows of these sizes, each of which comes about so many `times` in a run: shapes of at most the `most` tokens,
     those first that are used most. Longer rows count for nothing, as if they did not come."""
-    rows, step = [row for row in rows if row.tokens <= most], STEP
-    while len({_rounded(row, step) for row in rows}) > MOST_COMPARED:
-        step *= 2
-    smallest: dict[Shape, int] = {}
-    for row in rows:
-        shape = _rounded(row, step)
-        smallest[shape] = min(row.tokens, smallest.get(shape, row.tokens))
-    counts = Counter(_rounded(row, step) for row in rows)
-    clusters = [_Cluster(shape, count, smallest[shape]) for shape, count in sorted(counts.items())]
     least = LEAST_USES / times
+    clusters = _clusters([row for row in rows if row.tokens <= most])
     clusters = _fewer([each for each in clusters if not each.wasteful and each.padded <= most], least, most)
     used = sorted((each for each in clusters if each.rows >= least), key=lambda each: -each.rows)
     return tuple(dict.fromkeys(each.shape for each in map(_tiled, used[:MOST_SHAPES])))
@@ -81,6 +72,19 @@ def fitting(row: Shape, shapes: Sequence[Shape]) -> Shape | None:
 
 def _worth(padded: int, tokens: int) -> bool:
     return padded <= min(MOST_PADDED * tokens, tokens + MOST_MORE) + TILE
+
+
+def _clusters(rows: Sequence[Shape]) -> list[_Cluster]:
+    """Rows that are alike, together. The shape of each cluster has no more room than its rows need, however coarsely
+    they were compared."""
+    step = STEP
+    while len({_rounded(row, step) for row in rows}) > MOST_COMPARED:
+        step *= 2
+    clusters: dict[Shape, _Cluster] = {}
+    for row in rows:
+        one, like = _Cluster(_rounded(row, STEP), 1, row.tokens), _rounded(row, step)
+        clusters[like] = clusters[like].joined(one) if like in clusters else one
+    return [clusters[like] for like in sorted(clusters)]
 
 
 class _Pair(NamedTuple):
