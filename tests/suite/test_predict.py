@@ -311,6 +311,20 @@ def test_a_first_validation_that_compiles_is_no_usual_one() -> None:
     assert one is not None and (one.validate, one.warm) == (2.0, 0), "nobody knows better"
 
 
+def test_one_stall_is_not_expected_of_every_step() -> None:
+    """Of two dozen steps one took fifteen times as long: thousands of them would not."""
+    steps = [5.0, *[0.8, 1.0] * 12]
+    usual, stalled = pace_of(steps), pace_of([*steps[:9], 15.2, *steps[9:]])
+    assert usual is not None and stalled is not None
+    assert (stalled.step, stalled.error) == pytest.approx((usual.step, usual.error), rel=0.02)
+    often = pace_of([*steps[:9], 15.2, *steps[9:], 15.2])
+    assert often is not None and often.step == pytest.approx(0.9 + 2 * 14.3 / 22, rel=0.02), (
+        "it is how this machine goes"
+    )
+    few = pace_of([1.0, 1.0, 1.0, 15.0])
+    assert few is not None and few.step > 5, "nobody knows what is usual"
+
+
 def test_what_a_process_takes_once_is_counted_once() -> None:
     """Not with every sample, and what it compiled not again for jobs that find it on disk."""
     cold = Measured("c", "p", "GPU", [14.0, *[0.5] * 20], 10.0, 0.01, 0.1, 1.0, 8.0, 26.0, 3.0)

@@ -19,7 +19,11 @@ def usual_before_stall(recent: Sequence[float], seconds: float, fewest: int = FE
     if len(recent) < fewest:
         return None
     usual = median(recent[-WINDOW:])
-    return usual if seconds > max(TIMES * usual, usual + WORTH) else None
+    return usual if is_stall(seconds, usual) else None
+
+
+def is_stall(seconds: float, usual: float) -> bool:
+    return seconds > max(TIMES * usual, usual + WORTH)
 
 
 class Stalls:

@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from sameday.hardware.stalls import is_stall
 from sameday.record.folder import RunFolder, read_metrics
 from sameday.record.times import TIMES, read_times
 from sameday.spec.errors import BadInput
@@ -23,6 +24,8 @@ WARM = 5
 """First steps, which may compile and fill caches."""
 LEAST = 3
 """Steps without which there is no pace."""
+FEW = 6
+"""Steps without which none of them is called a stall."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ def pace_of(steps: Sequence[float], times: Iterable[dict[str, Any]] = (), recent
     if len(steps) < LEAST:
         return None
     warm = WARM if len(steps) >= 3 * WARM else 1
-    usual = steps[warm:]
+    usual = _without_stall(steps[warm:])
     mean = statistics.fmean(usual)
     more = max(0.0, sum(steps[:warm]) - warm * mean)
     if recent:
@@ -64,6 +67,13 @@ def pace_of(steps: Sequence[float], times: Iterable[dict[str, Any]] = (), recent
     validate, save = (_mean(each[1:] or each) for each in (validations, saves))
     more += max(0.0, validations[0] - (validate or 0.0)) if validations else 0.0
     return Pace(mean, error, len(steps), more, start, validate, save, finish)
+
+
+def _without_stall(steps: Sequence[float]) -> Sequence[float]:
+    """One that came once is not a part of every step to come. Where several came, that is how this machine goes."""
+    usual = statistics.median(steps)
+    others = [each for each in steps if not is_stall(each, usual)]
+    return others if len(steps) >= FEW and len(others) == len(steps) - 1 else steps
 
 
 def _each(times: Iterable[dict[str, Any]], what: str) -> list[float]:
