@@ -11,10 +11,10 @@
 Weights are random. Of each row: seconds of a step, median (least to most) of those after the first twenty; its floor,
 the mean over its steps; the share of the floor that is reached, of all steps together; how much of the time kernels
 fill; memory that the allocator held; what the warm-up before the first step took and the first twenty steps beyond the
-median, compiling above all; how many times the median the slowest of the later ones took; and which share of all
-micro-batches was replayed from CUDA graphs, in how many shapes. The model is loaded once for all rows, and what an
-earlier row compiled is there for the next: `--only` one row has all of its first costs. What OUT has already is kept: a
-peers.json there stands beside our rows.
+median, compiling above all; how many times the median the slowest of the later ones took; and which share of all micro-
+batches was replayed from CUDA graphs, in how many shapes; below it, what the kernels are for. The model is loaded once
+for all rows, and what an earlier row compiled is there for the next: `--only` one row has all of its first costs. What
+OUT has already is kept: a peers.json there stands beside our rows.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from mixture import LARGE, QUESTIONS, USUAL, write_mixture, write_split
 from verify import SHAPES
 
 from sameday.demo.tiny import write_model
+from sameday.profile.kinds import kind_words
 from sameday.profile.timeline import FAR, record
 from sameday.record.folder import read_metrics
 from sameday.record.times import read_times
@@ -134,6 +135,7 @@ def timed(out: Path, name: str, row: Row, args: argparse.Namespace, loaded: Load
         "share": sum(least) / sum(seconds[WARM:]),
         "busy": line.busy,
         "launches": line.launches,
+        "kernels": line.kernels,
         "GiB": memory,
         "first": before + sum(seconds[:WARM]) - WARM * usual,
         "slowest": max(seconds[WARM:]) / usual,
@@ -248,6 +250,8 @@ def main() -> None:
     for name in args.only:
         found.append(timed(out, name, ROWS[name], args, loaded))
         print(words(found[-1]), flush=True)
+        if kernels := found[-1]["kernels"]:
+            print(f"{'':22s} kernels, ms of a step: {kind_words(kernels)}", flush=True)
     loaded.drop()  # other trainers need the memory
     if args.json is not None:
         args.json.write_text(json.dumps(found) + "\n")

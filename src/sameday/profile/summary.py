@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sameday.commands.session import Session
+from sameday.profile.kinds import kind_words
 from sameday.spec.plan import fields_of
 from sameday.tasks.base import Task
 
@@ -66,6 +67,7 @@ def summed_up(
         "workers": line.workers,
         "busy": line.busy,
         "launches": line.launches,
+        "kernels": line.kernels,
         "waits": [list(each) for each in facts.waits],
         "threads": {"count": facts.threads, "fewer": [list(each) for each in facts.fewer]},
         "gpu": line.gpu,
@@ -181,6 +183,8 @@ def lines(summary: dict[str, Any]) -> list[str]:
             f"the GPU's kernels fill {summary['busy']:.0%} of the time, {summary['launches']:.0f} of them a step; "
             f"{summary['memory_gib']:.1f} GiB"
         )
+    if kernels := summary.get("kernels"):
+        made.append(f"their time by what they are for, ms of a step: {kind_words(kernels)}")
     if summary["gpu"]:
         gpu = summary["gpu"]
         made.append(

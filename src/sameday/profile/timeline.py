@@ -20,6 +20,7 @@ from sameday.hardware.nvml import Watched
 from sameday.hardware.phases import PHASES, Clock, during
 from sameday.hardware.signals import StopRequest
 from sameday.profile import quiet
+from sameday.profile.kinds import by_kind
 from sameday.record.folder import RunFolder
 from sameday.spec.errors import EXIT_STOPPED, RunStopped
 from sameday.tasks.base import Task, lower_budget
@@ -53,6 +54,8 @@ class Timeline:
     """The share of the time that a GPU had something to do."""
     launches: float | None = None
     """Kernels of a step."""
+    kernels: dict[str, float] = field(default_factory=dict)
+    """Seconds of a step by what they are for; some may run at once."""
     memory: int | None = None
     """The most bytes that a GPU's allocator held."""
     waits: tuple[tuple[str, int], ...] = ()
@@ -185,11 +188,13 @@ def _watched(
         with Watched(task.device) as nvml:
             for _ in range(more):
                 next(done)
-    spans = [(e.time_range.start, e.time_range.end) for e in seen.events() or [] if e.device_type.name == "CUDA"]
+    events = [event for event in seen.events() or [] if event.device_type.name == "CUDA"]
+    spans = [(event.time_range.start, event.time_range.end) for event in events]
     work = covered(spans) / 1e6 / steps
     return {
         "busy": min(1.0, work / seconds) if spans else None,
         "launches": len(spans) / steps,
+        "kernels": by_kind((event.name, event.time_range.elapsed_us() / 1e6 / steps) for event in events),
         "waits": tuple((where, round(count / steps)) for where, count in waits if round(count / steps)),
         "gpu": nvml.medians(),
     }
