@@ -93,13 +93,15 @@ def warm_up(
 @contextmanager
 def _little_to_collect() -> Iterator[None]:
     """Before each recording garbage is collected. Of the objects that are there already, half a million of them, it is
-    collected once and then no more: each time would take half a second."""
+    collected once and then no more: each time would take half a second. Nor in the steps that follow, until they are
+    closed, of what was compiled and recorded."""
+    gc.unfreeze()
     gc.collect()
     gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        gc.freeze()
 
 
 def _doing(task: Task) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -136,6 +137,7 @@ class Steps:
         self.close()
         if self._task.device.type == "cuda":
             torch.cuda.empty_cache()
+        gc.freeze()  # of half a million objects garbage would be looked for in some step, for half a second
         task, ranks = self._task, self._ranks
         self._feed = feed(self._plan, task.device, steps, lambda step: task.batches(step, budget, ranks))
         self.restart_timing()
@@ -144,6 +146,7 @@ class Steps:
         if self._feed is not None:
             self._feed.close()
             self._feed = None
+            gc.unfreeze()
 
     def restart_timing(self) -> None:
         """What happened since the last step belongs to no step."""
