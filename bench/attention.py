@@ -1,6 +1,7 @@
 """Variable-length attention at the shapes of Qwen3-VL-8B's decoder and tower: torch's flash attention, which training
 calls, cuDNN's, and for the tower a kernel of our own in several tiles (queries/keys/warps/stages). Then whole layers'
-attention over shared prefixes: calls of flash attention that are merged, as training has it, and kernels of our own.
+attention over shared prefixes: calls of flash attention that are merged (`plan.attention: split`), and kernels of our
+own (`fused`), first by the tiles that training has here and then by others.
 
     python bench/attention.py                 one GPU, a minute
     python bench/attention.py --shared        the second part alone
@@ -19,11 +20,11 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
-import tree
 from runs import Tile, attend_in_runs
 from torch import Tensor
 
-from sameday.kernels import split
+from sameday.kernels import fused_attention, split
+from sameday.kernels.fused_attention import Tiles
 from sameday.kernels.split import Dense, Segments
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -61,12 +62,14 @@ SHARED = {
 }
 """Prefixes with the branches of each."""
 OTHER_TILES = [
-    tree.Tiles(tree.Tile(128, 64, 8, 3), tree.Tile(128, 64, 8, 2), tree.Tile(32, 128, 8, 2)),
-    tree.Tiles(tree.Tile(128, 128, 8, 2), tree.Tile(64, 32, 4, 3), tree.Tile(64, 64, 4, 2)),
-    tree.Tiles(tree.Tile(64, 128, 4, 2), tree.Tile(64, 64, 4, 3), tree.Tile(64, 64, 8, 2, turned=True)),
-    tree.Tiles(tree.Tile(128, 64, 8, 2), tree.Tile(64, 128, 8, 2), tree.Tile(128, 64, 8, 2, turned=True)),
-    tree.Tiles(tree.Tile(64, 64, 4, 2), tree.Tile(64, 64, 4, 1), tree.Tile(64, 64, 4, 1)),
+    ((128, 64, 8, 3), (128, 64, 8, 2), (32, 128, 8, 2)),
+    ((128, 128, 8, 2), (64, 32, 4, 3), (64, 64, 4, 2)),
+    ((64, 128, 4, 2), (64, 64, 4, 3), (64, 64, 8, 2, True)),
+    ((128, 64, 8, 2), (64, 128, 8, 2), (128, 64, 8, 2, True)),
+    ((64, 64, 4, 2), (64, 64, 4, 1), (64, 64, 4, 1)),
 ]
+"""Of `plan.attention: fused`, besides those that the product takes here: of the forward pass, of the gradients of
+queries and of those of keys; see fused_attention.Tile."""
 Forward = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, int, bool, float], tuple[Tensor, Tensor]]
 Backward = Callable[..., tuple[Tensor, Tensor, Tensor]]
 
@@ -268,21 +271,26 @@ def print_shared(name: str, groups: Sequence[tuple[int, list[int]]], half: torch
         lambda: split._backward(grad, q, k, v, out, lse, *there, scale),
         [out, lse, *backward],
     )
-    few = tree.Tiles(*[tree.Tile(16, 16, 4, 1)] * 3)  # it is the number of programs that takes the interpreter long
-    for tiles in [few] if small else [tree.TILES, *OTHER_TILES]:
+    # Few programs: it is their number that takes the interpreter long.
+    own = fused_of([(256, 256, 4, 1)] * 3) if small else fused_attention.tiles_of(q)
+    for tiles in [own] if small else [own, *map(fused_of, OTHER_TILES)]:
         label = " ".join("/".join(str(int(part)) for part in tile) for tile in tiles)
         try:
-            mine, sums = tree.forward(q, k, v, there, scale, tiles)
-            found = [mine, sums, *tree.backward(grad, q, k, v, mine, sums, there, scale, tiles)]
+            mine, sums = fused_attention.forward(q, k, v, there, scale, tiles)
+            found = [mine, sums, *fused_attention.backward(grad, q, k, v, mine, sums, there, scale, tiles)]
         except Exception as error:
             print(f"{name:40} {label:34} cannot: {str(error).splitlines()[0][:100]}", flush=True)
             continue
         show(
             label,
-            lambda: tree.forward(q, k, v, there, scale, tiles),  # noqa: B023
-            lambda: tree.backward(grad, q, k, v, mine, sums, there, scale, tiles),  # noqa: B023
+            lambda: fused_attention.forward(q, k, v, there, scale, tiles),  # noqa: B023
+            lambda: fused_attention.backward(grad, q, k, v, mine, sums, there, scale, tiles),  # noqa: B023
             found,
         )
+
+
+def fused_of(numbers: Sequence[tuple[int, ...]]) -> Tiles:
+    return Tiles(*(fused_attention.Tile(*each) for each in numbers))
 
 
 def main() -> None:

@@ -17,6 +17,8 @@ COUNTS = ["tokens", "pieces", *(f"{of}{call}" for of in "seklb" for call in rang
 """One kernel serves whatever they are."""
 FAR = tl.constexpr(1 << 30)
 """Beyond all tokens."""
+TOGETHER = tl.constexpr(64)
+"""Bounds that are compared at once."""
 
 
 def _counted(first, last, step):
@@ -36,19 +38,22 @@ def _dot(a, b, onto):
 
 
 @triton.jit
-def _place(rows, bounds, count, COUNT: tl.constexpr):
+def _place(rows, bounds, count):
     """Among `count` bounds the last one that is not behind each row, by number; empty pieces have none of them."""
-    each = tl.arange(0, COUNT)
-    ends = tl.load(bounds + 1 + each, mask=each + 1 < count, other=FAR)
-    return tl.sum((ends[None, :] <= rows[:, None]).to(tl.int32), 1)
+    each = tl.arange(0, TOGETHER)
+    behind = rows * 0
+    for first in steps(0, count - 1, TOGETHER):
+        ends = tl.load(bounds + 1 + first + each, mask=first + each + 1 < count, other=FAR)
+        behind += tl.sum((ends[None, :] <= rows[:, None]).to(tl.int32), 1)
+    return behind
 
 
 @triton.jit
-def _seen(rows, first, last, other, of_rows, of_others, count, COUNT: tl.constexpr):
+def _seen(rows, first, last, other, of_rows, of_others, count):
     """Where the run begins and ends that each row sees in a dense call, or that sees it. Rows of the call are those
     from `first` to `last`; the others get an empty run."""
     there = (rows >= first) & (rows < last)
-    at = _place(rows - first, of_rows, count, COUNT)
+    at = _place(rows - first, of_rows, count)
     low = tl.load(of_others + at, mask=there, other=0) + other
     high = tl.load(of_others + at + 1, mask=there, other=0) + other
     return tl.where(there, low, 0), tl.where(there, high, 0)
@@ -120,12 +125,12 @@ def forward(
     q, k, v, out, lse, cu, cu_queries, cu_keys, tokens, pieces, scale,
     query_step, query_head, key_step, key_head, value_step, value_head,
     s0, e0, k0, b0, s1, e1, k1, b1, s2, e2, k2, b2,
-    SHARE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr, BOUNDS: tl.constexpr,
-    CALLS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    SHARE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, CALLS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """`scale` is for powers of two; the log-sum-exp is natural, (heads, tokens). Of each dense call: its queries from s
     to e, its first key, and how many bounds it has; those of all calls follow each other."""
-    tile, head = tl.program_id(0), tl.program_id(1)
+    tile, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
     k += (head // SHARE) * key_head
     v += (head // SHARE) * value_head
     rows = tile * BM + tl.arange(0, BM)
@@ -135,45 +140,45 @@ def forward(
     )
     most = tl.full((BM,), float("-inf"), tl.float32)
     total, seen = tl.zeros((BM,), tl.float32), tl.zeros((BM, WIDTH), tl.float32)
-    low = tl.load(cu + _place(rows, cu, pieces, PIECES), mask=valid, other=0)
+    low = tl.load(cu + _place(rows, cu, pieces), mask=valid, other=0)
     # Its own piece first: after it no row has seen nothing.
     most, total, seen = _look_over(
         q0, k, v, low, rows + 1, valid, most, total, seen, scale, tokens, key_step, value_step, columns,
         BM, BN,
     )  # fmt: skip
     if CALLS > 0:
-        low, high = _seen(rows, s0, e0, k0, cu_queries, cu_keys, b0, BOUNDS)
+        low, high = _seen(rows, s0, e0, k0, cu_queries, cu_keys, b0)
         most, total, seen = _look_over(
             q0, k, v, low, high, valid, most, total, seen, scale, tokens, key_step, value_step, columns,
             BM, BN,
         )  # fmt: skip
     if CALLS > 1:
-        low, high = _seen(rows, s1, e1, k1, cu_queries + b0, cu_keys + b0, b1, BOUNDS)
+        low, high = _seen(rows, s1, e1, k1, cu_queries + b0, cu_keys + b0, b1)
         most, total, seen = _look_over(
             q0, k, v, low, high, valid, most, total, seen, scale, tokens, key_step, value_step, columns,
             BM, BN,
         )  # fmt: skip
     if CALLS > 2:
-        low, high = _seen(rows, s2, e2, k2, cu_queries + b0 + b1, cu_keys + b0 + b1, b2, BOUNDS)
+        low, high = _seen(rows, s2, e2, k2, cu_queries + b0 + b1, cu_keys + b0 + b1, b2)
         most, total, seen = _look_over(
             q0, k, v, low, high, valid, most, total, seen, scale, tokens, key_step, value_step, columns,
             BM, BN,
         )  # fmt: skip
     at = (places[:, None] * HEADS + head) * WIDTH + columns[None, :]
     tl.store(out + at, (seen / total[:, None]).to(q0.dtype), mask=valid[:, None])
-    tl.store(lse + head.to(tl.int64) * tokens + rows, (most + tl.log2(total)) * 0.6931471805599453, mask=valid)
+    tl.store(lse + head * tokens + rows, (most + tl.log2(total)) * 0.6931471805599453, mask=valid)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def products(grad, out, delta, tokens, HEADS: tl.constexpr, WIDTH: tl.constexpr, BM: tl.constexpr):
     """Of each token's output with its gradient, (heads, tokens)."""
-    tile, head = tl.program_id(0), tl.program_id(1)
+    tile, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
     rows = tile * BM + tl.arange(0, BM)
     at = (rows.to(tl.int64)[:, None] * HEADS + head) * WIDTH + tl.arange(0, WIDTH)[None, :]
     ok = (rows < tokens)[:, None]
     a = tl.load(grad + at, mask=ok, other=0.0).to(tl.float32)
     b = tl.load(out + at, mask=ok, other=0.0).to(tl.float32)
-    tl.store(delta + head.to(tl.int64) * tokens + rows, tl.sum(a * b, 1), mask=rows < tokens)
+    tl.store(delta + head * tokens + rows, tl.sum(a * b, 1), mask=rows < tokens)
 
 
 @triton.jit
@@ -220,11 +225,11 @@ def of_queries(
     grad, q, k, v, lse, delta, dq, cu, cu_queries, cu_keys, tokens, pieces, scale, plain_scale,
     query_step, query_head, key_step, key_head, value_step, value_head,
     s0, e0, k0, b0, s1, e1, k1, b1, s2, e2, k2, b2,
-    SHARE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr, BOUNDS: tl.constexpr,
-    CALLS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    SHARE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, CALLS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the queries, given the log-sum-exp over all that they see."""
-    tile, head = tl.program_id(0), tl.program_id(1)
+    tile, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
     k += (head // SHARE) * key_head
     v += (head // SHARE) * value_head
     rows = tile * BM + tl.arange(0, BM)
@@ -234,29 +239,29 @@ def of_queries(
         q + head * query_head + places[:, None] * query_step + columns[None, :], mask=valid[:, None], other=0.0
     )
     g0 = tl.load(grad + at, mask=valid[:, None], other=0.0)
-    of_row = head.to(tl.int64) * tokens + rows
+    of_row = head * tokens + rows
     lse0 = tl.load(lse + of_row, mask=valid, other=float("inf")) * 1.4426950408889634
     delta0 = tl.load(delta + of_row, mask=valid, other=0.0)
     onto = tl.zeros((BM, WIDTH), tl.float32)
-    low = tl.load(cu + _place(rows, cu, pieces, PIECES), mask=valid, other=0)
+    low = tl.load(cu + _place(rows, cu, pieces), mask=valid, other=0)
     onto = _ask_over(
         q0, g0, k, v, low, rows + 1, valid, lse0, delta0, onto, scale, tokens, key_step, value_step, columns,
         BM, BN,
     )  # fmt: skip
     if CALLS > 0:
-        low, high = _seen(rows, s0, e0, k0, cu_queries, cu_keys, b0, BOUNDS)
+        low, high = _seen(rows, s0, e0, k0, cu_queries, cu_keys, b0)
         onto = _ask_over(
             q0, g0, k, v, low, high, valid, lse0, delta0, onto, scale, tokens, key_step, value_step, columns,
             BM, BN,
         )  # fmt: skip
     if CALLS > 1:
-        low, high = _seen(rows, s1, e1, k1, cu_queries + b0, cu_keys + b0, b1, BOUNDS)
+        low, high = _seen(rows, s1, e1, k1, cu_queries + b0, cu_keys + b0, b1)
         onto = _ask_over(
             q0, g0, k, v, low, high, valid, lse0, delta0, onto, scale, tokens, key_step, value_step, columns,
             BM, BN,
         )  # fmt: skip
     if CALLS > 2:
-        low, high = _seen(rows, s2, e2, k2, cu_queries + b0 + b1, cu_keys + b0 + b1, b2, BOUNDS)
+        low, high = _seen(rows, s2, e2, k2, cu_queries + b0 + b1, cu_keys + b0 + b1, b2)
         onto = _ask_over(
             q0, g0, k, v, low, high, valid, lse0, delta0, onto, scale, tokens, key_step, value_step, columns,
             BM, BN,
@@ -321,31 +326,31 @@ def of_keys(
     grad, q, k, v, lse, delta, dk, dv, cu, cu_queries, cu_keys, tokens, pieces, scale, plain_scale,
     query_step, query_head, key_step, key_head, value_step, value_head,
     s0, e0, k0, l0, b0, s1, e1, k1, l1, b1, s2, e2, k2, l2, b2,
-    SHARE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr, BOUNDS: tl.constexpr,
-    CALLS: tl.constexpr, TURNED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    SHARE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, CALLS: tl.constexpr,
+    TURNED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """The gradients of keys and values. Of each dense call: its first query, its keys from k to l, its bounds."""
-    tile, shared = tl.program_id(0), tl.program_id(1)
+    tile, shared = tl.program_id(0), tl.program_id(1).to(tl.int64)
     rows = tile * BN + tl.arange(0, BN)
     valid, columns, places = rows < tokens, tl.arange(0, WIDTH), rows.to(tl.int64)
     at = places[:, None]
     key0 = tl.load(k + shared * key_head + at * key_step + columns[None, :], mask=valid[:, None], other=0.0)
     value0 = tl.load(v + shared * value_head + at * value_step + columns[None, :], mask=valid[:, None], other=0.0)
     of_key, of_value = tl.zeros((BN, WIDTH), tl.float32), tl.zeros((BN, WIDTH), tl.float32)
-    ends = tl.load(cu + _place(rows, cu, pieces, PIECES) + 1, mask=valid, other=0)
+    ends = tl.load(cu + _place(rows, cu, pieces) + 1, mask=valid, other=0)
     low0, high0 = rows, rows
     low1, high1 = rows, rows
     low2, high2 = rows, rows
     if CALLS > 0:
-        low0, high0 = _seen(rows, k0, l0, s0, cu_keys, cu_queries, b0, BOUNDS)
+        low0, high0 = _seen(rows, k0, l0, s0, cu_keys, cu_queries, b0)
     if CALLS > 1:
-        low1, high1 = _seen(rows, k1, l1, s1, cu_keys + b0, cu_queries + b0, b1, BOUNDS)
+        low1, high1 = _seen(rows, k1, l1, s1, cu_keys + b0, cu_queries + b0, b1)
     if CALLS > 2:
-        low2, high2 = _seen(rows, k2, l2, s2, cu_keys + b0 + b1, cu_queries + b0 + b1, b2, BOUNDS)
+        low2, high2 = _seen(rows, k2, l2, s2, cu_keys + b0 + b1, cu_queries + b0 + b1, b2)
     for other in range(0, SHARE):
         head = shared * SHARE + other
         asking, wanted = q + head * query_head, grad + head * WIDTH
-        sums, dots = lse + head.to(tl.int64) * tokens, delta + head.to(tl.int64) * tokens
+        sums, dots = lse + head * tokens, delta + head * tokens
         of_key, of_value = _answer_over(
             key0, value0, asking, wanted, sums, dots, rows, ends, valid, of_key, of_value, scale, tokens, query_step,
             HEADS * WIDTH, columns, TURNED, BM, BN,
