@@ -10,7 +10,7 @@ import torch
 
 from sameday.hardware.machine import Machine
 
-FLASH_CAPABILITY = (8, 0)
+FLASH_CAPABILITY, FUSED_CAPABILITY = (8, 0), (9, 0)
 _COMMON = ["cum_seq_q", "cum_seq_k", "max_q", "max_k", "dropout_p", "is_causal"]
 FLASH_ARGUMENTS = {
     "_flash_attention_forward": ["query", "key", "value", *_COMMON, "return_debug_mask"],
@@ -56,7 +56,7 @@ def without_flash(machine: Machine, precision: str) -> str | None:
     if machine.device != "cuda":
         return "there is no GPU"
     if machine.capability < FLASH_CAPABILITY:
-        return _too_old(machine)
+        return _too_old(machine, FLASH_CAPABILITY)
     if precision != "bf16":
         return f"it has no {precision}"
     return None if flash_operators() else f"torch {torch.__version__} has no such operators as are called"
@@ -68,11 +68,11 @@ def without_fused(machine: Machine) -> str | None:
         return "no GPU"
     if not machine.triton:
         return "Triton is not installed"
-    return _too_old(machine) if machine.capability < FLASH_CAPABILITY else None
+    return _too_old(machine, FUSED_CAPABILITY) if machine.capability < FUSED_CAPABILITY else None
 
 
-def _too_old(machine: Machine) -> str:
-    there, needed = (".".join(map(str, each)) for each in (machine.capability, FLASH_CAPABILITY))
+def _too_old(machine: Machine, least: tuple[int, int]) -> str:
+    there, needed = (".".join(map(str, each)) for each in (machine.capability, least))
     return f"{machine.name} has compute capability {there}, and it needs {needed}"
 
 

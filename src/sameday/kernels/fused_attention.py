@@ -18,8 +18,6 @@ from sameday.kernels.split import Segments
 
 WIDTHS = (16, 32, 64, 128, 256)
 """Of heads, that have tiles."""
-HOPPER = 200 * 1024
-"""Bytes of shared memory that only GPUs have which keep what their matmuls read there, for a stage longer."""
 LEAST = 99 * 1024
 """Bytes of it that all GPUs have which the kernels run on."""
 
@@ -46,8 +44,6 @@ class Tiles(NamedTuple):
 
 BEST = Tiles(Tile(64, 64, 4, 3), Tile(64, 64, 4, 2), Tile(64, 64, 4, 2, turned=True))
 """As timed on an H200, in bf16 and with heads of 128."""
-OLDER = BEST._replace(of_keys=Tile(64, 64, 8, 2))
-"""For GPUs before Hopper, whose matmuls read registers: four warps have too few of them for the gradients of keys."""
 FLOAT32 = Tiles(Tile(32, 32, 8, 1), Tile(32, 32, 8, 1), Tile(16, 16, 4, 1, turned=True))
 """It is multiplied without tensor cores, from registers: larger tiles would take minutes to compile."""
 SIDES = ((64, 64), (64, 32), (32, 32), (16, 16))
@@ -115,25 +111,25 @@ def _launches(q: Tensor) -> bool:
 def tiles(memory: int, width: int, size: int) -> Tiles:
     """Of each kernel the best tile that fits into so many bytes of shared memory, for heads of this width in numbers of
     this size."""
-    tried = FLOAT32 if size > 2 else BEST if memory > HOPPER else OLDER
+    tried = FLOAT32 if size > 2 else BEST
     found = {}
     for name, best in tried._asdict().items():
         # Sums are held in registers, and those of wide heads take more.
         most = max(16, min(best.queries, best.queries * 128 // width))
         sides = [pair for pair in SIDES if max(pair) <= most]
         each = (best._replace(queries=a, keys=b, stages=n) for a, b in sides for n in range(best.stages, 0, -1))
-        found[name] = next(tile for tile in each if needed(name, tile, width, size, memory) <= memory)
+        found[name] = next(tile for tile in each if needed(name, tile, width, size) <= memory)
     return Tiles(**found)
 
 
-def needed(kernel: str, tile: Tile, width: int, size: int, memory: int) -> int:
-    """Bytes of shared memory that a kernel takes at most, on a GPU that has so much: for what it holds, for each stage
-    of what it reads, and for the scores."""
+def needed(kernel: str, tile: Tile, width: int, size: int) -> int:
+    """Bytes of shared memory that a kernel takes at most: for what it holds, for each stage of what it reads, for the
+    scores, and to wait for copies."""
     held, read = (tile.keys, tile.queries) if kernel == "of_keys" else (tile.queries, tile.keys)
-    stages = tile.stages if memory > HOPPER else max(1, tile.stages - 1)
     tensors = 1 if kernel == "forward" else 2
     sums = 2 * 4 * read if kernel == "of_keys" else 0
-    return (tensors * held + 2 * stages * read) * width * size + stages * sums + tile.queries * tile.keys * size
+    scores = tile.queries * tile.keys * size
+    return (tensors * held + 2 * tile.stages * read) * width * size + tile.stages * sums + scores + 1024
 
 
 def tiles_of(q: Tensor) -> Tiles:
@@ -157,9 +153,10 @@ def forward(
     tokens, heads, _ = q.shape
     tile = (how or tiles_of(q)).forward
     out, lse = q.new_empty(q.shape), q.new_empty(heads, tokens, dtype=torch.float32)
-    kernels.forward[(-(-tokens // tile.queries), heads)](
-        q, k, v, out, lse, *pieces[:3], tokens, len(pieces.cu), scale * math.log2(math.e), *_steps(q, k, v),
-        *_numbers(pieces, "start", "end", "first_key", "bounds"), **_sizes(q, k, pieces), **tile.options(),
+    kernels.forward[(heads, -(-tokens // tile.queries))](
+        *_loaded(tile.queries, q), *_loaded(tile.keys, k, v), out, lse, *pieces[:3], tokens, len(pieces.cu),
+        scale * math.log2(math.e), *_numbers(pieces, "start", "end", "first_key", "bounds"),
+        **_sizes(q, k, pieces), **tile.options(),
     )  # fmt: skip
     return out, lse
 
@@ -185,25 +182,36 @@ def backward(
     dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
     delta = torch.empty_like(lse)
     kernels.products[(-(-tokens // 64), heads)](grad, out, delta, tokens, HEADS=heads, WIDTH=width, BM=64)
-    given, sizes = (grad, q, k, v, lse, delta), _sizes(q, k, pieces)
-    common = *pieces[:3], tokens, len(pieces.cu), scale * math.log2(math.e), scale, *_steps(q, k, v)
-    kernels.of_queries[(-(-tokens // of_queries.queries), heads)](
-        *given, dq, *common, *_numbers(pieces, "start", "end", "first_key", "bounds"), **sizes, **of_queries.options()
-    )
-    kernels.of_keys[(-(-tokens // of_keys.keys), k.shape[1])](
-        *given, dk, dv, *common, *_numbers(pieces, "start", "end", "first_key", "last_key", "bounds"),
+    sizes = _sizes(q, k, pieces)
+    common = *pieces[:3], tokens, len(pieces.cu), scale * math.log2(math.e), scale
+    kernels.of_queries[(heads, -(-tokens // of_queries.queries))](
+        *_loaded(of_queries.queries, grad, q), *_loaded(of_queries.keys, k, v), lse, delta, dq, *common,
+        *_numbers(pieces, "start", "end", "first_key", "bounds"), **sizes, **of_queries.options(),
+    )  # fmt: skip
+    kernels.of_keys[(k.shape[1], -(-tokens // of_keys.keys))](
+        *_loaded(of_keys.queries, grad, q), *_loaded(of_keys.keys, k, v), lse, delta, dk, dv, *common,
+        *_numbers(pieces, "start", "end", "first_key", "last_key", "bounds"),
         **sizes, **of_keys.options(), TURNED=of_keys.turned,
     )  # fmt: skip
     return dq, dk, dv
 
 
 def _with_columns_together(*tensors: Tensor) -> list[Tensor]:
-    """Heads and tokens may lie in any order, the numbers of a head must follow each other."""
-    return [x if x.stride(2) == 1 else x.contiguous() for x in tensors]
+    """Heads and tokens may lie in any order, the numbers of a head must follow each other, and each head begin at a
+    multiple of 16 bytes: no tensor map is made of others."""
+
+    def mapped(x: Tensor) -> bool:
+        whole = all(step * x.element_size() % 16 == 0 for step in x.stride()[:2])
+        return whole and x.stride(2) == 1 and x.data_ptr() % 16 == 0
+
+    return [x if mapped(x) else x.clone(memory_format=torch.contiguous_format) for x in tensors]
 
 
-def _steps(*tensors: Tensor) -> list[int]:
-    return [step for x in tensors for step in x.stride()[:2]]
+def _loaded(rows: int, *tensors: Tensor) -> list[Any]:
+    """(tokens, heads, width), as kernels load tiles of so many rows of a head."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return [TensorDescriptor.from_tensor(x.transpose(0, 1), [1, rows, x.shape[2]]) for x in tensors]
 
 
 def _numbers(pieces: Segments, *names: str) -> list[int]:

@@ -88,7 +88,7 @@ def _fused_problems(machine: Machine, precision: str, decoder: Callable[[], Deco
     elif machine.device == "cuda" and not machine.triton:
         yield f"{asked} needs Triton, which is not installed; allowed: auto, sdpa, split"
     elif machine.device == "cuda" and (why := without_fused(machine)):
-        yield f"{asked} is Triton kernels, and {why}; allowed: auto, sdpa, flex"
+        yield f"{asked} is Triton kernels that copy tiles by tensor maps, and {why}; allowed: auto, sdpa, flex, split"
     elif (width := decoder().width) not in WIDTHS:
         there = ", ".join(map(str, WIDTHS))
         yield f"{asked} has tiles for heads of width {there}, and this model's have {width}; allowed: auto, sdpa, split"
