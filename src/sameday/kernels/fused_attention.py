@@ -154,7 +154,7 @@ def forward(
     tile = (how or tiles_of(q)).forward
     out, lse = q.new_empty(q.shape), q.new_empty(heads, tokens, dtype=torch.float32)
     kernels.forward[(heads, -(-tokens // tile.queries))](
-        *_loaded(tile.queries, q), *_loaded(tile.keys, k, v), out, lse, *pieces[:3], tokens, len(pieces.cu),
+        *_loaded(tile.queries, q), *_loaded(tile.keys, k, v), out, lse, *_bounds(pieces, tokens),
         scale * math.log2(math.e), *_numbers(pieces, "start", "end", "first_key", "bounds"),
         **_sizes(q, k, pieces), **tile.options(),
     )  # fmt: skip
@@ -183,7 +183,7 @@ def backward(
     delta = torch.empty_like(lse)
     kernels.products[(-(-tokens // 64), heads)](grad, out, delta, tokens, HEADS=heads, WIDTH=width, BM=64)
     sizes = _sizes(q, k, pieces)
-    common = *pieces[:3], tokens, len(pieces.cu), scale * math.log2(math.e), scale
+    common = *_bounds(pieces, tokens), scale * math.log2(math.e), scale
     kernels.of_queries[(heads, -(-tokens // of_queries.queries))](
         *_loaded(of_queries.queries, grad, q), *_loaded(of_queries.keys, k, v), lse, delta, dq, *common,
         *_numbers(pieces, "start", "end", "first_key", "bounds"), **sizes, **of_queries.options(),
@@ -212,6 +212,12 @@ def _loaded(rows: int, *tensors: Tensor) -> list[Any]:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     return [TensorDescriptor.from_tensor(x.transpose(0, 1), [1, rows, x.shape[2]]) for x in tensors]
+
+
+def _bounds(pieces: Segments, tokens: int) -> list[Any]:
+    """Of all pieces and of the dense calls; how many tokens and bounds there are, and how often those can be halved."""
+    most = max(len(pieces.cu), len(pieces.cu_queries))
+    return [*pieces[:3], tokens, len(pieces.cu), most.bit_length()]
 
 
 def _numbers(pieces: Segments, *names: str) -> list[int]:

@@ -14,12 +14,10 @@ import triton.language as tl
 
 from sameday.kernels.bdh import interpreted
 
-COUNTS = ["tokens", "pieces", *(f"{of}{call}" for of in "seklb" for call in range(3))]
+COUNTS = ["tokens", "pieces", "halves", *(f"{of}{call}" for of in "seklb" for call in range(3))]
 """One kernel serves whatever they are."""
 FAR = tl.constexpr(1 << 30)
 """Beyond all tokens."""
-TOGETHER = tl.constexpr(64)
-"""Bounds that are compared at once."""
 
 
 def _counted(first, last, step):
@@ -39,22 +37,24 @@ def _dot(a, b, onto):
 
 
 @triton.jit
-def _place(rows, bounds, count):
+def _place(rows, bounds, count, halves):
     """Among `count` bounds the last one that is not behind each row, by number; empty pieces have none of them."""
-    each = tl.arange(0, TOGETHER)
-    behind = rows * 0
-    for first in steps(0, count - 1, TOGETHER):
-        ends = tl.load(bounds + 1 + first + each, mask=first + each + 1 < count, other=FAR)
-        behind += tl.sum((ends[None, :] <= rows[:, None]).to(tl.int32), 1)
-    return behind
+    low, high = rows * 0, rows * 0 + (count - 1)
+    # By halves: all of them at once would take registers that no sum has then.
+    for _ in steps(0, halves, 1):
+        middle = (low + high) // 2
+        behind = tl.load(bounds + 1 + middle, mask=low < high, other=FAR) <= rows
+        high = tl.where(behind, high, middle)
+        low = tl.where(behind, middle + 1, low)
+    return low
 
 
 @triton.jit
-def _seen(rows, first, last, other, of_rows, of_others, count):
+def _seen(rows, first, last, other, of_rows, of_others, count, halves):
     """Where the run begins and ends that each row sees in a dense call, or that sees it. Rows of the call are those
     from `first` to `last`; the others get an empty run."""
     there = (rows >= first) & (rows < last)
-    at = _place(rows - first, of_rows, count)
+    at = _place(rows - first, of_rows, count, halves)
     low = tl.load(of_others + at, mask=there, other=0) + other
     high = tl.load(of_others + at + 1, mask=there, other=0) + other
     return tl.where(there, low, 0), tl.where(there, high, 0)
@@ -128,13 +128,14 @@ def _look_over(
 
 @triton.jit(do_not_specialize=COUNTS)
 def forward(
-    q, k, v, out, lse, cu, cu_queries, cu_keys, tokens, pieces, scale,
+    q, k, v, out, lse, cu, cu_queries, cu_keys, tokens, pieces, halves, scale,
     s0, e0, k0, b0, s1, e1, k1, b1, s2, e2, k2, b2,
     SHARE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, CALLS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """`scale` is for powers of two; the log-sum-exp is natural, (heads, tokens). Of each dense call: its queries from s
-    to e, its first key, and how many bounds it has; those of all calls follow each other."""
+    to e, its first key, and how many bounds it has; those of all calls follow each other. `halves`: how often the most
+    bounds of anything can be halved."""
     # The last tiles, which see most, begin first, of all heads.
     head, tile = tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1)
     shared = head // SHARE
@@ -143,26 +144,26 @@ def forward(
     q0 = _tile(q, head, tile * BM, BM, WIDTH)
     most = tl.full((BM,), float("-inf"), tl.float32)
     total, seen = tl.zeros((BM,), tl.float32), tl.zeros((BM, WIDTH), tl.float32)
-    low = tl.load(cu + _place(rows, cu, pieces), mask=valid, other=0)
+    low = tl.load(cu + _place(rows, cu, pieces, halves), mask=valid, other=0)
     # Its own piece first: after it no row has seen nothing.
     most, total, seen = _look_over(
         q0, k, v, low, rows + 1, valid, most, total, seen, scale, shared,
         BM, BN, WIDTH,
     )  # fmt: skip
     if CALLS > 0:
-        low, high = _seen(rows, s0, e0, k0, cu_queries, cu_keys, b0)
+        low, high = _seen(rows, s0, e0, k0, cu_queries, cu_keys, b0, halves)
         most, total, seen = _look_over(
             q0, k, v, low, high, valid, most, total, seen, scale, shared,
             BM, BN, WIDTH,
         )  # fmt: skip
     if CALLS > 1:
-        low, high = _seen(rows, s1, e1, k1, cu_queries + b0, cu_keys + b0, b1)
+        low, high = _seen(rows, s1, e1, k1, cu_queries + b0, cu_keys + b0, b1, halves)
         most, total, seen = _look_over(
             q0, k, v, low, high, valid, most, total, seen, scale, shared,
             BM, BN, WIDTH,
         )  # fmt: skip
     if CALLS > 2:
-        low, high = _seen(rows, s2, e2, k2, cu_queries + b0 + b1, cu_keys + b0 + b1, b2)
+        low, high = _seen(rows, s2, e2, k2, cu_queries + b0 + b1, cu_keys + b0 + b1, b2, halves)
         most, total, seen = _look_over(
             q0, k, v, low, high, valid, most, total, seen, scale, shared,
             BM, BN, WIDTH,
@@ -224,7 +225,7 @@ def _ask_over(
 
 @triton.jit(do_not_specialize=COUNTS)
 def of_queries(
-    grad, q, k, v, lse, delta, dq, cu, cu_queries, cu_keys, tokens, pieces, scale, plain_scale,
+    grad, q, k, v, lse, delta, dq, cu, cu_queries, cu_keys, tokens, pieces, halves, scale, plain_scale,
     s0, e0, k0, b0, s1, e1, k1, b1, s2, e2, k2, b2,
     SHARE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, CALLS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
@@ -242,25 +243,25 @@ def of_queries(
     lse0 = tl.load(lse + of_row, mask=valid, other=float("inf")) * 1.4426950408889634
     delta0 = tl.load(delta + of_row, mask=valid, other=0.0)
     onto = tl.zeros((BM, WIDTH), tl.float32)
-    low = tl.load(cu + _place(rows, cu, pieces), mask=valid, other=0)
+    low = tl.load(cu + _place(rows, cu, pieces, halves), mask=valid, other=0)
     onto = _ask_over(
         q0, g0, k, v, low, rows + 1, valid, lse0, delta0, onto, scale, shared,
         BM, BN, WIDTH,
     )  # fmt: skip
     if CALLS > 0:
-        low, high = _seen(rows, s0, e0, k0, cu_queries, cu_keys, b0)
+        low, high = _seen(rows, s0, e0, k0, cu_queries, cu_keys, b0, halves)
         onto = _ask_over(
             q0, g0, k, v, low, high, valid, lse0, delta0, onto, scale, shared,
             BM, BN, WIDTH,
         )  # fmt: skip
     if CALLS > 1:
-        low, high = _seen(rows, s1, e1, k1, cu_queries + b0, cu_keys + b0, b1)
+        low, high = _seen(rows, s1, e1, k1, cu_queries + b0, cu_keys + b0, b1, halves)
         onto = _ask_over(
             q0, g0, k, v, low, high, valid, lse0, delta0, onto, scale, shared,
             BM, BN, WIDTH,
         )  # fmt: skip
     if CALLS > 2:
-        low, high = _seen(rows, s2, e2, k2, cu_queries + b0 + b1, cu_keys + b0 + b1, b2)
+        low, high = _seen(rows, s2, e2, k2, cu_queries + b0 + b1, cu_keys + b0 + b1, b2, halves)
         onto = _ask_over(
             q0, g0, k, v, low, high, valid, lse0, delta0, onto, scale, shared,
             BM, BN, WIDTH,
@@ -322,7 +323,7 @@ def _answer_over(
 
 @triton.jit(do_not_specialize=COUNTS)
 def of_keys(
-    grad, q, k, v, lse, delta, dk, dv, cu, cu_queries, cu_keys, tokens, pieces, scale, plain_scale,
+    grad, q, k, v, lse, delta, dk, dv, cu, cu_queries, cu_keys, tokens, pieces, halves, scale, plain_scale,
     s0, e0, k0, l0, b0, s1, e1, k1, l1, b1, s2, e2, k2, l2, b2,
     SHARE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, CALLS: tl.constexpr,
     TURNED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
@@ -335,16 +336,16 @@ def of_keys(
     key0 = _tile(k, shared, tile * BN, BN, WIDTH)
     value0 = _tile(v, shared, tile * BN, BN, WIDTH)
     of_key, of_value = tl.zeros((BN, WIDTH), tl.float32), tl.zeros((BN, WIDTH), tl.float32)
-    ends = tl.load(cu + _place(rows, cu, pieces) + 1, mask=valid, other=0)
+    ends = tl.load(cu + _place(rows, cu, pieces, halves) + 1, mask=valid, other=0)
     low0, high0 = rows, rows
     low1, high1 = rows, rows
     low2, high2 = rows, rows
     if CALLS > 0:
-        low0, high0 = _seen(rows, k0, l0, s0, cu_keys, cu_queries, b0)
+        low0, high0 = _seen(rows, k0, l0, s0, cu_keys, cu_queries, b0, halves)
     if CALLS > 1:
-        low1, high1 = _seen(rows, k1, l1, s1, cu_keys + b0, cu_queries + b0, b1)
+        low1, high1 = _seen(rows, k1, l1, s1, cu_keys + b0, cu_queries + b0, b1, halves)
     if CALLS > 2:
-        low2, high2 = _seen(rows, k2, l2, s2, cu_keys + b0 + b1, cu_queries + b0 + b1, b2)
+        low2, high2 = _seen(rows, k2, l2, s2, cu_keys + b0 + b1, cu_queries + b0 + b1, b2, halves)
     for other in range(0, SHARE):
         head = shared * SHARE + other
         sums, dots = lse + head.to(tl.int64) * tokens, delta + head.to(tl.int64) * tokens
