@@ -20,6 +20,8 @@ from hypothesis import given, settings
 from packed_rows import ALONE, GROUPS, row
 from torch import Tensor
 
+from sameday.data.questions.batch import make_batch
+from sameday.data.questions.shapes import Shape
 from sameday.hardware.kernels import kernels
 from sameday.hardware.machine import Machine, detect_machine
 from sameday.hardware.ranks import Ranks
@@ -31,6 +33,7 @@ from sameday.models import vlm_flops
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
 from sameday.tasks.vqa.automatic import Decoder, attention_kernel, graph_problems
+from sameday.tasks.vqa.recorded import shape_of_part
 from sameday.tasks.vqa.setup import VqaSetup
 from sameday.tasks.vqa.task import VqaTask
 from sameday.tasks.vqa.warm import Met
@@ -313,6 +316,19 @@ def test_validation_and_answers_are_those_of_a_dense_mask(home: Path, two_layers
     (scores, answers), (wanted, those) = found
     assert answers == those and answers
     assert scores == pytest.approx(wanted, rel=LIKE_DENSE)
+
+
+def test_a_row_that_is_padded_to_be_recorded_is_what_split_calls_give(home: Path, two_layers: Path) -> None:
+    """Each section has padding in pieces of its own, and empty pieces come last."""
+    task = make(home, two_layers, "fused")
+    encoded, [[part]] = task._step(0, None, Ranks())
+    own = shape_of_part(encoded, part, True)
+    tokens, counts = (9 if section else 0 for section in own.sections), (3, 2, 2, 2, 0, 0, 0)
+    shape = Shape(*(size + more for size, more in zip(own, (*tokens, *counts), strict=True)))
+    batch = make_batch(task.lay_out(encoded, part, None, shape), task.source.read_image)
+    assert batch.segments is not None and not batch.segments.cu.diff().all() and shape.fork and shape.alone
+    drawn = Drawn(batch.segments, (1, 1), torch.float32)
+    assert far(drawn.fused(FEW if DEVICE == "cpu" else None), drawn.wanted()) < NEAR
 
 
 def test_what_kernels_are_compiled_for_is_known_before_a_batch_is_built(home: Path, two_layers: Path) -> None:
