@@ -1,6 +1,7 @@
 """Variable-length attention at the shapes of Qwen3-VL-8B's decoder and tower: torch's flash attention, which training
 calls, cuDNN's, and for the tower a kernel of our own in several tiles (queries/keys/warps/stages). Then whole layers'
-attention over shared prefixes: calls of flash attention that are merged, as training has it, and kernels of our own.
+attention over shared prefixes: calls of flash attention that are merged (`plan.attention: split`), and kernels of our
+own (`fused`), first by the tiles that training has here and then by others.
 
     python bench/attention.py                 one GPU, a minute
     python bench/attention.py --shared        the second part alone
@@ -8,26 +9,29 @@ attention over shared prefixes: calls of flash attention that are merged, as tra
 
 Of each row and kernel: microseconds of the forward and of the backward pass, median (least to most), with the share of
 the GPU's peak for their matmuls; microseconds of the host for the forward pass; milliseconds of a first call with
-lengths that were not there before; the largest relative distance of output, log-sum-exp and gradients from float32."""
+lengths that were not there before; the largest relative distance of output, log-sum-exp and gradients from float32. The
+second part is timed in CUDA graphs, without the host, and then with one tile after the other changed."""
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-import tree
 from runs import Tile, attend_in_runs
 from torch import Tensor
 
-from sameday.kernels import split
+from sameday.kernels import fused_attention, split
+from sameday.kernels.fused_attention import Tiles
 from sameday.kernels.split import Dense, Segments
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-TIMES = 20
+TIMES, CALLS = 20, 10
+"""Of a row, each timed by itself; and at once, where a CUDA graph is timed."""
 
 
 class Row(NamedTuple):
@@ -52,21 +56,21 @@ ROWS = {
     "tower, 16 of 768×576": Row([1728] * 16, causal=False, heads=(16, 16), width=72, trained=False),
     "tower, 16 of mixed sizes": Row(MIXED, causal=False, heads=(16, 16), width=72, trained=False),
 }
-SHARED = {
+SHARED: dict[str, Sequence[tuple[int, list[Any]]]] = {
     "2 prefixes of 1,300, 16 branches of 64": ((1300, 8 * [64]),) * 2,
+    "2 prefixes of 1,300, 10 forks, 16 branches": ((1300, 2 * [(38, [40, 44]), (40, [42])] + [(36, [38, 45])]),) * 2,
     "2 prefixes of 450, 16 branches of 32": ((450, 8 * [32]),) * 2,
     "3 prefixes of 322 to 1,300, 17 branches": ((450, [31, 28, 40]), (1300, 9 * [36]), (322, 5 * [44])),
     "16 questions of 1,344": ((1344, []),) * 16,
     "16 questions, mixed sizes": tuple((size // 4 + 64, []) for size in MIXED),
 }
-"""Prefixes with the branches of each."""
-OTHER_TILES = [
-    tree.Tiles(tree.Tile(128, 64, 8, 3), tree.Tile(128, 64, 8, 2), tree.Tile(32, 128, 8, 2)),
-    tree.Tiles(tree.Tile(128, 128, 8, 2), tree.Tile(64, 32, 4, 3), tree.Tile(64, 64, 4, 2)),
-    tree.Tiles(tree.Tile(64, 128, 4, 2), tree.Tile(64, 64, 4, 3), tree.Tile(64, 64, 8, 2, turned=True)),
-    tree.Tiles(tree.Tile(128, 64, 8, 2), tree.Tile(64, 128, 8, 2), tree.Tile(128, 64, 8, 2, turned=True)),
-    tree.Tiles(tree.Tile(64, 64, 4, 2), tree.Tile(64, 64, 4, 1), tree.Tile(64, 64, 4, 1)),
-]
+"""Prefixes with the branches of each, or with its forks and the branches of those."""
+OTHER_TILES: dict[str, list[Any]] = {
+    "forward": [(64, 64, 4, 2), (128, 64, 8, 3), (128, 128, 8, 2)],
+    "of_queries": [(64, 64, 4, 3), (128, 64, 8, 2)],
+    "of_keys": [(128, 64, 8, 2, True), (32, 128, 8, 2), (64, 64, 4, 1)],
+}
+"""Of `plan.attention: fused`, each instead of the one that the product takes here; see fused_attention.Tile."""
 Forward = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, int, bool, float], tuple[Tensor, Tensor]]
 Backward = Callable[..., tuple[Tensor, Tensor, Tensor]]
 
@@ -225,64 +229,127 @@ def print_row(name: str, row: Row, half: torch.dtype, peak: float | None) -> Non
         print(f"{name:34} {kernel:12} " + " | ".join(words) + f" | host {hosts[0]:.0f} | first {first:.1f} | {off:.1e}")
 
 
-def segments_of(groups: Sequence[tuple[int, list[int]]]) -> Segments:
-    """All prefixes, then all branches."""
-    prefixes, branches = [prefix for prefix, _ in groups], [sum(own) for _, own in groups]
-    cu, of_queries, of_keys = (
-        torch.tensor([0, *counts], dtype=torch.int32).cumsum(0).int()
-        for counts in ([*prefixes, *(n for _, own in groups for n in own)], branches, prefixes)
-    )
-    empty = Dense(0, 0, *[torch.zeros(1, dtype=torch.int32)] * 2)
-    return Segments.of(cu, [Dense(sum(prefixes), 0, of_queries, of_keys), empty, empty])
+def segments_of(groups: Sequence[tuple[int, list[Any]]]) -> Segments:
+    """All prefixes, then all forks, then all branches. Either all groups have forks or none has."""
+    prefixes = [prefix for prefix, _ in groups]
+    forks = [[each for each in own if isinstance(each, tuple)] for _, own in groups]
+    branches = [branches_of(own) for _, own in groups]
+    of_forks = [length for own in forks for length, _ in own]
+
+    def dense(queries: int, keys: int, asking: Sequence[int], seen: Sequence[int]) -> Dense:
+        return Dense(queries, keys, _bounds(asking), _bounds(seen))
+
+    at_forks, at_branches = sum(prefixes), sum(prefixes) + sum(of_forks)
+    none = dense(0, 0, (), ())
+    calls = [dense(at_branches, 0, [sum(own) for own in branches], prefixes), none, none]
+    if of_forks:
+        calls[1] = dense(at_forks, 0, [sum(length for length, _ in own) for own in forks], prefixes)
+        calls[2] = dense(at_branches, at_forks, [sum(under) for own in forks for _, under in own], of_forks)
+    return Segments.of(_bounds([*prefixes, *of_forks, *(each for own in branches for each in own)]), calls)
 
 
-def print_shared(name: str, groups: Sequence[tuple[int, list[int]]], half: torch.dtype, small: bool) -> None:
-    """Of both passes: flash attention's calls with what merges them, then each tile of each kernel of ours."""
-    pieces = segments_of(groups)
-    tokens, there = int(pieces.cu[-1]), pieces.to(DEVICE)
-    (heads, shared), width = ((4, 2), 16) if small else ((32, 8), 128)
-    torch.manual_seed(0)
-    q, k, v, grad = (torch.randn(tokens, n, width, device=DEVICE, dtype=half) for n in (heads, shared, shared, heads))
-    scale = width**-0.5
-    doubled = [x.float() for x in (grad, q, k, v)]
-    wanted = list(split._forward(*doubled[1:], *there, scale))
-    wanted += split._backward(*doubled, *wanted, *there, scale)
-    flop = 4 * width * heads * sum(n * n / 2 + n * sum(own) + sum(m * m for m in own) / 2 for n, own in groups)
-    out, lse = split._forward(q, k, v, *there, scale)
+def _bounds(counts: Sequence[int]) -> Tensor:
+    return torch.tensor([0, *counts], dtype=torch.int32).cumsum(0).int()
 
-    def show(
-        kernel: str, forward: Callable[[], object], backward: Callable[[], object], found: Sequence[Tensor]
-    ) -> None:
-        off = max(float((a.float() - b).norm() / b.norm()) for a, b in zip(found, wanted, strict=True))
-        words = []
-        for flops, do in ((flop, forward), (2.5 * flop, backward)):
-            took, _ = microseconds(do)
-            middle = statistics.median(took)
-            words.append(f"{middle:8.1f} ({min(took):.1f}-{max(took):.1f}) {flops / middle / 1e6:5.0f} TFLOP/s")
-        print(f"{name:40} {kernel:34} " + " | ".join(words) + f" | {off:.1e}", flush=True)
 
-    backward = split._backward(grad, q, k, v, out, lse, *there, scale)
-    show(
-        "flash, merged",
-        lambda: split._forward(q, k, v, *there, scale),
-        lambda: split._backward(grad, q, k, v, out, lse, *there, scale),
-        [out, lse, *backward],
-    )
-    few = tree.Tiles(*[tree.Tile(16, 16, 4, 1)] * 3)  # it is the number of programs that takes the interpreter long
-    for tiles in [few] if small else [tree.TILES, *OTHER_TILES]:
-        label = " ".join("/".join(str(int(part)) for part in tile) for tile in tiles)
-        try:
-            mine, sums = tree.forward(q, k, v, there, scale, tiles)
-            found = [mine, sums, *tree.backward(grad, q, k, v, mine, sums, there, scale, tiles)]
-        except Exception as error:
-            print(f"{name:40} {label:34} cannot: {str(error).splitlines()[0][:100]}", flush=True)
-            continue
-        show(
-            label,
-            lambda: tree.forward(q, k, v, there, scale, tiles),  # noqa: B023
-            lambda: tree.backward(grad, q, k, v, mine, sums, there, scale, tiles),  # noqa: B023
-            found,
+def branches_of(own: Sequence[Any]) -> list[int]:
+    return [length for each in own for length in (each[1] if isinstance(each, tuple) else [each])]
+
+
+def pairs_of(prefix: int, own: Sequence[Any]) -> float:
+    """Of queries with keys that they see, half of a square where that is causal."""
+    pairs = prefix * prefix / 2 + prefix * sum(branches_of(own)) + sum(each * each for each in branches_of(own)) / 2
+    for fork, under in (each for each in own if isinstance(each, tuple)):
+        pairs += fork * prefix + fork * fork / 2 + fork * sum(under)
+    return pairs
+
+
+def recorded_microseconds(do: Callable[[], object]) -> list[float]:
+    """Of one call among several in a CUDA graph: the host has no part in it."""
+    if DEVICE.type == "cpu":
+        return microseconds(do)[0]
+    do()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(CALLS):
+            do()
+    return [each / CALLS for each in microseconds(graph.replay)[0]]
+
+
+class Shared:
+    """Inputs of a row over shared prefixes, and what float32 makes of them."""
+
+    def __init__(self, groups: Sequence[tuple[int, list[Any]]], half: torch.dtype, small: bool) -> None:
+        pieces = segments_of(groups)
+        tokens, self.pieces = int(pieces.cu[-1]), pieces.to(DEVICE)
+        (heads, shared), width = ((4, 2), 16) if small else ((32, 8), 128)
+        torch.manual_seed(0)
+        self.q, self.k, self.v, self.grad = (
+            torch.randn(tokens, n, width, device=DEVICE, dtype=half) for n in (heads, shared, shared, heads)
         )
+        self.scale = width**-0.5
+        self.flop = 4 * width * heads * sum(pairs_of(prefix, own) for prefix, own in groups)
+        wide = [x.float() for x in (self.grad, self.q, self.k, self.v)]
+        wanted = list(split._forward(*wide[1:], *self.pieces, self.scale))
+        self.wanted = [*wanted, *split._backward(*wide, *wanted, *self.pieces, self.scale)]
+
+    def forward(self, how: Tiles | None) -> tuple[Tensor, Tensor]:
+        """By calls of flash attention where there are no tiles."""
+        if how is None:
+            return split._forward(self.q, self.k, self.v, *self.pieces, self.scale)
+        return fused_attention.forward(self.q, self.k, self.v, self.pieces, self.scale, how)
+
+    def backward(self, how: Tiles | None, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        given = (self.grad, self.q, self.k, self.v, out, lse)
+        if how is None:
+            return split._backward(*given, *self.pieces, self.scale)
+        return fused_attention.backward(*given, self.pieces, self.scale, how)
+
+    def timed(self, how: Tiles | None, passes: Sequence[str]) -> str:
+        out, lse = self.forward(how)
+        found = [out, lse, *self.backward(how, out, lse)]
+        off = max(float((a.float() - b).norm() / b.norm()) for a, b in zip(found, self.wanted, strict=True))
+        does: dict[str, tuple[float, Callable[[], object]]] = {
+            "forward": (self.flop, lambda: self.forward(how)),
+            "backward": (2.5 * self.flop, lambda: self.backward(how, out, lse)),
+        }
+        words = []
+        for name in passes:
+            flop, do = does[name]
+            took = recorded_microseconds(do)
+            middle = statistics.median(took)
+            words.append(f"{name} {middle:7.1f} ({min(took):.1f}-{max(took):.1f}) {flop / middle / 1e6:4.0f} TFLOP/s")
+        return f"{' | '.join(words)} | {off:.1e}"
+
+
+def print_shared(name: str, groups: Sequence[tuple[int, list[Any]]], half: torch.dtype, small: bool) -> None:
+    """Of both passes: flash attention's calls with what merges them, then our kernels, then each of their tiles."""
+    made = Shared(groups, half, small)
+    # Few programs: it is their number that takes the interpreter long.
+    own = Tiles(*[fused_attention.Tile(256, 256, 4, 1)] * 3) if small else fused_attention.tiles_of(made.q)
+    arms: list[tuple[str, Tiles | None, Sequence[str]]] = [
+        ("flash, merged", None, ("forward", "backward")),
+        (f"fused {' '.join(map(tile_words, own))}", own, ("forward", "backward")),
+    ]
+    for kernel, tiles in {} if small else OTHER_TILES.items():
+        for tile in itertools.starmap(fused_attention.Tile, tiles):
+            changed = own._replace(**{kernel: tile})
+            arms.append((f"{kernel} {tile_words(tile)}", changed, ("forward" if kernel == "forward" else "backward",)))
+    for label, how, passes in arms:
+        try:
+            words = made.timed(how, passes)
+        except Exception as error:
+            words = f"cannot: {str(error).splitlines()[0][:100]}"
+        print(f"{name:43} {label:38} {words}", flush=True)
+
+
+def shrunk(own: Sequence[Any]) -> list[Any]:
+    return [(4, shrunk(each[1])) if isinstance(each, tuple) else max(2, each // 16) for each in own]
+
+
+def tile_words(tile: Sequence[int]) -> str:
+    return "/".join(str(int(part)) for part in tile)
 
 
 def main() -> None:
@@ -307,7 +374,7 @@ def main() -> None:
     for name, groups in SHARED.items():
         small = args.size == "tiny"
         if small:
-            groups = [(max(4, n // 60), [max(2, m // 16) for m in own]) for n, own in groups]
+            groups = [(max(4, n // 60), shrunk(own)) for n, own in groups]
         print_shared(name, groups, half, small)
 
 

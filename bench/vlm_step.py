@@ -61,6 +61,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "shared, dense mask, compiled": {**SHARED, **COMPILED},
     "shared, flex, compiled": {**SHARED, **COMPILED, "attention": "flex"},
     "shared, split, compiled": {**SHARED, **COMPILED, "attention": "split", "pad_to_multiple": 32},
+    "shared, fused, compiled": {**SHARED, **COMPILED, "attention": "fused", "pad_to_multiple": 32},
     "shared, split, compiled, selective checkpointing": {
         **SHARED,
         **COMPILED,

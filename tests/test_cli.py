@@ -333,6 +333,8 @@ def test_attention_that_cannot_run_is_refused_before_the_run_exists(world: Path)
     assert said == "plan.attention flex has no backward pass on a CPU; allowed there: auto, sdpa, split"
     said = refused(world, "train", "recipe.yaml", "--set", "plan.attention=split", "--set", "plan.packing=false", *CPU)
     assert said == "plan.attention split is for packed rows: set plan.packing true, or attention sdpa or flex"
+    said = refused(world, "train", "recipe.yaml", "--set", "plan.attention=fused", "--set", "plan.packing=false", *CPU)
+    assert said.startswith("plan.attention fused is for packed rows: set plan.packing true")
     assert not (world / "runs").exists()
 
 

@@ -12,7 +12,7 @@ from arms import Stage
 from covering import trial_plans, uncovered
 
 from sameday.models import vlm
-from sameday.spec.plan import Plan, claims
+from sameday.spec.plan import OF_PIECES, Plan, claims
 from sameday.tasks.vqa import task as vqa
 from sameday.tasks.vqa.setup import VqaSetup
 from sameday.verify.registry import trial_values
@@ -27,12 +27,14 @@ SETUPS = {
 }
 VALUES = {device: trial_values(setup, device, QUESTION) for device, setup in SETUPS.items()}
 PLANS = {device: trial_plans(setup, device, QUESTION) for device, setup in SETUPS.items()}
-NO_SPLIT, NO_BUDGET = (("packing", False), ("attention", "split")), (("activation_budget", 0.5), ("compile", "none"))
+NO_SPLIT, NO_FUSED = ((("packing", False), ("attention", kernel)) for kernel in OF_PIECES)
+NO_BUDGET = (("activation_budget", 0.5), ("compile", "none"))
 GRAPHS = ("cuda_graphs", True)
 IMPOSSIBLE = {
     "cpu": [NO_SPLIT, NO_BUDGET],
     "cuda": [
         NO_SPLIT,
+        NO_FUSED,
         (("packing", False), GRAPHS),
         NO_BUDGET,
         *((("attention", kernel), GRAPHS) for kernel in ("sdpa", "flex")),

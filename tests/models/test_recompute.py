@@ -13,6 +13,7 @@ from transformers import AutoConfig
 from sameday.data.questions.batch import Batch
 from sameday.hardware.machine import Machine
 from sameday.hardware.ranks import Ranks
+from sameday.kernels import fused_attention
 from sameday.models import vlm
 from sameday.spec.plan import Plan
 from sameday.tasks.vqa.automatic import FEWEST_SELECTIVE, FEWEST_TOKENS, choose_plan, language_bytes
@@ -66,6 +67,7 @@ def selective_bytes(task: VqaTask, batch: Batch) -> int:
     [
         *((family, "sdpa", "none") for family in (*worlds.FAMILIES, *worlds.SQUARE)),
         ("qwen3_vl", "split", "none"),
+        ("qwen3_vl", "fused", "none"),
         pytest.param("qwen3_vl", "split", "layers", marks=pytest.mark.soak),
         pytest.param("gemma3", "sdpa", "layers", marks=pytest.mark.soak),
     ],
@@ -75,6 +77,7 @@ def test_layers_keep_what_is_counted_and_learn_the_same(
 ) -> None:
     # A backend that divides graphs into forward and backward as on a GPU, and computes them as eager does.
     monkeypatch.setattr(vlm, "COMPILE_BACKEND", "aot_eager")
+    monkeypatch.setattr(fused_attention, "interpreted", lambda: False)  # computes the same, and is slow
     torch._dynamo.reset()
     tasks = tasks_of(tmp_path, family, attention, compile)
     batch = next(iter(tasks["none"].batches(0, None, Ranks())))

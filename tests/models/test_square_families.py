@@ -27,7 +27,7 @@ from sameday.hardware.machine import detect_machine
 from sameday.models.families import family_of
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
-from sameday.tasks.vqa.automatic import attention_kernel
+from sameday.tasks.vqa.automatic import Decoder, attention_kernel
 from sameday.tasks.vqa.setup import VqaSetup
 from sameday.verify.peer import loop
 
@@ -342,7 +342,7 @@ def test_split_attention_is_refused_where_layers_see_otherwise(tiny_models: dict
     assert str(refused.value) == SPLITS
     open_choice = asked.model_copy(update={"attention": "auto"})
     gpu = replace(detect_machine("cpu"), device="cuda", triton=True, capability=(9, 0))
-    chosen = attention_kernel(open_choice, gpu, "bf16", lambda: False)
+    chosen = attention_kernel(open_choice, gpu, "bf16", lambda: Decoder(splits=False))
     assert chosen == ("flex", f"there is a GPU with Triton, and {SPLITS.split(': ')[1].split(';')[0]}")
 
 

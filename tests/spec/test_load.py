@@ -190,7 +190,7 @@ def test_a_value_from_set_is_placed_there(folder: Path) -> None:
     assert recipe_error(text, "recipe.model.x=1") == "--set recipe.model.x=1: model is 'tiny', which has no keys"
     assert recipe_error(text, "recipe.lora=[1").startswith("--set recipe.lora=[1: not valid YAML: ")
     assert plan_error("{}", "plan.attention=fast") == (
-        "--set plan.attention=fast: attention is 'fast'; must be one of 'auto', 'sdpa', 'flex', 'split'"
+        "--set plan.attention=fast: attention is 'fast'; must be one of 'auto', 'sdpa', 'flex', 'split', 'fused'"
     )
 
 

@@ -224,7 +224,8 @@ def test_features_of_a_tower_or_projector_with_adapters_are_refused(home: Path, 
     )
     setup.resolve_auto(Plan(cache="pixels"), machine)
     cannot = {("cache", "features"), ("cuda_graphs", True)}
-    assert setup.cannot(machine) == cannot | (set() if interpreted() else {("lora_kernel", "triton")})
+    triton = {("lora_kernel", "triton"), ("attention", "fused")}
+    assert setup.cannot(machine) == cannot | (set() if interpreted() else triton)
     (home / "recipe.yaml").write_text(dump_yaml(recipe))
     with pytest.raises(BadInput) as error:
         cache_from_files(home / "recipe.yaml", None, CPU, Caching("features", "fill", False))

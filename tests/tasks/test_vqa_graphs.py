@@ -83,6 +83,8 @@ def distance(found: list[Tensor], other: list[Tensor]) -> float:
         pytest.param({"label_only_logits": False, "token_budget": 150}, {}, id="all logits, several to a step"),
         pytest.param({}, {"lora": LORA | {"dora": True}}, id="dora"),
         pytest.param(COMPILED, {}, id="compiled"),
+        pytest.param({"attention": "fused"}, {}, id="fused"),
+        pytest.param(COMPILED | {"attention": "fused", "checkpointing": "selective"}, {}, id="fused, compiled"),
         pytest.param(
             COMPILED | {"checkpointing": "full"},
             {"base_format": "fp8"},

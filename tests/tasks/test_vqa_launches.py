@@ -20,11 +20,12 @@ from sameday.hardware.known import KNOWN, REACHED, peak_of
 from sameday.hardware.machine import Machine, detect_machine
 from sameday.hardware.ranks import Ranks
 from sameday.models.vlm_flops import executed
-from sameday.spec.plan import Plan
+from sameday.spec.plan import OF_PIECES, Plan
 from sameday.tasks.cot.setup import CotSetup
 from sameday.tasks.vqa.automatic import (
     BYTES_PER_ACTIVATION,
     FEWEST_TOKENS,
+    Decoder,
     choose_plan,
     graph_problems,
     language_bytes,
@@ -186,7 +187,7 @@ def test_what_an_automatic_plan_cannot_record_is_launched_without_a_word(two_lay
     setups |= {"a CPU": (usual, detect_machine("cpu"), True), "windows": (usual, H200, False)}
     setups["stages"] = (CotSetup(worlds.cot_recipe(two_layers, precision="bf16"), tmp_path), H200, True)
     for name, (setup, machine, splits) in setups.items():
-        with patch.object(VqaSetup, "_splits", lambda _, splits=splits: splits):
+        with patch.object(VqaSetup, "_decoder", lambda _, splits=splits: Decoder(splits)):
             plan, why = setup.choose_plan(machine, 1)
             setup.check_plan(plan, machine)
             assert not plan.cuda_graphs and "cuda_graphs" not in why, name
@@ -201,7 +202,7 @@ def test_tools_know_that_questions_can_be_recorded(two_layers: Path, tmp_path: P
     assert plan.cuda_graphs and not setup.for_evaluation(plan).cuda_graphs and not setup.low_memory(plan).cuda_graphs
     assert ("cuda_graphs", True) not in setup.cannot(H200)
     (choice,) = (choice for choice in setup.choices(H200) if choice.name == "cuda_graphs")
-    assert choice.values == ({"cuda_graphs": True, "attention": "split"},)
+    assert choice.values == tuple({"cuda_graphs": True, "attention": kernel} for kernel in OF_PIECES)
     assert trial_values(setup, "cuda", 40)["cuda_graphs"] == (False, True)
     assert trial_values(setup, "cpu", 40)["cuda_graphs"] == (False,)
 

@@ -331,7 +331,7 @@ def test_what_cannot_be_recorded_is_refused_by_name(two_layers: Path, world: Pat
     needs = "plan.cuda_graphs true needs"
     assert f"{needs} a GPU; allowed here: false" in refused(detect_machine("cpu"))
     assert f"{needs} packed rows: set plan.packing true" in refused(packing=False, attention="sdpa")
-    assert f"{needs} plan.attention split, and it is flex" in refused(attention="flex")
+    assert f"{needs} plan.attention split or fused, and it is flex" in refused(attention="flex")
     assert f"{needs} split attention, which is flash attention on a GPU, and it has no float32" in refused(
         recipe={"precision": "float32"}, attention="auto"
     )

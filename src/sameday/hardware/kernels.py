@@ -10,7 +10,7 @@ import torch
 
 from sameday.hardware.machine import Machine
 
-FLASH_CAPABILITY = (8, 0)
+FLASH_CAPABILITY, FUSED_CAPABILITY = (8, 0), (9, 0)
 _COMMON = ["cum_seq_q", "cum_seq_k", "max_q", "max_k", "dropout_p", "is_causal"]
 FLASH_ARGUMENTS = {
     "_flash_attention_forward": ["query", "key", "value", *_COMMON, "return_debug_mask"],
@@ -35,11 +35,13 @@ def kernels(machine: Machine, precision: str) -> list[Kernel]:
     triton = _triton() if machine.triton else "no GPU" if not cuda else "Triton is not installed"
     no_flash = without_flash(machine, precision)
     split = no_flash or "flash attention of shared prefixes and of branches"
+    no_fused = without_fused(machine)
     compiler = shutil.which("g++") or shutil.which("clang++") or ""
     builds = triton if cuda else compiler or "no C++ compiler"
     return [
         Kernel("attention sdpa", True, "a dense mask, everywhere"),
         Kernel("attention split", no_flash is None or not cuda, split if cuda else "in plain PyTorch"),
+        Kernel("attention fused", no_fused is None, no_fused or triton),
         Kernel("attention flex", cuda and machine.triton, triton),
         Kernel("lora_kernel triton", cuda and machine.triton, triton),
         Kernel("level_kernel fused", cuda and machine.triton, triton),
@@ -54,11 +56,24 @@ def without_flash(machine: Machine, precision: str) -> str | None:
     if machine.device != "cuda":
         return "there is no GPU"
     if machine.capability < FLASH_CAPABILITY:
-        there, needed = (".".join(map(str, each)) for each in (machine.capability, FLASH_CAPABILITY))
-        return f"{machine.name} has compute capability {there}, and it needs {needed}"
+        return _too_old(machine, FLASH_CAPABILITY)
     if precision != "bf16":
         return f"it has no {precision}"
     return None if flash_operators() else f"torch {torch.__version__} has no such operators as are called"
+
+
+def without_fused(machine: Machine) -> str | None:
+    """Why no GPU of this machine runs our own kernels for shared prefixes; None where one does."""
+    if machine.device != "cuda":
+        return "no GPU"
+    if not machine.triton:
+        return "Triton is not installed"
+    return _too_old(machine, FUSED_CAPABILITY) if machine.capability < FUSED_CAPABILITY else None
+
+
+def _too_old(machine: Machine, least: tuple[int, int]) -> str:
+    there, needed = (".".join(map(str, each)) for each in (machine.capability, least))
+    return f"{machine.name} has compute capability {there}, and it needs {needed}"
 
 
 def flash_operators() -> bool:

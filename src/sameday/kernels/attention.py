@@ -10,15 +10,24 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
+from sameday.kernels import fused_attention, split
 from sameday.kernels.decode import LayerKeys
-from sameday.kernels.split import Segments, shared_prefix_attention
+from sameday.kernels.split import Segments
+from sameday.spec.plan import OF_PIECES
 
 NAME = "sameday_shared_prefix"
 """Under this name the kernels are registered with transformers."""
 
-Mask = Tensor | BlockMask | Segments | None
+
+class Fused(NamedTuple):
+    """Pieces of a packed row that are attended to in one pass."""
+
+    pieces: Segments
+
+
+Mask = Tensor | BlockMask | Segments | Fused | None
 """None: each row is one question, plain causal. Tensor: bool, (rows, 1, length, length), for sdpa. BlockMask: for flex.
-Segments: for split."""
+Segments: for split. Fused: for fused."""
 
 
 class Recorded(NamedTuple):
@@ -66,16 +75,16 @@ def make_mask(
     kernel: str,
     sight: Sight | None = None,
 ) -> Mask:
-    """The mask in the form `kernel` (sdpa, flex or split) takes. Padding comes last in a row, so that where a row is
-    one question plain causal attention is already exact, unless layers have a `sight` of their own; split takes such
-    a row like any other."""
+    """The mask in the form `kernel` (sdpa, flex, split or fused) takes. Padding comes last in a row, so that where a
+    row is one question plain causal attention is already exact, unless layers have a `sight` of their own; split and
+    fused take such a row like any other."""
     rows, length = group.shape
-    if kernel == "split" and segments is not None:
-        assert sight is None, "split attention knows neither windows nor images"
-        return segments
+    if kernel in OF_PIECES and segments is not None:
+        assert sight is None, f"{kernel} attention knows neither windows nor images"
+        return Fused(segments) if kernel == "fused" else segments
     if one_per_row and sight is None:
         return None
-    assert kernel != "split", "split attention is for packed rows"
+    assert kernel not in OF_PIECES, f"{kernel} attention is for packed rows"
     if kernel == "sdpa":
         seen = visible(group, branch, fork)
         if sight is None:
@@ -128,10 +137,14 @@ def attend(
         # Rows below 128 tokens would get torch's decoding kernel, which has no configuration for them.
         asked: Any = {"FORCE_USE_FLEX_ATTENTION": True} if query.is_cuda else None
         out = flex(query, key, value, block_mask=attention_mask, scale=scaling, enable_gqa=True, kernel_options=asked)
+    elif isinstance(attention_mask, Fused):
+        assert query.shape[0] == 1 and scaling is not None
+        q, k, v = (x.transpose(1, 2)[0] for x in (query, key, value))
+        return fused_attention.shared_prefix_attention(q, k, v, attention_mask.pieces, scaling)[None], None
     elif isinstance(attention_mask, Segments):
         assert query.shape[0] == 1 and scaling is not None
         q, k, v = (x.transpose(1, 2)[0].contiguous() for x in (query, key, value))
-        return shared_prefix_attention(q, k, v, attention_mask, scaling)[None], None
+        return split.shared_prefix_attention(q, k, v, attention_mask, scaling)[None], None
     elif attention_mask is None:
         out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
     else:

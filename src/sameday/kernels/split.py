@@ -30,7 +30,7 @@ class Segments(NamedTuple):
     """Where the pieces of a packed row begin and end, and what they see of other pieces.
 
     cu: every piece's bounds. cu_queries, cu_keys: those of the dense calls, one call after the other. at: the longest
-    piece, and of each call what `_Call` has; a tensor on the CPU, because a compiled layer would be compiled again for
+    piece, and of each call what `Call` has; a tensor on the CPU, because a compiled layer would be compiled again for
     each new number."""
 
     cu: Tensor
@@ -44,7 +44,7 @@ class Segments(NamedTuple):
         for queries, keys, cu_queries, cu_keys, most in calls:
             ends = queries + int(cu_queries[-1]), keys + int(cu_keys[-1])
             most = most or (_longest(cu_queries), _longest(cu_keys))
-            at += _Call(queries, ends[0], keys, ends[1], len(cu_keys), *most)
+            at += Call(queries, ends[0], keys, ends[1], len(cu_keys), *most)
         of_queries, of_keys = torch.cat([c.cu_queries for c in calls]), torch.cat([c.cu_keys for c in calls])
         return cls(cu, of_queries, of_keys, torch.tensor(at))
 
@@ -62,7 +62,7 @@ class Segments(NamedTuple):
             yield self.cu_queries[bounds].diff(), self.cu_keys[bounds].diff()
 
 
-class _Call(NamedTuple):
+class Call(NamedTuple):
     """Where queries and keys of a dense call stand, how many bounds it has, and its longest run of each."""
 
     start: int
@@ -86,16 +86,20 @@ def _longest(cu: Tensor) -> int:
     return max(cu.diff().tolist(), default=1)
 
 
-def _calls(at: Tensor) -> tuple[int, list[tuple[_Call, slice]]]:
+def _calls(at: Tensor) -> tuple[int, list[tuple[Call, slice]]]:
     """The longest piece, and the calls that have queries, each with the place of its bounds among those of all."""
-    longest, *numbers = at.tolist()
-    calls, first, width = [], 0, len(_Call._fields)
-    for n in range(0, len(numbers), width):
-        call = _Call(*numbers[n : n + width])
+    calls, first = [], 0
+    for call in all_calls(at):
         if call.end > call.start:
             calls.append((call, slice(first, first + call.bounds)))
         first += call.bounds
-    return longest, calls
+    return int(at[0]), calls
+
+
+def all_calls(at: Tensor) -> list[Call]:
+    """Of `Segments.at`, also those that have no queries."""
+    numbers, width = at.tolist()[1:], len(Call._fields)
+    return [Call(*numbers[n : n + width]) for n in range(0, len(numbers), width)]
 
 
 def shared_prefix_attention(query: Tensor, key: Tensor, value: Tensor, pieces: Segments, scale: float) -> Tensor:
@@ -180,31 +184,32 @@ def _backward(
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
 
 
-@_forward.register_fake
-def _(q, k, v, cu, cu_queries, cu_keys, at, scale):  # type: ignore[no-untyped-def]
-    return q.new_empty(q.shape), q.new_empty(q.shape[1], q.shape[0], dtype=_lse_dtype(q))
+def register(forward: torch.library.CustomOpDef, backward: torch.library.CustomOpDef) -> None:
+    """What torch.compile and autograd must know of two operators with the arguments of those above."""
+
+    def outputs(q, k, v, cu, cu_queries, cu_keys, at, scale):  # type: ignore[no-untyped-def]
+        return q.new_empty(q.shape), q.new_empty(q.shape[1], q.shape[0], dtype=lse_dtype(q))
+
+    def gradients(grad, q, k, v, out, lse, cu, cu_queries, cu_keys, at, scale):  # type: ignore[no-untyped-def]
+        return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+    def keep(ctx, inputs, output):  # type: ignore[no-untyped-def]
+        q, k, v, cu, cu_queries, cu_keys, at, scale = inputs
+        ctx.save_for_backward(q, k, v, *output, cu, cu_queries, cu_keys, at)
+        ctx.scale = scale
+
+    def derive(ctx, grad, _grad_lse):  # type: ignore[no-untyped-def]
+        return *backward(grad, *ctx.saved_tensors, ctx.scale), None, None, None, None, None
+
+    forward.register_fake(outputs)
+    backward.register_fake(gradients)
+    forward.register_autograd(derive, setup_context=keep)
 
 
-@_backward.register_fake
-def _(grad, q, k, v, out, lse, cu, cu_queries, cu_keys, at, scale):  # type: ignore[no-untyped-def]
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+register(_forward, _backward)
 
 
-def _keep(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    q, k, v, cu, cu_queries, cu_keys, at, scale = inputs
-    ctx.save_for_backward(q, k, v, *output, cu, cu_queries, cu_keys, at)
-    ctx.scale = scale
-
-
-def _derive(ctx, grad, _grad_lse):  # type: ignore[no-untyped-def]
-    gradients = _backward(grad, *ctx.saved_tensors, ctx.scale)
-    return *gradients, None, None, None, None, None
-
-
-_forward.register_autograd(_derive, setup_context=_keep)
-
-
-def _lse_dtype(q: Tensor) -> torch.dtype:
+def lse_dtype(q: Tensor) -> torch.dtype:
     return torch.float64 if q.dtype == torch.float64 else torch.float32
 
 
@@ -230,7 +235,7 @@ def variable_length(
             q, k, v, cu_q, cu_k, most_q, most_k, 0.0, causal, False, scale=scale
         )
         return out, lse
-    out, lse = torch.empty_like(q, dtype=_lse_dtype(q)), q.new_empty(q.shape[1], q.shape[0], dtype=_lse_dtype(q))
+    out, lse = torch.empty_like(q, dtype=lse_dtype(q)), q.new_empty(q.shape[1], q.shape[0], dtype=lse_dtype(q))
     for a, b in _pairs(cu_q, cu_k):
         scores = _scores(q[a], k[b], causal, scale)
         lse[:, a] = scores.logsumexp(-1)
@@ -283,7 +288,7 @@ def _pairs(cu_q: Tensor, cu_k: Tensor) -> list[tuple[slice, slice]]:
 
 def _heads(x: Tensor, q: Tensor) -> Tensor:
     """(tokens, key heads, width) -> (query heads, tokens, width), at least float32."""
-    return x.repeat_interleave(q.shape[1] // x.shape[1], 1).transpose(0, 1).to(_lse_dtype(q))
+    return x.repeat_interleave(q.shape[1] // x.shape[1], 1).transpose(0, 1).to(lse_dtype(q))
 
 
 def _scores(q: Tensor, k: Tensor, causal: bool, scale: float) -> Tensor:

@@ -16,8 +16,11 @@ from sameday.models.fp8 import Fp8Linear
 TILE = 128
 """Tokens in a tile of the fused attention kernels, flex's exactly and the others' about: what is masked is left out by
 whole tiles."""
-FUSED_BACKWARD, FLEX_BACKWARD = 5, 7
-"""Matmuls in the backward pass of kernels that keep no scores. Flex computes scores and their gradients twice."""
+PIECES_TILE = 64
+"""The same of our own kernels for the pieces of packed rows."""
+FUSED_BACKWARD, TWO_PASS_BACKWARD = 5, 7
+"""Matmuls in the backward pass of kernels that keep no scores. Flex and our own have a pass for queries and one for
+keys, each of which computes scores and their gradients."""
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ from sameday.models.families.base import Family
 aten = torch.ops.aten
 ATTENTION = {
     torch.ops.sameday.shared_prefix_attention.default,
+    torch.ops.sameday.fused_prefix_attention.default,
     torch.ops.higher_order.flex_attention,
     aten._scaled_dot_product_flash_attention.default,
     aten._scaled_dot_product_efficient_attention.default,

@@ -14,9 +14,10 @@ from torch import Tensor
 from sameday.data.questions.batch import Batch
 from sameday.kernels.attention import visible
 from sameday.models.flops import (
-    FLEX_BACKWARD,
     FUSED_BACKWARD,
+    PIECES_TILE,
     TILE,
+    TWO_PASS_BACKWARD,
     Counted,
     Flops,
     Pairs,
@@ -127,14 +128,17 @@ def _text_pairs(model: VisionLanguageModel, batch: Batch, kind: str) -> Pairs:
     if batch.one_per_row and sight is None:
         fused = is_fused(model.device, dtype, heads, key_heads, width, masked=False)
         return Pairs(rows * causal_pairs(length), FUSED_BACKWARD) if fused else Pairs(rows * length**2)
+    if model.kernel == "fused":
+        assert batch.segments is not None
+        return Pairs(split_pairs(batch.segments, PIECES_TILE), TWO_PASS_BACKWARD)
     if model.kernel == "split":
         assert batch.segments is not None
         flash = model.device.type == "cuda" and dtype == torch.bfloat16
         return Pairs(split_pairs(batch.segments, TILE if flash else None), FUSED_BACKWARD)
     if model.kernel == "flex" and sight is not None:
-        return Pairs(tile_pairs(_dense(model, batch, kind)), FLEX_BACKWARD)
+        return Pairs(tile_pairs(_dense(model, batch, kind)), TWO_PASS_BACKWARD)
     if model.kernel == "flex":
-        return Pairs(block_pairs(batch.group.cpu(), batch.branch.cpu(), batch.fork.cpu()), FLEX_BACKWARD)
+        return Pairs(block_pairs(batch.group.cpu(), batch.branch.cpu(), batch.fork.cpu()), TWO_PASS_BACKWARD)
     # Keys and values are repeated for it.
     fused = is_fused(model.device, dtype, heads, heads, width, masked=True)
     return Pairs(rows * length**2, FUSED_BACKWARD if fused else None)
@@ -174,7 +178,8 @@ def _recomputed_partly(
     work = Work()
     if attended is not None:
         # Uncompiled layers call flex attention as a compiled function, into which nobody sees.
-        opaque = places.pairs.backward == FLEX_BACKWARD and model.plan.compile == "none"
+        two_passes = places.pairs.backward == TWO_PASS_BACKWARD
+        opaque = model.kernel == "flex" and two_passes and model.plan.compile == "none"
         kept = Work() if places.pairs.backward is None or opaque else Work(attention=attended.attention)
         work += _again(attended, kept + _spared(model, layer.self_attn.o_proj, places))
     if mlp is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sameday.hardware.phases import PHASES
-from sameday.spec.plan import Plan
+from sameday.spec.plan import OF_PIECES, Plan
 from sameday.spec.words import in_yaml
 
 WORTH_NAMING = 1.02
@@ -393,12 +393,12 @@ def _has_rows(facts: Facts) -> bool:
 
 
 def _beside_graphs(facts: Facts) -> dict[str, Any]:
-    """What must be otherwise where graphs are recorded: rows of tokens are packed, and attention is split into calls
-    that can be recorded; elsewhere nobody pins memory meanwhile, and nothing else records."""
+    """What must be otherwise where graphs are recorded: rows of tokens are packed, and attention takes their pieces, so
+    that it can be recorded; elsewhere nobody pins memory meanwhile, and nothing else records."""
     plan, change = facts.plan, dict[str, Any]()
     if _has_rows(facts):
         change |= {} if plan.packing else {"packing": True}
-        return change | ({} if plan.attention in ("auto", "split") else {"attention": "auto"})
+        return change | ({} if plan.attention in ("auto", *OF_PIECES) else {"attention": "auto"})
     if plan.workers and plan.pin_memory:
         change |= {"workers": 0} if plan.images_on == "device" else {"pin_memory": False}
     return change | ({"compile_mode": "default"} if plan.compile != "none" else {})

@@ -37,6 +37,8 @@ NUMERIC_VARIABLES = (
     "ONEDNN_DEFAULT_FPMATH_MODE",
 )
 """Environment variables that change the numeric format, which belongs to the recipe."""
+OF_PIECES = ("split", "fused")
+"""Values of `attention` that take the pieces of packed rows, and have no mask. They can be recorded."""
 
 
 def _field(
@@ -143,11 +145,12 @@ class Plan(Strict):
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = _field(
         "default", "rounding", "torch.compile's mode.", needs="checked compile"
     )
-    attention: Literal["auto", "sdpa", "flex", "split"] = _field(
+    attention: Literal["auto", "sdpa", "flex", "split", "fused"] = _field(
         "auto",
         "rounding",
         "Kernel where questions share a prefix or a row. sdpa: a dense mask. flex: a block mask, GPU only. split: a "
-        "few variable-length calls merged, for packed rows; flash attention on a GPU. auto: the best that is there.",
+        "few variable-length calls merged, for packed rows; flash attention on a GPU. fused: the same in one pass, as "
+        "Triton kernels. auto: the best of the others that is there.",
         needs="token rows",
     )
     label_only_logits: bool = _field(

@@ -89,6 +89,11 @@ def shape_of(row: Sequence[Piece]) -> Shape:
     return Shape._make([*tokens, *counts, max(piece.count for piece in row), images, targets])
 
 
+def dense_calls(shape: Shape) -> int:
+    """The last dense call of `Bounds.dense` that has queries, by number; 0 where all pieces are seen by none."""
+    return 3 if shape.fork else 1 if shape.branch else 0
+
+
 def padded_places(row: Sequence[Piece], shape: Shape) -> Iterator[int]:
     """Where each piece begins in a row of this shape."""
     at = shape.starts

@@ -21,6 +21,7 @@ from sameday.kernels.patches import Patching
 from sameday.models.flops import Places, Work, attention_flops, linear_flops
 from sameday.spec.errors import BadInput
 from sameday.spec.lora import Part
+from sameday.spec.plan import OF_PIECES
 from sameday.spec.vlm import VlmRecipe
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -149,7 +150,7 @@ class Family(ABC):
 
     def kernels(self, config: Any) -> tuple[str, ...]:
         """Of attention, those that can follow what its layers see."""
-        return "sdpa", "flex", "split"
+        return "sdpa", "flex", *OF_PIECES
 
     def layer_kinds(self, text: Any) -> Sequence[str]:
         """Of each decoder layer. Those of one kind share masks and rotary embeddings."""

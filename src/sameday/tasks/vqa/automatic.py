@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
-from sameday.hardware.kernels import without_flash
+from sameday.hardware.kernels import without_flash, without_fused
 from sameday.hardware.machine import Machine
 from sameday.kernels.bdh import interpreted
+from sameday.kernels.fused_attention import WIDTHS
 from sameday.kernels.lora_launch import MOST
 from sameday.spec.errors import refuse
-from sameday.spec.plan import Plan, fields_of
+from sameday.spec.plan import OF_PIECES, Plan, fields_of
 from sameday.spec.vlm import VlmRecipe
 from sameday.tasks.vqa.launches import most_recorded
 from sameday.tasks.vqa.words import image_parts_words
@@ -24,23 +25,31 @@ FEWEST_TOKENS = 3072
 """Of a micro-batch: where fewer fit, layers are recomputed instead, and nothing is recorded."""
 FEWEST_SELECTIVE = 2048
 """The same where layers are recomputed in part: where fewer fit, they are recomputed whole."""
-NO_SPLIT = "split attention cannot follow this model's layers, of which some see a window or images in both directions"
+NO_PIECES = "attention cannot follow this model's layers, of which some see a window or images in both directions"
+
+
+class Decoder(NamedTuple):
+    """What attention depends on of a model: whether kernels of pieces can follow what its layers see, and how wide its
+    heads are."""
+
+    splits: bool = True
+    width: int = WIDTHS[-1]
 
 
 def attention_kernel(
-    plan: Plan, machine: Machine, precision: str, splits: Callable[[], bool] = lambda: True
+    plan: Plan, machine: Machine, precision: str, decoder: Callable[[], Decoder] = Decoder
 ) -> tuple[str, str]:
-    """Which kernel runs where rows hold several questions, and why. BadInput where the one asked for cannot. `splits`
-    says whether split attention can follow what the model's layers see; it is asked where that matters."""
+    """Which kernel runs where rows hold several questions, and why. BadInput where the one asked for cannot. `decoder`
+    is asked where it matters: it may have to read the model's configuration."""
     no_flash = without_flash(machine, precision)
-    refuse(problems_of(plan, machine, no_flash, splits))
+    refuse(problems_of(plan, machine, precision, decoder))
     if plan.attention != "auto":
         return plan.attention, "asked for"
     if not plan.share_images and not plan.packing:
         return "sdpa", "each row is one question, which plain causal attention serves"
     if machine.device == "cpu":
         return "sdpa", "on a CPU a dense mask is the fastest"
-    cannot = None if not plan.packing or no_flash or splits() else NO_SPLIT
+    cannot = None if not plan.packing or no_flash or decoder().splits else f"split {NO_PIECES}"
     if plan.packing and not no_flash and not cannot:
         return "split", "rows are packed and there is flash attention"
     missing = no_flash or cannot or "rows are not packed, which flash attention needs"
@@ -50,21 +59,39 @@ def attention_kernel(
 
 
 def problems_of(
-    plan: Plan, machine: Machine, no_flash: str | None, splits: Callable[[], bool] = lambda: True
+    plan: Plan, machine: Machine, precision: str, decoder: Callable[[], Decoder] = Decoder
 ) -> Iterator[str]:
     """Everything for which a plan cannot run on this machine, or its attention not follow the model."""
+    asked, no_flash = f"plan.attention {plan.attention}", without_flash(machine, precision)
     if plan.attention == "flex" and machine.device == "cpu":
         yield "plan.attention flex has no backward pass on a CPU; allowed there: auto, sdpa, split"
     elif plan.attention == "flex" and not machine.triton:
         yield "plan.attention flex needs Triton, which is not installed; allowed: auto, sdpa, split"
-    if plan.attention == "split" and not plan.packing:
-        yield "plan.attention split is for packed rows: set plan.packing true, or attention sdpa or flex"
+    if plan.attention in OF_PIECES and not plan.packing:
+        yield f"{asked} is for packed rows: set plan.packing true, or attention sdpa or flex"
     if plan.attention == "split" and machine.device == "cuda" and no_flash:
-        yield f"plan.attention split is flash attention on a GPU, and {no_flash}; allowed: sdpa, flex"
+        yield f"{asked} is flash attention on a GPU, and {no_flash}; allowed: sdpa, flex"
+    if plan.attention == "fused":
+        yield from _fused_problems(machine, precision, decoder)
     if plan.activation_budget < 1 and plan.compile == "none":
         yield f"plan.activation_budget {plan.activation_budget:g} is for compiled layers: set plan.compile layers"
-    if plan.attention == "split" and not splits():
-        yield f"plan.attention split: {NO_SPLIT}; allowed: auto, sdpa, flex"
+    if plan.attention in OF_PIECES and not decoder().splits:
+        yield f"{asked}: {plan.attention} {NO_PIECES}; allowed: auto, sdpa, flex"
+
+
+def _fused_problems(machine: Machine, precision: str, decoder: Callable[[], Decoder]) -> Iterator[str]:
+    asked = "plan.attention fused"
+    if machine.device == "cpu" and not interpreted():
+        yield f"{asked} needs Triton, which there is not on a CPU; allowed there: auto, sdpa, split"
+    elif machine.device == "cpu" and precision == "bf16":
+        yield f"{asked} has no bf16 in Triton's interpreter; allowed there: float32, or auto, sdpa, split"
+    elif machine.device == "cuda" and not machine.triton:
+        yield f"{asked} needs Triton, which is not installed; allowed: auto, sdpa, split"
+    elif machine.device == "cuda" and (why := without_fused(machine)):
+        yield f"{asked} is Triton kernels that copy tiles by tensor maps, and {why}; allowed: auto, sdpa, flex, split"
+    elif (width := decoder().width) not in WIDTHS:
+        there = ", ".join(map(str, WIDTHS))
+        yield f"{asked} has tiles for heads of width {there}, and this model's have {width}; allowed: auto, sdpa, split"
 
 
 def lora_problems(plan: Plan, recipe: VlmRecipe, machine: Machine) -> Iterator[str]:
@@ -86,7 +113,7 @@ def lora_problems(plan: Plan, recipe: VlmRecipe, machine: Machine) -> Iterator[s
 
 
 def graph_problems(
-    plan: Plan, recipe: VlmRecipe, machine: Machine, splits: Callable[[], bool] = lambda: True
+    plan: Plan, recipe: VlmRecipe, machine: Machine, decoder: Callable[[], Decoder] = Decoder
 ) -> Iterator[str]:
     """Why micro-batches cannot be recorded, where the plan asks for it."""
     if not plan.cuda_graphs:
@@ -98,12 +125,12 @@ def graph_problems(
     no_flash = without_flash(machine, recipe.precision)
     if not plan.packing:
         yield f"{needs} packed rows: set plan.packing true; allowed here: false"
-    elif plan.attention not in ("auto", "split"):
-        yield f"{needs} plan.attention split, and it is {plan.attention}; allowed here: false"
-    elif no_flash:
+    elif plan.attention not in ("auto", *OF_PIECES):
+        yield f"{needs} plan.attention {' or '.join(OF_PIECES)}, and it is {plan.attention}; allowed here: false"
+    elif plan.attention != "fused" and no_flash:
         yield f"{needs} split attention, which is flash attention on a GPU, and {no_flash}; allowed here: false"
-    elif not splits():
-        yield f"{needs} split attention, and {NO_SPLIT}; allowed here: false"
+    elif not decoder().splits:
+        yield f"{needs} split attention, and split {NO_PIECES}; allowed here: false"
     if recipe.base_format == "nf4":
         yield f"{needs} kernels that can be recorded, and those of recipe.base_format nf4 cannot; allowed here: false"
     if recipe.trains_image_parts:
@@ -112,7 +139,7 @@ def graph_problems(
 
 
 def choose_plan(
-    recipe: VlmRecipe, machine: Machine, config: Any, ranks: int, splits: Callable[[], bool] = lambda: True
+    recipe: VlmRecipe, machine: Machine, config: Any, ranks: int, decoder: Callable[[], Decoder] = Decoder
 ) -> tuple[Plan, dict[str, str]]:
     """A safe plan for this machine and model, field by field with its reason."""
     text = config.get_text_config()
@@ -145,7 +172,7 @@ def choose_plan(
     each = text.num_hidden_layers * text.hidden_size * BYTES_PER_ACTIVATION
     budget = int(_spare(recipe, machine, text) / each)
     recordable = "cuda_graphs" in fields_of(recipe) and not any(
-        graph_problems(Plan(**fields, cuda_graphs=True), recipe, machine, splits)
+        graph_problems(Plan(**fields, cuda_graphs=True), recipe, machine, decoder)
     )
     taken, reason = _recorded_tokens(text, recipe, machine, budget) if recordable else (0, None)
     if reason is not None:
@@ -194,8 +221,11 @@ def _selective_bytes(recipe: VlmRecipe, text: Any) -> int:
 
 
 def _attention_width(text: Any) -> int:
-    heads: int = text.num_attention_heads
-    return heads * int(getattr(text, "head_dim", None) or text.hidden_size // heads)
+    return int(text.num_attention_heads) * head_width(text)
+
+
+def head_width(text: Any) -> int:
+    return int(getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
 
 
 def language_bytes(recipe: VlmRecipe, text: Any) -> float:

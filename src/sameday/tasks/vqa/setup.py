@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from sameday.models.families.base import Family
     from sameday.spec.dataset import QuestionSet
     from sameday.spec.evaluation import Evaluation
+    from sameday.tasks.vqa.automatic import Decoder
     from sameday.tasks.vqa.task import VqaTask
 
 Loaded = TypeVar("Loaded", bound="VqaTask")
@@ -304,27 +305,30 @@ class VqaSetup(TaskSetup):
     def choose_plan(self, machine: Machine, ranks: int) -> tuple[Plan, dict[str, str]]:
         from sameday.tasks.vqa.automatic import choose_plan
 
-        return choose_plan(self.recipe, machine, self.config, ranks, self._splits)
+        return choose_plan(self.recipe, machine, self.config, ranks, self._decoder)
 
     def check_plan(self, plan: Plan, machine: Machine) -> None:
         from sameday.tasks.vqa.automatic import attention_kernel, graph_problems, lora_problems
 
         refuse(lora_problems(plan, self.recipe, machine))
-        attention_kernel(plan, machine, self.recipe.precision, self._splits)
-        refuse(graph_problems(plan, self.recipe, machine, self._splits))
+        attention_kernel(plan, machine, self.recipe.precision, self._decoder)
+        refuse(graph_problems(plan, self.recipe, machine, self._decoder))
 
-    def _splits(self) -> bool:
-        """Whether split attention can follow the model; what is wrong with a model is told where it is loaded."""
+    def _decoder(self) -> Decoder:
+        """What is wrong with a model is told where it is loaded."""
+        from sameday.tasks.vqa.automatic import Decoder, head_width
+
         try:
-            return "split" in self.family.kernels(self.config)
+            config = self.config
+            return Decoder("split" in self.family.kernels(config), head_width(config.get_text_config()))
         except BadInput:
-            return True
+            return Decoder()
 
     def resolve_auto(self, plan: Plan, machine: Machine) -> Resolved:
         from sameday.tasks.vqa.automatic import attention_kernel, graph_problems, lora_problems
 
         problems = list(lora_problems(plan, self.recipe, machine))
-        problems += graph_problems(plan, self.recipe, machine, self._splits)
+        problems += graph_problems(plan, self.recipe, machine, self._decoder)
         if plan.cache == "features" and self.recipe.trains_image_parts:
             problems.append(
                 "plan.cache features keeps what vision tower and projector make of an image, and "
@@ -339,7 +343,7 @@ class VqaSetup(TaskSetup):
 
             problems += [why for why in [fp8.lacking(machine)] if why is not None]
         try:
-            kernel, why = attention_kernel(plan, machine, self.recipe.precision, self._splits)
+            kernel, why = attention_kernel(plan, machine, self.recipe.precision, self._decoder)
         except BadInput as error:
             problems.append(str(error))
         refuse(problems)
@@ -427,7 +431,9 @@ class VqaSetup(TaskSetup):
 
     def choices(self, machine: Machine) -> list[Choice]:
         compiles = machine.device == "cuda" and machine.triton
-        kernels = ("sdpa", "split", *(("flex",) if compiles else ()))
+        wrong = self.cannot(machine)
+        fused = () if ("attention", "fused") in wrong else ("fused",)
+        kernels = ("sdpa", "split", *(("flex", *fused) if compiles else ()))
         budgets = tuple({"token_budget": tokens, "max_questions": None} for tokens in TUNED_BUDGETS)
         choices = [
             Choice("share_images", (SHARING,)),
@@ -438,11 +444,12 @@ class VqaSetup(TaskSetup):
         if compiles:
             padded = tuple({"compile": "layers", "pad_to_multiple": multiple} for multiple in (32, 128))
             choices.append(Choice("compile", padded))
-        if compiles and ("lora_kernel", "triton") not in self.cannot(machine):
+        if compiles and ("lora_kernel", "triton") not in wrong:
             choices.append(Choice("lora_kernel", ({"lora_kernel": "triton"},)))
         choices.append(Choice("attention", tuple({"attention": kernel} for kernel in kernels)))
-        if "cuda_graphs" in fields_of(self.recipe) and self._can_record(machine):
-            choices.append(Choice("cuda_graphs", ({"cuda_graphs": True, "attention": "split"},)))
+        if "cuda_graphs" in fields_of(self.recipe) and ("cuda_graphs", True) not in wrong:
+            recorded = tuple({"cuda_graphs": True, "attention": kernel} for kernel in ("split", *fused))
+            choices.append(Choice("cuda_graphs", recorded))
         return choices
 
     def cuts(self, device: str, plan: Plan) -> list[dict[str, Any]]:
@@ -456,19 +463,21 @@ class VqaSetup(TaskSetup):
         return [*cuts, *(() if plan.share_images and plan.share_text else shared)]
 
     def cannot(self, machine: Machine) -> frozenset[tuple[str, Any]]:
-        from sameday.tasks.vqa.automatic import lora_problems
+        from sameday.tasks.vqa.automatic import lora_problems, problems_of
 
         wrong: set[tuple[str, Any]] = {("cache", "features")} if self.recipe.trains_image_parts else set()
         if not self._can_record(machine):
             wrong.add(("cuda_graphs", True))
         if any(lora_problems(Plan(lora_kernel="triton"), self.recipe, machine)):
             wrong.add(("lora_kernel", "triton"))
+        if any(problems_of(Plan(**SHARING, attention="fused"), machine, self.recipe.precision, self._decoder)):
+            wrong.add(("attention", "fused"))
         return frozenset(wrong)
 
     def _can_record(self, machine: Machine) -> bool:
         from sameday.tasks.vqa.automatic import graph_problems
 
-        return not any(graph_problems(Plan(**SHARING, cuda_graphs=True), self.recipe, machine, self._splits))
+        return not any(graph_problems(Plan(**SHARING, cuda_graphs=True), self.recipe, machine, self._decoder))
 
     def trial_values(self, device: str, size: int) -> dict[str, tuple[Any, ...]]:
         return {
@@ -480,7 +489,7 @@ class VqaSetup(TaskSetup):
             "pad_to_multiple": (1, 16),
             "checkpointing": ("none", "selective", "full"),
             "activation_budget": (1.0, 0.5),
-            "attention": ("auto", "sdpa", "split", *(("flex",) if device == "cuda" else ())),
+            "attention": ("auto", "sdpa", "split", *(("flex", "fused") if device == "cuda" else ())),
             "label_only_logits": (False, True),
             "lora_kernel": ("plain", *(("triton",) if device == "cuda" else ())),
             "cuda_graphs": (False, *((True,) if device == "cuda" else ())),

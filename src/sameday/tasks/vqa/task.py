@@ -44,7 +44,7 @@ from sameday.spec.staged import staged
 from sameday.spec.vlm import VlmRecipe
 from sameday.tasks.base import ASKED_TO_STOP, NO_MEMORY, Answer, LeftOut, StepCost, Task, WarmUpBatch
 from sameday.tasks.vqa.answers import answers, generation_gaps
-from sameday.tasks.vqa.automatic import attention_kernel
+from sameday.tasks.vqa.automatic import Decoder, attention_kernel
 from sameday.tasks.vqa.cache import Opened, open_cache
 from sameday.tasks.vqa.cost import step_cost
 from sameday.tasks.vqa.digests import (
@@ -354,8 +354,9 @@ class VqaTask(Task):
         if set(change) & {"share_images", "packing", "attention"}:
             automatic = changed.plan.model_copy(update={"attention": change.get("attention", "auto")})
             machine = detect_machine(self.device.type)
-            splits = "split" in self.model.family.kernels(self.model.text.config)
-            kernel: Any = attention_kernel(automatic, machine, self.recipe.precision, lambda: splits)[0]
+            family, text = self.model.family, self.model.text
+            decoder = Decoder("split" in family.kernels(text.config), family.heads(text)[2])
+            kernel: Any = attention_kernel(automatic, machine, self.recipe.precision, lambda: decoder)[0]
             changed.model.kernel = kernel
         return changed
 

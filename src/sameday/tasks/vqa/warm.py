@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from sameday.data.questions.encode import Encoded
 from sameday.data.questions.partition import MicroBatch, size
 from sameday.data.questions.shape_choice import fitting
-from sameday.data.questions.shapes import Shape
+from sameday.data.questions.shapes import Shape, dense_calls
 from sameday.hardware.ranks import Ranks
+from sameday.spec.plan import OF_PIECES
 from sameday.spec.words import count
 from sameday.tasks.base import WarmUpBatch
 from sameday.tasks.vqa.recorded import shape_of_part
@@ -32,7 +33,8 @@ FLEX_BLOCK = 128
 
 class Kind(NamedTuple):
     """In what micro-batches differ so that torch.compile makes another graph, whatever sizes it leaves open: sizes of
-    none and of one are written into a graph, and so is whether there is a mask and whether gradients are wanted."""
+    none and of one are written into a graph, and so is whether there is a mask and whether gradients are wanted. Or so
+    that kernels of our own are compiled again."""
 
     training: bool
     several_rows: bool
@@ -40,6 +42,8 @@ class Kind(NamedTuple):
     images: int
     """None, one, or 2 for several."""
     one_block: bool
+    calls: int
+    """Of fused attention: how many of the dense calls of a row its kernels follow, up to the last with queries."""
     shape: Shape | None
     """To which a micro-batch is padded that is recorded as a CUDA graph."""
 
@@ -61,13 +65,16 @@ class Met:
         return Kind(
             training=self.training,
             several_rows=not plan.packing and len(self.part) > 1,
-            no_mask=alone and not (kernel == "split" and plan.packing),
+            no_mask=alone and not (kernel in OF_PIECES and plan.packing),
             images=min(2, self.images(plan.share_images)),
             one_block=kernel == "flex" and self.size(task) <= FLEX_BLOCK,
-            shape=fitting(shape_of_part(self.encoded, self.part, plan.share_text), self.shapes)
-            if self.shapes
-            else None,
+            calls=dense_calls(self.own_shape(plan.share_text)) if kernel == "fused" else 0,
+            shape=fitting(self.own_shape(plan.share_text), self.shapes) if self.shapes else None,
         )
+
+    def own_shape(self, share_text: bool) -> Shape:
+        """Before it is padded."""
+        return shape_of_part(self.encoded, self.part, share_text)
 
     def questions(self) -> list[Encoded]:
         return [self.encoded[index] for unit in self.part for index in unit.members]
@@ -101,8 +108,8 @@ def warm_up_batches(task: VqaTask, steps: range, budget: int | None, ranks: Rank
 def compiles(task: VqaTask) -> bool:
     """Whether something is compiled or recorded for a kind of micro-batch when it comes first."""
     plan = task.plan
-    flex = task.model.kernel == "flex" and task.device.type == "cuda"
-    return plan.compile != "none" or plan.cuda_graphs or flex
+    kernels = task.model.kernel in ("flex", "fused") and task.device.type == "cuda"
+    return plan.compile != "none" or plan.cuda_graphs or kernels
 
 
 def chosen(task: VqaTask, met: Iterable[Met]) -> list[Met]:

@@ -4,7 +4,8 @@ A token sees its own piece up to itself, and whole runs of other pieces: a branc
 its fork. So the keys of a query are a few intervals, and so are the queries of a key. A program takes a tile of queries
 in one head, or a tile of keys in one head of keys with all query heads that share it, whatever pieces they belong to.
 It finds the intervals of each row from the bounds of the pieces, takes tiles that all rows see without a mask, and then
-the others with one. No program writes what another one writes: equal inputs give equal bits."""
+the others with one. Tiles are copied by the tensor memory accelerator: addresses in registers would leave none for
+sums. No program writes what another one writes: equal inputs give equal bits."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import triton.language as tl
 
 from sameday.kernels.bdh import interpreted
 
-COUNTS = ["tokens", "pieces", *(f"{of}{call}" for of in "seklb" for call in range(3))]
+COUNTS = ["tokens", "pieces", "halves", *(f"{of}{call}" for of in "seklb" for call in range(3))]
 """One kernel serves whatever they are."""
 FAR = tl.constexpr(1 << 30)
 """Beyond all tokens."""
@@ -36,19 +37,24 @@ def _dot(a, b, onto):
 
 
 @triton.jit
-def _place(rows, bounds, count, COUNT: tl.constexpr):
+def _place(rows, bounds, count, halves):
     """Among `count` bounds the last one that is not behind each row, by number; empty pieces have none of them."""
-    each = tl.arange(0, COUNT)
-    ends = tl.load(bounds + 1 + each, mask=each + 1 < count, other=FAR)
-    return tl.sum((ends[None, :] <= rows[:, None]).to(tl.int32), 1)
+    low, high = rows * 0, rows * 0 + (count - 1)
+    # By halves: all of them at once would take registers that no sum has then.
+    for _ in steps(0, halves, 1):
+        middle = (low + high) // 2
+        behind = tl.load(bounds + 1 + middle, mask=low < high, other=FAR) <= rows
+        high = tl.where(behind, high, middle)
+        low = tl.where(behind, middle + 1, low)
+    return low
 
 
 @triton.jit
-def _seen(rows, first, last, other, of_rows, of_others, count, COUNT: tl.constexpr):
+def _seen(rows, first, last, other, of_rows, of_others, count, halves):
     """Where the run begins and ends that each row sees in a dense call, or that sees it. Rows of the call are those
     from `first` to `last`; the others get an empty run."""
     there = (rows >= first) & (rows < last)
-    at = _place(rows - first, of_rows, count, COUNT)
+    at = _place(rows - first, of_rows, count, halves)
     low = tl.load(of_others + at, mask=there, other=0) + other
     high = tl.load(of_others + at + 1, mask=there, other=0) + other
     return tl.where(there, low, 0), tl.where(there, high, 0)
@@ -73,221 +79,220 @@ def _spans(low, high, ok, STEP: tl.constexpr):
 
 
 @triton.jit
+def _tile(all, head, start, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Rows of one head, from `start` on; those behind the last one are zeros."""
+    return all.load([head, start, 0]).reshape(ROWS, WIDTH)
+
+
+@triton.jit
 def _look(
-    q0, k, v, start, low, high, most, total, out, scale, tokens, key_step, value_step, columns,
-    MASKED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    q0, k, v, start, low, high, most, total, out, scale, shared,
+    MASKED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """What a tile of keys adds to a tile of queries."""
     at = start + tl.arange(0, BN)
-    rows, ok = at.to(tl.int64), at < tokens
-    k0 = tl.load(k + rows[None, :] * key_step + columns[:, None], mask=ok[None, :], other=0.0)
-    scores = _dot(q0, k0, tl.zeros((BM, BN), tl.float32)) * scale
+    k0 = _tile(k, shared, start, BN, WIDTH)
+    scores = _dot(q0, tl.trans(k0), tl.zeros((BM, BN), tl.float32))
     if MASKED:
         scores = tl.where((at[None, :] >= low[:, None]) & (at[None, :] < high[:, None]), scores, float("-inf"))
-    highest = tl.maximum(most, tl.max(scores, 1))
+    highest = tl.maximum(most, tl.max(scores, 1) * scale)
     # A row that has seen nothing yet.
     base = tl.where(highest == float("-inf"), 0.0, highest)
     before = tl.exp2(most - base)
-    weights = tl.exp2(scores - base[:, None])
-    v0 = tl.load(v + rows[:, None] * value_step + columns[None, :], mask=ok[:, None], other=0.0)
+    weights = tl.exp2(scores * scale - base[:, None])
+    v0 = _tile(v, shared, start, BN, WIDTH)
     out = _dot(weights.to(v0.dtype), v0, out * before[:, None])
     return highest, total * before + tl.sum(weights, 1), out
 
 
 @triton.jit
 def _look_over(
-    q0, k, v, low, high, valid, most, total, out, scale, tokens, key_step, value_step, columns,
-    BM: tl.constexpr, BN: tl.constexpr,
+    q0, k, v, low, high, valid, most, total, out, scale, shared,
+    BM: tl.constexpr, BN: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """All keys of one interval of each query."""
     first, begin, end, before, masked = _spans(low, high, valid, BN)
     for start in steps(begin, end, BN):
         most, total, out = _look(
-            q0, k, v, start, low, high, most, total, out, scale, tokens, key_step, value_step, columns,
-            False, BM, BN,
+            q0, k, v, start, low, high, most, total, out, scale, shared,
+            False, BM, BN, WIDTH,
         )  # fmt: skip
     for i in steps(0, masked, 1):
         start = tl.where(i < before, first + i * BN, end + (i - before) * BN)
         most, total, out = _look(
-            q0, k, v, start, low, high, most, total, out, scale, tokens, key_step, value_step, columns,
-            True, BM, BN,
+            q0, k, v, start, low, high, most, total, out, scale, shared,
+            True, BM, BN, WIDTH,
         )  # fmt: skip
     return most, total, out
 
 
 @triton.jit(do_not_specialize=COUNTS)
 def forward(
-    q, k, v, out, lse, cu, cu_queries, cu_keys, tokens, pieces, scale,
-    query_step, query_head, key_step, key_head, value_step, value_head,
+    q, k, v, out, lse, cu, cu_queries, cu_keys, tokens, pieces, halves, scale,
     s0, e0, k0, b0, s1, e1, k1, b1, s2, e2, k2, b2,
-    SHARE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr, BOUNDS: tl.constexpr,
-    CALLS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    SHARE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, CALLS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """`scale` is for powers of two; the log-sum-exp is natural, (heads, tokens). Of each dense call: its queries from s
-    to e, its first key, and how many bounds it has; those of all calls follow each other."""
-    tile, head = tl.program_id(0), tl.program_id(1)
-    k += (head // SHARE) * key_head
-    v += (head // SHARE) * value_head
+    to e, its first key, and how many bounds it has; those of all calls follow each other. `halves`: how often the most
+    bounds of anything can be halved."""
+    # The last tiles, which see most, begin first, of all heads.
+    head, tile = tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1)
+    shared = head // SHARE
     rows = tile * BM + tl.arange(0, BM)
     valid, columns, places = rows < tokens, tl.arange(0, WIDTH), rows.to(tl.int64)
-    q0 = tl.load(
-        q + head * query_head + places[:, None] * query_step + columns[None, :], mask=valid[:, None], other=0.0
-    )
+    q0 = _tile(q, head, tile * BM, BM, WIDTH)
     most = tl.full((BM,), float("-inf"), tl.float32)
     total, seen = tl.zeros((BM,), tl.float32), tl.zeros((BM, WIDTH), tl.float32)
-    low = tl.load(cu + _place(rows, cu, pieces, PIECES), mask=valid, other=0)
+    low = tl.load(cu + _place(rows, cu, pieces, halves), mask=valid, other=0)
     # Its own piece first: after it no row has seen nothing.
     most, total, seen = _look_over(
-        q0, k, v, low, rows + 1, valid, most, total, seen, scale, tokens, key_step, value_step, columns,
-        BM, BN,
+        q0, k, v, low, rows + 1, valid, most, total, seen, scale, shared,
+        BM, BN, WIDTH,
     )  # fmt: skip
     if CALLS > 0:
-        low, high = _seen(rows, s0, e0, k0, cu_queries, cu_keys, b0, BOUNDS)
+        low, high = _seen(rows, s0, e0, k0, cu_queries, cu_keys, b0, halves)
         most, total, seen = _look_over(
-            q0, k, v, low, high, valid, most, total, seen, scale, tokens, key_step, value_step, columns,
-            BM, BN,
+            q0, k, v, low, high, valid, most, total, seen, scale, shared,
+            BM, BN, WIDTH,
         )  # fmt: skip
     if CALLS > 1:
-        low, high = _seen(rows, s1, e1, k1, cu_queries + b0, cu_keys + b0, b1, BOUNDS)
+        low, high = _seen(rows, s1, e1, k1, cu_queries + b0, cu_keys + b0, b1, halves)
         most, total, seen = _look_over(
-            q0, k, v, low, high, valid, most, total, seen, scale, tokens, key_step, value_step, columns,
-            BM, BN,
+            q0, k, v, low, high, valid, most, total, seen, scale, shared,
+            BM, BN, WIDTH,
         )  # fmt: skip
     if CALLS > 2:
-        low, high = _seen(rows, s2, e2, k2, cu_queries + b0 + b1, cu_keys + b0 + b1, b2, BOUNDS)
+        low, high = _seen(rows, s2, e2, k2, cu_queries + b0 + b1, cu_keys + b0 + b1, b2, halves)
         most, total, seen = _look_over(
-            q0, k, v, low, high, valid, most, total, seen, scale, tokens, key_step, value_step, columns,
-            BM, BN,
+            q0, k, v, low, high, valid, most, total, seen, scale, shared,
+            BM, BN, WIDTH,
         )  # fmt: skip
     at = (places[:, None] * HEADS + head) * WIDTH + columns[None, :]
     tl.store(out + at, (seen / total[:, None]).to(q0.dtype), mask=valid[:, None])
     tl.store(lse + head.to(tl.int64) * tokens + rows, (most + tl.log2(total)) * 0.6931471805599453, mask=valid)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def products(grad, out, delta, tokens, HEADS: tl.constexpr, WIDTH: tl.constexpr, BM: tl.constexpr):
     """Of each token's output with its gradient, (heads, tokens)."""
-    tile, head = tl.program_id(0), tl.program_id(1)
+    tile, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
     rows = tile * BM + tl.arange(0, BM)
     at = (rows.to(tl.int64)[:, None] * HEADS + head) * WIDTH + tl.arange(0, WIDTH)[None, :]
     ok = (rows < tokens)[:, None]
     a = tl.load(grad + at, mask=ok, other=0.0).to(tl.float32)
     b = tl.load(out + at, mask=ok, other=0.0).to(tl.float32)
-    tl.store(delta + head.to(tl.int64) * tokens + rows, tl.sum(a * b, 1), mask=rows < tokens)
+    tl.store(delta + head * tokens + rows, tl.sum(a * b, 1), mask=rows < tokens)
 
 
 @triton.jit
 def _ask(
-    q0, g0, k, v, start, low, high, lse0, delta0, dq, scale, tokens, key_step, value_step, columns,
-    MASKED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    q0, g0, k, v, start, low, high, lse0, delta0, dq, scale, shared,
+    MASKED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """What a tile of keys adds to the gradient of a tile of queries."""
     at = start + tl.arange(0, BN)
-    rows, ok = at.to(tl.int64), at < tokens
-    k0 = tl.load(k + rows[:, None] * key_step + columns[None, :], mask=ok[:, None], other=0.0)
-    v0 = tl.load(v + rows[None, :] * value_step + columns[:, None], mask=ok[None, :], other=0.0)
-    scores = _dot(q0, tl.trans(k0), tl.zeros((BM, BN), tl.float32)) * scale
-    weights = tl.exp2(scores - lse0[:, None])
+    k0 = _tile(k, shared, start, BN, WIDTH)
+    v0 = _tile(v, shared, start, BN, WIDTH)
+    scores = _dot(q0, tl.trans(k0), tl.zeros((BM, BN), tl.float32))
+    weights = tl.exp2(scores * scale - lse0[:, None])
     if MASKED:
         weights = tl.where((at[None, :] >= low[:, None]) & (at[None, :] < high[:, None]), weights, 0.0)
-    of_weights = _dot(g0, v0, tl.zeros((BM, BN), tl.float32))
+    of_weights = _dot(g0, tl.trans(v0), tl.zeros((BM, BN), tl.float32))
     of_scores = weights * (of_weights - delta0[:, None])
     return _dot(of_scores.to(k0.dtype), k0, dq)
 
 
 @triton.jit
 def _ask_over(
-    q0, g0, k, v, low, high, valid, lse0, delta0, dq, scale, tokens, key_step, value_step, columns,
-    BM: tl.constexpr, BN: tl.constexpr,
+    q0, g0, k, v, low, high, valid, lse0, delta0, dq, scale, shared,
+    BM: tl.constexpr, BN: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     first, begin, end, before, masked = _spans(low, high, valid, BN)
     for start in steps(begin, end, BN):
         dq = _ask(
-            q0, g0, k, v, start, low, high, lse0, delta0, dq, scale, tokens, key_step, value_step, columns,
-            False, BM, BN,
+            q0, g0, k, v, start, low, high, lse0, delta0, dq, scale, shared,
+            False, BM, BN, WIDTH,
         )  # fmt: skip
     for i in steps(0, masked, 1):
         start = tl.where(i < before, first + i * BN, end + (i - before) * BN)
         dq = _ask(
-            q0, g0, k, v, start, low, high, lse0, delta0, dq, scale, tokens, key_step, value_step, columns,
-            True, BM, BN,
+            q0, g0, k, v, start, low, high, lse0, delta0, dq, scale, shared,
+            True, BM, BN, WIDTH,
         )  # fmt: skip
     return dq
 
 
 @triton.jit(do_not_specialize=COUNTS)
 def of_queries(
-    grad, q, k, v, lse, delta, dq, cu, cu_queries, cu_keys, tokens, pieces, scale, plain_scale,
-    query_step, query_head, key_step, key_head, value_step, value_head,
+    grad, q, k, v, lse, delta, dq, cu, cu_queries, cu_keys, tokens, pieces, halves, scale, plain_scale,
     s0, e0, k0, b0, s1, e1, k1, b1, s2, e2, k2, b2,
-    SHARE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr, BOUNDS: tl.constexpr,
-    CALLS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    SHARE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, CALLS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the queries, given the log-sum-exp over all that they see."""
-    tile, head = tl.program_id(0), tl.program_id(1)
-    k += (head // SHARE) * key_head
-    v += (head // SHARE) * value_head
+    # The last tiles, which see most, begin first, of all heads.
+    head, tile = tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1)
+    shared = head // SHARE
     rows = tile * BM + tl.arange(0, BM)
     valid, columns, places = rows < tokens, tl.arange(0, WIDTH), rows.to(tl.int64)
     at = (places[:, None] * HEADS + head) * WIDTH + columns[None, :]
-    q0 = tl.load(
-        q + head * query_head + places[:, None] * query_step + columns[None, :], mask=valid[:, None], other=0.0
-    )
-    g0 = tl.load(grad + at, mask=valid[:, None], other=0.0)
+    q0 = _tile(q, head, tile * BM, BM, WIDTH)
+    g0 = _tile(grad, head, tile * BM, BM, WIDTH)
     of_row = head.to(tl.int64) * tokens + rows
     lse0 = tl.load(lse + of_row, mask=valid, other=float("inf")) * 1.4426950408889634
     delta0 = tl.load(delta + of_row, mask=valid, other=0.0)
     onto = tl.zeros((BM, WIDTH), tl.float32)
-    low = tl.load(cu + _place(rows, cu, pieces, PIECES), mask=valid, other=0)
+    low = tl.load(cu + _place(rows, cu, pieces, halves), mask=valid, other=0)
     onto = _ask_over(
-        q0, g0, k, v, low, rows + 1, valid, lse0, delta0, onto, scale, tokens, key_step, value_step, columns,
-        BM, BN,
+        q0, g0, k, v, low, rows + 1, valid, lse0, delta0, onto, scale, shared,
+        BM, BN, WIDTH,
     )  # fmt: skip
     if CALLS > 0:
-        low, high = _seen(rows, s0, e0, k0, cu_queries, cu_keys, b0, BOUNDS)
+        low, high = _seen(rows, s0, e0, k0, cu_queries, cu_keys, b0, halves)
         onto = _ask_over(
-            q0, g0, k, v, low, high, valid, lse0, delta0, onto, scale, tokens, key_step, value_step, columns,
-            BM, BN,
+            q0, g0, k, v, low, high, valid, lse0, delta0, onto, scale, shared,
+            BM, BN, WIDTH,
         )  # fmt: skip
     if CALLS > 1:
-        low, high = _seen(rows, s1, e1, k1, cu_queries + b0, cu_keys + b0, b1, BOUNDS)
+        low, high = _seen(rows, s1, e1, k1, cu_queries + b0, cu_keys + b0, b1, halves)
         onto = _ask_over(
-            q0, g0, k, v, low, high, valid, lse0, delta0, onto, scale, tokens, key_step, value_step, columns,
-            BM, BN,
+            q0, g0, k, v, low, high, valid, lse0, delta0, onto, scale, shared,
+            BM, BN, WIDTH,
         )  # fmt: skip
     if CALLS > 2:
-        low, high = _seen(rows, s2, e2, k2, cu_queries + b0 + b1, cu_keys + b0 + b1, b2, BOUNDS)
+        low, high = _seen(rows, s2, e2, k2, cu_queries + b0 + b1, cu_keys + b0 + b1, b2, halves)
         onto = _ask_over(
-            q0, g0, k, v, low, high, valid, lse0, delta0, onto, scale, tokens, key_step, value_step, columns,
-            BM, BN,
+            q0, g0, k, v, low, high, valid, lse0, delta0, onto, scale, shared,
+            BM, BN, WIDTH,
         )  # fmt: skip
     tl.store(dq + at, (onto * plain_scale).to(q0.dtype), mask=valid[:, None])
 
 
 @triton.jit
 def _answer(
-    k0, v0, q, grad, lse, delta, start, low, high, dk, dv, scale, tokens, query_step, grad_step, columns,
-    MASKED: tl.constexpr, TURNED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    k0, v0, q, grad, lse, delta, start, low, high, dk, dv, scale, tokens, head,
+    MASKED: tl.constexpr, TURNED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """What a tile of queries adds to the gradients of a tile of keys and of their values. Scores have a row for each
     key, or for each query where they are TURNED: which takes fewer registers depends on the tile."""
     at = start + tl.arange(0, BM)
-    rows, ok = at.to(tl.int64), at < tokens
-    q0 = tl.load(q + rows[:, None] * query_step + columns[None, :], mask=ok[:, None], other=0.0)
-    g0 = tl.load(grad + rows[:, None] * grad_step + columns[None, :], mask=ok[:, None], other=0.0)
-    lse0 = tl.load(lse + at, mask=ok, other=float("inf")) * 1.4426950408889634
+    ok = at < tokens
+    q0 = _tile(q, head, start, BM, WIDTH)
+    g0 = _tile(grad, head, start, BM, WIDTH)
+    lse0 = tl.load(lse + at, mask=ok, other=0.0) * 1.4426950408889634
     delta0 = tl.load(delta + at, mask=ok, other=0.0)
     if TURNED:
-        scores = _dot(q0, tl.trans(k0), tl.zeros((BM, BN), tl.float32)) * scale
-        weights = tl.exp2(scores - lse0[:, None])
+        scores = _dot(q0, tl.trans(k0), tl.zeros((BM, BN), tl.float32))
+        weights = tl.exp2(scores * scale - lse0[:, None])
         if MASKED:
             weights = tl.where((at[:, None] >= low[None, :]) & (at[:, None] < high[None, :]), weights, 0.0)
         dv = _dot(tl.trans(weights.to(g0.dtype)), g0, dv)
         of_weights = _dot(g0, tl.trans(v0), tl.zeros((BM, BN), tl.float32))
         of_scores = tl.trans((weights * (of_weights - delta0[:, None])).to(q0.dtype))
     else:
-        scores = _dot(k0, tl.trans(q0), tl.zeros((BN, BM), tl.float32)) * scale
-        weights = tl.exp2(scores - lse0[None, :])
+        scores = _dot(k0, tl.trans(q0), tl.zeros((BN, BM), tl.float32))
+        weights = tl.exp2(scores * scale - lse0[None, :])
         if MASKED:
             weights = tl.where((at[None, :] >= low[:, None]) & (at[None, :] < high[:, None]), weights, 0.0)
         dv = _dot(weights.to(g0.dtype), g0, dv)
@@ -298,72 +303,70 @@ def _answer(
 
 @triton.jit
 def _answer_over(
-    k0, v0, q, grad, lse, delta, low, high, valid, dk, dv, scale, tokens, query_step, grad_step, columns,
-    TURNED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    k0, v0, q, grad, lse, delta, low, high, valid, dk, dv, scale, tokens, head,
+    TURNED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     first, begin, end, before, masked = _spans(low, high, valid, BM)
     for start in steps(begin, end, BM):
         dk, dv = _answer(
-            k0, v0, q, grad, lse, delta, start, low, high, dk, dv, scale, tokens, query_step, grad_step, columns,
-            False, TURNED, BM, BN,
+            k0, v0, q, grad, lse, delta, start, low, high, dk, dv, scale, tokens, head,
+            False, TURNED, BM, BN, WIDTH,
         )  # fmt: skip
     for i in steps(0, masked, 1):
         start = tl.where(i < before, first + i * BM, end + (i - before) * BM)
         dk, dv = _answer(
-            k0, v0, q, grad, lse, delta, start, low, high, dk, dv, scale, tokens, query_step, grad_step, columns,
-            True, TURNED, BM, BN,
+            k0, v0, q, grad, lse, delta, start, low, high, dk, dv, scale, tokens, head,
+            True, TURNED, BM, BN, WIDTH,
         )  # fmt: skip
     return dk, dv
 
 
 @triton.jit(do_not_specialize=COUNTS)
 def of_keys(
-    grad, q, k, v, lse, delta, dk, dv, cu, cu_queries, cu_keys, tokens, pieces, scale, plain_scale,
-    query_step, query_head, key_step, key_head, value_step, value_head,
+    grad, q, k, v, lse, delta, dk, dv, cu, cu_queries, cu_keys, tokens, pieces, halves, scale, plain_scale,
     s0, e0, k0, l0, b0, s1, e1, k1, l1, b1, s2, e2, k2, l2, b2,
-    SHARE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr, BOUNDS: tl.constexpr,
-    CALLS: tl.constexpr, TURNED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    SHARE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, CALLS: tl.constexpr,
+    TURNED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """The gradients of keys and values. Of each dense call: its first query, its keys from k to l, its bounds."""
-    tile, shared = tl.program_id(0), tl.program_id(1)
+    # The first tiles of a prefix, which most queries see, begin first, of all heads.
+    shared, tile = tl.program_id(0), tl.program_id(1)
     rows = tile * BN + tl.arange(0, BN)
-    valid, columns, places = rows < tokens, tl.arange(0, WIDTH), rows.to(tl.int64)
-    at = places[:, None]
-    key0 = tl.load(k + shared * key_head + at * key_step + columns[None, :], mask=valid[:, None], other=0.0)
-    value0 = tl.load(v + shared * value_head + at * value_step + columns[None, :], mask=valid[:, None], other=0.0)
+    valid, columns, at = rows < tokens, tl.arange(0, WIDTH), rows.to(tl.int64)[:, None]
+    key0 = _tile(k, shared, tile * BN, BN, WIDTH)
+    value0 = _tile(v, shared, tile * BN, BN, WIDTH)
     of_key, of_value = tl.zeros((BN, WIDTH), tl.float32), tl.zeros((BN, WIDTH), tl.float32)
-    ends = tl.load(cu + _place(rows, cu, pieces, PIECES) + 1, mask=valid, other=0)
+    ends = tl.load(cu + _place(rows, cu, pieces, halves) + 1, mask=valid, other=0)
     low0, high0 = rows, rows
     low1, high1 = rows, rows
     low2, high2 = rows, rows
     if CALLS > 0:
-        low0, high0 = _seen(rows, k0, l0, s0, cu_keys, cu_queries, b0, BOUNDS)
+        low0, high0 = _seen(rows, k0, l0, s0, cu_keys, cu_queries, b0, halves)
     if CALLS > 1:
-        low1, high1 = _seen(rows, k1, l1, s1, cu_keys + b0, cu_queries + b0, b1, BOUNDS)
+        low1, high1 = _seen(rows, k1, l1, s1, cu_keys + b0, cu_queries + b0, b1, halves)
     if CALLS > 2:
-        low2, high2 = _seen(rows, k2, l2, s2, cu_keys + b0 + b1, cu_queries + b0 + b1, b2, BOUNDS)
+        low2, high2 = _seen(rows, k2, l2, s2, cu_keys + b0 + b1, cu_queries + b0 + b1, b2, halves)
     for other in range(0, SHARE):
         head = shared * SHARE + other
-        asking, wanted = q + head * query_head, grad + head * WIDTH
         sums, dots = lse + head.to(tl.int64) * tokens, delta + head.to(tl.int64) * tokens
         of_key, of_value = _answer_over(
-            key0, value0, asking, wanted, sums, dots, rows, ends, valid, of_key, of_value, scale, tokens, query_step,
-            HEADS * WIDTH, columns, TURNED, BM, BN,
+            key0, value0, q, grad, sums, dots, rows, ends, valid, of_key, of_value, scale, tokens, head,
+            TURNED, BM, BN, WIDTH,
         )  # fmt: skip
         if CALLS > 0:
             of_key, of_value = _answer_over(
-                key0, value0, asking, wanted, sums, dots, low0, high0, valid, of_key, of_value, scale, tokens,
-                query_step, HEADS * WIDTH, columns, TURNED, BM, BN,
+                key0, value0, q, grad, sums, dots, low0, high0, valid, of_key, of_value, scale, tokens, head,
+                TURNED, BM, BN, WIDTH,
             )  # fmt: skip
         if CALLS > 1:
             of_key, of_value = _answer_over(
-                key0, value0, asking, wanted, sums, dots, low1, high1, valid, of_key, of_value, scale, tokens,
-                query_step, HEADS * WIDTH, columns, TURNED, BM, BN,
+                key0, value0, q, grad, sums, dots, low1, high1, valid, of_key, of_value, scale, tokens, head,
+                TURNED, BM, BN, WIDTH,
             )  # fmt: skip
         if CALLS > 2:
             of_key, of_value = _answer_over(
-                key0, value0, asking, wanted, sums, dots, low2, high2, valid, of_key, of_value, scale, tokens,
-                query_step, HEADS * WIDTH, columns, TURNED, BM, BN,
+                key0, value0, q, grad, sums, dots, low2, high2, valid, of_key, of_value, scale, tokens, head,
+                TURNED, BM, BN, WIDTH,
             )  # fmt: skip
     out = (at * (HEADS // SHARE) + shared) * WIDTH + columns[None, :]
     tl.store(dk + out, (of_key * plain_scale).to(key0.dtype), mask=valid[:, None])
