@@ -36,7 +36,7 @@ def test_a_kernel_has_a_kind(name: str) -> None:
 def test_kernels_of_ours_have_one() -> None:
     """Of those that a decoder is trained with: a new one is told apart too."""
     folder = Path(next(iter(sameday.kernels.__path__)))
-    for file, kind in (("lora_triton.py", "LoRA"),):
+    for file, kind in (("lora_triton.py", "LoRA"), ("fused_attention_triton.py", "attention")):
         names = re.findall(r"^@triton\.jit.*\ndef ([a-z]\w*)", (folder / file).read_text(), re.MULTILINE)
         assert names and {kind_of(name) for name in names} == {kind}, names
 
