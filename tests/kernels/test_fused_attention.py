@@ -324,7 +324,7 @@ def test_a_row_that_is_padded_to_be_recorded_is_what_split_calls_give(home: Path
     tokens, counts = (9 if section else 0 for section in own.sections), (3, 2, 2, 2, 0, 0, 0)
     shape = Shape(*(size + more for size, more in zip(own, (*tokens, *counts), strict=True)))
     batch = make_batch(task.lay_out(encoded, part, None, shape), task.source.read_image)
-    assert batch.segments is not None and not batch.segments.cu.diff().all() and shape.fork and shape.alone
+    assert batch.segments is not None and not batch.segments.cu.diff().all() and shape.fork and shape.branch
     drawn = Drawn(batch.segments, (1, 1), torch.float32)
     assert far(drawn.fused(FEW if DEVICE == "cpu" else None), drawn.wanted()) < NEAR
 

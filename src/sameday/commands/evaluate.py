@@ -106,12 +106,12 @@ def evaluate(asked: Request, group: Ranks | None = None) -> dict[str, float]:
         bad = [name for name, parameter in task.trained().items() if not parameter.isfinite().all()]
         if bad:
             raise BadInput(f"{target.weights}: holds weights that are not finite: {first_names(bad, 3)}")
-        age, spent = process_age(), Spent()
+        age, began, spent = process_age(), time.perf_counter(), Spent()
         try:
             scores = _evaluated(session, task, evaluation, target, spent, asked.scores_only)
             if ranks.first and target.answers.is_dir():
                 note(target.answers, "start", age, parts=session.spent)
-                note(target.answers, "evaluate", process_age() - age, split=evaluation.split, parts=spent)
+                note(target.answers, "evaluate", time.perf_counter() - began, split=evaluation.split, parts=spent)
             return scores
         except RunStopped as stop:
             note_stop(stop, ranks)
