@@ -137,9 +137,9 @@ class Steps:
         self.close()
         if self._task.device.type == "cuda":
             torch.cuda.empty_cache()
-        gc.freeze()  # of half a million objects garbage would be looked for in some step, for half a second
         task, ranks = self._task, self._ranks
         self._feed = feed(self._plan, task.device, steps, lambda step: task.batches(step, budget, ranks))
+        gc.freeze()  # of half a million objects garbage would be looked for in some step, for half a second
         self.restart_timing()
 
     def close(self) -> None:
