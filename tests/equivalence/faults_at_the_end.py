@@ -142,25 +142,25 @@ def validation_on_a_part(task: Any, _ranks: Any) -> Any:
 @planted(UNEVEN, "validation", "tasks.vqa")
 def validation_averages_averages(task: Any, _ranks: Any) -> Any:
     """Each micro-batch's mean loss weighs the same in the validation loss."""
-    score = task._score
+    score = task.score
 
     def mean(batch: Batch) -> Tensor:
         loss, weight, *others = score(batch)
         return torch.stack([loss / weight, torch.ones_like(weight), *others])
 
-    return patch.object(task, "_score", mean)
+    return patch.object(task, "score", mean)
 
 
 @planted(SHARED, "exact_match", "tasks.vqa")
 def every_answer_counts_as_right(task: Any, _ranks: Any) -> Any:
     """Exact match is one whatever the answers are."""
-    score = task._score
+    score = task.score
 
     def all_right(batch: Batch) -> Tensor:
         loss, weight, _right, questions = score(batch)
         return torch.stack([loss, weight, questions, questions])
 
-    return patch.object(task, "_score", all_right)
+    return patch.object(task, "score", all_right)
 
 
 # What is left in the end

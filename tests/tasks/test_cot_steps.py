@@ -96,7 +96,7 @@ def test_scores_by_stage(make_cot: Make) -> None:
     assert scores["loss"] == pytest.approx(parts["loss"], rel=1e-5)
     asked = {stage: sum(s.stage == stage for s in task.splits["val"]) for stage in (1, 2, 3)}
     assert {name for name in scores if "stage" in name} == {f"exact_match_stage{s}" for s, n in asked.items() if n}
-    with patch.object(task, "_judged", lambda batch: (torch.ones(len(batch.target)), batch.stage != 2)):
+    with patch.object(task, "judged", lambda batch: (torch.ones(len(batch.target)), batch.stage != 2)):
         scores = task.evaluate("val", Ranks())
     assert scores["loss"] == pytest.approx(1.0) and scores["exact_match"] == 1 - asked[2] / sum(asked.values())
     assert all(scores[f"exact_match_stage{s}"] == float(s != 2) for s, n in asked.items() if n)

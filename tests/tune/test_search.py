@@ -21,8 +21,8 @@ from sameday.spec.plan import Plan, fields_of
 from sameday.tasks.classify.setup import ClassifySetup
 from sameday.tasks.setup import Choice, TaskSetup
 from sameday.tasks.vqa.automatic import attention_kernel
-from sameday.tasks.vqa.setup import TUNED_BUDGETS as BUDGETS
 from sameday.tasks.vqa.setup import VqaSetup
+from sameday.tasks.vqa.trials import TUNED_BUDGETS as BUDGETS
 from sameday.tune.search import (
     OutOfTime,
     SearchState,

@@ -112,7 +112,7 @@ class CotTask(VqaTask):
             images.setdefault(encoded[item.index].sample.image_key, []).append(item)
         return whole_micro_batches(list(images.values()), cut, ranks)
 
-    def _halves(self, encoded: Sequence[Encoded], part: MicroBatch) -> tuple[MicroBatch, MicroBatch] | None:
+    def halves(self, encoded: Sequence[Encoded], part: MicroBatch) -> tuple[MicroBatch, MicroBatch] | None:
         images: dict[str, MicroBatch] = {}
         for unit in part:
             key = encoded[unit.members[0]].sample.image_key
@@ -166,9 +166,9 @@ class CotTask(VqaTask):
         samples = self.splits["train"]
         return [self.count([i for i in ids if samples[i].stage == stage]) for stage in STAGES]
 
-    def _score(self, batch: Batch) -> Tensor:
+    def score(self, batch: Batch) -> Tensor:
         assert isinstance(batch, CotBatch)
-        losses, right = self._judged(batch)
+        losses, right = self.judged(batch)
         sums = torch.zeros(len(batch.sample_ids), 4, dtype=torch.float64, device=self.device)
         of_targets = torch.stack([losses * batch.weight, batch.plain_weight], 1)
         sums[:, :2].index_add_(0, batch.owner, of_targets.double())

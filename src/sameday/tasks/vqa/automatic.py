@@ -14,6 +14,7 @@ from sameday.spec.errors import refuse
 from sameday.spec.plan import OF_PIECES, Plan, fields_of
 from sameday.spec.vlm import VlmRecipe
 from sameday.tasks.vqa.launches import most_recorded
+from sameday.tasks.vqa.trials import SHARING
 from sameday.tasks.vqa.words import image_parts_words
 
 BYTES_PER_ACTIVATION = 30 * 2
@@ -136,6 +137,17 @@ def graph_problems(
     if recipe.trains_image_parts:
         words = image_parts_words(recipe)
         yield f"{needs} a frozen vision tower and projector, and {words}; allowed here: false"
+
+
+def cannot(recipe: VlmRecipe, machine: Machine, decoder: Callable[[], Decoder] = Decoder) -> frozenset[tuple[str, Any]]:
+    """Plan fields with values that a recipe cannot use on this machine, however the others are set."""
+    problems: dict[tuple[str, Any], Iterator[str]] = {
+        ("cuda_graphs", True): graph_problems(Plan(**SHARING, cuda_graphs=True), recipe, machine, decoder),
+        ("lora_kernel", "triton"): lora_problems(Plan(lora_kernel="triton"), recipe, machine),
+        ("attention", "fused"): problems_of(Plan(**SHARING, attention="fused"), machine, recipe.precision, decoder),
+    }
+    images = [("cache", "features")] if recipe.trains_image_parts else []
+    return frozenset([*images, *(value for value, why in problems.items() if any(why))])
 
 
 def choose_plan(

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from sameday.spec.errors import BadInput, NothingToLearn, refuse
 from sameday.spec.load import resolve_model, resolve_path
-from sameday.spec.plan import Plan, fields_of
+from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.spec.vlm import VlmRecipe
 from sameday.spec.vqa import VqaRecipe
 from sameday.tasks.base import LeftOut, Say
 from sameday.tasks.setup import DATA, TRAINING, Audited, Caching, Choice, Resolved, TaskSetup
+from sameday.tasks.vqa.trials import SHARING, choices, cuts, trial_values
 from sameday.tasks.vqa.words import image_parts_words, recipe_words
 
 if TYPE_CHECKING:
@@ -32,16 +33,8 @@ if TYPE_CHECKING:
     from sameday.tasks.vqa.task import VqaTask
 
 Loaded = TypeVar("Loaded", bound="VqaTask")
-SHARING: dict[str, Any] = {"share_images": True, "share_text": True, "packing": True, "max_questions": None}
-TUNED_BUDGETS = tuple(2**n for n in range(8, 18))
-"""Tokens of a micro-batch that the tuner tries."""
 SOME = 64
 """Questions whose lengths stand for all."""
-USUAL_BUDGET = 8192
-"""Tokens of a micro-batch that keep a GPU busy."""
-CPU_BUDGETS = (256, 512, 1024, 2048)
-"""Tokens of a micro-batch that a CPU may be told to try. It has only dense masks, which grow with the square of a row:
-the last is what would be chosen for it."""
 
 
 class VqaSetup(TaskSetup):
@@ -430,73 +423,18 @@ class VqaSetup(TaskSetup):
         return settings(recipe, self.home) | told
 
     def choices(self, machine: Machine) -> list[Choice]:
-        compiles = machine.device == "cuda" and machine.triton
-        wrong = self.cannot(machine)
-        fused = () if ("attention", "fused") in wrong else ("fused",)
-        kernels = ("sdpa", "split", *(("flex", *fused) if compiles else ()))
-        budgets = tuple({"token_budget": tokens, "max_questions": None} for tokens in TUNED_BUDGETS)
-        choices = [
-            Choice("share_images", (SHARING,)),
-            Choice("label_only_logits", ({"label_only_logits": True},)),
-            Choice("checkpointing", ({"checkpointing": "none"}, {"checkpointing": "selective"})),
-            Choice("token_budget", budgets, climb=True, cuts=True),
-        ]
-        if compiles:
-            padded = tuple({"compile": "layers", "pad_to_multiple": multiple} for multiple in (32, 128))
-            choices.append(Choice("compile", padded))
-        if compiles and ("lora_kernel", "triton") not in wrong:
-            choices.append(Choice("lora_kernel", ({"lora_kernel": "triton"},)))
-        choices.append(Choice("attention", tuple({"attention": kernel} for kernel in kernels)))
-        if "cuda_graphs" in fields_of(self.recipe) and ("cuda_graphs", True) not in wrong:
-            recorded = tuple({"cuda_graphs": True, "attention": kernel} for kernel in ("split", *fused))
-            choices.append(Choice("cuda_graphs", recorded))
-        return choices
+        return choices(self.recipe, machine, self.cannot(machine))
 
     def cuts(self, device: str, plan: Plan) -> list[dict[str, Any]]:
-        """Those that share images and text are for plans that do not."""
-        if device == "cpu":
-            cuts = [{"token_budget": tokens, "max_questions": None} for tokens in CPU_BUDGETS]
-            shared = [SHARING | {"token_budget": tokens} for tokens in CPU_BUDGETS]
-        else:
-            more = plan.token_budget if plan.max_questions is not None else 4 * plan.token_budget
-            cuts, shared = [{"token_budget": max(USUAL_BUDGET, more), "max_questions": None}], [SHARING]
-        return [*cuts, *(() if plan.share_images and plan.share_text else shared)]
+        return cuts(device, plan)
 
     def cannot(self, machine: Machine) -> frozenset[tuple[str, Any]]:
-        from sameday.tasks.vqa.automatic import lora_problems, problems_of
+        from sameday.tasks.vqa.automatic import cannot
 
-        wrong: set[tuple[str, Any]] = {("cache", "features")} if self.recipe.trains_image_parts else set()
-        if not self._can_record(machine):
-            wrong.add(("cuda_graphs", True))
-        if any(lora_problems(Plan(lora_kernel="triton"), self.recipe, machine)):
-            wrong.add(("lora_kernel", "triton"))
-        if any(problems_of(Plan(**SHARING, attention="fused"), machine, self.recipe.precision, self._decoder)):
-            wrong.add(("attention", "fused"))
-        return frozenset(wrong)
-
-    def _can_record(self, machine: Machine) -> bool:
-        from sameday.tasks.vqa.automatic import graph_problems
-
-        return not any(graph_problems(Plan(**SHARING, cuda_graphs=True), self.recipe, machine, self._decoder))
+        return cannot(self.recipe, machine, self._decoder)
 
     def trial_values(self, device: str, size: int) -> dict[str, tuple[Any, ...]]:
-        return {
-            "share_images": (False, True),
-            "share_text": (False, True),
-            "packing": (False, True),
-            "token_budget": (8192, 2 * size, 5 * size),
-            "max_questions": (1, 4, None),
-            "pad_to_multiple": (1, 16),
-            "checkpointing": ("none", "selective", "full"),
-            "activation_budget": (1.0, 0.5),
-            "attention": ("auto", "sdpa", "split", *(("flex", "fused") if device == "cuda" else ())),
-            "label_only_logits": (False, True),
-            "lora_kernel": ("plain", *(("triton",) if device == "cuda" else ())),
-            "cuda_graphs": (False, *((True,) if device == "cuda" else ())),
-            "cache": ("none", "pixels", "features"),
-            "cache_dir": ("sameday-cache", "sameday-cache/other"),
-            "eval_token_budget": (None, 3 * size),
-        }
+        return trial_values(device, size)
 
     def words(self) -> tuple[str, str]:
         return recipe_words(self.recipe)

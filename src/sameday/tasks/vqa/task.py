@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
 from functools import cached_property, lru_cache, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sameday.data.loader import feed
 from sameday.data.order import Place, epoch_steps, mixed_epoch_steps
 from sameday.data.questions.batch import Batch, make_batch
 from sameday.data.questions.encode import Encoded, Encoder
@@ -42,7 +40,7 @@ from sameday.spec.load import resolve_model, resolve_path
 from sameday.spec.plan import Plan
 from sameday.spec.staged import staged
 from sameday.spec.vlm import VlmRecipe
-from sameday.tasks.base import ASKED_TO_STOP, NO_MEMORY, Answer, LeftOut, StepCost, Task, WarmUpBatch
+from sameday.tasks.base import Answer, LeftOut, StepCost, Task, WarmUpBatch
 from sameday.tasks.vqa.answers import answers, generation_gaps
 from sameday.tasks.vqa.automatic import Decoder, attention_kernel
 from sameday.tasks.vqa.cache import Opened, open_cache
@@ -60,11 +58,10 @@ from sameday.tasks.vqa.launches import most_recorded
 from sameday.tasks.vqa.loading import Checked, drop_too_long, load_encoder, load_family, load_processor
 from sameday.tasks.vqa.plain import conversation
 from sameday.tasks.vqa.recorded import Recorder, Shapes, plan_shapes, shape_of_part
+from sameday.tasks.vqa.scores import evaluate, judged
 from sameday.tasks.vqa.warm import warm_up_batches
 
 ReadOnce = Callable[[Callable[[], Any]], Any]
-SUMS = ("loss", "weight", "right", "questions")
-"""What evaluation sums up."""
 
 
 class VqaTask(Task):
@@ -215,7 +212,7 @@ class VqaTask(Task):
             self.recorder.forget()  # graphs hold the memory of their micro-batches
         encoded, parts = self._step(step, budget, ranks)
         flat = [part for rank in parts for part in rank]
-        can_be_cut = [part for part in flat if self._halves(encoded, part) is not None]
+        can_be_cut = [part for part in flat if self.halves(encoded, part) is not None]
         return max(1, max(size(part, self.plan.packing) for part in can_be_cut) // 2) if can_be_cut else None
 
     def _build(
@@ -423,90 +420,23 @@ class VqaTask(Task):
 
     # Evaluation
 
-    @torch.no_grad()
     def evaluate(self, split: str, ranks: Ranks, budget: int | None = None) -> dict[str, float]:
-        """Loss in the recipe's own weighting, and exact match without decoding: greedy decoding gives the answer
-        exactly when the argmax is right at every answer token, the end included."""
-        if not self.splits.get(split):
-            return {}
-        encoded = [self._encode(sample) for sample in self.splits[split]]
-        # A budget that training had to lower holds here too, unless the plan sets one for evaluation.
-        cut = self._cut(self.plan.eval_token_budget or budget)
-        mine = self._partition(encoded, cut, ranks.size)[ranks.rank]
-        self.training(False)
-        sums = torch.zeros(len(SUMS) * (1 + len(self.score_groups)) + 1, dtype=torch.float64, device=self.device)
-        short: list[str] = []
-        with closing(feed(self.plan, self.device, mine, lambda part: [self._build(encoded, part)])) as batches:
-            for part, made in zip(mine, batches, strict=True):
-                # The other ranks wait for this one's sums, and learn from them what ended it.
-                if self.stop_asked():
-                    sums[-1] = ASKED_TO_STOP
-                    break
-                scores = self._score_or_halve(encoded, part, partial(next, made))
-                if isinstance(scores, str):
-                    short, sums[-1] = [scores], NO_MEMORY
-                    break
-                sums[:-1] += scores.flatten()
-        self.training(True)
-        *numbers, flags = ranks.sum_(sums).tolist()
-        if flags:
-            raise self.evaluation_stopped(self.recipe.sample, short, ranks, flags)
-        loss, weight, right, questions = numbers[: len(SUMS)]
-        shares = {"exact_match": right / questions}
-        for number, name in enumerate(self.score_groups, 1):
-            *_, right, asked = numbers[number * len(SUMS) : (number + 1) * len(SUMS)]
-            shares |= {f"exact_match_{name}": right / asked} if asked else {}
-        return {"loss": loss / weight, **shares, "samples": int(questions)}
+        return evaluate(self, split, ranks, budget)
 
-    def _score_or_halve(self, encoded: Sequence[Encoded], part: MicroBatch, made: Callable[[], Batch]) -> Tensor | str:
-        """A micro-batch's scores, in halves where memory runs out; where a single question is too much, its name."""
-        with suppress(torch.OutOfMemoryError):
-            return self._score(made())
-        halves = self._halves(encoded, part)
-        if halves is None:
-            return encoded[part[0].members[0]].sample.where
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-        sums: list[Tensor] = []
-        for half in halves:
-            scores = self._score_or_halve(encoded, half, partial(self._sent, encoded, half))
-            if isinstance(scores, str):
-                return scores
-            sums.append(scores)
-        return torch.stack(sums).sum(0)
-
-    def _sent(self, encoded: Sequence[Encoded], part: MicroBatch) -> Batch:
-        return self._build(encoded, part).to(self.device)
-
-    def _halves(self, _encoded: Sequence[Encoded], part: MicroBatch) -> tuple[MicroBatch, MicroBatch] | None:
+    def halves(self, _encoded: Sequence[Encoded], part: MicroBatch) -> tuple[MicroBatch, MicroBatch] | None:
+        """Of a micro-batch for which memory ran out; None where it is a single question."""
         return halve(part)
 
-    def _score(self, batch: Batch) -> Tensor:
+    def score(self, batch: Batch) -> Tensor:
         """The `SUMS` of a micro-batch; in a task with `score_groups` a row of them for all and one for each group."""
-        losses, right = self._judged(batch)
+        losses, right = self.judged(batch)
         # Counted on the device: a number sent there would have to be waited for.
         values = [(losses * batch.weight).sum(), batch.weight.sum(), right.sum(), torch.ones_like(right).sum()]
         return torch.stack([v.to(device=self.device, dtype=torch.float64) for v in values])
 
-    def _judged(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def judged(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The loss of each target, and whether each question's answer is right."""
-        with self.model.numeric_format():
-            logits = self.logits(batch, self.model.hidden(batch))
-        losses = F.cross_entropy(logits, batch.target, reduction="none")
-        wrong, ends = torch.zeros(2, len(batch.sample_ids), device=self.device)
-        is_end = batch.target == self.encoder.end_token
-        behind = torch.zeros_like(is_end)
-        for n in range(1, self.encoder.learned_behind_end + 1):
-            behind[n:] |= is_end[:-n] & (batch.owner[n:] == batch.owner[:-n])
-        wrong.index_add_(0, batch.owner, ((logits.argmax(-1) != batch.target) & ~behind).float())
-        # An answer that was cut has no end, and is never counted as matched; ends of earlier turns are not its own. A
-        # question's targets stand together.
-        last = torch.ones_like(is_end)
-        last[:-1] = batch.owner[1:] != batch.owner[:-1]
-        for _ in range(self.encoder.learned_behind_end):
-            last[:-1] |= last[1:] & behind[1:]
-        ends.index_add_(0, batch.owner, (last & is_end).float())
-        return losses, (wrong == 0) & (ends > 0)
+        return judged(self, batch)
 
 
 def items_of(encoded: Iterable[Encoded], share_text: bool) -> list[Item]:

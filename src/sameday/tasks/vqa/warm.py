@@ -94,7 +94,7 @@ class Met:
             f"{what} with {count(len(self.questions()), task.recipe.sample)} on {images}{recorded}",
             partial(task._build, self.encoded, self.part, shapes=self.shapes),
             self.step,
-            None if self.training else task._score,
+            None if self.training else task.score,
         )
 
 
