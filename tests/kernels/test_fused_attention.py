@@ -156,6 +156,17 @@ def test_gradients_come_by_autograd_and_through_torch_compile(few: None, compile
     assert far([out.transpose(0, 1), *gradients], [wanted, *of_inputs]) < NEAR
 
 
+@pytest.mark.parametrize(("alone", "first", "stride"), [(9, 1, 32), (1, 0, 3)], ids=["begins anywhere", "one token"])
+def test_a_gradient_that_no_tensor_map_is_made_of_is_copied(alone: int, first: int, stride: int) -> None:
+    """Contiguous as it is."""
+    drawn = Drawn(row([], [alone])[0], (2, 1), torch.float32)
+    room = torch.empty(drawn.grad.numel() + first, device=DEVICE)
+    grad = room.as_strided(drawn.grad.shape, (stride, 16, 1), first).copy_(drawn.grad)
+    assert grad.is_contiguous() and (grad.data_ptr() % 16 or grad.stride(0) % 4)
+    drawn.grad = grad
+    assert far(drawn.fused(FEW if DEVICE == "cpu" else None), drawn.wanted()) < NEAR
+
+
 def test_float64_and_what_runs_without_triton_are_split_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in (torch.float64, torch.float32):
         drawn = Drawn(row(FORKED, [])[0], (2, 1), kind)

@@ -175,8 +175,9 @@ def backward(
     """Of queries, keys and values."""
     from sameday.kernels import fused_attention_triton as kernels
 
-    q, k, v = _with_columns_together(q, k, v)
-    grad, out, lse = grad.contiguous(), out.contiguous(), lse.contiguous()
+    # A contiguous gradient may still begin anywhere, and one of a single token have any stride.
+    q, k, v, grad = _with_columns_together(q, k, v, grad.contiguous())
+    out, lse = out.contiguous(), lse.contiguous()
     tokens, heads, width = q.shape
     _, of_queries, of_keys = how or tiles_of(q)
     dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
