@@ -172,10 +172,21 @@ def test_float64_and_what_runs_without_triton_are_split_calls(monkeypatch: pytes
         drawn = Drawn(row(FORKED, [])[0], (2, 1), kind)
         found = fused_attention._forward(*drawn.qkv, *drawn.there, 0.3)
         found += fused_attention._backward(drawn.grad, *drawn.qkv, *found, *drawn.there, 0.3)
+        q, k, v = drawn.qkv
+        drawn.qkv = q.contiguous(), k.contiguous(), v
         assert all(map(torch.equal, found, drawn.split()))
         if DEVICE == "cuda":
             break
         monkeypatch.setattr(fused_attention, "interpreted", lambda: False)
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.float32])
+def test_results_are_of_the_strides_that_a_compiled_layer_is_told(few: None, kind: torch.dtype) -> None:
+    drawn = Drawn(row([(3, [2])], [])[0], (2, 1), kind)
+    assert not drawn.qkv[0].is_contiguous()
+    both = fused_attention._forward(*drawn.qkv, *drawn.there, 0.3)
+    torch.library.opcheck(fused_attention._forward, (*drawn.qkv, *drawn.there, 0.3))
+    torch.library.opcheck(fused_attention._backward, (drawn.grad, *drawn.qkv, *both, *drawn.there, 0.3))
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="a GPU has bf16")

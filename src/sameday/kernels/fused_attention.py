@@ -70,6 +70,8 @@ def _forward(
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     if not _launches(q):
+        # Its results have the strides of what it is given, and these are declared contiguous.
+        q, k, v = (x.contiguous() for x in (q, k, v))
         return split._forward(q, k, v, cu, cu_queries, cu_keys, at, scale)
     return forward(q, k, v, Segments(cu, cu_queries, cu_keys, at), scale)
 
@@ -89,6 +91,7 @@ def _backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     if not _launches(q):
+        q, k, v = (x.contiguous() for x in (q, k, v))
         return split._backward(grad, q, k, v, out, lse, cu, cu_queries, cu_keys, at, scale)
     return backward(grad, q, k, v, out, lse, Segments(cu, cu_queries, cu_keys, at), scale)
 
