@@ -156,15 +156,37 @@ def test_gradients_come_by_autograd_and_through_torch_compile(few: None, compile
     assert far([out.transpose(0, 1), *gradients], [wanted, *of_inputs]) < NEAR
 
 
+@pytest.mark.parametrize(("alone", "first", "stride"), [(9, 1, 32), (1, 0, 3)], ids=["begins anywhere", "one token"])
+def test_a_gradient_that_no_tensor_map_is_made_of_is_copied(alone: int, first: int, stride: int) -> None:
+    """Contiguous as it is."""
+    drawn = Drawn(row([], [alone])[0], (2, 1), torch.float32)
+    room = torch.empty(drawn.grad.numel() + first, device=DEVICE)
+    grad = room.as_strided(drawn.grad.shape, (stride, 16, 1), first).copy_(drawn.grad)
+    assert grad.is_contiguous() and (grad.data_ptr() % 16 or grad.stride(0) % 4)
+    drawn.grad = grad
+    assert far(drawn.fused(FEW if DEVICE == "cpu" else None), drawn.wanted()) < NEAR
+
+
 def test_float64_and_what_runs_without_triton_are_split_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in (torch.float64, torch.float32):
         drawn = Drawn(row(FORKED, [])[0], (2, 1), kind)
         found = fused_attention._forward(*drawn.qkv, *drawn.there, 0.3)
         found += fused_attention._backward(drawn.grad, *drawn.qkv, *found, *drawn.there, 0.3)
+        q, k, v = drawn.qkv
+        drawn.qkv = q.contiguous(), k.contiguous(), v
         assert all(map(torch.equal, found, drawn.split()))
         if DEVICE == "cuda":
             break
         monkeypatch.setattr(fused_attention, "interpreted", lambda: False)
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.float32])
+def test_results_are_of_the_strides_that_a_compiled_layer_is_told(few: None, kind: torch.dtype) -> None:
+    drawn = Drawn(row([(3, [2])], [])[0], (2, 1), kind)
+    assert not drawn.qkv[0].is_contiguous()
+    both = fused_attention._forward(*drawn.qkv, *drawn.there, 0.3)
+    torch.library.opcheck(fused_attention._forward, (*drawn.qkv, *drawn.there, 0.3))
+    torch.library.opcheck(fused_attention._backward, (drawn.grad, *drawn.qkv, *both, *drawn.there, 0.3))
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="a GPU has bf16")

@@ -70,6 +70,8 @@ def _forward(
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     if not _launches(q):
+        # Its results have the strides of what it is given, and these are declared contiguous.
+        q, k, v = (x.contiguous() for x in (q, k, v))
         return split._forward(q, k, v, cu, cu_queries, cu_keys, at, scale)
     return forward(q, k, v, Segments(cu, cu_queries, cu_keys, at), scale)
 
@@ -89,6 +91,7 @@ def _backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     if not _launches(q):
+        q, k, v = (x.contiguous() for x in (q, k, v))
         return split._backward(grad, q, k, v, out, lse, cu, cu_queries, cu_keys, at, scale)
     return backward(grad, q, k, v, out, lse, Segments(cu, cu_queries, cu_keys, at), scale)
 
@@ -175,8 +178,9 @@ def backward(
     """Of queries, keys and values."""
     from sameday.kernels import fused_attention_triton as kernels
 
-    q, k, v = _with_columns_together(q, k, v)
-    grad, out, lse = grad.contiguous(), out.contiguous(), lse.contiguous()
+    # A contiguous gradient may still begin anywhere, and one of a single token have any stride.
+    q, k, v, grad = _with_columns_together(q, k, v, grad.contiguous())
+    out, lse = out.contiguous(), lse.contiguous()
     tokens, heads, width = q.shape
     _, of_queries, of_keys = how or tiles_of(q)
     dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
