@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import math
+import weakref
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -396,7 +397,7 @@ def test_no_step_looks_for_garbage_among_all_that_was_loaded(home: Path) -> None
     found: list[int] = []
 
     def seen(phase: str, about: dict[str, int]) -> None:
-        if phase == "start" and about["generation"] == 2:
+        if phase == "start" and about["generation"] == 2 and gc.get_freeze_count():
             found.append(len(gc.get_objects()))
 
     def planted(step: int, loss: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -416,3 +417,29 @@ def test_no_step_looks_for_garbage_among_all_that_was_loaded(home: Path) -> None
         gc.callbacks.remove(seen)
     assert len(goods) == 3 and len(found) == 3 and max(found) < 0.2 * everything
     assert gc.get_freeze_count() == 0, "whoever comes next collects as before"
+
+
+def test_no_garbage_is_kept_while_steps_are_open(home: Path) -> None:
+    """Such as the model of an earlier training in this process, whose modules know each other."""
+
+    class Model:
+        def __init__(self) -> None:
+            self.itself = self
+
+    _, steps = make(home, Plan())
+    gc.disable()
+    try:
+        earlier = weakref.ref(Model())
+        with closing(steps):
+            steps.open(range(1))
+            assert earlier() is None
+    finally:
+        gc.enable()
+
+
+def test_what_a_warm_up_froze_is_let_go_of_where_no_step_follows(home: Path) -> None:
+    """A run may end between the two, asked to stop or out of memory in its first validation."""
+    _, steps = make(home, Plan())
+    with closing(steps):
+        gc.freeze()
+    assert gc.get_freeze_count() == 0

@@ -9,9 +9,10 @@ KINDS = (
     ("elementwise", r"^triton_(poi|per|red|for)_"),
     ("attention", r"flash|fmha|sdpa|attention|flex|^(forward|products|of_queries|of_keys)$"),
     ("LoRA", r"^(down|total|up|up_back|down_back)$"),
+    ("levels", r"^(encode|attend|gate|join|unjoin|ungate|pull|unattend)$"),
     ("optimizer", r"multi_tensor|adam"),
     ("matmuls", r"gemm|gemv|nvjet|cutlass|cublas|xmma|splitK|^triton_tem_"),
-    ("elementwise", r"elementwise|reduce|[sS]oft[mM]ax|norm|CatArray|index|gather|scatter|scan|sort"),
+    ("elementwise", r"elementwise|reduce|[sS]oft[mM]ax|norm|CatArray|index|gather|scatter|scan|sort|::cub::"),
     ("copies", r"^Mem(cpy|set)"),
 )
 """The first that fits. Triton's kernels of ours have the names of their functions; those of torch.compile begin with

@@ -135,6 +135,7 @@ class Steps:
     def open(self, steps: Sequence[int], budget: int | None = None) -> None:
         """The data of these steps, in this order, in micro-batches of at most `budget`."""
         self.close()
+        gc.collect()  # what is frozen as garbage would stay: the model of an earlier training in this process
         if self._task.device.type == "cuda":
             torch.cuda.empty_cache()
         task, ranks = self._task, self._ranks
@@ -146,7 +147,7 @@ class Steps:
         if self._feed is not None:
             self._feed.close()
             self._feed = None
-            gc.unfreeze()
+        gc.unfreeze()  # also what a warm-up froze that was the end of a run
 
     def restart_timing(self) -> None:
         """What happened since the last step belongs to no step."""

@@ -178,6 +178,21 @@ def test_rows_that_all_differ_are_served_as_well() -> None:
         assert sum(shape.tokens for _, shape in served) < 1.15 * sum(each.tokens for each, _ in served)
 
 
+def test_rows_that_differ_in_their_counts_too_are_compared_more_coarsely() -> None:
+    """In numbers of images, of questions and of targets, and in their longest piece: of so many kinds that rounding
+    tokens alone would never make few of them."""
+    rng = np.random.default_rng(0)
+    rows = [
+        row(int(prefix), int(branch), int(prefixes), int(questions))._replace(longest=int(longest))
+        for prefix, branch, prefixes, questions, longest in rng.integers(
+            (1500, 600, 1, 8, 300), (2000, 800, 12, 64, 1500), (800, 5)
+        )
+    ]
+    shapes = choose_shapes(rows, 10)
+    assert 1 <= len(shapes) <= MOST_SHAPES
+    assert sum(fitting(each, shapes) is not None for each in rows) > 0.5 * len(rows)
+
+
 def test_a_question_alone_is_as_the_others_are_where_some_share() -> None:
     """Rows of one size have one shape, however their questions are spread over images."""
 

@@ -124,11 +124,13 @@ def _fewer(clusters: list[_Cluster], least: float, most: float) -> list[_Cluster
 
 
 def _rounded(row: Shape, step: int) -> Shape:
-    """With room for a token of padding in each section that is there."""
+    """With room for a token of padding in each section that is there. All is rounded the more coarsely the larger the
+    step is: in the end rows differ only in what is there at all."""
+    times = step // STEP
     sections = (_up(tokens + 1, step) if tokens else 0 for tokens in row.sections)
-    few = (_up(count, 4) for count in (row.prefixes, row.forked_prefixes, row.forks))
-    rest = (_up(row.longest, 64), _up(row.image_tokens, step), _up(row.targets, 32))
-    return Shape._make([*sections, _up(row.pieces, 8), *few, *rest])
+    few = (_up(count, 4 * times) for count in (row.prefixes, row.forked_prefixes, row.forks))
+    rest = (_up(row.longest, 64 * times), _up(row.image_tokens, step), _up(row.targets, 32 * times))
+    return Shape._make([*sections, _up(row.pieces, 8 * times), *few, *rest])
 
 
 def _up(count: int, multiple: int) -> int:
