@@ -6,7 +6,7 @@ from __future__ import annotations
 import gc
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import sets
 import torch
 from torch import Tensor
 
+from sameday.hardware import garbage
 from sameday.hardware.phases import Clock, silence
 from sameday.hardware.ranks import Ranks
 from sameday.spec.errors import EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, BadInput, RunStopped
@@ -392,6 +393,36 @@ def test_a_signal_in_the_last_micro_batch_gives_nothing_up(home: Path) -> None:
     assert same(weights(task), after(home, plan, 1)[0])
 
 
+@pytest.fixture
+def frozen_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As on a GPU, on whatever these tests run."""
+    monkeypatch.setattr(garbage, "DEVICES", ("cpu", "cuda"))
+    gc.unfreeze()
+    yield
+    gc.freeze()  # what `spared` had frozen
+
+
+def test_on_a_cpu_garbage_is_collected_as_ever(home: Path) -> None:
+    """All of it at once takes longer than steps that are as short as those of tests."""
+    task, steps = make(home, Plan())
+    found: list[int] = []
+
+    def seen(phase: str, about: dict[str, int]) -> None:
+        found.extend([about["generation"]] if phase == "start" else [])
+
+    before = gc.get_freeze_count()
+    gc.disable()
+    gc.callbacks.append(seen)
+    try:
+        with closing(steps):
+            steps.open(range(1))
+            assert (gc.get_freeze_count() != before) == (2 in found) == (task.device.type == "cuda")
+    finally:
+        gc.callbacks.remove(seen)
+        gc.enable()
+
+
+@pytest.mark.usefixtures("frozen_here")
 def test_no_step_looks_for_garbage_among_all_that_was_loaded(home: Path) -> None:
     """Half a million objects take half a second. What a step itself leaves behind is found as ever."""
     found: list[int] = []
@@ -419,6 +450,7 @@ def test_no_step_looks_for_garbage_among_all_that_was_loaded(home: Path) -> None
     assert gc.get_freeze_count() == 0, "whoever comes next collects as before"
 
 
+@pytest.mark.usefixtures("frozen_here")
 def test_no_garbage_is_kept_while_steps_are_open(home: Path) -> None:
     """Such as the model of an earlier training in this process, whose modules know each other."""
 
@@ -437,6 +469,7 @@ def test_no_garbage_is_kept_while_steps_are_open(home: Path) -> None:
         gc.enable()
 
 
+@pytest.mark.usefixtures("frozen_here")
 def test_what_a_warm_up_froze_is_let_go_of_where_no_step_follows(home: Path) -> None:
     """A run may end between the two, asked to stop or out of memory in its first validation."""
     _, steps = make(home, Plan())

@@ -7,7 +7,6 @@ changes."""
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -15,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
+from sameday.hardware import garbage
 from sameday.hardware.compiling import Graphs, cache_folder, graphs, in_words
 from sameday.hardware.ranks import Ranks
 from sameday.hardware.signals import AskedToStop
@@ -56,7 +56,7 @@ def warm_up(
     if screen.live is None:
         screen.say(f"{doing} what this run will meet, so that no step waits for it: {len(batches)} micro-batches")
     short, failed, done = list[str](), None, 0
-    with suppress(AskedToStop), _little_to_collect(), at_once():
+    with suppress(AskedToStop), _little_to_collect(task.device), at_once():
         for number, each in enumerate(batches, 1):
             if task.stop_asked():
                 break
@@ -91,17 +91,15 @@ def warm_up(
 
 
 @contextmanager
-def _little_to_collect() -> Iterator[None]:
-    """Before each recording garbage is collected. Of the objects that are there already, half a million of them, it is
-    collected once and then no more: each time would take half a second. Nor in the steps that follow, until they are
-    closed, of what was compiled and recorded."""
-    gc.unfreeze()
-    gc.collect()
-    gc.freeze()
+def _little_to_collect(device: torch.device) -> Iterator[None]:
+    """Before each recording garbage is collected, not among the objects that are there already. Nor in the steps that
+    follow, until they are closed, among what was compiled and recorded."""
+    garbage.collect(device)
+    garbage.freeze(device)
     try:
         yield
     finally:
-        gc.freeze()
+        garbage.freeze(device)
 
 
 def _doing(task: Task) -> str:

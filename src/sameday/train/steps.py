@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -15,6 +14,7 @@ import torch
 
 from sameday.data.feed import Feed
 from sameday.data.loader import feed
+from sameday.hardware import garbage
 from sameday.hardware.compiling import in_words
 from sameday.hardware.phases import Clock, during
 from sameday.hardware.ranks import Ranks
@@ -135,19 +135,17 @@ class Steps:
     def open(self, steps: Sequence[int], budget: int | None = None) -> None:
         """The data of these steps, in this order, in micro-batches of at most `budget`."""
         self.close()
-        gc.collect()  # what is frozen as garbage would stay: the model of an earlier training in this process
-        if self._task.device.type == "cuda":
-            torch.cuda.empty_cache()
+        garbage.collect(self._task.device)
         task, ranks = self._task, self._ranks
         self._feed = feed(self._plan, task.device, steps, lambda step: task.batches(step, budget, ranks))
-        gc.freeze()  # of half a million objects garbage would be looked for in some step, for half a second
+        garbage.freeze(task.device)
         self.restart_timing()
 
     def close(self) -> None:
         if self._feed is not None:
             self._feed.close()
             self._feed = None
-        gc.unfreeze()  # also what a warm-up froze that was the end of a run
+        garbage.unfreeze(self._task.device)  # also what a warm-up froze that was the end of a run
 
     def restart_timing(self) -> None:
         """What happened since the last step belongs to no step."""
