@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sets
 import worlds
 from PIL import Image
 from typed import sameday as typed
@@ -18,6 +19,7 @@ from typed import write_recipe
 
 import sameday
 from sameday import api
+from sameday.spec.document import dump_yaml
 from sameday.spec.errors import EXIT_STOPPED, BadInput, RunStopped
 
 CPU = {"plan.device": "cpu"}
@@ -126,6 +128,17 @@ def test_evaluate(world: Path, run: api.Run, tmp_path: Path) -> None:
     assert scores["loss"] == pytest.approx(run.scores["loss"], rel=1e-6)
     with pytest.raises(BadInput, match="there is no such run folder or recipe"):
         api.evaluate(tmp_path / "nothing")
+
+
+def test_a_model_that_is_made_of_its_data_is_loaded_too(tmp_path: Path) -> None:
+    sets.write_set(tmp_path, train=20)
+    recipe = sets.tiny_recipe(data={"path": "set", "val": 4})
+    (tmp_path / "recipe.yaml").write_text(dump_yaml(recipe))
+    made = sameday.train(tmp_path / "recipe.yaml", out=tmp_path / "run", set=CPU)
+    loaded = sameday.load(made, set=CPU)
+    assert sum(each.numel() for each in loaded.model.parameters()) > 0 and not loaded.model.training
+    with pytest.raises(BadInput, match="task classify generates no answers"):
+        loaded.answers([])
 
 
 def test_load(world: Path, run: api.Run) -> None:

@@ -281,6 +281,7 @@ def load(run: Run | File, checkpoint: str | None = None, *, set: Settings | None
     from sameday.commands.session import Session
     from sameday.commands.stages import own_models
     from sameday.tasks.registry import setup_of
+    from sameday.tasks.setup import DATA
 
     refuse(_no_checkpoint(checkpoint))
     (path,) = _files(run=run)
@@ -291,8 +292,10 @@ def load(run: Run | File, checkpoint: str | None = None, *, set: Settings | None
     folder, specs = read_request(Request(path, checkpoint=checkpoint, sets=_sets(set)))
     assert folder is not None
     weights = weights_of(folder, checkpoint, "loaded")
-    specs = replace(specs, recipe=setup_of(specs.recipe, specs.home).recipe_for_evaluation())
-    with closing(Session.start(specs)) as session:
+    setup = setup_of(specs.recipe, specs.home)
+    specs = replace(specs, recipe=setup.recipe_for_evaluation())
+    there = [split for split in DATA if setup.needs_data and setup.lacks(split) is None]
+    with closing(Session.start(specs, splits=there[:1])) as session:
         task = session.load()
     task.restore(weights)
     task.training(False)

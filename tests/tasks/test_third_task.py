@@ -9,11 +9,15 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from sameday.record.folder import read_metrics
+from sameday.spec.errors import EXIT_OUT_OF_MEMORY
 from sameday.spec.load import load_plan
+from sameday.tasks.setup import TaskSetup
 
 RECIPE = """\
 task: tabular
@@ -43,9 +47,17 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def sameday(home: Path, *words: str, code: int = 0) -> str:
+    return run(home, "-m", "sameday", *words, code=code)
+
+
+def python(home: Path, script: str) -> str:
+    return run(home, "-c", script)
+
+
+def run(home: Path, *words: str, code: int = 0) -> str:
     path = os.pathsep.join([str(home / "site"), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = os.environ | {"PYTHONPATH": path}
-    command = [sys.executable, "-m", "sameday", *words]
+    command = [sys.executable, *words]
     done = subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
     return done.stdout + done.stderr
@@ -62,6 +74,40 @@ def test_it_trains_and_resumes_to_the_same_bits(home: Path) -> None:
     assert len(losses) == 2 and losses[1] < losses[0]
     assert "loss" in sameday(home, "eval", "whole", "--split", "val")
     assert "whole: the recipe has no data.test" in sameday(home, "eval", "whole", code=2)
+
+
+def test_it_is_loaded_from_python(home: Path) -> None:
+    sameday(home, "train", "recipe.yaml", "--out", "used")
+    said = python(home, "import sameday; print(sameday.load('used').model)")
+    assert "in_features=4, out_features=8" in said
+
+
+def test_without_memory_to_evaluate_its_steps_are_kept(home: Path) -> None:
+    """A task need not look for it by itself."""
+    script = """
+import sameday, tabular, torch
+
+def evaluate(*_):
+    raise torch.OutOfMemoryError("no room")
+
+tabular.TabularTask.evaluate = evaluate
+for call in (lambda: sameday.train("recipe.yaml", out="short"), lambda: sameday.evaluate("whole", "val")):
+    try:
+        call()
+    except sameday.RunStopped as stopped:
+        print(stopped.code, stopped)
+"""
+    sameday(home, "train", "recipe.yaml", "--out", "whole")
+    words = (
+        f"{EXIT_OUT_OF_MEMORY} out of memory in evaluation. What is left to try: a smaller model or smaller samples."
+    )
+    assert python(home, script).splitlines().count(words) == 2
+    assert list((home / "short" / "checkpoints").iterdir()), "the steps before it are lost"
+
+
+def test_a_recipe_may_have_its_data_under_another_name() -> None:
+    setup: Any = SimpleNamespace(recipe=SimpleNamespace(task="fit", table="rows.csv"))
+    assert TaskSetup.lacks(setup, "val") == "the recipe has no data.val"
 
 
 def test_two_plans_are_compared(home: Path) -> None:

@@ -204,6 +204,8 @@ def _evaluated(
                 scores = checked_finite(task.evaluate(asked.split, ranks), f"{target.weights}: {asked.split}")
         except EvaluationGivenUp as given_up:
             raise RunStopped(str(given_up), EXIT_STOPPED) from None
+        except Exception as error:
+            raise task.evaluation_error(error) from None
         ranks.from_first(lambda: write_json(target.scores, scores))
         session.say(_line(scores))
         if scores_only or not session.setup.generates:

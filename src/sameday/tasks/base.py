@@ -208,6 +208,15 @@ class Task(ABC):
             EXIT_OUT_OF_MEMORY,
         )
 
+    def evaluation_error(self, error: Exception) -> Exception:
+        """What an evaluation raised, in words where memory ran out and the task itself has none."""
+        import torch
+
+        if not isinstance(error, torch.OutOfMemoryError):
+            return error
+        words = f"out of memory in evaluation. What is left to try: {self.evaluation_advice}."
+        return RunStopped(words, EXIT_OUT_OF_MEMORY, alone=True)
+
     # For tasks whose setup says that they generate
 
     def questions(self, split: str) -> Sequence[Sample]:

@@ -100,6 +100,8 @@ class TaskSetup(ABC):
     """How people call that."""
     has_base: ClassVar[bool] = False
     """Whether training starts from a pretrained model, which can be evaluated too."""
+    needs_data: ClassVar[bool] = True
+    """Whether a model is made of what the data has, such as the number of its classes, also where it is only used."""
     generates: ClassVar[bool] = False
     """Whether its tasks generate answers."""
     false_alarms: ClassVar[str] = ""
@@ -114,7 +116,8 @@ class TaskSetup(ABC):
 
     def lacks(self, split: str) -> str | None:
         """Why the recipe has no such split of the data (train, val or test); None where it has one."""
-        return None if getattr(self.recipe.data, split, None) is not None else f"the recipe has no data.{split}"
+        there = getattr(getattr(self.recipe, "data", None), split, None) is not None
+        return None if there else f"the recipe has no data.{split}"
 
     @abstractmethod
     def audit(self, say: Say, splits: Sequence[str] = TRAINING, few: Mapping[str, int] | None = None) -> Audited:

@@ -149,7 +149,7 @@ def _validated(
         keep()
         raise _stopped(state.step, cadence.total) from None
     except Exception as error:
-        raise _saved_before(in_words(error), ranks, keep) from None
+        raise _saved_before(task.evaluation_error(in_words(error)), ranks, keep) from None
     if bad := _not_finite(task, scores):
         raise RunStopped(
             f"step {state.step}: {first_names(bad, 3)} not finite after it, though its loss was. It is not saved. "
