@@ -105,6 +105,27 @@ for call in (lambda: sameday.train("recipe.yaml", out="short"), lambda: sameday.
     assert list((home / "short" / "checkpoints").iterdir()), "the steps before it are lost"
 
 
+def test_ranks_that_start_apart_do_not_train(home: Path) -> None:
+    """Such as those of a task whose weights are drawn without a seed."""
+    (home / "apart.py").write_text("""
+import os, tabular, torch
+from sameday.cli import main
+
+made = tabular.TabularTask.__init__
+
+def apart(self, *given):
+    made(self, *given)
+    self.model[2].bias.data += float(os.environ["RANK"])
+
+tabular.TabularTask.__init__ = apart
+main()
+""")
+    ranks = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    said = run(home, *ranks, "apart.py", "train", "recipe.yaml", "--out", "apart", code=1)
+    assert "ranks start from different weights: 2.bias; a task draws its weights from recipe.seed alone" in said
+    assert not (home / "apart" / "metrics.jsonl").exists()
+
+
 def test_a_recipe_may_have_its_data_under_another_name() -> None:
     setup: Any = SimpleNamespace(recipe=SimpleNamespace(task="fit", table="rows.csv"))
     assert TaskSetup.lacks(setup, "val") == "the recipe has no data.val"

@@ -18,13 +18,14 @@ from sameday.spec.load import load_specs
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.spec.sets import split_sets
-from sameday.spec.words import in_yaml, tell
+from sameday.spec.words import first_names, in_yaml, tell
 from sameday.tasks.base import Say, Task
 from sameday.tasks.registry import setup_of
 from sameday.tasks.setup import Audited, Resolved, TaskSetup
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from sameday.hardware.machine import Machine
     from sameday.hardware.ranks import Ranks
@@ -153,6 +154,11 @@ class Session:
                 f"GiB, and other programs may use some of it. What is left to try: {self.setup.loading_advice}.",
                 EXIT_OUT_OF_MEMORY,
             )
+        if other := other_weights(task, self.ranks):
+            raise BadInput(
+                f"ranks start from different weights: {first_names(other, 3)}; a task draws its weights from "
+                "recipe.seed alone"
+            )
         return task
 
     def steps(self, task: Task) -> Steps:
@@ -248,6 +254,24 @@ def prepare_environment(plan: Plan) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # worker processes are forked
     if plan.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def other_weights(task: Task, ranks: Ranks) -> list[str]:
+    """Of what is trained that which ranks do not have to the same bits. They add their gradients up, and would never
+    come together again."""
+    if ranks.size == 1:
+        return []
+    mine = {name: _bits(parameter.detach()) for name, parameter in task.trained().items()}
+    each = ranks.gather(mine)
+    return [name for name in mine if any(rank.get(name) != mine[name] for rank in each)]
+
+
+def _bits(tensor: Tensor) -> int:
+    """The sum of its bits as whole numbers, which is the same in any order."""
+    import torch
+
+    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    return int(tensor.contiguous().view(whole).sum(dtype=torch.int64))
 
 
 def note_stop(stop: RunStopped, ranks: Ranks, opened: Sequence[RunFolder] = ()) -> None:
