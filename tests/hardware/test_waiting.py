@@ -12,12 +12,14 @@ import os
 import time
 
 import torch
-from torch.distributed.distributed_c10d import _set_pg_timeout
+from torch.distributed.distributed_c10d import _get_default_group, _set_pg_timeout
 
-from sameday.hardware.ranks import Ranks
+from sameday.hardware.ranks import SUM_TIMEOUT, WAIT_TIMEOUT, Ranks
 
 SECONDS = 1
 ranks = Ranks.join("cpu")
+for group, allowed in ((_get_default_group(), SUM_TIMEOUT), (ranks._waiting, WAIT_TIMEOUT)):
+    assert group._get_backend(torch.device("cpu")).options._timeout == allowed
 _set_pg_timeout(timedelta(seconds=SECONDS))  # of the default group, once all have joined: they start seconds apart
 
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from sameday.data.questions import audit as audits
 from sameday.data.questions.audit import Audit, audit, check
 from sameday.data.questions.family import Markers
+from sameday.data.questions.sample import ImageRef
 from sameday.models.families import family_of
 from sameday.spec.errors import BadInput
 
@@ -210,13 +214,24 @@ def test_a_missing_or_empty_file_is_refused(write: Write, root: Path, tmp_path: 
         audit(root, root, QWEN)
 
 
-def test_many_images_are_decoded_in_processes_with_the_same_result(write: Write, root: Path) -> None:
+def test_many_images_are_decoded_at_once_with_the_same_result(
+    write: Write, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meet, inspect, together = Barrier(2), audits._inspect, count()
+
+    def met(path: Path) -> ImageRef | str:
+        if next(together) < 2:
+            meet.wait(timeout=60)  # for one that is decoded meanwhile
+        return inspect(path)
+
     for number in range(80):
         Image.new("RGB", (8, 8), (number, 0, 0)).save(root / f"{number}.png")
     (root / "7.png").write_bytes(b"broken")
     path = write(*[row(f"{number}.png") for number in range(80)] * 2)
     seen: list[tuple[int, int]] = []
-    pooled = audit(path, root, QWEN, workers=2, progress=lambda done, total: seen.append((done, total)))
+    with monkeypatch.context() as patch:
+        patch.setattr(audits, "_inspect", met)
+        pooled = audit(path, root, QWEN, workers=2, progress=lambda done, total: seen.append((done, total)))
     assert seen == [(done, 80) for done in range(1, 81)]
     assert pooled == audit(path, root, QWEN, workers=1)
     assert [problem.where for problem in pooled.problems] == ["train.jsonl:8", "train.jsonl:88"]
