@@ -191,6 +191,8 @@ def _lock(folder: Path, alone: ExitStack) -> None:
 def _evaluated(
     session: Session, task: Task, asked: Evaluation, target: Target, spent: Spent, scores_only: bool = False
 ) -> dict[str, float]:
+    import torch
+
     from sameday.evaluate.answer import answer_split
     from sameday.evaluate.predictions import write_json
     from sameday.evaluate.scores import question_scores
@@ -204,7 +206,7 @@ def _evaluated(
                 scores = checked_finite(task.evaluate(asked.split, ranks), f"{target.weights}: {asked.split}")
         except EvaluationGivenUp as given_up:
             raise RunStopped(str(given_up), EXIT_STOPPED) from None
-        except Exception as error:
+        except torch.OutOfMemoryError as error:
             raise task.evaluation_error(error) from None
         ranks.from_first(lambda: write_json(target.scores, scores))
         session.say(_line(scores))

@@ -25,7 +25,6 @@ from sameday.tasks.setup import Audited, Resolved, TaskSetup
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
     from sameday.hardware.machine import Machine
     from sameday.hardware.ranks import Ranks
@@ -261,17 +260,11 @@ def other_weights(task: Task, ranks: Ranks) -> list[str]:
     come together again."""
     if ranks.size == 1:
         return []
-    mine = {name: _bits(parameter.detach()) for name, parameter in task.trained().items()}
+    from sameday.models.digest import line_of
+
+    mine = {name: line_of(name, parameter) for name, parameter in task.trained().items()}
     each = ranks.gather(mine)
     return [name for name in mine if any(rank.get(name) != mine[name] for rank in each)]
-
-
-def _bits(tensor: Tensor) -> int:
-    """The sum of its bits as whole numbers, which is the same in any order."""
-    import torch
-
-    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    return int(tensor.contiguous().view(whole).sum(dtype=torch.int64))
 
 
 def note_stop(stop: RunStopped, ranks: Ranks, opened: Sequence[RunFolder] = ()) -> None:
