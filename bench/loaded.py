@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from sameday.commands.session import Session, Specs, silent
 from sameday.hardware.peaks import Peaks, measure
 from sameday.models.vlm import VisionLanguageModel
 from sameday.profile.floor import bound
-from sameday.spec.load import recipe_from
+from sameday.spec.load import load_plan, recipe_from
 from sameday.spec.plan import Plan
 from sameday.spec.vqa import VqaRecipe
 from sameday.tasks.base import Task, total_steps
@@ -97,9 +96,10 @@ def _clear() -> None:
 
 def start(out: Path, fields: Mapping[str, Any], asked: Sequence[str], tiny: bool) -> Session:
     """Of a recipe's fields, with the automatic plan but for what was asked for, each as FIELD=VALUE."""
-    words = dict(each.split("=", 1) for each in asked) | ({"device": "cpu"} if tiny else {})
-    fixed = {field: json.loads(value) if value[0] in "0123456789tf" else value for field, value in words.items()}
-    specs = Specs(recipe_from(dict(fields)), out, Plan.model_validate(fixed), True, tuple(sorted(fixed)))
+    recipe, given = recipe_from(dict(fields)), [*asked, *(["device=cpu"] if tiny else [])]
+    plan = load_plan(None, [f"plan.{each}" for each in given], recipe)
+    fixed = tuple(sorted({each.partition("=")[0] for each in given}))
+    specs = Specs(recipe, out, plan, True, fixed)
     return Session.start(specs, silent, splits=TRAINING)
 
 

@@ -43,6 +43,13 @@ def sessions(out: Path) -> Iterator[tuple[Session, Session]]:
         yield first, second
 
 
+def test_fields_of_a_plan_are_asked_for_as_at_the_command_line(out: Path) -> None:
+    fields = recipe_of(out, data_of(out, FIRST.order, FIRST, True), FIRST, True)
+    with closing(start(out, fields, ["attention=split", "checkpointing=full", "share_images=true"], True)) as session:
+        plan = session.resolved.plan
+    assert (plan.attention, plan.checkpointing, plan.share_images, plan.device) == ("split", "full", True, "cpu")
+
+
 def losses(session: Session, task: VqaTask) -> list[float]:
     with closing(session.steps(task)) as steps:
         warmed(session, task, steps)

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from sameday.record.folder import read_metrics
 from sameday.spec.errors import EXIT_OUT_OF_MEMORY
@@ -121,7 +122,8 @@ tabular.TabularTask.__init__ = apart
 main()
 """)
     ranks = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    said = run(home, *ranks, "apart.py", "train", "recipe.yaml", "--out", "apart", code=1)
+    words = ("train", "recipe.yaml", "--set", "plan.device=cpu", "--out", "apart")
+    said = run(home, *ranks, "apart.py", *words, code=1)
     assert "ranks start from different weights: 2.bias; a task draws its weights from recipe.seed alone" in said
     assert not (home / "apart" / "metrics.jsonl").exists()
 
@@ -149,7 +151,9 @@ def test_its_steps_are_profiled_with_a_floor(home: Path) -> None:
 
 
 def test_the_tuner_tries_its_choices_and_no_one_elses(home: Path) -> None:
-    said = sameday(home, "tune", "recipe.yaml", "--minutes", "0.4", "-o", "tuned.yaml", "--json", "tune.json")
+    # A GPU is started for each trial.
+    minutes = "1" if torch.cuda.is_available() else "0.4"
+    said = sameday(home, "tune", "recipe.yaml", "--minutes", minutes, "-o", "tuned.yaml", "--json", "tune.json")
     assert "micro_batch 2" in said
     assert not {"share_images", "level_kernel", "token_budget"} & set(said.split())
     sys.path.insert(0, str(home / "site"))

@@ -91,9 +91,9 @@ def in_turn(every: Sequence[Asked]) -> Iterator[dict[str, Any]]:
     libraries = _load_libraries(every[0].specs)
     from sameday.models.kept import KeptBase
 
-    kept = KeptBase()
+    kept, others = KeptBase(), _allocated()
     for number, one in enumerate(every):
-        if number and not _cleared(kept):
+        if number and not _cleared(kept.device_bytes + others):
             return
         before = graphs()
         result = run(one, libraries, kept)
@@ -115,17 +115,23 @@ def _load_libraries(specs: Specs) -> float:
     return process_age()
 
 
-def _cleared(kept: KeptBase) -> bool:
-    """Forgets what was compiled, so that the next training reads it from disk as its own process would, and gives
-    memory back. Whether nothing but what is kept is left on a GPU then."""
+def _allocated() -> int:
+    """Bytes of a GPU."""
     import torch
+
+    return torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
+
+
+def _cleared(kept: int) -> bool:
+    """Forgets what was compiled, so that the next training reads it from disk as its own process would, and gives
+    memory back. Whether no more bytes than are kept are left on a GPU then."""
     from torch._inductor.utils import clear_caches
 
     from sameday.commands.stages import clear_memory
 
     clear_memory()
     clear_caches()
-    return not torch.cuda.is_initialized() or torch.cuda.memory_allocated() <= kept.device_bytes + LEFT
+    return _allocated() <= kept + LEFT
 
 
 def run(asked: Asked, libraries: float, kept: KeptBase) -> dict[str, Any]:
