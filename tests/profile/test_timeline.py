@@ -16,6 +16,7 @@ import sets
 import torch
 
 from sameday.commands.session import Session, Specs
+from sameday.hardware.ranks import Ranks
 from sameday.profile.timeline import record, under_way
 from sameday.record import checkpoint
 from sameday.spec.errors import EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, EXIT_STOPPED, RunStopped
@@ -83,6 +84,7 @@ def test_what_is_watched_was_recorded_before(ready: Any, plan: Plan) -> None:
         return loss_sum(batch, step)
 
     task.loss_sum = listening
+    counts = {step: len(list(task.batches(step, None, Ranks()))) for step in range(5)}
     for records in (False, True):
         task.plan = task.plan.model_copy(update={"cuda_graphs": records})
         task._recording = lambda _: task._losses["train"]  # a CPU records nothing
@@ -91,6 +93,10 @@ def test_what_is_watched_was_recorded_before(ready: Any, plan: Plan) -> None:
             before = set(computed)
             assert next(done).step == 3, "the first is over"
         assert before == {2, 3, 4} if records else 4 not in before
+        computed.clear()
+        line = record(session, task, 2, 1, watched=False)
+        assert list(dict.fromkeys(computed)) == [0, 1, 2, 3, 4] and len(line.seconds + list(line.left_out)) == 2
+        assert len(computed) == (2 if records else 1) * sum(counts[step] for step in range(5))
 
 
 def test_asked_to_stop(ready: Any, plan: Plan) -> None:

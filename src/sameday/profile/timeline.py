@@ -92,18 +92,20 @@ def record(
     if task.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     plan, numbers = session.resolved.plan, range(warmup + steps + 2)  # the last are followed by others, as usual
+    order = _after_recording(task, numbers)
+    first = len(order) - len(numbers) + warmup
     budget: int | None = None
     while True:
         goods: list[Good] = []
         try:
-            laps = _timed(session, task, numbers, budget, goods, progress)
+            laps = _timed(session, task, order, budget, goods, lambda done: progress(max(0, done - first + warmup)))
             break
         except torch.OutOfMemoryError:
-            step = numbers[len(goods)]  # they end in order
+            step = order[len(goods)]  # they end in order
             budget = lower_budget(
                 session.recipe.sample, task, step, budget, session.ranks, session.say, "all steps are"
             )
-    laps, goods = laps[warmup : warmup + steps], goods[warmup : warmup + steps]
+    laps, goods = laps[first : first + steps], goods[first : first + steps]
     memory = torch.cuda.max_memory_reserved() if task.device.type == "cuda" else None
     usual = FAR * statistics.median(sum(lap.values()) for lap in laps)
     kept = tuple(lap for lap in laps if sum(lap.values()) <= usual)
@@ -202,15 +204,20 @@ def _watched(
 
 @contextmanager
 def under_way(session: Session, task: Task, numbers: Sequence[int], budget: int | None) -> Iterator[Iterator[Good]]:
-    """These steps after the first of them. Their gradients are others than those of steps before, and what adds to them
-    is recorded anew: where a plan records, all of them have come once already."""
-    before = numbers if task.plan.cuda_graphs else ()
-    with closing(session.steps(task)) as steps, closing(steps.run([*before, *numbers], budget=budget)) as done:
-        for _ in range(len(before) + 1):
+    """These steps after the first of them."""
+    order = _after_recording(task, numbers)
+    with closing(session.steps(task)) as steps, closing(steps.run(order, budget=budget)) as done:
+        for _ in range(len(order) - len(numbers) + 1):
             next(done)
         if task.device.type == "cuda":
             torch.cuda.synchronize()  # what was begun ahead is not of these steps
         yield done
+
+
+def _after_recording(task: Task, numbers: Sequence[int]) -> list[int]:
+    """These steps; where a plan records, all of them come once before. What adds to gradients is recorded anew for
+    others than those of earlier steps."""
+    return [*(numbers if task.plan.cuda_graphs else ()), *numbers]
 
 
 def covered(spans: list[tuple[float, float]]) -> float:
