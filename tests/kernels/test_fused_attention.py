@@ -419,9 +419,23 @@ def test_a_cpu_needs_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "float32", "tf32"])
-def test_a_gpu_runs_every_precision_and_auto_takes_another(precision: str) -> None:
+def test_a_gpu_runs_every_precision(precision: str) -> None:
     assert attention_kernel(Plan(**PACKED), GPU, precision) == ("fused", "asked for")
-    assert attention_kernel(Plan(**PACKED | {"attention": "auto"}), GPU, precision)[0] != "fused"
+
+
+def test_it_is_automatic_where_it_was_timed() -> None:
+    def chosen(machine: Machine = GPU, precision: str = "bf16", width: int = 128, splits: bool = True) -> str:
+        plan = Plan(**PACKED | {"attention": "auto"})
+        return attention_kernel(plan, machine, precision, lambda: Decoder(splits, width))[0]
+
+    assert chosen() == "fused"
+    others = {
+        chosen(replace(GPU, capability=(8, 0))),
+        chosen(replace(GPU, capability=(10, 0))),
+        chosen(replace(GPU, triton=False)),
+        chosen(width=64),
+    }
+    assert others == {"split"} and chosen(precision="float32") == chosen(splits=False) == "flex"
 
 
 def test_it_can_be_recorded_and_the_tuner_tries_it(two_layers: Path, tmp_path: Path) -> None:

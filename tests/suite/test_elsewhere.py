@@ -29,13 +29,19 @@ numbers = st.floats(0.1, 10.0)
 
 def measured(step: float = 0.5, share: float = 0.5, **more: Any) -> Measured:
     """Steps that reach this share of their floor."""
-    values: dict[str, Any] = {"score_each": 0.01, "answer_each": 0.02, "save": 1.0, "memory": 40 * 2**30}
+    values: dict[str, Any] = {
+        "score_each": 0.01,
+        "answer_each": 0.02,
+        "save": 1.0,
+        "memory": 40 * 2**30,
+        "capability": (8, 0),
+    }
     floor = {"flop": share * step * RATE, "flop_per_second": RATE, "memory_bytes_per_second": BYTES}
     return Measured("cost", "plan", "NVIDIA H200", [30.0, *[step] * 20], 40.0, **(values | floor | more))
 
 
 def gpu(slower: float, memory: float) -> Elsewhere:
-    return Elsewhere(KnownGpu("Other", 40 * 2**30, RATE / slower / REACHED, BYTES / memory / REACHED))
+    return Elsewhere(KnownGpu("Other", 40 * 2**30, RATE / slower / REACHED, BYTES / memory / REACHED, (8, 0)))
 
 
 @given(numbers, numbers, st.floats(0.05, 1.0))
@@ -92,9 +98,10 @@ def keep(opened: OpenSuite, **more: Any) -> Measured:
 
 def test_a_plan_for_another_gpu(suite: OpenSuite) -> None:
     """Of steps with as much memory as it has, and of nothing that ran here."""
-    keep(suite, memory=None, step=0.1)
+    keep(suite, memory=None, capability=None, step=0.1)
+    keep(suite, capability=(9, 0), step=0.2)  # which has kernels that an A100 has not
     one = keep(suite)
-    assert len(read_measured(suite.folder)) == 2, "one does not replace the other"
+    assert len(read_measured(suite.folder)) == 3, "one does not replace the other"
     suite.folder.change("a1", state="done", attempt=1, started=1.0, spent=5.0)
     said = CliRunner().invoke(app, ["suite", "plan", "night.yaml", "--gpu", "a100-40gb", "--gpus", "2"]).output
     assert "night: 2 jobs on 2 GPUs A100 40 GB, which is AN ESTIMATE from another GPU" in said

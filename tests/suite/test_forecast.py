@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from sameday.cli import app
+from sameday.hardware.known import Lent
 from sameday.record.times import read_times
 from sameday.spec.document import dump_yaml
 from sameday.spec.load import recipe_from
@@ -141,7 +142,7 @@ STOPPED = """
 import os, signal, tempfile, types
 from sameday.suite.times import forecast
 
-def measure(asked, memory):
+def measure(asked, lent):
     with tempfile.TemporaryDirectory(dir=os.getcwd()):
         os.kill(os.getpid(), signal.SIGTERM)
         yield
@@ -167,15 +168,15 @@ def questions(home: Path, two_layers: Path) -> Path:
     return home
 
 
-def timed(every: Sequence[Ask], memory: int | None) -> Generator[Event, None, None]:
+def timed(every: Sequence[Ask], lent: Lent | None) -> Generator[Event, None, None]:
     """As if steps took ten seconds, eight with a cache, and two in the order by_image."""
     for number, (training, _) in enumerate(every):
         yield Event(number)
         shared, cached = training.recipe.order.kind == "by_image", training.plan.cache == "features"
         assert training.filled is cached, "nobody has chosen it yet, and its images are nowhere"
         steps = [2.0 if shared else 8.0 if cached else 10.0] * 20
-        about = Measured(training.cost, planned_as(training), "CPU", steps, 1.0, 0.001, None, 0.1, memory=memory)
-        about = replace(about, files=training.files)
+        about = Measured(training.cost, planned_as(training), "CPU", steps, 1.0, 0.001, None, 0.1)
+        about = replace(about, files=training.files, **({} if lent is None else lent._asdict()))
         rates = {"flop": 5e12, "flop_per_second": 1e12}
         yield Event(number, replace(about, **rates), 61.0)
         yield Event(number, replace(about, **rates, end=1.0))

@@ -15,6 +15,7 @@ import worlds
 
 from sameday.commands.session import Specs
 from sameday.data.questions.source import Source
+from sameday.hardware.known import Lent
 from sameday.hardware.machine import detect_machine
 from sameday.hardware.ranks import Ranks
 from sameday.models.kept import KeptBase
@@ -116,8 +117,9 @@ def test_trainings_of_one_process(world: Path, two_layers: Path, monkeypatch: py
     assert all(each["save"] and each["score_each"] and each["answer_each"] for each in results)
     assert alone["score_each"] and alone["answer_each"] and alone["start"] > 0, "an evaluation without a step"
     assert (alone["steps"], alone["total"]) == ([], 0) and "save" not in alone
-    again = Asked.from_json(Asked(Specs(recipes[1], world, CPU), evaluation, 5).as_json())
-    assert (again.specs, again.evaluation, again.memory) == (Specs(recipes[1], world, CPU), evaluation, 5)
+    again = Asked.from_json(Asked(Specs(recipes[1], world, CPU), evaluation, Lent(5, (8, 0))).as_json())
+    assert (again.specs, again.evaluation) == (Specs(recipes[1], world, CPU), evaluation)
+    assert again.lent == Lent(5, (8, 0))
 
 
 def test_steps_that_stall_are_told_with_their_reason() -> None:

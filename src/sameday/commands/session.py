@@ -26,6 +26,7 @@ from sameday.tasks.setup import Audited, Resolved, TaskSetup
 if TYPE_CHECKING:
     import torch
 
+    from sameday.hardware.known import Lent
     from sameday.hardware.machine import Machine
     from sameday.hardware.ranks import Ranks
     from sameday.train.steps import Steps
@@ -99,12 +100,12 @@ class Session:
         splits: Sequence[str] = (),
         few: Mapping[str, int] | None = None,
         group: Ranks | None = None,
-        memory: int | None = None,
+        lent: Lent | None = None,
     ) -> Session:
         """`join` makes this process one of torchrun's; `ranks` is how many a plan is chosen for, where that is another
         number. `splits` are audited, `few` samples of each: bad data is found before the model is asked for. A `group`
-        that this process has joined before serves several sessions, none of which leaves it. A GPU is taken for one of
-        no more than so many bytes of `memory`."""
+        that this process has joined before serves several sessions, none of which leaves it. A GPU is taken for one
+        that has no more than what is `lent`."""
         prepare_environment(specs.plan)
         spent = Spent()
         with spent.on("libraries"):
@@ -116,7 +117,7 @@ class Session:
         try:
             setup = setup_of(specs.recipe, specs.home)
             group.from_first(lambda: _check_best(setup))
-            machine = detect_machine(device_kind(specs.plan), memory)
+            machine = detect_machine(device_kind(specs.plan), lent)
             there = [split for split in splits if setup.lacks(split) is None]
             with spent.on("audit"):
                 audited = group.from_first(lambda: _audited(setup, say, there, few))

@@ -5,6 +5,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Lent(NamedTuple):
+    """What a GPU is taken to have at most, where it stands for another."""
+
+    memory: int
+    capability: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -15,21 +23,26 @@ class KnownGpu:
     memory: int
     flop_per_second: float
     memory_bytes_per_second: float
+    capability: tuple[int, int]
+
+    @property
+    def lent(self) -> Lent:
+        return Lent(self.memory, self.capability)
 
 
-def _gpu(name: str, gigabytes: int, teraflops: float, terabytes: float) -> KnownGpu:
-    return KnownGpu(name, gigabytes * 2**30, 1e12 * teraflops, 1e12 * terabytes)
+def _gpu(name: str, capability: tuple[int, int], gigabytes: int, teraflops: float, terabytes: float) -> KnownGpu:
+    return KnownGpu(name, gigabytes * 2**30, 1e12 * teraflops, 1e12 * terabytes, capability)
 
 
 KNOWN = {
-    "a100-40gb": _gpu("A100 40 GB", 40, 312, 1.555),
-    "a100-80gb": _gpu("A100 80 GB", 80, 312, 2.039),
-    "h100": _gpu("H100 80 GB", 80, 989, 3.35),
-    "h200": _gpu("H200", 140, 989, 4.8),
-    "l40s": _gpu("L40S", 48, 362, 0.864),
-    "a6000": _gpu("RTX A6000", 48, 154.8, 0.768),
-    "rtx-4090": _gpu("RTX 4090", 24, 165.2, 1.008),
-    "rtx-3090": _gpu("RTX 3090", 24, 71, 0.936),
+    "a100-40gb": _gpu("A100 40 GB", (8, 0), 40, 312, 1.555),
+    "a100-80gb": _gpu("A100 80 GB", (8, 0), 80, 312, 2.039),
+    "h100": _gpu("H100 80 GB", (9, 0), 80, 989, 3.35),
+    "h200": _gpu("H200", (9, 0), 140, 989, 4.8),
+    "l40s": _gpu("L40S", (8, 9), 48, 362, 0.864),
+    "a6000": _gpu("RTX A6000", (8, 6), 48, 154.8, 0.768),
+    "rtx-4090": _gpu("RTX 4090", (8, 9), 24, 165.2, 1.008),
+    "rtx-3090": _gpu("RTX 3090", (8, 6), 24, 71, 0.936),
 }
 
 REACHED = 0.8

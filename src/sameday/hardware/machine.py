@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from sameday.hardware.known import Lent
 from sameday.hardware.ranks import Ranks
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
@@ -28,18 +29,20 @@ class Machine:
     """A GPU's compute capability."""
 
 
-def detect_machine(device: str, memory: int | None = None) -> Machine:
-    """The machine as a run on `device` (cuda or cpu) sees it. Of a GPU this process takes no more `memory` than that,
-    as if it had no more."""
+def detect_machine(device: str, lent: Lent | None = None) -> Machine:
+    """The machine as a run on `device` (cuda or cpu) sees it. A GPU has no more than what is `lent` of it: this process
+    takes no more of its memory."""
     cores = len(os.sched_getaffinity(0))
     if device == "cuda":
         properties = torch.cuda.get_device_properties(0)
         triton = importlib.util.find_spec("triton") is not None
         shared = getattr(properties, "shared_memory_per_block_optin", 0)
-        total = properties.total_memory
-        if memory is not None and memory < total:
-            torch.cuda.set_per_process_memory_fraction(memory / total)
-            total = memory
+        total, capability = properties.total_memory, (properties.major, properties.minor)
+        if lent is not None and lent.memory < total:
+            torch.cuda.set_per_process_memory_fraction(lent.memory / total)
+            total = lent.memory
+        if lent is not None:
+            capability = min(capability, lent.capability)
         return Machine(
             "cuda",
             properties.name,
@@ -47,7 +50,7 @@ def detect_machine(device: str, memory: int | None = None) -> Machine:
             cores,
             triton,
             shared,
-            (properties.major, properties.minor),
+            capability,
         )
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return Machine("cpu", "CPU", pages, cores, False)

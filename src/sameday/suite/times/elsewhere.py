@@ -29,7 +29,8 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """A kind of GPU that is not here. Steps were measured with no more memory than it has, so that the plan fits."""
+    """A kind of GPU that is not here. Steps were measured with no more memory than it has, and as if the GPU were
+    no newer, so that the plan fits."""
 
     gpu: KnownGpu
 

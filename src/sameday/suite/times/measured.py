@@ -24,8 +24,8 @@ class Measured:
     there; for a sample's scores, for its answer, and to save once; what a process took besides for the first last step
     of an epoch, the first scores and answers; from its last word until it was gone. All of them where compiled graphs
     were on disk already; `compiling` is what it took more the first time. `flop` is what a step needs at least, the
-    rates are the fastest of the device. `memory` is how much of it there was, where that was less than all. `answered`
-    is what evaluation its scores and answers are of, as `Work.answered` has it. None: not measured."""
+    rates are the fastest of the device, of which `memory` and `capability` were lent where it stood for another.
+    `answered` is what evaluation its scores and answers are of, as `Work.answered` has it. None: not measured."""
 
     cost: str
     plan: str
@@ -44,11 +44,16 @@ class Measured:
     flop_per_second: float | None = None
     memory_bytes_per_second: float | None = None
     memory: int | None = None
+    capability: tuple[int, int] | None = None
     answered: str | None = None
     files: str = ""
     """Data and model as they were, by `files_of`."""
     stalls: list[str] = field(default_factory=list)
     """Of the steps those that took far longer than others, in words."""
+
+    @property
+    def lent(self) -> tuple[Any, ...] | None:
+        return None if self.memory is None else (self.memory, self.capability)
 
     def fits(self, training: Training) -> bool:
         same = self.cost == training.cost and training.ranks == 1 and self.plan == planned(training)
@@ -116,7 +121,7 @@ def _read(kept: Any) -> Measured | None:
 
 def keep_measured(folder: SuiteFolder, one: Measured) -> None:
     """One of the same steps is replaced."""
-    key = attrgetter("cost", "plan", "memory")
+    key = attrgetter("cost", "plan", "lent")
     others = [each for each in read_measured(folder) if key(each) != key(one)]
     values = {"measured": [asdict(each) for each in (*others, one)]}
     write_text(folder.path / MEASURED, json.dumps(values, indent=1) + "\n")

@@ -108,8 +108,8 @@ class Predictor:
 
     @cached_property
     def measured(self) -> list[Measured]:
-        memory = None if self.elsewhere is None else self.elsewhere.gpu.memory
-        return [each for each in read_measured(self.folder) if each.memory == memory]
+        lent = None if self.elsewhere is None else self.elsewhere.gpu.lent
+        return [each for each in read_measured(self.folder) if each.lent == lent]
 
     def _recorded(self, folder: Path) -> Recorded:
         return recorded(folder) if self.elsewhere is None else Recorded([], [])

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sameday.commands.session import Session, Specs, prepare_environment, silent
 from sameday.hardware.compiling import graphs
+from sameday.hardware.known import Lent
 from sameday.record.times import process_age
 from sameday.spec.errors import BadInput, RunStopped, in_short
 from sameday.spec.evaluation import Evaluation
@@ -55,7 +56,7 @@ class Asked(NamedTuple):
 
     specs: Specs
     evaluation: Evaluation | None
-    memory: int | None
+    lent: Lent | None
     steps: bool = True
     """Else the evaluation alone."""
     filled: bool = False
@@ -71,7 +72,7 @@ class Asked(NamedTuple):
             "automatic": self.specs.automatic,
             "fixed": self.specs.fixed,
             "evaluation": None if self.evaluation is None else self.evaluation.model_dump(mode="json"),
-            "memory": self.memory,
+            "lent": self.lent,
             "steps": self.steps,
             "filled": self.filled,
         }
@@ -81,7 +82,8 @@ class Asked(NamedTuple):
         recipe, plan = recipe_from(one["recipe"]), Plan.model_validate(one["plan"])
         evaluation = None if one["evaluation"] is None else Evaluation.model_validate(one["evaluation"])
         specs = Specs(recipe, Path(one["home"]), plan, one["automatic"], tuple(one["fixed"]))
-        return cls(specs, evaluation, one["memory"], one["steps"], one["filled"])
+        lent = None if one["lent"] is None else Lent(one["lent"][0], tuple(one["lent"][1]))
+        return cls(specs, evaluation, lent, one["steps"], one["filled"])
 
 
 def in_turn(every: Sequence[Asked]) -> Iterator[dict[str, Any]]:
@@ -140,9 +142,9 @@ def run(asked: Asked, libraries: float, kept: KeptBase) -> dict[str, Any]:
     read = TRAINING if asked.steps or evaluation is None else (evaluation.split,)
     with (
         _own_cache(asked) as specs,
-        closing(Session.start(specs, silent, splits=read, memory=asked.memory)) as session,
+        closing(Session.start(specs, silent, splits=read, lent=asked.lent)) as session,
     ):
-        _check_memory(session, asked.memory)
+        _check_memory(session, None if asked.lent is None else asked.lent.memory)
         session.setup.kept = kept
         kept.spared = 0.0
         split = _answered_split(session, evaluation)

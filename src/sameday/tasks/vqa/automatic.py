@@ -26,6 +26,8 @@ FEWEST_TOKENS = 3072
 """Of a micro-batch: where fewer fit, layers are recomputed instead, and nothing is recorded."""
 FEWEST_SELECTIVE = 2048
 """The same where layers are recomputed in part: where fewer fit, they are recomputed whole."""
+TIMED_FUSED = (((9, 0), 128),)
+"""Compute capabilities of GPUs, and widths of heads, with which `fused` was timed and is faster than `split`."""
 NO_PIECES = "attention cannot follow this model's layers, of which some see a window or images in both directions"
 
 
@@ -52,6 +54,9 @@ def attention_kernel(
         return "sdpa", "on a CPU a dense mask is the fastest"
     cannot = None if not plan.packing or no_flash or decoder().splits else f"split {NO_PIECES}"
     if plan.packing and not no_flash and not cannot:
+        timed = (machine.capability, decoder().width) in TIMED_FUSED
+        if timed and not any(_fused_problems(machine, precision, decoder)):
+            return "fused", "rows are packed, and one pass over all that a piece sees is faster than several calls"
         return "split", "rows are packed and there is flash attention"
     missing = no_flash or cannot or "rows are not packed, which flash attention needs"
     if machine.triton:
