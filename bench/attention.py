@@ -5,6 +5,7 @@ own (`fused`), first by the tiles that training has here and then by others.
 
     python bench/attention.py                 one GPU, a minute
     python bench/attention.py --shared        the second part alone
+    python bench/attention.py --only tower    rows of that name
     python bench/attention.py --size tiny     tries the script on a CPU, where plain PyTorch stands for flash attention
 
 Of each row and kernel: microseconds of the forward and of the backward pass, median (least to most), with the share of
@@ -66,9 +67,9 @@ SHARED: dict[str, Sequence[tuple[int, list[Any]]]] = {
 }
 """Prefixes with the branches of each, or with its forks and the branches of those."""
 OTHER_TILES: dict[str, list[Any]] = {
-    "forward": [(64, 64, 4, 2), (128, 64, 8, 3), (128, 128, 8, 2)],
-    "of_queries": [(64, 64, 4, 3), (128, 64, 8, 2)],
-    "of_keys": [(128, 64, 8, 2, True), (32, 128, 8, 2), (64, 64, 4, 1)],
+    "forward": [(64, 64, 4, 2), (128, 64, 8, 3)],
+    "of_queries": [(128, 64, 8, 2)],
+    "of_keys": [(64, 64, 4, 2, True)],
 }
 """Of `plan.attention: fused`, each instead of the one that the product takes here; see fused_attention.Tile."""
 Forward = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, int, bool, float], tuple[Tensor, Tensor]]
@@ -352,10 +353,15 @@ def tile_words(tile: Sequence[int]) -> str:
     return "/".join(str(int(part)) for part in tile)
 
 
+def named(rows: dict[str, Any], part: str) -> dict[str, Any]:
+    return {name: row for name, row in rows.items() if part in name}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=("8b", "tiny"), default="8b")
     parser.add_argument("--shared", action="store_true", help="attention over shared prefixes alone")
+    parser.add_argument("--only", default="", help="rows that have this in their name")
     args = parser.parse_args()
     half = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
     peak = None
@@ -364,14 +370,14 @@ def main() -> None:
 
         peak = measure(DEVICE, "bf16", None).flop_per_second
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}")
-    for name, row in () if args.shared else ROWS.items():
+    for name, row in () if args.shared else named(ROWS, args.only).items():
         if args.size == "tiny":
             row = row._replace(
                 queries=[max(8, length // 32) for length in row.queries],
                 keys=row.keys and [max(8, length // 32) for length in row.keys],
             )
         print_row(name, row, half, peak)
-    for name, groups in SHARED.items():
+    for name, groups in named(SHARED, args.only).items():
         small = args.size == "tiny"
         if small:
             groups = [(max(4, n // 60), shrunk(own)) for n, own in groups]

@@ -10,8 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sameday.kernels.bdh import interpreted
-
 
 class Tile(NamedTuple):
     """Queries and keys of a tile, warps, stages of the pipeline."""
@@ -26,18 +24,25 @@ TILE = Tile()
 
 
 def attend_in_runs(q: Tensor, k: Tensor, v: Tensor, bounds: tuple[int, ...], scale: float, tile: Tile = TILE) -> Tensor:
-    """(tokens, heads, width), each contiguous; a token sees all of its run, and `bounds` are where runs begin and end.
-    Triton's, on a GPU or in its interpreter."""
+    """(tokens, heads, width), each head's numbers side by side and a multiple of 16 bytes; a token sees all of its run,
+    and `bounds` are where runs begin and end. Triton's, on a GPU that copies tiles by tensor maps or in its
+    interpreter."""
     import runs_triton as kernels
+    from triton.tools.tensor_descriptor import TensorDescriptor
 
     _, heads, width = q.shape
     power = 1 << (width.bit_length() - 1)
     more = max(16, 1 << (width - power - 1).bit_length()) if width > power else 0
-    out, tiles = torch.empty_like(q), _tiles(bounds, tile.queries, q.device)
+    out, tiles = q.new_empty(q.shape), _tiles(bounds, tile.queries, q.device)
+    parts = [
+        TensorDescriptor.from_tensor(x.transpose(0, 1), [1, rows, columns])
+        for x, rows in ((q, tile.queries), (k, tile.keys), (v, tile.keys))
+        for columns in (power, more or power)
+    ]
     kernels.attend[(tiles.shape[1], heads)](
-        q, k, v, out, tiles, tiles.shape[1], scale * math.log2(math.e),
+        *parts, out, tiles, tiles.shape[1], scale * math.log2(math.e),
         WIDTH=width, STRIDE=heads * width, POWER=power, MORE=more, BM=tile.queries, BN=tile.keys,
-        INTERPRETED=interpreted(), num_warps=tile.warps, num_stages=tile.stages,
+        num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out
 

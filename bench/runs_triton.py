@@ -1,88 +1,74 @@
 """Attention within runs of tokens, forward alone, as one Triton kernel: every token sees its whole run.
 
-A program has a tile of a run's queries in one head. Widths that are no power of two, as 72 of a vision tower, are taken
-in two parts, 64 and 16, where one of 128 would nearly double the work."""
+A program has a tile of a run's queries in one head; tiles are copied by the tensor memory accelerator. Widths that are
+no power of two, as 72 of a vision tower, are taken in two parts, 64 and 16, where one of 128 would nearly double the
+work; columns behind the last one are copied as zeros."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def _dot(a, b, onto):
-    # The precision is that of float32 alone: no TF32.
-    return tl.dot(a, b, onto, input_precision="ieee")
+from sameday.kernels.fused_attention_triton import _dot, steps
 
 
 @triton.jit
-def _onto(
-    q0, q1, k, v, columns, more, more_ok, start, end, most, total, out0, out1, scale,
-    STRIDE: tl.constexpr, MORE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+def _look(
+    q0, q1, k0, k1, v0, v1, head, start, end, most, total, out0, out1, scale,
+    MASKED: tl.constexpr, POWER: tl.constexpr, MORE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """What a tile of keys adds, of which the last of a run may be empty in part."""
-    at = start + tl.arange(0, BN)
-    there = at < end
-    rows = at.to(tl.int64) * STRIDE
-    k0 = tl.load(k + rows[None, :] + columns[:, None], mask=there[None, :], other=0.0)
-    scores = _dot(q0, k0, tl.zeros((BM, BN), tl.float32))
+    """What a tile of keys adds, of which those from `end` on are another run's where it is MASKED."""
+    keys = k0.load([head, start, 0]).reshape(BN, POWER)
+    scores = _dot(q0, tl.trans(keys), tl.zeros((BM, BN), tl.float32))
     if MORE:
-        k1 = tl.load(k + rows[None, :] + more[:, None], mask=there[None, :] & more_ok[:, None], other=0.0)
-        scores = _dot(q1, k1, scores)
-    scores = tl.where(there[None, :], scores * scale, float("-inf"))
-    highest = tl.maximum(most, tl.max(scores, 1))
+        scores = _dot(q1, tl.trans(k1.load([head, start, POWER]).reshape(BN, MORE)), scores)
+    if MASKED:
+        scores = tl.where((start + tl.arange(0, BN) < end)[None, :], scores, float("-inf"))
+    highest = tl.maximum(most, tl.max(scores, 1) * scale)
     before = tl.exp2(most - highest)
-    weights = tl.exp2(scores - highest[:, None])
+    weights = tl.exp2(scores * scale - highest[:, None])
     total = total * before + tl.sum(weights, 1)
-    v0 = tl.load(v + rows[:, None] + columns[None, :], mask=there[:, None], other=0.0)
-    weights = weights.to(v0.dtype)
-    out0 = _dot(weights, v0, out0 * before[:, None])
+    values = v0.load([head, start, 0]).reshape(BN, POWER)
+    weights = weights.to(values.dtype)
+    out0 = _dot(weights, values, out0 * before[:, None])
     if MORE:
-        v1 = tl.load(v + rows[:, None] + more[None, :], mask=there[:, None] & more_ok[None, :], other=0.0)
-        out1 = _dot(weights, v1, out1 * before[:, None])
+        out1 = _dot(weights, v1.load([head, start, POWER]).reshape(BN, MORE), out1 * before[:, None])
     return highest, total, out0, out1
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def attend(
-    q, k, v, out, tiles, count, scale,
+    q0, q1, k0, k1, v0, v1, out, tiles, count, scale,
     WIDTH: tl.constexpr, STRIDE: tl.constexpr, POWER: tl.constexpr, MORE: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, INTERPRETED: tl.constexpr,
+    BN: tl.constexpr,
 ):  # fmt: skip
     """`tiles`, (3, count): of each tile its first query, and where its run begins and ends. `scale` is for powers of
     two. POWER columns are one part, up to MORE others the second."""
     tile, head = tl.program_id(0), tl.program_id(1)
     first, begin, end = tl.load(tiles + tile), tl.load(tiles + count + tile), tl.load(tiles + 2 * count + tile)
-    queries = first + tl.arange(0, BM)
-    ok, rows = queries < end, queries.to(tl.int64) * STRIDE
-    columns = head * WIDTH + tl.arange(0, POWER)
-    more = columns
-    more_ok = columns < 0
-    q0 = tl.load(q + rows[:, None] + columns[None, :], mask=ok[:, None], other=0.0)
-    q1 = q0
+    queries = q0.load([head, first, 0]).reshape(BM, POWER)
+    others = queries
     out0 = tl.zeros((BM, POWER), tl.float32)
     out1 = out0
     if MORE:
-        more = head * WIDTH + POWER + tl.arange(0, MORE)
-        more_ok = more < (head + 1) * WIDTH
-        q1 = tl.load(q + rows[:, None] + more[None, :], mask=ok[:, None] & more_ok[None, :], other=0.0)
+        others = q1.load([head, first, POWER]).reshape(BM, MORE)
         out1 = tl.zeros((BM, MORE), tl.float32)
-    most = tl.full((BM,), float("-inf"), tl.float32)
-    total = tl.zeros((BM,), tl.float32)
-    # A loop that is pipelined; the interpreter takes its bounds from Python's own numbers alone.
-    if INTERPRETED:
-        start = begin
-        while start < end:
-            most, total, out0, out1 = _onto(
-                q0, q1, k, v, columns, more, more_ok, start, end, most, total, out0, out1, scale, STRIDE, MORE, BM, BN
-            )
-            start += BN
-    else:
-        for start in range(begin, end, BN):
-            most, total, out0, out1 = _onto(
-                q0, q1, k, v, columns, more, more_ok, start, end, most, total, out0, out1, scale, STRIDE, MORE, BM, BN
-            )
-    tl.store(out + rows[:, None] + columns[None, :], (out0 / total[:, None]).to(q0.dtype), mask=ok[:, None])
+    most, total = tl.full((BM,), float("-inf"), tl.float32), tl.zeros((BM,), tl.float32)
+    whole = begin + (end - begin) // BN * BN
+    for start in steps(begin, whole, BN):
+        most, total, out0, out1 = _look(
+            queries, others, k0, k1, v0, v1, head, start, end, most, total, out0, out1, scale,
+            False, POWER, MORE, BM, BN,
+        )  # fmt: skip
+    if whole < end:
+        most, total, out0, out1 = _look(
+            queries, others, k0, k1, v0, v1, head, whole, end, most, total, out0, out1, scale,
+            True, POWER, MORE, BM, BN,
+        )  # fmt: skip
+    rows, columns = first + tl.arange(0, BM), head * WIDTH + tl.arange(0, POWER)
+    ok, at = (rows < end)[:, None], rows.to(tl.int64)[:, None] * STRIDE
+    tl.store(out + at + columns[None, :], (out0 / total[:, None]).to(queries.dtype), mask=ok)
     if MORE:
-        mask = ok[:, None] & more_ok[None, :]
-        tl.store(out + rows[:, None] + more[None, :], (out1 / total[:, None]).to(q0.dtype), mask=mask)
+        more = POWER + tl.arange(0, MORE)
+        mask = ok & (more < WIDTH)[None, :]
+        tl.store(out + at + head * WIDTH + more[None, :], (out1 / total[:, None]).to(queries.dtype), mask=mask)
