@@ -3,8 +3,13 @@ run says so itself where it happens."""
 
 from __future__ import annotations
 
+import resource
+import time
 from collections.abc import Sequence
 from statistics import median
+from typing import NamedTuple
+
+import torch
 
 from sameday.hardware.compiling import graphs
 
@@ -26,25 +31,59 @@ def is_stall(seconds: float, usual: float) -> bool:
     return seconds > max(TIMES * usual, usual + WORTH)
 
 
+class Used(NamedTuple):
+    """By this process, until now: graphs that were compiled, times that a GPU's memory ran short and what was kept of
+    it was given back, pages that had to be read from a disk, seconds of its threads on the CPU."""
+
+    graphs: int
+    retries: int
+    pages: int
+    computed: float
+
+    @classmethod
+    def now(cls) -> Used:
+        # Where no GPU was used it is an empty dictionary.
+        retries = torch.cuda.memory_stats().get("num_alloc_retries", 0) if torch.cuda.is_initialized() else 0
+        return cls(graphs().made, retries, resource.getrusage(resource.RUSAGE_SELF).ru_majflt, time.process_time())
+
+    def since(self, before: Used) -> Used:
+        return Used(
+            self.graphs - before.graphs,
+            self.retries - before.retries,
+            self.pages - before.pages,
+            self.computed - before.computed,
+        )
+
+    def why(self, more: float, waited: float) -> str:
+        """What a step took `more` seconds for than usual, as far as this process knows."""
+        if self.graphs:
+            return "layers were compiled for a shape that had not come before"
+        if waited > more / 2:
+            return f"{waited:.1f} s of it waiting for input"
+        if self.retries:
+            return "the GPU's memory ran short, and what was kept of it was given back: smaller micro-batches help"
+        if self.computed > more / 2:
+            return f"neither compiling nor input; this process computed on the CPU for {self.computed:.1f} s of it"
+        disk = f", and {self.pages} of its pages were read from a disk" if self.pages else ""
+        return (
+            f"neither compiling nor input; this process computed for {self.computed:.1f} s of it{disk}, else it waited "
+            "for the GPU or the system"
+        )
+
+
 class Stalls:
     """Of the steps that one process goes through."""
 
     def __init__(self, fewest: int = FEWEST) -> None:
         self._fewest = fewest
         self._recent: list[float] = []
-        self._graphs = graphs().made
+        self._spent = Used.now()
 
     def found(self, seconds: float, waited: float) -> str | None:
         """Of the step that ended now, of whose `seconds` some were `waited` for input: how it stalled, and why."""
-        usual, made = usual_before_stall(self._recent, seconds, self._fewest), graphs().made
-        more, self._graphs = made - self._graphs, made
+        usual, now = usual_before_stall(self._recent, seconds, self._fewest), Used.now()
+        spent, self._spent = now.since(self._spent), now
         self._recent = [*self._recent, seconds][-WINDOW:]
         if usual is None:
             return None
-        if more:
-            why = "layers were compiled for a shape that had not come before"
-        elif waited > (seconds - usual) / 2:
-            why = f"{waited:.1f} s of it waiting for input"
-        else:
-            why = "neither compiling nor input; the machine was busy with something else"
-        return f"stalled: {seconds:.1f} s, usual before it {usual:.3f} s; {why}"
+        return f"stalled: {seconds:.1f} s, usual before it {usual:.3f} s; {spent.why(seconds - usual, waited)}"
