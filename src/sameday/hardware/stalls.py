@@ -4,12 +4,11 @@ run says so itself where it happens."""
 from __future__ import annotations
 
 import resource
+import sys
 import time
 from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
-
-import torch
 
 from sameday.hardware.compiling import graphs
 
@@ -42,8 +41,9 @@ class Used(NamedTuple):
 
     @classmethod
     def now(cls) -> Used:
-        # Where no GPU was used it is an empty dictionary.
-        retries = torch.cuda.memory_stats().get("num_alloc_retries", 0) if torch.cuda.is_initialized() else 0
+        torch = sys.modules.get("torch")  # whoever looks at a run from outside has none
+        stats = {} if torch is None or not torch.cuda.is_initialized() else torch.cuda.memory_stats()
+        retries = stats.get("num_alloc_retries", 0)
         return cls(graphs().made, retries, resource.getrusage(resource.RUSAGE_SELF).ru_majflt, time.process_time())
 
     def since(self, before: Used) -> Used:
