@@ -123,9 +123,9 @@ def timed(out: Path, name: str, row: Row, args: argparse.Namespace, loaded: Load
             counts.clear()
             seconds = [good.seconds for good in steps.run(range(WARM + count))]
             recorded, shapes = dict(counts), task.recorded_sizes()
-        memory = torch.cuda.max_memory_reserved() / 2**30 if task.device.type == "cuda" else 0.0
+            memory = torch.cuda.max_memory_reserved() / 2**30 if task.device.type == "cuda" else 0.0
+            line = record(session, task, 8, 4, by=steps)
         least = floors(session, task, range(WARM, WARM + count), loaded.peaks(session))
-        line = record(session, task, 8, 4)
     usual = statistics.median(seconds[WARM:])
     return {
         "name": name,

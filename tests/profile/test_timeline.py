@@ -97,6 +97,11 @@ def test_what_is_watched_was_recorded_before(ready: Any, plan: Plan) -> None:
         line = record(session, task, 2, 1, watched=False)
         assert list(dict.fromkeys(computed)) == [0, 1, 2, 3, 4] and len(line.seconds + list(line.left_out)) == 2
         assert len(computed) == (2 if records else 1) * sum(counts[step] for step in range(5))
+        computed.clear()
+        with closing(session.steps(task)) as warm:
+            record(session, task, 2, 1, watched=False, by=warm)
+            assert len(computed) == sum(counts[step] for step in range(5)), "nothing has to come once before"
+            assert [good.step for good in warm.run(range(2))] == [0, 1], "it stays open"
 
 
 def test_asked_to_stop(ready: Any, plan: Plan) -> None:

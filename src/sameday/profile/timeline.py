@@ -7,7 +7,7 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from sameday.profile.kinds import by_kind
 from sameday.record.folder import RunFolder
 from sameday.spec.errors import EXIT_STOPPED, RunStopped
 from sameday.tasks.base import Task, lower_budget
-from sameday.train.steps import Good
+from sameday.train.steps import Good, Steps
 from sameday.train.watch import Watch
 
 FAR = 3.0
@@ -86,19 +86,25 @@ def record(
     warmup: int,
     progress: Callable[[int], None] = lambda _: None,
     watched: bool = True,
+    by: Steps | None = None,
 ) -> Timeline:
     """`warmup` steps, then `steps` that count, computed and logged as the training loop does it, at a learning rate of
-    zero. Nothing of the user's is written. `progress` is told how many are done; `watched` asks a GPU too."""
+    zero. Nothing of the user's is written. `progress` is told how many are done; `watched` asks a GPU too. They are
+    computed `by` what has gone through a run's warm-up, where there is one."""
     if task.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     plan, numbers = session.resolved.plan, range(warmup + steps + 2)  # the last are followed by others, as usual
-    order = _after_recording(task, numbers)
+    order = numbers if by is not None else _after_recording(task, numbers)
     first = len(order) - len(numbers) + warmup
+
+    def told(done: int) -> None:
+        progress(max(0, done - first + warmup))
+
     budget: int | None = None
     while True:
         goods: list[Good] = []
         try:
-            laps = _timed(session, task, order, budget, goods, lambda done: progress(max(0, done - first + warmup)))
+            laps = _timed(session, task, order, budget, goods, told, by)
             break
         except torch.OutOfMemoryError:
             step = order[len(goods)]  # they end in order
@@ -117,7 +123,7 @@ def record(
         tuple(sum(lap.values()) for lap in laps if sum(lap.values()) > usual),
         memory=memory,
         budget=budget,
-        **(_watched(session, task, warmup, budget, kept) if watched and task.device.type == "cuda" else {}),
+        **(_watched(session, task, warmup, budget, kept, by) if watched and task.device.type == "cuda" else {}),
     )
 
 
@@ -144,6 +150,7 @@ def _timed(
     budget: int | None,
     goods: list[Good],
     progress: Callable[[int], None],
+    by: Steps | None,
 ) -> list[dict[str, float]]:
     """The phases of each step, by a clock that goes on from one to the next. How each ended is added to `goods`."""
     clock = Clock(task.device)
@@ -152,7 +159,7 @@ def _timed(
         closing(RunFolder.open(Path(folder), session.recipe, session.plan, session.home)) as run,
         Watch(run, len(numbers) + 1, NEVER, task.device) as watch,
         StopRequest() as stop,
-        closing(session.steps(task)) as steps,
+        _opened(session, task, by) as steps,
     ):
         for good in steps.run(numbers, clock, budget):
             with during("log"):
@@ -171,6 +178,7 @@ def _watched(
     first: int,
     budget: int | None,
     timed: Sequence[dict[str, float]],
+    by: Steps | None,
     steps: int = 4,
 ) -> dict[str, Any]:
     """What only a profiler knows. It makes the host slower and the gaps between kernels longer, but not the kernels:
@@ -181,7 +189,7 @@ def _watched(
     seconds = statistics.mean(sum(step.values()) for step in timed)
     more = 2 + int(WATCHED / seconds)
     numbers = range(first, first + 2 * steps + 2 + more)
-    with under_way(session, task, numbers, budget) as done:
+    with under_way(session, task, numbers, budget, by) as done:
         with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
             for _ in range(steps):
                 next(done)
@@ -203,15 +211,21 @@ def _watched(
 
 
 @contextmanager
-def under_way(session: Session, task: Task, numbers: Sequence[int], budget: int | None) -> Iterator[Iterator[Good]]:
+def under_way(
+    session: Session, task: Task, numbers: Sequence[int], budget: int | None, by: Steps | None = None
+) -> Iterator[Iterator[Good]]:
     """These steps after the first of them."""
-    order = _after_recording(task, numbers)
-    with closing(session.steps(task)) as steps, closing(steps.run(order, budget=budget)) as done:
+    order = numbers if by is not None else _after_recording(task, numbers)
+    with _opened(session, task, by) as steps, closing(steps.run(order, budget=budget)) as done:
         for _ in range(len(order) - len(numbers) + 1):
             next(done)
         if task.device.type == "cuda":
             torch.cuda.synchronize()  # what was begun ahead is not of these steps
         yield done
+
+
+def _opened(session: Session, task: Task, by: Steps | None) -> AbstractContextManager[Steps]:
+    return closing(session.steps(task)) if by is None else nullcontext(by)
 
 
 def _after_recording(task: Task, numbers: Sequence[int]) -> list[int]:
