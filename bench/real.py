@@ -29,7 +29,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,6 +136,7 @@ def timed(out: Path, name: str, row: Row, args: argparse.Namespace, loaded: Load
         "busy": line.busy,
         "launches": line.launches,
         "kernels": line.kernels,
+        "gpu": line.gpu,
         "GiB": memory,
         "first": before + sum(seconds[:WARM]) - WARM * usual,
         "slowest": max(seconds[WARM:]) / usual,
@@ -167,6 +168,13 @@ def words(one: dict[str, Any]) -> str:
         f"{one['share']:6.0%} {busy:>6s} {one['GiB']:6.1f} {one['first']:8.1f} {one['slowest']:8.2f} "
         f"{one['recorded'] / one['micro_batches']:8.0%} {one['shapes']:6d}"
     )
+
+
+def clock_words(gpu: Mapping[str, float]) -> str:
+    """A GPU that is at its limit of power is slower than while its peak was measured."""
+    if "power_watts" not in gpu:
+        return "its clock is not known"
+    return f"{gpu['clock_mhz']:.0f} of {gpu['highest_clock_mhz']:.0f} MHz, {gpu['power_watts']:.0f} W"
 
 
 def whole_run(out: Path, args: argparse.Namespace) -> None:
@@ -251,7 +259,7 @@ def main() -> None:
         found.append(timed(out, name, ROWS[name], args, loaded))
         print(words(found[-1]), flush=True)
         if kernels := found[-1]["kernels"]:
-            print(f"{'':22s} kernels, ms of a step: {kind_words(kernels)}", flush=True)
+            print(f"{'':22s} kernels, ms of a step: {kind_words(kernels)}; {clock_words(found[-1]['gpu'])}", flush=True)
     loaded.drop()  # other trainers need the memory
     if args.json is not None:
         args.json.write_text(json.dumps(found) + "\n")

@@ -81,7 +81,7 @@ BEST = {
     "label_only_logits": True,
     "optimizer_impl": "fused",
     "compile": "layers",
-    "attention": "split",
+    "attention": "auto",
     "pad_to_multiple": 32,
     "pin_memory": True,
     "workers": 4,
