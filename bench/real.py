@@ -136,6 +136,7 @@ def timed(out: Path, name: str, row: Row, args: argparse.Namespace, loaded: Load
         "busy": line.busy,
         "launches": line.launches,
         "kernels": line.kernels,
+        "longest": line.longest,
         "gpu": line.gpu,
         "GiB": memory,
         "first": before + sum(seconds[:WARM]) - WARM * usual,

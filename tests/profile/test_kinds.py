@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import sameday.kernels
-from sameday.profile.kinds import OTHER, by_kind, kind_of, kind_words
+from sameday.profile.kinds import OTHER, by_kind, by_name, kind_of, kind_words
 
 NAMES = {
     "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NNT": "matmuls",
@@ -48,3 +48,8 @@ def test_times_are_added_up_and_said() -> None:
     found = by_kind([("of_keys", 0.002), ("nvjet_a", 0.05), ("Memset (Device)", 0.00001), ("forward", 0.001)])
     assert found == pytest.approx({"matmuls": 0.05, "attention": 0.003, "copies": 0.00001})
     assert kind_words(found) == "matmuls 50.0, attention 3.0"
+
+
+def test_the_longest_are_known_by_name() -> None:
+    kernels = [("of_keys", 0.002), ("nvjet_a", 0.001), ("forward", 0.001), ("nvjet_a", 0.004)]
+    assert list(by_name(kernels, 2).items()) == [("nvjet_a", pytest.approx(0.005)), ("of_keys", 0.002)]

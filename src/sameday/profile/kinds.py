@@ -26,9 +26,18 @@ def kind_of(kernel: str) -> str:
 
 def by_kind(kernels: Iterable[tuple[str, float]]) -> dict[str, float]:
     """Names of kernels with what each took, added up, the most first."""
+    return _summed((kind_of(name), seconds) for name, seconds in kernels)
+
+
+def by_name(kernels: Iterable[tuple[str, float]], most: int = 40) -> dict[str, float]:
+    """The same of those that took longest, each under its own name."""
+    return dict(list(_summed(kernels).items())[:most])
+
+
+def _summed(kernels: Iterable[tuple[str, float]]) -> dict[str, float]:
     sums: dict[str, float] = {}
     for name, seconds in kernels:
-        sums[kind_of(name)] = sums.get(kind_of(name), 0.0) + seconds
+        sums[name] = sums.get(name, 0.0) + seconds
     return dict(sorted(sums.items(), key=lambda each: -each[1]))
 
 

@@ -68,6 +68,7 @@ def summed_up(
         "busy": line.busy,
         "launches": line.launches,
         "kernels": line.kernels,
+        "longest_kernels": line.longest,
         "waits": [list(each) for each in facts.waits],
         "threads": {"count": facts.threads, "fewer": [list(each) for each in facts.fewer]},
         "gpu": line.gpu,

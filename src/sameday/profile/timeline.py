@@ -20,7 +20,7 @@ from sameday.hardware.nvml import Watched
 from sameday.hardware.phases import PHASES, Clock, during
 from sameday.hardware.signals import StopRequest
 from sameday.profile import quiet
-from sameday.profile.kinds import by_kind
+from sameday.profile.kinds import by_kind, by_name
 from sameday.record.folder import RunFolder
 from sameday.spec.errors import EXIT_STOPPED, RunStopped
 from sameday.tasks.base import Task, lower_budget
@@ -56,6 +56,8 @@ class Timeline:
     """Kernels of a step."""
     kernels: dict[str, float] = field(default_factory=dict)
     """Seconds of a step by what they are for; some may run at once."""
+    longest: dict[str, float] = field(default_factory=dict)
+    """Those that take most of it, by their names."""
     memory: int | None = None
     """The most bytes that a GPU's allocator held."""
     waits: tuple[tuple[str, int], ...] = ()
@@ -201,10 +203,12 @@ def _watched(
     events = [event for event in seen.events() or [] if event.device_type.name == "CUDA"]
     spans = [(event.time_range.start, event.time_range.end) for event in events]
     work = covered(spans) / 1e6 / steps
+    kernels = [(event.name, event.time_range.elapsed_us() / 1e6 / steps) for event in events]
     return {
         "busy": min(1.0, work / seconds) if spans else None,
         "launches": len(spans) / steps,
-        "kernels": by_kind((event.name, event.time_range.elapsed_us() / 1e6 / steps) for event in events),
+        "kernels": by_kind(kernels),
+        "longest": by_name(kernels),
         "waits": tuple((where, round(count / steps)) for where, count in waits if round(count / steps)),
         "gpu": nvml.medians(),
     }
