@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import resource
 import sys
-import time
 from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
@@ -32,27 +31,21 @@ def is_stall(seconds: float, usual: float) -> bool:
 
 class Used(NamedTuple):
     """By this process, until now: graphs that were compiled, times that a GPU's memory ran short and what was kept of
-    it was given back, pages that had to be read from a disk, seconds of its threads on the CPU."""
+    it was given back, pages that had to be read from a disk."""
 
     graphs: int
     retries: int
     pages: int
-    computed: float
 
     @classmethod
     def now(cls) -> Used:
         torch = sys.modules.get("torch")  # whoever looks at a run from outside has none
         stats = {} if torch is None or not torch.cuda.is_initialized() else torch.cuda.memory_stats()
         retries = stats.get("num_alloc_retries", 0)
-        return cls(graphs().made, retries, resource.getrusage(resource.RUSAGE_SELF).ru_majflt, time.process_time())
+        return cls(graphs().made, retries, resource.getrusage(resource.RUSAGE_SELF).ru_majflt)
 
     def since(self, before: Used) -> Used:
-        return Used(
-            self.graphs - before.graphs,
-            self.retries - before.retries,
-            self.pages - before.pages,
-            self.computed - before.computed,
-        )
+        return Used(*(now - then for now, then in zip(self, before, strict=True)))
 
     def why(self, more: float, waited: float) -> str:
         """What a step took `more` seconds for than usual, as far as this process knows."""
@@ -62,13 +55,8 @@ class Used(NamedTuple):
             return f"{waited:.1f} s of it waiting for input"
         if self.retries:
             return "the GPU's memory ran short, and what was kept of it was given back: smaller micro-batches help"
-        if self.computed > more / 2:
-            return f"neither compiling nor input; this process computed on the CPU for {self.computed:.1f} s of it"
-        disk = f", and {self.pages} of its pages were read from a disk" if self.pages else ""
-        return (
-            f"neither compiling nor input; this process computed for {self.computed:.1f} s of it{disk}, else it waited "
-            "for the GPU or the system"
-        )
+        disk = f"; {self.pages} of this process's pages were read from a disk" if self.pages else ""
+        return f"not for compiling, input or short memory{disk}"
 
 
 class Stalls:
@@ -77,13 +65,15 @@ class Stalls:
     def __init__(self, fewest: int = FEWEST) -> None:
         self._fewest = fewest
         self._recent: list[float] = []
-        self._spent = Used.now()
+        self._before = self._last = Used.now()
 
     def found(self, seconds: float, waited: float) -> str | None:
-        """Of the step that ended now, of whose `seconds` some were `waited` for input: how it stalled, and why."""
+        """Of the step that ended now, of whose `seconds` some were `waited` for input: how it stalled, and why. Where
+        steps are launched ahead of what is known of them, its cause may have come before the last one was looked at."""
         usual, now = usual_before_stall(self._recent, seconds, self._fewest), Used.now()
-        spent, self._spent = now.since(self._spent), now
+        spent, self._before, self._last = now.since(self._before), self._last, now
         self._recent = [*self._recent, seconds][-WINDOW:]
         if usual is None:
             return None
+        self._before = now  # what was the cause of one is not that of the next
         return f"stalled: {seconds:.1f} s, usual before it {usual:.3f} s; {spent.why(seconds - usual, waited)}"
