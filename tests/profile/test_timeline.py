@@ -74,13 +74,30 @@ def test_as_many_steps_as_were_asked_for(
     assert set(tmp_path.rglob("*")) == files, "nothing of the user's is written"
 
 
-def test_what_is_watched_was_recorded_before(ready: Any, plan: Plan) -> None:
+def _refusing(loss_sum: Callable[..., Any], at: int) -> Callable[..., Any]:
+    """A GPU without room for step `at`, once."""
+    refused: list[int] = []
+
+    def refusing(batch: Any, step: int) -> Any:
+        if step == at and not refused:
+            refused.append(step)
+            time.sleep(0.5)
+            raise torch.OutOfMemoryError("planted")
+        return loss_sum(batch, step)
+
+    return refusing
+
+
+def test_what_is_watched_was_recorded_before(ready: Any, plan: Plan, said: list[str]) -> None:
     """Gradients are others each time, and what is recorded for them is made anew."""
     session, task = ready(plan)
-    loss_sum, computed = task.loss_sum, list[int]()
+    loss_sum, computed, slow = task.loss_sum, list[int](), set[int]()
 
     def listening(batch: Any, step: int) -> Any:
         computed.append(step)
+        if step in slow:
+            time.sleep(0.5)
+            slow.remove(step)
         return loss_sum(batch, step)
 
     task.loss_sum = listening
@@ -94,7 +111,11 @@ def test_what_is_watched_was_recorded_before(ready: Any, plan: Plan) -> None:
             assert next(done).step == 3, "the first is over"
         assert before == {2, 3, 4} if records else 4 not in before
         computed.clear()
-        line = record(session, task, 2, 1, watched=False)
+        slow |= set(range(5)) if records else set()
+        told: list[int] = []
+        line = record(session, task, 2, 1, told.append, watched=False)
+        assert max((*line.seconds, *line.left_out)) < 0.5, "what came before is in none of them"
+        assert told == [*([0] * 5 if records else []), *range(1, 6)]
         assert list(dict.fromkeys(computed)) == [0, 1, 2, 3, 4] and len(line.seconds + list(line.left_out)) == 2
         assert len(computed) == (2 if records else 1) * sum(counts[step] for step in range(5))
         computed.clear()
@@ -102,6 +123,11 @@ def test_what_is_watched_was_recorded_before(ready: Any, plan: Plan) -> None:
             record(session, task, 2, 1, watched=False, by=warm)
             assert len(computed) == sum(counts[step] for step in range(5)), "nothing has to come once before"
             assert [good.step for good in warm.run(range(2))] == [0, 1], "it stays open"
+            if records:
+                task.loss_sum, refused = _refusing(listening, 2), len(said)
+                computed.clear()
+                record(session, task, 2, 1, watched=False, by=warm)
+                assert len(said) == refused + 1 and computed.count(4) == 2 * 2 * counts[4], "of half the size, twice"
 
 
 def test_asked_to_stop(ready: Any, plan: Plan) -> None:
@@ -128,19 +154,15 @@ def test_a_run_that_diverges_says_so(ready: Any, plan: Plan) -> None:
 def test_a_step_that_runs_out_of_memory_counts_once(ready: Any, plan: Plan, said: list[str]) -> None:
     """All steps are done again, with the budget of the step that had no room; what was lost is in none of them."""
     session, task = ready(plan)
-    plain, refused, sizes = task.loss_sum, list[int](), list[tuple[int, int]]()
+    refusing, sizes = _refusing(task.loss_sum, 2), list[tuple[int, int]]()
 
     def loss_sum(batch: Any, step: int) -> Any:
         sizes.append((step, len(batch)))
-        if step == 2 and not refused:
-            refused.append(step)
-            time.sleep(0.5)
-            raise torch.OutOfMemoryError("planted")
-        return plain(batch, step)
+        return refusing(batch, step)
 
     task.loss_sum = loss_sum
     line = record(session, task, 3, 1)
-    assert refused and len(line.steps) + len(line.left_out) == 3 and max((*line.seconds, *line.left_out)) < 0.5
+    assert len(line.steps) + len(line.left_out) == 3 and max((*line.seconds, *line.left_out)) < 0.5
     assert said == ["step 3: out of memory; micro batch 8 -> 4, all steps are done again"]
     again = sizes[sizes.index((2, 8)) + 1 :]
     assert [step for step, _ in again] == [step for step in range(6) for _ in range(2)]

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,24 +97,21 @@ def record(
     if task.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     plan, numbers = session.resolved.plan, range(warmup + steps + 2)  # the last are followed by others, as usual
-    order = numbers if by is not None else _after_recording(task, numbers)
-    first = len(order) - len(numbers) + warmup
-
-    def told(done: int) -> None:
-        progress(max(0, done - first + warmup))
-
     budget: int | None = None
     while True:
         goods: list[Good] = []
+        order = _order(task, numbers, budget, by)
+        before = len(order) - len(numbers)
         try:
-            laps = _timed(session, task, order, budget, goods, told, by)
+            laps = _timed(session, task, order, budget, goods, partial(_told, progress, before), by)
             break
         except torch.OutOfMemoryError:
             step = order[len(goods)]  # they end in order
             budget = lower_budget(
                 session.recipe.sample, task, step, budget, session.ranks, session.say, "all steps are"
             )
-    laps, goods = laps[first : first + steps], goods[first : first + steps]
+    counted = slice(before + warmup, before + warmup + steps)
+    laps, goods = laps[counted], goods[counted]
     memory = torch.cuda.max_memory_reserved() if task.device.type == "cuda" else None
     usual = FAR * statistics.median(sum(lap.values()) for lap in laps)
     kept = tuple(lap for lap in laps if sum(lap.values()) <= usual)
@@ -127,6 +125,10 @@ def record(
         budget=budget,
         **(_watched(session, task, warmup, budget, kept, by) if watched and task.device.type == "cuda" else {}),
     )
+
+
+def _told(progress: Callable[[int], None], before: int, done: int) -> None:
+    progress(max(0, done - before))
 
 
 def with_fewer_threads(session: Session, task: Task, line: Timeline) -> tuple[tuple[int, float], ...]:
@@ -219,7 +221,7 @@ def under_way(
     session: Session, task: Task, numbers: Sequence[int], budget: int | None, by: Steps | None = None
 ) -> Iterator[Iterator[Good]]:
     """These steps after the first of them."""
-    order = numbers if by is not None else _after_recording(task, numbers)
+    order = _order(task, numbers, budget, by)
     with _opened(session, task, by) as steps, closing(steps.run(order, budget=budget)) as done:
         for _ in range(len(order) - len(numbers) + 1):
             next(done)
@@ -232,10 +234,12 @@ def _opened(session: Session, task: Task, by: Steps | None) -> AbstractContextMa
     return closing(session.steps(task)) if by is None else nullcontext(by)
 
 
-def _after_recording(task: Task, numbers: Sequence[int]) -> list[int]:
-    """These steps; where a plan records, all of them come once before. What adds to gradients is recorded anew for
-    others than those of earlier steps."""
-    return [*(numbers if task.plan.cuda_graphs else ()), *numbers]
+def _order(task: Task, numbers: Sequence[int], budget: int | None, by: Steps | None) -> list[int]:
+    """These steps; where a plan records, all of them come once before, unless what they are computed `by` was warmed up
+    for them. What adds to gradients is recorded anew for others than those of earlier steps, and a lower `budget` has
+    other shapes."""
+    recorded = by is not None and budget is None
+    return [*(numbers if task.plan.cuda_graphs and not recorded else ()), *numbers]
 
 
 def covered(spans: list[tuple[float, float]]) -> float:
