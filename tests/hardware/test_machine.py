@@ -1,13 +1,16 @@
-"""A recipe's numeric format, set by one function for all tasks."""
+"""A recipe's numeric format, set by one function for all tasks; a GPU that stands for another."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from sameday.hardware.machine import numeric_format
+from sameday.hardware.kernels import without_fused
+from sameday.hardware.known import KNOWN
+from sameday.hardware.machine import detect_machine, numeric_format
 
 
 @pytest.fixture(autouse=True)
@@ -28,3 +31,30 @@ def test_what_a_format_means(precision: str, matmuls: str, kind: torch.dtype) ->
         assert (one @ one).dtype == kind and torch.get_float32_matmul_precision() == matmuls
         assert torch.backends.cudnn.allow_tf32 == (precision == "tf32")
     assert (one @ one).dtype == torch.float32, "nothing is left of autocast outside"
+
+
+def test_a_gpu_that_stands_for_another_has_no_more_than_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a pretended H200: what is asked of it is what each GPU says."""
+    found = SimpleNamespace(
+        name="NVIDIA H200", total_memory=140 * 2**30, major=9, minor=0, shared_memory_per_block_optin=232448
+    )
+    shares: list[float] = []
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: found)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", shares.append)
+    own = detect_machine("cuda")
+    assert (own.called, own.memory, own.shared_memory, own.capability) == ("NVIDIA H200", 140 * 2**30, 232448, (9, 0))
+    assert shares == []
+    a100 = detect_machine("cuda", KNOWN["a100-40gb"])
+    assert (a100.name, a100.called, a100.memory) == ("NVIDIA H200", "A100 40 GB", 40 * 2**30)
+    assert (a100.shared_memory, a100.capability) == (163 * 1024, (8, 0)) and shares == [40 / 140]
+    if a100.triton:
+        assert without_fused(own) is None
+        assert without_fused(a100) == "A100 40 GB has compute capability 8.0, and it needs 9.0"
+    assert detect_machine("cuda", KNOWN["rtx-4090"]).shared_memory == 99 * 1024
+    found.total_memory, found.major, found.shared_memory_per_block_optin = 24 * 2**30, 8, 99 * 1024
+    less = detect_machine("cuda", KNOWN["h100"])
+    assert (less.memory, less.capability, less.shared_memory) == (24 * 2**30, (8, 0), 99 * 1024), "nothing is added"
+
+
+def test_the_shared_memory_of_each_known_gpu_is_known() -> None:
+    assert all(99 * 1024 <= gpu.shared_memory < 256 * 1024 for gpu in KNOWN.values())

@@ -34,7 +34,7 @@ def measured(step: float = 0.5, share: float = 0.5, **more: Any) -> Measured:
         "answer_each": 0.02,
         "save": 1.0,
         "memory": 40 * 2**30,
-        "capability": (8, 0),
+        "stands_for": "A100 40 GB",
     }
     floor = {"flop": share * step * RATE, "flop_per_second": RATE, "memory_bytes_per_second": BYTES}
     return Measured("cost", "plan", "NVIDIA H200", [30.0, *[step] * 20], 40.0, **(values | floor | more))
@@ -98,8 +98,8 @@ def keep(opened: OpenSuite, **more: Any) -> Measured:
 
 def test_a_plan_for_another_gpu(suite: OpenSuite) -> None:
     """Of steps with as much memory as it has, and of nothing that ran here."""
-    keep(suite, memory=None, capability=None, step=0.1)
-    keep(suite, capability=(9, 0), step=0.2)  # which has kernels that an A100 has not
+    keep(suite, memory=None, stands_for=None, step=0.1)
+    keep(suite, stands_for="Other", step=0.2)  # which may have kernels that an A100 has not
     one = keep(suite)
     assert len(read_measured(suite.folder)) == 3, "one does not replace the other"
     suite.folder.change("a1", state="done", attempt=1, started=1.0, spent=5.0)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from sameday.cli import app
-from sameday.hardware.known import Lent
+from sameday.hardware.known import KnownGpu
 from sameday.record.times import read_times
 from sameday.spec.document import dump_yaml
 from sameday.spec.load import recipe_from
@@ -142,7 +142,7 @@ STOPPED = """
 import os, signal, tempfile, types
 from sameday.suite.times import forecast
 
-def measure(asked, lent):
+def measure(asked, instead_of):
     with tempfile.TemporaryDirectory(dir=os.getcwd()):
         os.kill(os.getpid(), signal.SIGTERM)
         yield
@@ -168,7 +168,7 @@ def questions(home: Path, two_layers: Path) -> Path:
     return home
 
 
-def timed(every: Sequence[Ask], lent: Lent | None) -> Generator[Event, None, None]:
+def timed(every: Sequence[Ask], instead_of: KnownGpu | None) -> Generator[Event, None, None]:
     """As if steps took ten seconds, eight with a cache, and two in the order by_image."""
     for number, (training, _) in enumerate(every):
         yield Event(number)
@@ -176,7 +176,8 @@ def timed(every: Sequence[Ask], lent: Lent | None) -> Generator[Event, None, Non
         assert training.filled is cached, "nobody has chosen it yet, and its images are nowhere"
         steps = [2.0 if shared else 8.0 if cached else 10.0] * 20
         about = Measured(training.cost, planned_as(training), "CPU", steps, 1.0, 0.001, None, 0.1)
-        about = replace(about, files=training.files, **({} if lent is None else lent._asdict()))
+        gpu = {} if instead_of is None else {"memory": instead_of.memory, "stands_for": instead_of.name}
+        about = replace(about, files=training.files, **gpu)
         rates = {"flop": 5e12, "flop_per_second": 1e12}
         yield Event(number, replace(about, **rates), 61.0)
         yield Event(number, replace(about, **rates, end=1.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ import worlds
 
 from sameday.commands.session import Specs
 from sameday.data.questions.source import Source
-from sameday.hardware.known import Lent
+from sameday.hardware.known import KNOWN
 from sameday.hardware.machine import detect_machine
 from sameday.hardware.ranks import Ranks
 from sameday.models.kept import KeptBase
@@ -110,6 +111,7 @@ def test_trainings_of_one_process(world: Path, two_layers: Path, monkeypatch: py
     ]
     evaluation = Evaluation(split="val", max_new_tokens=2)
     asked = [Asked(Specs(each, world, CPU), evaluation, None) for each in recipes]
+    monkeypatch.setattr(trial, "_allocated", lambda: 7 * trial.LEFT)  # of others, who were there before
     *results, alone = in_turn([*asked, asked[0]._replace(steps=False)])
     assert read == [str(two_layers)]
     assert [(each["total"], len(each["steps"]), each["machine"]) for each in results] == [(4, 4, "CPU"), (1, 3, "CPU")]
@@ -117,9 +119,10 @@ def test_trainings_of_one_process(world: Path, two_layers: Path, monkeypatch: py
     assert all(each["save"] and each["score_each"] and each["answer_each"] for each in results)
     assert alone["score_each"] and alone["answer_each"] and alone["start"] > 0, "an evaluation without a step"
     assert (alone["steps"], alone["total"]) == ([], 0) and "save" not in alone
-    again = Asked.from_json(Asked(Specs(recipes[1], world, CPU), evaluation, Lent(5, (8, 0))).as_json())
+    with_gpu = Asked(Specs(recipes[1], world, CPU), evaluation, KNOWN["l40s"])
+    again = Asked.from_json(json.loads(json.dumps(with_gpu.as_json())))
     assert (again.specs, again.evaluation) == (Specs(recipes[1], world, CPU), evaluation)
-    assert again.lent == Lent(5, (8, 0))
+    assert again.instead_of == KNOWN["l40s"]
 
 
 def test_steps_that_stall_are_told_with_their_reason() -> None:

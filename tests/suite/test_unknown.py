@@ -15,6 +15,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sameday.hardware.known import KNOWN
 from sameday.spec.document import dump_yaml
 from sameday.spec.evaluation import Evaluation
 from sameday.suite.jobs import OpenSuite, open_suite
@@ -154,3 +155,14 @@ def replace_recipe(home: Path, opened: OpenSuite, **changes: Any) -> OpenSuite:
     text = yaml.safe_load((home / "recipe.yaml").read_text())
     (home / "recipe.yaml").write_text(yaml.safe_dump(text | changes))
     return opened
+
+
+def test_what_was_measured_instead_of_another_gpu_is_of_that_one(home: Path) -> None:
+    opened = suite(home, {"a": TRAIN})
+    (one,) = unknown(predictor(opened))
+    ask = (one.training, one.evaluation)
+    assert _measured(ask, RESULT, None, 0.5).of_gpu is None
+    found, larger = (_measured(ask, RESULT, KNOWN[name], 0.5) for name in ("a100-40gb", "a100-80gb"))
+    assert found.of_gpu == (40 * 2**30, "A100 40 GB") != larger.of_gpu
+    keep_measured(opened.folder, found)
+    assert [each.of_gpu for each in read_measured(opened.folder)] == [found.of_gpu] and unknown(predictor(opened))

@@ -26,7 +26,7 @@ from sameday.tasks.setup import Audited, Resolved, TaskSetup
 if TYPE_CHECKING:
     import torch
 
-    from sameday.hardware.known import Lent
+    from sameday.hardware.known import KnownGpu
     from sameday.hardware.machine import Machine
     from sameday.hardware.ranks import Ranks
     from sameday.train.steps import Steps
@@ -100,12 +100,12 @@ class Session:
         splits: Sequence[str] = (),
         few: Mapping[str, int] | None = None,
         group: Ranks | None = None,
-        lent: Lent | None = None,
+        instead_of: KnownGpu | None = None,
     ) -> Session:
         """`join` makes this process one of torchrun's; `ranks` is how many a plan is chosen for, where that is another
         number. `splits` are audited, `few` samples of each: bad data is found before the model is asked for. A `group`
-        that this process has joined before serves several sessions, none of which leaves it. A GPU is taken for one
-        that has no more than what is `lent`."""
+        that this process has joined before serves several sessions, none of which leaves it. A GPU that is
+        used `instead_of` another has no more than that one."""
         prepare_environment(specs.plan)
         spent = Spent()
         with spent.on("libraries"):
@@ -117,7 +117,7 @@ class Session:
         try:
             setup = setup_of(specs.recipe, specs.home)
             group.from_first(lambda: _check_best(setup))
-            machine = detect_machine(device_kind(specs.plan), lent)
+            machine = detect_machine(device_kind(specs.plan), instead_of)
             there = [split for split in splits if setup.lacks(split) is None]
             with spent.on("audit"):
                 audited = group.from_first(lambda: _audited(setup, say, there, few))
@@ -150,8 +150,9 @@ class Session:
             task = self.setup.load(plan or self.resolved.plan, self.device, data)
         if not all(self.ranks.gather(task is not None)) or task is None:  # all ranks stop together
             raise RunStopped(
-                f"out of memory while the model was loaded: {self.machine.name} has {self.machine.memory / 2**30:.0f} "
-                f"GiB, and other programs may use some of it. What is left to try: {self.setup.loading_advice}.",
+                f"out of memory while the model was loaded: {self.machine.called} has "
+                f"{self.machine.memory / 2**30:.0f} GiB, and other programs may use some of it. What is left to try: "
+                f"{self.setup.loading_advice}.",
                 EXIT_OUT_OF_MEMORY,
             )
         if other := other_weights(task, self.ranks):

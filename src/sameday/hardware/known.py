@@ -5,19 +5,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
-
-
-class Lent(NamedTuple):
-    """What a GPU is taken to have at most, where it stands for another."""
-
-    memory: int
-    capability: tuple[int, int]
 
 
 @dataclass(frozen=True)
 class KnownGpu:
-    """`flop_per_second` is the published peak of dense bf16 matmuls with float32 sums."""
+    """`flop_per_second` is the published peak of dense bf16 matmuls with float32 sums, `shared_memory` what a
+    multiprocessor can lend to one program, in bytes."""
 
     name: str
     memory: int
@@ -26,8 +19,12 @@ class KnownGpu:
     capability: tuple[int, int]
 
     @property
-    def lent(self) -> Lent:
-        return Lent(self.memory, self.capability)
+    def shared_memory(self) -> int:
+        return SHARED_MEMORY[self.capability]
+
+
+SHARED_MEMORY = {(8, 0): 163 * 1024, (8, 6): 99 * 1024, (8, 9): 99 * 1024, (9, 0): 227 * 1024}
+"""By compute capability."""
 
 
 def _gpu(name: str, capability: tuple[int, int], gigabytes: int, teraflops: float, terabytes: float) -> KnownGpu:

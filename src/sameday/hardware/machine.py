@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sameday.hardware.known import Lent
+from sameday.hardware.known import KnownGpu
 from sameday.hardware.ranks import Ranks
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
@@ -27,22 +27,31 @@ class Machine:
     """What a GPU's multiprocessor can lend to one program, in bytes."""
     capability: tuple[int, int] = (0, 0)
     """A GPU's compute capability."""
+    stands_for: str = ""
+    """Another GPU, for which it has no more than that one."""
+
+    @property
+    def called(self) -> str:
+        """What has this memory and these kernels."""
+        return self.stands_for or self.name
 
 
-def detect_machine(device: str, lent: Lent | None = None) -> Machine:
-    """The machine as a run on `device` (cuda or cpu) sees it. A GPU has no more than what is `lent` of it: this process
-    takes no more of its memory."""
+def detect_machine(device: str, instead_of: KnownGpu | None = None) -> Machine:
+    """The machine as a run on `device` (cuda or cpu) sees it. A GPU that is looked at `instead_of` another has no more
+    than that one: this process takes no more of its memory."""
     cores = len(os.sched_getaffinity(0))
     if device == "cuda":
         properties = torch.cuda.get_device_properties(0)
         triton = importlib.util.find_spec("triton") is not None
         shared = getattr(properties, "shared_memory_per_block_optin", 0)
         total, capability = properties.total_memory, (properties.major, properties.minor)
-        if lent is not None and lent.memory < total:
-            torch.cuda.set_per_process_memory_fraction(lent.memory / total)
-            total = lent.memory
-        if lent is not None:
-            capability = min(capability, lent.capability)
+        other = ""
+        if instead_of is not None:
+            if instead_of.memory < total:
+                torch.cuda.set_per_process_memory_fraction(instead_of.memory / total)
+                total = instead_of.memory
+            capability, shared = min(capability, instead_of.capability), min(shared, instead_of.shared_memory)
+            other = instead_of.name
         return Machine(
             "cuda",
             properties.name,
@@ -51,6 +60,7 @@ def detect_machine(device: str, lent: Lent | None = None) -> Machine:
             triton,
             shared,
             capability,
+            other,
         )
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return Machine("cpu", "CPU", pages, cores, False)

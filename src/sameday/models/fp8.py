@@ -21,8 +21,8 @@ def lacking(machine: Machine) -> str | None:
     if machine.capability < FP8_CAPABILITY:
         least, has = (".".join(map(str, each)) for each in (FP8_CAPABILITY, machine.capability))
         return (
-            f"recipe.base_format fp8 needs a GPU of compute capability {least} or more, and {machine.name} has {has}; "
-            + allowed
+            f"recipe.base_format fp8 needs a GPU of compute capability {least} or more, and {machine.called} has "
+            f"{has}; {allowed}"
         )
     try:
         _try()

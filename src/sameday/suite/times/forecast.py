@@ -314,7 +314,7 @@ def _measure(opened: OpenSuite, predictors: Sequence[Predictor], say: Say, fille
     elsewhere = predictors[0].elsewhere
     every, begun = list({key_of(each.training): each for one in predictors for each in unknown(one)}.values()), 0
     asked = [(replace(each.training, filled=filled and _caches(each.training)), each.evaluation) for each in every]
-    events = measure(asked, None if elsewhere is None else elsewhere.gpu.lent)
+    events = measure(asked, None if elsewhere is None else elsewhere.gpu)
     with orderly_end(), closing(events):
         for event in events:
             name, training, _ = every[event.number]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from sameday.commands.session import Specs
-from sameday.hardware.known import Lent
+from sameday.hardware.known import KnownGpu
 from sameday.spec.evaluation import Evaluation
 from sameday.spec.identity import as_text
 from sameday.suite.times.measured import Measured, planned
@@ -47,8 +47,8 @@ class Event:
 Ask = tuple[Training, Evaluation | None]
 
 
-def measure(every: Sequence[Ask], lent: Lent | None = None) -> Generator[Event, None, None]:
-    """With no more of a GPU than what is `lent`."""
+def measure(every: Sequence[Ask], instead_of: KnownGpu | None = None) -> Generator[Event, None, None]:
+    """With no more of a GPU than another has, where it is used `instead_of` that one."""
     if not every:
         return
     before_it = _executor()
@@ -56,13 +56,13 @@ def measure(every: Sequence[Ask], lent: Lent | None = None) -> Generator[Event, 
         first: dict[int, Measured] = {}
         again: list[int] = []
         group = [(number, *every[number]) for number in numbers]
-        for event, result in _timed(group, lent, before_it):
+        for event, result in _timed(group, instead_of, before_it):
             if event.found is not None and result is not None:
                 first[event.number] = event.found
                 if event.seconds is not None and result["compiled"] and matters(event.found, result["total"]):
                     again.append(event.number)
             yield event
-        for event, _ in _timed([each for each in group if each[0] in again], lent, before_it):
+        for event, _ in _timed([each for each in group if each[0] in again], instead_of, before_it):
             if event.failed is None:
                 found = None if event.found is None else event.found.after(first[event.number])
                 yield replace(event, found=found, again=True)
@@ -92,7 +92,7 @@ def _executor() -> float:
 
 
 def _timed(
-    group: Sequence[tuple[int, Training, Evaluation | None]], lent: Lent | None, before_it: float
+    group: Sequence[tuple[int, Training, Evaluation | None]], instead_of: KnownGpu | None, before_it: float
 ) -> Iterator[tuple[Event, dict[str, Any] | None]]:
     """Each with what its process said of it. One that fails behind others may have failed for what they left: it is
     tried again as the first of a process, and those after it follow there."""
@@ -101,7 +101,7 @@ def _timed(
     while at < len(group):
         done = 0
         asked = [
-            Asked(_specs(training), evaluation, lent, not training.evaluated, training.filled)
+            Asked(_specs(training), evaluation, instead_of, not training.evaluated, training.filled)
             for _, training, evaluation in group[at:]
         ]
         with Apart(asked) as apart:
@@ -114,7 +114,7 @@ def _timed(
                     break
                 done += 1
                 ending.append((number, (training, evaluation), result))
-                found = _measured((training, evaluation), result, lent, before_it)
+                found = _measured((training, evaluation), result, instead_of, before_it)
                 yield Event(number, found, time.monotonic() - began), result
                 began = time.monotonic()
             end, failed = apart.ended()
@@ -122,7 +122,7 @@ def _timed(
             yield Event(group[at][0], failed=failed), None
         if end is not None:
             for number, ask, result in ending:
-                yield Event(number, _measured(ask, result | {"end": end}, lent, before_it)), result
+                yield Event(number, _measured(ask, result | {"end": end}, instead_of, before_it)), result
             ending = []
         at += max(1, done)
 
@@ -131,14 +131,14 @@ def _specs(training: Training) -> Specs:
     return Specs(training.recipe, training.home, training.plan, training.automatic, training.fixed)
 
 
-def _measured(ask: Ask, result: dict[str, Any], lent: Lent | None, before_it: float) -> Measured:
+def _measured(ask: Ask, result: dict[str, Any], instead_of: KnownGpu | None, before_it: float) -> Measured:
     training, evaluation = ask
     known = {name: value for name, value in result.items() if name in Measured.__dataclass_fields__}
     known["start"] += before_it
     timed = "answer_each" if setup_of(training.recipe, training.home).generates else "score_each"
     if evaluation is not None and known.get(timed) is not None:
         known["answered"] = Work([], evaluation, training.recipe).answered
-    known |= {} if lent is None else lent._asdict()
+    known |= {} if instead_of is None else {"memory": instead_of.memory, "stands_for": instead_of.name}
     return Measured(**known, cost=training.cost, plan=planned(training), files=training.files)
 
 

@@ -24,7 +24,7 @@ class Measured:
     there; for a sample's scores, for its answer, and to save once; what a process took besides for the first last step
     of an epoch, the first scores and answers; from its last word until it was gone. All of them where compiled graphs
     were on disk already; `compiling` is what it took more the first time. `flop` is what a step needs at least, the
-    rates are the fastest of the device, of which `memory` and `capability` were lent where it stood for another.
+    rates are the fastest of the device, of which there was so much `memory` where it `stands_for` another GPU.
     `answered` is what evaluation its scores and answers are of, as `Work.answered` has it. None: not measured."""
 
     cost: str
@@ -44,7 +44,7 @@ class Measured:
     flop_per_second: float | None = None
     memory_bytes_per_second: float | None = None
     memory: int | None = None
-    capability: tuple[int, int] | None = None
+    stands_for: str | None = None
     answered: str | None = None
     files: str = ""
     """Data and model as they were, by `files_of`."""
@@ -52,8 +52,9 @@ class Measured:
     """Of the steps those that took far longer than others, in words."""
 
     @property
-    def lent(self) -> tuple[Any, ...] | None:
-        return None if self.memory is None else (self.memory, self.capability)
+    def of_gpu(self) -> tuple[Any, ...] | None:
+        """The one that it stood for, if another. Of what earlier versions measured its memory alone is known."""
+        return None if self.memory is None else (self.memory, self.stands_for)
 
     def fits(self, training: Training) -> bool:
         same = self.cost == training.cost and training.ranks == 1 and self.plan == planned(training)
@@ -121,7 +122,7 @@ def _read(kept: Any) -> Measured | None:
 
 def keep_measured(folder: SuiteFolder, one: Measured) -> None:
     """One of the same steps is replaced."""
-    key = attrgetter("cost", "plan", "lent")
+    key = attrgetter("cost", "plan", "of_gpu")
     others = [each for each in read_measured(folder) if key(each) != key(one)]
     values = {"measured": [asdict(each) for each in (*others, one)]}
     write_text(folder.path / MEASURED, json.dumps(values, indent=1) + "\n")

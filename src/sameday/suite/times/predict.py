@@ -108,8 +108,9 @@ class Predictor:
 
     @cached_property
     def measured(self) -> list[Measured]:
-        lent = None if self.elsewhere is None else self.elsewhere.gpu.lent
-        return [each for each in read_measured(self.folder) if each.lent == lent]
+        gpu = None if self.elsewhere is None else self.elsewhere.gpu
+        asked = None if gpu is None else (gpu.memory, gpu.name)
+        return [each for each in read_measured(self.folder) if each.of_gpu == asked]
 
     def _recorded(self, folder: Path) -> Recorded:
         return recorded(folder) if self.elsewhere is None else Recorded([], [])

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sameday.commands.session import Session, Specs, prepare_environment, silent
 from sameday.hardware.compiling import graphs
-from sameday.hardware.known import Lent
+from sameday.hardware.known import KnownGpu
 from sameday.record.times import process_age
 from sameday.spec.errors import BadInput, RunStopped, in_short
 from sameday.spec.evaluation import Evaluation
@@ -56,7 +56,7 @@ class Asked(NamedTuple):
 
     specs: Specs
     evaluation: Evaluation | None
-    lent: Lent | None
+    instead_of: KnownGpu | None
     steps: bool = True
     """Else the evaluation alone."""
     filled: bool = False
@@ -72,7 +72,7 @@ class Asked(NamedTuple):
             "automatic": self.specs.automatic,
             "fixed": self.specs.fixed,
             "evaluation": None if self.evaluation is None else self.evaluation.model_dump(mode="json"),
-            "lent": self.lent,
+            "instead_of": None if self.instead_of is None else asdict(self.instead_of),
             "steps": self.steps,
             "filled": self.filled,
         }
@@ -82,8 +82,9 @@ class Asked(NamedTuple):
         recipe, plan = recipe_from(one["recipe"]), Plan.model_validate(one["plan"])
         evaluation = None if one["evaluation"] is None else Evaluation.model_validate(one["evaluation"])
         specs = Specs(recipe, Path(one["home"]), plan, one["automatic"], tuple(one["fixed"]))
-        lent = None if one["lent"] is None else Lent(one["lent"][0], tuple(one["lent"][1]))
-        return cls(specs, evaluation, lent, one["steps"], one["filled"])
+        other = one["instead_of"]
+        gpu = None if other is None else KnownGpu(**other | {"capability": tuple(other["capability"])})
+        return cls(specs, evaluation, gpu, one["steps"], one["filled"])
 
 
 def in_turn(every: Sequence[Asked]) -> Iterator[dict[str, Any]]:
@@ -142,9 +143,9 @@ def run(asked: Asked, libraries: float, kept: KeptBase) -> dict[str, Any]:
     read = TRAINING if asked.steps or evaluation is None else (evaluation.split,)
     with (
         _own_cache(asked) as specs,
-        closing(Session.start(specs, silent, splits=read, lent=asked.lent)) as session,
+        closing(Session.start(specs, silent, splits=read, instead_of=asked.instead_of)) as session,
     ):
-        _check_memory(session, None if asked.lent is None else asked.lent.memory)
+        _check_memory(session, asked.instead_of)
         session.setup.kept = kept
         kept.spared = 0.0
         split = _answered_split(session, evaluation)
@@ -250,13 +251,13 @@ def _besides(session: Session, task: Task, asked: Asked, split: str | None) -> d
     return result
 
 
-def _check_memory(session: Session, memory: int | None) -> None:
-    if memory is None:
+def _check_memory(session: Session, instead_of: KnownGpu | None) -> None:
+    if instead_of is None:
         return
     if session.device.type != "cuda":
         raise BadInput("what a step would take on another GPU is estimated from one, and here it runs on the CPU")
-    if session.machine.memory < 0.95 * memory:
-        has, asked = (f"{size / 2**30:.0f} GiB" for size in (session.machine.memory, memory))
+    if session.machine.memory < 0.95 * instead_of.memory:
+        has, asked = (f"{size / 2**30:.0f} GiB" for size in (session.machine.memory, instead_of.memory))
         raise BadInput(f"{session.machine.name} has {has}, and a plan for {asked} cannot be tried on it")
 
 
