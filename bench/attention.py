@@ -363,6 +363,9 @@ def main() -> None:
     parser.add_argument("--shared", action="store_true", help="attention over shared prefixes alone")
     parser.add_argument("--only", default="", help="rows that have this in their name")
     args = parser.parse_args()
+    rows, shared = {} if args.shared else named(ROWS, args.only), named(SHARED, args.only)
+    if not rows and not shared:
+        parser.error(f"--only {args.only!r} is in the name of no row; there are: {'; '.join([*ROWS, *SHARED])}")
     half = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
     peak = None
     if DEVICE.type == "cuda":
@@ -370,14 +373,14 @@ def main() -> None:
 
         peak = measure(DEVICE, "bf16", None).flop_per_second
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}")
-    for name, row in () if args.shared else named(ROWS, args.only).items():
+    for name, row in rows.items():
         if args.size == "tiny":
             row = row._replace(
                 queries=[max(8, length // 32) for length in row.queries],
                 keys=row.keys and [max(8, length // 32) for length in row.keys],
             )
         print_row(name, row, half, peak)
-    for name, groups in named(SHARED, args.only).items():
+    for name, groups in shared.items():
         small = args.size == "tiny"
         if small:
             groups = [(max(4, n // 60), shrunk(own)) for n, own in groups]

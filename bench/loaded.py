@@ -98,7 +98,7 @@ def start(out: Path, fields: Mapping[str, Any], asked: Sequence[str], tiny: bool
     """Of a recipe's fields, with the automatic plan but for what was asked for, each as FIELD=VALUE."""
     recipe, given = recipe_from(dict(fields)), [*asked, *(["device=cpu"] if tiny else [])]
     plan = load_plan(None, [f"plan.{each}" for each in given], recipe)
-    fixed = tuple(sorted({each.partition("=")[0] for each in given}))
+    fixed = tuple(sorted({each.partition("=")[0].strip() for each in given}))
     specs = Specs(recipe, out, plan, True, fixed)
     return Session.start(specs, silent, splits=TRAINING)
 

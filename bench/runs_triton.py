@@ -29,10 +29,15 @@ def _look(
     weights = tl.exp2(scores * scale - highest[:, None])
     total = total * before + tl.sum(weights, 1)
     values = v0.load([head, start, 0]).reshape(BN, POWER)
+    if MASKED:  # zero times what another run has may be no number
+        values = tl.where((start + tl.arange(0, BN) < end)[:, None], values, 0.0)
     weights = weights.to(values.dtype)
     out0 = _dot(weights, values, out0 * before[:, None])
     if MORE:
-        out1 = _dot(weights, v1.load([head, start, POWER]).reshape(BN, MORE), out1 * before[:, None])
+        values = v1.load([head, start, POWER]).reshape(BN, MORE)
+        if MASKED:
+            values = tl.where((start + tl.arange(0, BN) < end)[:, None], values, 0.0)
+        out1 = _dot(weights, values, out1 * before[:, None])
     return highest, total, out0, out1
 
 

@@ -238,6 +238,9 @@ def test_less_memory_has_fewer_stages_and_then_smaller_tiles() -> None:
     found = [tiles(memory * KB, 128, 2).forward for memory in (99, 70, 50, 20)]
     assert [tile[:2] for tile in found] == [(64, 64), (64, 64), (64, 32), (16, 16)]
     assert found[1].stages < found[0].stages
+    assert [tiles(memory * KB, 128, 2).of_keys[:3] for memory in (227, 99, 70)] == [
+        (128, 64, 8), (64, 64, 4), (64, 32, 4),
+    ], "four warps have no more than 64 rows"  # fmt: skip
 
 
 def test_float32_and_wide_heads_have_smaller_tiles() -> None:

@@ -118,11 +118,17 @@ def tiles(memory: int, width: int, size: int) -> Tiles:
     found = {}
     for name, best in tried._asdict().items():
         # Sums are held in registers, and those of wide heads take more.
-        most = max(16, min(best.queries, best.queries * 128 // width))
-        sides = [pair for pair in SIDES if max(pair) <= most]
-        each = (best._replace(queries=a, keys=b, stages=n) for a, b in sides for n in range(best.stages, 0, -1))
+        most = best.queries if width <= 128 else max(16, min(best.queries, 64) * 128 // width)
+        sized = [_of_size(best, *pair, size) for pair in SIDES if max(pair) <= most]
+        each = (tile._replace(stages=n) for tile in sized for n in range(best.stages, 0, -1))
         found[name] = next(tile for tile in each if needed(name, tile, width, size) <= memory)
     return Tiles(**found)
+
+
+def _of_size(best: Tile, queries: int, keys: int, size: int) -> Tile:
+    """Four warps have a matmul of tensor cores, and 64 rows of it: eight are for the best tile, where it has more."""
+    alike = (queries, keys) == (best.queries, best.keys) or size > 2
+    return best._replace(queries=queries, keys=keys, warps=best.warps if alike else 4)
 
 
 def needed(kernel: str, tile: Tile, width: int, size: int) -> int:

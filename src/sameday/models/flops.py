@@ -17,7 +17,8 @@ TILE = 128
 """Tokens in a tile of the fused attention kernels, flex's exactly and the others' about: what is masked is left out by
 whole tiles."""
 PIECES_TILE = 64
-"""The same of our own kernels for the pieces of packed rows."""
+"""The same of our own kernels for the pieces of packed rows; gradients of keys take tiles of 128 queries, and leave out
+less by a little."""
 FUSED_BACKWARD, TWO_PASS_BACKWARD = 5, 7
 """Matmuls in the backward pass of kernels that keep no scores. Flex and our own have a pass for queries and one for
 keys, each of which computes scores and their gradients."""

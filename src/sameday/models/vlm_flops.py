@@ -125,12 +125,11 @@ def _text_pairs(model: VisionLanguageModel, batch: Batch, kind: str) -> Pairs:
     heads, key_heads, width = model.family.heads(model.text)
     dtype = _dtype(model)
     sight = model.family.sight(model.text, batch, kind)
+    if model.kernel == "fused" and batch.segments is not None:
+        return Pairs(split_pairs(batch.segments, PIECES_TILE), TWO_PASS_BACKWARD)
     if batch.one_per_row and sight is None:
         fused = is_fused(model.device, dtype, heads, key_heads, width, masked=False)
         return Pairs(rows * causal_pairs(length), FUSED_BACKWARD) if fused else Pairs(rows * length**2)
-    if model.kernel == "fused":
-        assert batch.segments is not None
-        return Pairs(split_pairs(batch.segments, PIECES_TILE), TWO_PASS_BACKWARD)
     if model.kernel == "split":
         assert batch.segments is not None
         flash = model.device.type == "cuda" and dtype == torch.bfloat16
