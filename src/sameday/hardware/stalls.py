@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import resource
 import sys
+import time
 from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
 from sameday.hardware.compiling import graphs
+from sameday.hardware.lookout import Lookout
 
 FEWEST, WINDOW = 20, 50
 """Steps without which nothing is called a stall, and those that one is compared with."""
@@ -26,7 +28,11 @@ def usual_before_stall(recent: Sequence[float], seconds: float, fewest: int = FE
 
 
 def is_stall(seconds: float, usual: float) -> bool:
-    return seconds > max(TIMES * usual, usual + WORTH)
+    return seconds > _longest(usual)
+
+
+def _longest(usual: float) -> float:
+    return max(TIMES * usual, usual + WORTH)
 
 
 class Used(NamedTuple):
@@ -47,8 +53,8 @@ class Used(NamedTuple):
     def since(self, before: Used) -> Used:
         return Used(*(now - then for now, then in zip(self, before, strict=True)))
 
-    def why(self, more: float, waited: float) -> str:
-        """What a step took `more` seconds for than usual, as far as this process knows."""
+    def why(self, more: float, waited: float, place: str | None = None) -> str:
+        """What a step took `more` seconds for than usual, as far as this process knows; `place`: where it was then."""
         if self.graphs:
             return "layers were compiled for a shape that had not come before"
         if waited > more / 2:
@@ -56,7 +62,8 @@ class Used(NamedTuple):
         if self.retries:
             return "the GPU's memory ran short, and what was kept of it was given back: smaller micro-batches help"
         disk = f"; {self.pages} of this process's pages were read from a disk" if self.pages else ""
-        return f"not for compiling, input or short memory{disk}"
+        host = "" if place is None else f"; the host was in {place}"
+        return f"not for compiling, input or short memory{disk}{host}"
 
 
 class Stalls:
@@ -66,6 +73,7 @@ class Stalls:
         self._fewest = fewest
         self._recent: list[float] = []
         self._before = self._last = Used.now()
+        self._lookout = Lookout()
 
     def found(self, seconds: float, waited: float) -> str | None:
         """Of the step that ended now, of whose `seconds` some were `waited` for input: how it stalled, and why. Where
@@ -73,7 +81,10 @@ class Stalls:
         usual, now = usual_before_stall(self._recent, seconds, self._fewest), Used.now()
         spent, self._before, self._last = now.since(self._before), self._last, now
         self._recent = [*self._recent, seconds][-WINDOW:]
+        if len(self._recent) >= self._fewest:
+            self._lookout.expect(_longest(median(self._recent)))
         if usual is None:
             return None
         self._before = now  # what was the cause of one is not that of the next
-        return f"stalled: {seconds:.1f} s, usual before it {usual:.3f} s; {spent.why(seconds - usual, waited)}"
+        why = spent.why(seconds - usual, waited, self._lookout.seen(time.perf_counter() - seconds - usual))
+        return f"stalled: {seconds:.1f} s, usual before it {usual:.3f} s; {why}"
