@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 pytest.importorskip("triton")
 from itertools import accumulate, pairwise
 
-from runs import Tile, _tiles, attend_in_runs
+from runs import Tile, _tiles, attend_in_runs, image_attention
+
+from sameday.models import tower
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SMALL = Tile(16, 16, 4, 1)
@@ -58,3 +60,14 @@ def test_it_rounds_as_flash_attention_does() -> None:
     wanted = plain(q, k, v, list(bounds), 72**-0.5)
     found = attend_in_runs(q, k, v, bounds, 72**-0.5)
     assert float((found - wanted).norm() / wanted.norm()) < 4e-3
+
+
+@pytest.mark.slow
+def test_it_stands_in_for_the_attention_of_a_tower() -> None:
+    """As an operator that is compiled around."""
+    torch.manual_seed(0)
+    bounds = torch.tensor([0, 40, 57])
+    q, k, v = (torch.randn(57, 2, 24, device=DEVICE) for _ in range(3))
+    found, wanted = (each(q, k, v, bounds, 24**-0.5) for each in (image_attention, tower.image_attention))
+    assert float((found - wanted).abs().max()) < 1e-5
+    torch.library.opcheck(image_attention, (q, k, v, bounds, 24**-0.5), test_utils=("test_schema", "test_faketensor"))
