@@ -219,6 +219,24 @@ def test_all_shapes_come_in_the_warm_up(make: Make, monkeypatch: pytest.MonkeyPa
     assert plain and not any(batch.shape for batch in plain)
 
 
+def test_the_largest_and_the_smallest_that_are_launched_come_in_the_warm_up(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all steps that shapes are chosen by, not of the first ones alone."""
+    monkeypatch.setattr("sameday.tasks.vqa.warm.STEPS", 1)
+    monkeypatch.setattr("sameday.tasks.vqa.warm.EPOCHS", 0)
+    task = make(True, effective_batch=4)
+    task.most_recorded = 8
+    steps = range(2 * task.steps_per_epoch())
+    sizes = {step: [each.tokens.numel() for each in task.batches(step, None, Ranks())] for step in steps}
+    every = [size for each in sizes.values() for size in each]
+    extremes = [max(every), min(every)]
+    assert not {*extremes} & {*sizes[0], *sizes[steps[-1]]}, "else they would come anyway"
+    warmed = [each.make() for each in task.warm_up_batches(steps, None, Ranks()) if each.score is None]
+    launched = [batch.tokens.numel() for batch in warmed]
+    assert [max(launched), min(launched)] == extremes and len(launched) < len(every)
+
+
 class Counted(Launched):
     """Stands for a recording, which needs a GPU. How often one is made is counted."""
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from sameday.data.questions.batch import Batch
 from sameday.data.questions.pieces import rows_of
 from sameday.data.questions.shape_choice import choose_shapes, fitting
-from sameday.data.questions.shapes import Shape, shape_of
+from sameday.data.questions.shapes import Shape, dense_calls, shape_of
 from sameday.hardware.graphs import GraphMemory, Inputs, Launched, NotRecorded, Recorded, Run
 from sameday.hardware.phases import during
 from sameday.hardware.ranks import Ranks, joined_size
@@ -39,13 +39,14 @@ READ = ("tokens", "positions", "keys", "image_slots", "target_at", "target", "we
 class Shapes:
     """Those that a run records: a pure function of recipe, plan, data and GPU, whatever step the run begins with.
     `served` is the share of its micro-batches that they serve, `padded` how many times as many tokens these compute for
-    it. `steps` has for each shape a step in which it comes. Micro-batches of more than the `most` tokens, `larger` of
-    all, are not worth it."""
+    it. `steps` has for each shape a step in which it comes, `launched` those of the largest and the smallest micro-
+    batches that none serves. Micro-batches of more than the `most` tokens, `larger` of all, are not worth it."""
 
     all: tuple[Shape, ...] = ()
     served: float = 0.0
     padded: float = 1.0
     steps: Mapping[Shape, int] = field(default_factory=dict)
+    launched: tuple[int, ...] = ()
     most: int | None = None
     larger: float = 0.0
 
@@ -80,7 +81,8 @@ def plan_shapes(task: VqaTask, ranks: int) -> Shapes:
     most = task.most_recorded
     limit = math.inf if most is None else most
     shapes = choose_shapes([row for _, row in rows], total / max(1, len(sampled)), limit)
-    served = [(step, row, shape) for step, row in rows if (shape := fitting(row, shapes)) is not None]
+    fits = [(step, row, fitting(row, shapes)) for step, row in rows]
+    served = [(step, row, shape) for step, row, shape in fits if shape is not None]
     used = {shape for *_, shape in served}
     tokens = sum(row.tokens for _, row, _ in served)
     return Shapes(
@@ -88,9 +90,18 @@ def plan_shapes(task: VqaTask, ranks: int) -> Shapes:
         len(served) / max(1, len(rows)),
         sum(shape.tokens for *_, shape in served) / max(1, tokens),
         {shape: step for step, _, shape in reversed(served)},
+        _largest_and_smallest([(step, row) for step, row, shape in fits if shape is None]),
         most,
         sum(row.tokens > limit for _, row in rows) / max(1, len(rows)),
     )
+
+
+def _largest_and_smallest(rows: Sequence[tuple[int, Shape]]) -> tuple[int, ...]:
+    """Steps of those, by the number of dense calls, of which kernels may be compiled for each."""
+    of_calls: dict[int, list[tuple[int, int]]] = {}
+    for step, row in rows:
+        of_calls.setdefault(dense_calls(row), []).append((row.tokens, step))
+    return tuple(dict.fromkeys(step for sizes in of_calls.values() for _, step in (max(sizes), min(sizes))))
 
 
 class Recorder:

@@ -130,10 +130,10 @@ def chosen(task: VqaTask, met: Iterable[Met]) -> list[Met]:
 
 
 def _trained(task: VqaTask, steps: range, budget: int | None, ranks: Ranks) -> Iterator[Met]:
-    """Of all ranks: each is prepared for what any of them meets. A shape that is recorded may come again in any epoch,
-    also where the step that is known to have it is past."""
+    """Of all ranks: each is prepared for what any of them meets. A shape may come again in any epoch, also where the
+    step that is known to have it is past."""
     ends, shapes = _epoch_ends(task, steps), task.padded_shapes(ranks)
-    for step in dict.fromkeys((*steps[:STEPS], *ends, *shapes.steps.values(), steps[-1])):
+    for step in dict.fromkeys((*steps[:STEPS], *ends, *shapes.steps.values(), *shapes.launched, steps[-1])):
         encoded, parts = task._step(step, budget, ranks)
         yield from (Met(encoded, part, step, True, step in ends, shapes.all) for rank in parts for part in rank)
 
