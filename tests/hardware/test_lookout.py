@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from sameday.hardware import lookout, stalls
 from sameday.hardware.lookout import BACKWARD, Lookout, place_of
@@ -31,14 +32,19 @@ def linger(seconds: float) -> None:
 
 def test_a_stall_says_where_the_host_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stalls, "WORTH", 0.05)
-    looked = Stalls()
+    looked = Stalls(ahead=False)
     for _ in range(FEWEST):
         assert looked.found(0.001, 0.0) is None
     linger(0.4)
     said = looked.found(0.4, 0.0)
-    assert said is not None and said.endswith(f"; the host was in {__name__}.linger"), said
-    time.sleep(0.4)
-    assert "linger" not in (looked.found(0.4, 0.0) or ""), "that was before"
+    assert said is not None and f"; the host was in {__name__}.linger (" in said, said
+    linger(0.4)
+    time.sleep(0.6)
+    said = looked.found(0.3, 0.0)
+    assert said is not None and "linger" not in said, "that was before"
+    linger(0.4)
+    looked.restart()
+    assert "the host was" not in (looked.found(0.4, 0.0) or ""), "what was looked at belongs to no step"
 
 
 def test_nothing_is_looked_at_in_time() -> None:
@@ -48,8 +54,32 @@ def test_nothing_is_looked_at_in_time() -> None:
     assert watched.seen(0.0) is None
     watched.expect(0.0)
     linger(0.2)
-    assert watched.seen(0.0) == f"{__name__}.linger"
+    assert (watched.seen(0.0) or "").startswith(f"{__name__}.linger (")
     assert watched.seen(time.perf_counter()) is None
+    watched.expect(60.0)
+    time.sleep(0.05)  # a look that was under way
+    before = len(watched._seen)
+    linger(0.1)
+    assert len(watched._seen) == before
+    watched.forget()
+    linger(0.1)
+    assert watched.seen(0.0) is None
+
+
+def test_the_place_that_was_seen_most_often_is_told() -> None:
+    watched = Lookout()
+    watched._seen.extend([(1.0, "a"), (2.0, "b"), (3.0, "b"), (4.0, "c"), (5.0, "a"), (6.0, "b")])
+    assert watched.seen(0.0) == "b (3 of 6 looks)"
+    assert watched.seen(3.5) == "c (1 of 3 looks)" and watched.seen(6.0) == "b (1 of 1 look)"
+    watched._seen.extend([(7.0, "c")] * 5000)
+    assert len(watched._seen) == 1000
+
+
+def test_one_thread_looks() -> None:
+    watched, before = Lookout(), {*threading.enumerate()}
+    for _ in range(3):
+        watched.expect(60.0)
+    assert {*threading.enumerate()} - before == {watched._thread}
 
 
 def test_it_ends_with_whoever_had_it() -> None:
@@ -57,6 +87,7 @@ def test_it_ends_with_whoever_had_it() -> None:
     watched.expect(60.0)
     thread = watched._thread
     assert thread is not None and thread.is_alive() and thread.daemon
+    linger(0.1)  # it looks at it, and lets go of it
     del watched
     gc.collect()
     thread.join(10.0)
@@ -95,6 +126,24 @@ def test_a_backward_pass_in_another_thread_is_found() -> None:
     assert place_of({1: waits}, 1) == ".".join(BACKWARD), "it waits for kernels alone"
     Slow.seen.set()
     other.join(60)
+
+
+def test_so_is_a_layer_that_is_computed_again_there() -> None:
+    x, places = torch.ones(2, requires_grad=True), list[str]()
+
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        frame = sys._current_frames()[threading.get_ident()]
+        waits: FrameType | None = frame
+        while waits is not None and waits.f_code.co_name != BACKWARD[1]:
+            waits = waits.f_back
+        if waits is not None:
+            places.append(place_of({1: waits, 2: frame}, 1))
+        return x.sin()
+
+    out = checkpoint(layer, x, use_reentrant=False)
+    assert isinstance(out, torch.Tensor)
+    out.sum().backward()
+    assert places == [f"{__name__}.layer"]
 
 
 def test_the_package_is_named_that_called_it() -> None:

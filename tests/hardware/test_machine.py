@@ -11,6 +11,7 @@ import torch
 from sameday.hardware.kernels import without_fused
 from sameday.hardware.known import KNOWN
 from sameday.hardware.machine import detect_machine, numeric_format
+from sameday.spec.errors import BadInput
 
 
 @pytest.fixture(autouse=True)
@@ -38,22 +39,31 @@ def test_a_gpu_that_stands_for_another_has_no_more_than_that_one(monkeypatch: py
     found = SimpleNamespace(
         name="NVIDIA H200", total_memory=140 * 2**30, major=9, minor=0, shared_memory_per_block_optin=232448
     )
-    shares: list[float] = []
+    shares = [1.0]
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: found)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", shares.append)
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: shares[-1])
     own = detect_machine("cuda")
-    assert (own.called, own.memory, own.shared_memory, own.capability) == ("NVIDIA H200", 140 * 2**30, 232448, (9, 0))
-    assert shares == []
+    assert (own.shown_name, own.memory, own.shared_memory, own.capability) == (
+        "NVIDIA H200",
+        140 * 2**30,
+        232448,
+        (9, 0),
+    )
+    assert shares == [1.0]
     a100 = detect_machine("cuda", KNOWN["a100-40gb"])
-    assert (a100.name, a100.called, a100.memory) == ("NVIDIA H200", "A100 40 GB", 40 * 2**30)
-    assert (a100.shared_memory, a100.capability) == (163 * 1024, (8, 0)) and shares == [40 / 140]
+    assert (a100.name, a100.shown_name, a100.memory) == ("NVIDIA H200", "A100 40 GB", 40 * 2**30)
+    assert (a100.shared_memory, a100.capability) == (163 * 1024, (8, 0)) and shares[1:] == [40 / 140]
     if a100.triton:
         assert without_fused(own) is None
         assert without_fused(a100) == "A100 40 GB has compute capability 8.0, and it needs 9.0"
+    assert detect_machine("cuda").memory == 40 * 2**30, "whoever asks again in this process"
     assert detect_machine("cuda", KNOWN["rtx-4090"]).shared_memory == 99 * 1024
-    found.total_memory, found.major, found.shared_memory_per_block_optin = 24 * 2**30, 8, 99 * 1024
-    less = detect_machine("cuda", KNOWN["h100"])
-    assert (less.memory, less.capability, less.shared_memory) == (24 * 2**30, (8, 0), 99 * 1024), "nothing is added"
+    found.major, found.minor, found.shared_memory_per_block_optin = 8, 9, 99 * 1024
+    assert detect_machine("cuda", KNOWN["a100-40gb"]).shared_memory == 99 * 1024, "no more than is there"
+    words = "NVIDIA H200 has compute capability 8.9, and H100 80 GB has 9.0 and kernels that cannot be tried here"
+    with pytest.raises(BadInput, match=words):
+        detect_machine("cuda", KNOWN["h100"])
 
 
 def test_the_shared_memory_of_each_known_gpu_is_known() -> None:

@@ -40,7 +40,7 @@ def test_its_cause_is_told() -> None:
     torch.compiler.reset()
     twice = torch.compile(lambda x: 2 * x, backend="eager")
     twice(torch.ones(2))
-    stalls = Stalls()
+    stalls = Stalls(ahead=False)
     for _ in range(FEWEST):
         twice(torch.ones(2))
         assert stalls.found(0.2, 0.01) is None
@@ -60,7 +60,7 @@ def test_a_cause_that_came_ahead_of_its_step_is_told(monkeypatch: pytest.MonkeyP
     """A step is launched before the last one is known; what was told is not told again."""
     used = Used(5, 0, 0)
     monkeypatch.setattr(Used, "now", lambda: used)
-    stalls = Stalls()
+    stalls = Stalls(ahead=True)
     assert all(stalls.found(0.1, 0.0) is None for _ in range(FEWEST))
     used = Used(6, 0, 0)
     assert stalls.found(0.1, 0.0) is None, "the step after it has waited for a graph"
@@ -74,13 +74,29 @@ def test_a_cause_that_came_ahead_of_its_step_is_told(monkeypatch: pytest.MonkeyP
     used = Used(7, 2, 0)
     assert "compiled" in (stalls.found(9.0, 0.0) or "") and stalls.found(0.1, 0.0) is None
     assert "not for compiling" in (stalls.found(9.0, 0.0) or "")
+    used = Used(8, 2, 0)
+    stalls.restart()
+    assert "not for compiling" in (stalls.found(9.0, 0.0) or ""), "a validation's"
+
+
+def test_where_nothing_is_launched_ahead_a_cause_is_of_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = Used(5, 0, 0)
+    monkeypatch.setattr(Used, "now", lambda: used)
+    stalls = Stalls(ahead=False)
+    assert all(stalls.found(0.1, 0.0) is None for _ in range(FEWEST))
+    used = Used(6, 0, 0)
+    assert stalls.found(0.1, 0.0) is None
+    assert "not for compiling" in (stalls.found(9.0, 0.0) or "")
+    used = Used(7, 0, 0)
+    assert "compiled" in (stalls.found(9.0, 0.0) or "")
 
 
 def test_what_it_took_is_told_in_the_order_of_what_can_be_changed() -> None:
     calm = Used(0, 0, 0)
     memory = "the GPU's memory ran short, and what was kept of it was given back: smaller micro-batches help"
     assert calm._replace(retries=2).why(10.0, 1.0) == memory
-    assert calm._replace(retries=2, graphs=1).why(10.0, 9.0).startswith("layers were compiled")
+    assert calm._replace(retries=2, graphs=1).why(10.0, 1.0).startswith("layers were compiled")
+    assert calm._replace(graphs=1).why(10.0, 9.0) == "9.0 s of it waiting for input", "which is of this step itself"
     assert calm._replace(retries=2).why(10.0, 9.0) == "9.0 s of it waiting for input"
     assert calm._replace(pages=7).why(10.0, 1.0).endswith("; 7 of this process's pages were read from a disk")
     assert Used(3, 2, 9).since(Used(1, 2, 4)) == Used(2, 0, 5)

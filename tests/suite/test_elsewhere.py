@@ -108,7 +108,7 @@ def test_a_plan_for_another_gpu(suite: OpenSuite) -> None:
     told = " ".join(said.split())
     assert (
         "a1, a2: an estimate for A100 40 GB, nothing was measured there: steps on NVIDIA H200 with 40 GB of its memory "
-        "reach 50% of their floor" in told
+        "take 2.0 times their floor" in told
     )
     elsewhere = Elsewhere(KNOWN["a100-40gb"])
     here = Predictor(suite.suite, suite.home, suite.folder, audit=True)

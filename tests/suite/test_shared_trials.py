@@ -17,10 +17,11 @@ import worlds
 from sameday.commands.session import Specs
 from sameday.data.questions.source import Source
 from sameday.hardware.known import KNOWN
-from sameday.hardware.machine import detect_machine
+from sameday.hardware.machine import Machine, detect_machine
 from sameday.hardware.ranks import Ranks
 from sameday.models.kept import KeptBase
 from sameday.models.vlm import load_base
+from sameday.spec.errors import BadInput
 from sameday.spec.evaluation import Evaluation
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
@@ -125,6 +126,23 @@ def test_trainings_of_one_process(world: Path, two_layers: Path, monkeypatch: py
     assert again.instead_of == KNOWN["l40s"]
 
 
+def test_a_gpu_that_is_used_instead_of_another_is_looked_at_as_such(
+    world: Path, two_layers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From what is asked for to the machine that plans are chosen for; here it is a CPU, which stands for no GPU."""
+    asked: list[Any] = []
+
+    def looked_at(device: str, instead_of: Any = None) -> Machine:
+        asked.append(instead_of)
+        return detect_machine(device)
+
+    monkeypatch.setattr("sameday.hardware.machine.detect_machine", looked_at)
+    one = Asked(Specs(worlds.tiny_recipe(two_layers), world, CPU), None, KNOWN["l40s"])
+    with pytest.raises(BadInput, match="is estimated from one, and here it runs on the CPU"):
+        list(in_turn([one]))
+    assert asked[:1] == [KNOWN["l40s"]]
+
+
 def test_steps_that_stall_are_told_with_their_reason() -> None:
     seconds = [1.0] * 12 + [9.0] + [1.0] * 20
     waited = {12: 8.0}
@@ -134,7 +152,7 @@ def test_steps_that_stall_are_told_with_their_reason() -> None:
             yield SimpleNamespace(step=step, seconds=seconds[step], input={"wait": waited.get(step, 0.0)})
 
     stalls: list[str] = []
-    stepped, watch = SimpleNamespace(run=run), SimpleNamespace(step=lambda good: None)
+    stepped, watch = SimpleNamespace(run=run, ahead=0), SimpleNamespace(step=lambda good: None)
     found = trial._until_enough(cast(Any, stepped), range(33), cast(Any, watch), stalls)
     assert found == seconds[: len(found)] and len(found) > 12
     assert stalls == ["step 13 stalled: 9.0 s, usual before it 1.000 s; 8.0 s of it waiting for input"]

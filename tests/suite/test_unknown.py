@@ -21,7 +21,7 @@ from sameday.spec.evaluation import Evaluation
 from sameday.suite.jobs import OpenSuite, open_suite
 from sameday.suite.state import SuiteFolder
 from sameday.suite.times.measure import _measured
-from sameday.suite.times.measured import Measured, keep_measured, read_measured
+from sameday.suite.times.measured import MEASURED, Measured, keep_measured, read_measured
 from sameday.suite.times.predict import Predictor
 from sameday.suite.times.unknown import Unknown, unknown
 from sameday.suite.times.work import Counts
@@ -161,8 +161,13 @@ def test_what_was_measured_instead_of_another_gpu_is_of_that_one(home: Path) -> 
     opened = suite(home, {"a": TRAIN})
     (one,) = unknown(predictor(opened))
     ask = (one.training, one.evaluation)
-    assert _measured(ask, RESULT, None, 0.5).of_gpu is None
+    assert _measured(ask, RESULT, None, 0.5).stood_for is None
     found, larger = (_measured(ask, RESULT, KNOWN[name], 0.5) for name in ("a100-40gb", "a100-80gb"))
-    assert found.of_gpu == (40 * 2**30, "A100 40 GB") != larger.of_gpu
+    assert found.stood_for == (40 * 2**30, "A100 40 GB") != larger.stood_for
     keep_measured(opened.folder, found)
-    assert [each.of_gpu for each in read_measured(opened.folder)] == [found.of_gpu] and unknown(predictor(opened))
+    assert [each.stood_for for each in read_measured(opened.folder)] == [found.stood_for] and unknown(predictor(opened))
+    kept = json.loads((opened.folder.path / MEASURED).read_text())
+    for each in kept["measured"]:
+        del each["stands_for"]
+    (opened.folder.path / MEASURED).write_text(json.dumps(kept))
+    assert read_measured(opened.folder) == [], "an earlier version's: of which GPU it is nobody knows"

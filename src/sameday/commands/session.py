@@ -150,7 +150,7 @@ class Session:
             task = self.setup.load(plan or self.resolved.plan, self.device, data)
         if not all(self.ranks.gather(task is not None)) or task is None:  # all ranks stop together
             raise RunStopped(
-                f"out of memory while the model was loaded: {self.machine.called} has "
+                f"out of memory while the model was loaded: {self.machine.shown_name} has "
                 f"{self.machine.memory / 2**30:.0f} GiB, and other programs may use some of it. What is left to try: "
                 f"{self.setup.loading_advice}.",
                 EXIT_OUT_OF_MEMORY,

@@ -73,7 +73,7 @@ def without_fused(machine: Machine) -> str | None:
 
 def _too_old(machine: Machine, least: tuple[int, int]) -> str:
     there, needed = (".".join(map(str, each)) for each in (machine.capability, least))
-    return f"{machine.called} has compute capability {there}, and it needs {needed}"
+    return f"{machine.shown_name} has compute capability {there}, and it needs {needed}"
 
 
 def flash_operators() -> bool:

@@ -28,17 +28,17 @@ class Machine:
     capability: tuple[int, int] = (0, 0)
     """A GPU's compute capability."""
     stands_for: str = ""
-    """Another GPU, for which it has no more than that one."""
+    """The GPU whose steps are tried on this one, where that is another: memory and kernels are what that one has."""
 
     @property
-    def called(self) -> str:
-        """What has this memory and these kernels."""
+    def shown_name(self) -> str:
+        """Of the GPU that has this memory and these kernels."""
         return self.stands_for or self.name
 
 
 def detect_machine(device: str, instead_of: KnownGpu | None = None) -> Machine:
     """The machine as a run on `device` (cuda or cpu) sees it. A GPU that is looked at `instead_of` another has no more
-    than that one: this process takes no more of its memory."""
+    than that one: this process takes no more of its memory, then and later."""
     cores = len(os.sched_getaffinity(0))
     if device == "cuda":
         properties = torch.cuda.get_device_properties(0)
@@ -47,15 +47,20 @@ def detect_machine(device: str, instead_of: KnownGpu | None = None) -> Machine:
         total, capability = properties.total_memory, (properties.major, properties.minor)
         other = ""
         if instead_of is not None:
+            if capability < instead_of.capability:
+                here, there = (".".join(map(str, each)) for each in (capability, instead_of.capability))
+                raise BadInput(
+                    f"{properties.name} has compute capability {here}, and {instead_of.name} has {there} and kernels "
+                    "that cannot be tried here"
+                )
             if instead_of.memory < total:
                 torch.cuda.set_per_process_memory_fraction(instead_of.memory / total)
-                total = instead_of.memory
-            capability, shared = min(capability, instead_of.capability), min(shared, instead_of.shared_memory)
+            capability, shared = instead_of.capability, min(shared, instead_of.shared_memory)
             other = instead_of.name
         return Machine(
             "cuda",
             properties.name,
-            total,
+            round(total * torch.cuda.get_per_process_memory_fraction()),
             cores,
             triton,
             shared,

@@ -55,10 +55,10 @@ class Used(NamedTuple):
 
     def why(self, more: float, waited: float, place: str | None = None) -> str:
         """What a step took `more` seconds for than usual, as far as this process knows; `place`: where it was then."""
-        if self.graphs:
-            return "layers were compiled for a shape that had not come before"
         if waited > more / 2:
             return f"{waited:.1f} s of it waiting for input"
+        if self.graphs:
+            return "layers were compiled for a shape that had not come before"
         if self.retries:
             return "the GPU's memory ran short, and what was kept of it was given back: smaller micro-batches help"
         disk = f"; {self.pages} of this process's pages were read from a disk" if self.pages else ""
@@ -67,24 +67,30 @@ class Used(NamedTuple):
 
 
 class Stalls:
-    """Of the steps that one process goes through."""
+    """Of the steps that one process goes through. Where they are launched `ahead` of what is known of them, the cause
+    of one may have come before the last one was looked at."""
 
-    def __init__(self, fewest: int = FEWEST) -> None:
-        self._fewest = fewest
+    def __init__(self, ahead: bool, fewest: int = FEWEST) -> None:
+        self._ahead, self._fewest = ahead, fewest
         self._recent: list[float] = []
-        self._before = self._last = Used.now()
         self._lookout = Lookout()
+        self.restart()
+
+    def restart(self) -> None:
+        """What happened since the last step belongs to no step."""
+        self._before = self._last = Used.now()
+        self._lookout.forget()
 
     def found(self, seconds: float, waited: float) -> str | None:
-        """Of the step that ended now, of whose `seconds` some were `waited` for input: how it stalled, and why. Where
-        steps are launched ahead of what is known of them, its cause may have come before the last one was looked at."""
+        """Of the step that ended now, of whose `seconds` some were `waited` for input: how it stalled, and why."""
         usual, now = usual_before_stall(self._recent, seconds, self._fewest), Used.now()
-        spent, self._before, self._last = now.since(self._before), self._last, now
+        spent, self._before, self._last = now.since(self._before), self._last if self._ahead else now, now
         self._recent = [*self._recent, seconds][-WINDOW:]
         if len(self._recent) >= self._fewest:
             self._lookout.expect(_longest(median(self._recent)))
         if usual is None:
             return None
         self._before = now  # what was the cause of one is not that of the next
-        why = spent.why(seconds - usual, waited, self._lookout.seen(time.perf_counter() - seconds - usual))
+        began = time.perf_counter() - seconds - (usual if self._ahead else 0.0)
+        why = spent.why(seconds - usual, waited, self._lookout.seen(began))
         return f"stalled: {seconds:.1f} s, usual before it {usual:.3f} s; {why}"

@@ -21,7 +21,7 @@ def lacking(machine: Machine) -> str | None:
     if machine.capability < FP8_CAPABILITY:
         least, has = (".".join(map(str, each)) for each in (FP8_CAPABILITY, machine.capability))
         return (
-            f"recipe.base_format fp8 needs a GPU of compute capability {least} or more, and {machine.called} has "
+            f"recipe.base_format fp8 needs a GPU of compute capability {least} or more, and {machine.shown_name} has "
             f"{has}; {allowed}"
         )
     try:

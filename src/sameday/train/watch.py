@@ -45,7 +45,7 @@ class Watch:
         """`names` are the samples of a step, as a user can find them; `track` is a tracker that gets the numbers."""
         self.run, self.total, self.log_steps, self._names = run, total, log_steps, names
         self._losses: list[float] | None = None  # of the latest steps
-        self._stalls = Stalls()
+        self._stalls = Stalls(ahead=device.type == "cuda")
         self.live: Any = None
         self.board: Any = None
         self.tracker = Tracker(track, run, self.say) if run is not None and track != "none" else None
@@ -132,6 +132,7 @@ class Watch:
         """Notes what took so long, where it was `done`."""
         began = time.perf_counter()
         yield
+        self._stalls.restart()
         if self.run is not None and done():
             note(self.run.path, what, time.perf_counter() - began, step=step)
 

@@ -79,10 +79,9 @@ class Elsewhere:
     def words(self, one: Measured) -> str:
         pace = one.pace({}, "")
         assert pace is not None and one.floor is not None
-        share = one.floor / pace.step
         return (
             f"an estimate for {self.gpu.name}, nothing was measured there: steps on {one.machine} with "
-            f"{self.gpu.memory / 2**30:.0f} GB of its memory reach {share:.0%} of their floor"
+            f"{self.gpu.memory / 2**30:.0f} GB of its memory take {pace.step / one.floor:.1f} times their floor"
         )
 
 

@@ -52,8 +52,8 @@ class Measured:
     """Of the steps those that took far longer than others, in words."""
 
     @property
-    def of_gpu(self) -> tuple[Any, ...] | None:
-        """The one that it stood for, if another. Of what earlier versions measured its memory alone is known."""
+    def stood_for(self) -> tuple[Any, ...] | None:
+        """Memory and name of the GPU that was meant, if another."""
         return None if self.memory is None else (self.memory, self.stands_for)
 
     def fits(self, training: Training) -> bool:
@@ -113,16 +113,17 @@ def read_measured(folder: SuiteFolder) -> list[Measured]:
 
 
 def _read(kept: Any) -> Measured | None:
-    """Of a file that anyone may have written."""
+    """Of a file that anyone may have written. Earlier versions did not say which GPU it was that one stood for."""
     try:
-        return TypeAdapter(Measured).validate_json(json.dumps(kept), strict=True)
+        one = TypeAdapter(Measured).validate_json(json.dumps(kept), strict=True)
     except ValidationError:
         return None
+    return one if (one.memory is None) == (one.stands_for is None) else None
 
 
 def keep_measured(folder: SuiteFolder, one: Measured) -> None:
     """One of the same steps is replaced."""
-    key = attrgetter("cost", "plan", "of_gpu")
+    key = attrgetter("cost", "plan", "stood_for")
     others = [each for each in read_measured(folder) if key(each) != key(one)]
     values = {"measured": [asdict(each) for each in (*others, one)]}
     write_text(folder.path / MEASURED, json.dumps(values, indent=1) + "\n")

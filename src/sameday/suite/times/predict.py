@@ -110,7 +110,7 @@ class Predictor:
     def measured(self) -> list[Measured]:
         gpu = None if self.elsewhere is None else self.elsewhere.gpu
         asked = None if gpu is None else (gpu.memory, gpu.name)
-        return [each for each in read_measured(self.folder) if each.of_gpu == asked]
+        return [each for each in read_measured(self.folder) if each.stood_for == asked]
 
     def _recorded(self, folder: Path) -> Recorded:
         return recorded(folder) if self.elsewhere is None else Recorded([], [])

@@ -209,7 +209,7 @@ def _until_enough(stepped: Steps, order: Sequence[int], watch: Watch, stalls: li
     from sameday.hardware.stalls import Stalls
 
     steps: list[float] = []
-    looked = Stalls(LEAST)
+    looked = Stalls(stepped.ahead > 0, LEAST)
     with closing(stepped.run(order)) as done:
         for good in done:
             watch.step(good)  # what a run notes and charts takes its time too

@@ -46,7 +46,7 @@ def no_fused_levels(recipe: ClassifyRecipe, machine: Machine) -> str | None:
         return "the kernels have no softmax"
     if machine.device == "cuda" and machine.shared_memory < SHARED_MEMORY:
         have, need = machine.shared_memory // 1024, SHARED_MEMORY // 1024
-        return f"their tiles take {need} KiB of a multiprocessor's shared memory, and {machine.called} has {have}"
+        return f"their tiles take {need} KiB of a multiprocessor's shared memory, and {have} are there"
     tokens = shape.tokens(recipe.data.image_size)
     if refusal(shape.width) or interpreted():
         return refusal(shape.width)
@@ -97,7 +97,7 @@ def choose_plan(recipe: ClassifyRecipe, machine: Machine) -> tuple[Plan, dict[st
     if machine.device == "cpu":
         pick("optimizer_impl", "foreach", "fewer calls than one tensor at a time")
         return Plan(**fields), why
-    pick("optimizer_impl", "fused", f"one kernel on {machine.called}")
+    pick("optimizer_impl", "fused", f"one kernel on {machine.shown_name}")
     pick("cuda_graphs", True, "small steps are bound by the launches of their kernels")
     pick("pin_memory", True, "copies to the GPU do not block")
     pick("eval_batch", 1000, "without gradients more images fit")

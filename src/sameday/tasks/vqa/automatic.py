@@ -179,7 +179,7 @@ def choose_plan(
         pick("token_budget", 2048, "a dense mask grows with the square of a row")
         pick("optimizer_impl", "foreach", "fewer calls than one tensor at a time")
         return Plan(**fields), why
-    pick("optimizer_impl", "fused", f"one kernel on {machine.called}")
+    pick("optimizer_impl", "fused", f"one kernel on {machine.shown_name}")
     pick("pin_memory", True, "copies to the GPU do not block")
     workers = max(1, min(8, machine.cores // ranks - 1))
     pick("workers", workers, f"{machine.cores} cores for {ranks} {'process' if ranks == 1 else 'processes'}")
@@ -215,9 +215,9 @@ def _recorded_tokens(text: Any, recipe: VlmRecipe, machine: Machine, budget: int
     """Of a `budget` of tokens that memory has room for: how many recordings may take, as many as the largest of them
     has, and why. They keep their memory, and micro-batches that are launched take their own; none has more tokens than
     what is left to these."""
-    most = most_recorded(text, recipe.train, machine.called)
+    most = most_recorded(text, recipe.train, machine.shown_name)
     if most is None:
-        return 0, f"it is not known up to which size recording pays on {machine.called}; true records all sizes"
+        return 0, f"it is not known up to which size recording pays on {machine.shown_name}; true records all sizes"
     taken = min(most, budget // 2)
     if budget - taken < FEWEST_TOKENS:
         return 0, f"recordings of {most} tokens, up to which they pay, would take memory that activations need"
