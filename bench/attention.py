@@ -365,7 +365,8 @@ def main() -> None:
     args = parser.parse_args()
     rows, shared = {} if args.shared else named(ROWS, args.only), named(SHARED, args.only)
     if not rows and not shared:
-        parser.error(f"--only {args.only!r} is in the name of no row; there are: {'; '.join([*ROWS, *SHARED])}")
+        there = "; ".join(SHARED if args.shared else ROWS | SHARED)
+        parser.error(f"--only {args.only!r} is in the name of no row; there are: {there}")
     half = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
     peak = None
     if DEVICE.type == "cuda":

@@ -40,6 +40,19 @@ def test_it_is_what_plain_attention_gives(width: int, lengths: list[int]) -> Non
     assert float((found - wanted).abs().max()) < 1e-5
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [16, 24])
+def test_what_the_next_run_has_is_never_read(width: int) -> None:
+    """Also where it is no number: a tile that begins in a run may end in the next."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(40, 2, width, device=DEVICE) for _ in range(3))
+    wanted = plain(q, k, v, [0, 21], width**-0.5)
+    for tensor in (k, v):
+        tensor[21:] = float("nan")
+    found = attend_in_runs(q, k, v, (0, 21, 40), width**-0.5, SMALL)[:21]
+    assert float((found - wanted[:21]).abs().max()) < 1e-5
+
+
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=8), st.sampled_from([16, 64, 128]))
 def test_tiles_hold_every_token_of_every_run_once(lengths: list[int], queries: int) -> None:
     bounds = (0, *accumulate(lengths))

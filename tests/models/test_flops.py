@@ -58,6 +58,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "packed": PACKED,
     "packed, all logits": {**PACKED, "label_only_logits": False},
     "packed, split": {**PACKED, "attention": "split"},
+    "packed, split, one at a time": {**PACKED, "attention": "split", "max_questions": 1},
     "shared rows": {"share_images": True, "max_questions": None},
     "shared": SHARED,
     "shared, full checkpointing": {**SHARED, **FULL},

@@ -117,7 +117,7 @@ def tiles(memory: int, width: int, size: int) -> Tiles:
     tried = FLOAT32 if size > 2 else BEST
     found = {}
     for name, best in tried._asdict().items():
-        # Sums are held in registers, and those of wide heads take more.
+        # Sums are held in registers: with four warps those of 64 rows of 128 numbers, and fewer rows of wider heads.
         most = best.queries if width <= 128 else max(16, min(best.queries, 64) * 128 // width)
         sized = [_of_size(best, *pair, size) for pair in SIDES if max(pair) <= most]
         each = (tile._replace(stages=n) for tile in sized for n in range(best.stages, 0, -1))
@@ -126,7 +126,8 @@ def tiles(memory: int, width: int, size: int) -> Tiles:
 
 
 def _of_size(best: Tile, queries: int, keys: int, size: int) -> Tile:
-    """Four warps have a matmul of tensor cores, and 64 rows of it: eight are for the best tile, where it has more."""
+    """Four warps cover the 64 rows of a tensor core's matmul; eight are for the best tile, which may have 128. Without
+    tensor cores more warps have more registers."""
     alike = (queries, keys) == (best.queries, best.keys) or size > 2
     return best._replace(queries=queries, keys=keys, warps=best.warps if alike else 4)
 

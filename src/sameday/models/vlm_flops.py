@@ -34,6 +34,7 @@ from sameday.models.flops import (
     triangle,
 )
 from sameday.models.vlm import VisionLanguageModel
+from sameday.spec.plan import OF_PIECES
 
 
 def count(model: VisionLanguageModel, batch: Batch) -> Counted:
@@ -127,13 +128,13 @@ def _text_pairs(model: VisionLanguageModel, batch: Batch, kind: str) -> Pairs:
     sight = model.family.sight(model.text, batch, kind)
     if model.kernel == "fused" and batch.segments is not None:
         return Pairs(split_pairs(batch.segments, PIECES_TILE), TWO_PASS_BACKWARD)
+    if model.kernel == "split" and batch.segments is not None:
+        flash = model.device.type == "cuda" and dtype == torch.bfloat16
+        return Pairs(split_pairs(batch.segments, TILE if flash else None), FUSED_BACKWARD)
     if batch.one_per_row and sight is None:
         fused = is_fused(model.device, dtype, heads, key_heads, width, masked=False)
         return Pairs(rows * causal_pairs(length), FUSED_BACKWARD) if fused else Pairs(rows * length**2)
-    if model.kernel == "split":
-        assert batch.segments is not None
-        flash = model.device.type == "cuda" and dtype == torch.bfloat16
-        return Pairs(split_pairs(batch.segments, TILE if flash else None), FUSED_BACKWARD)
+    assert model.kernel not in OF_PIECES, "it is for packed rows"
     if model.kernel == "flex" and sight is not None:
         return Pairs(tile_pairs(_dense(model, batch, kind)), TWO_PASS_BACKWARD)
     if model.kernel == "flex":
