@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch._dynamo
@@ -56,38 +58,49 @@ def test_its_cause_is_told() -> None:
     assert stalls.found(0.9, 0.0) is None, "less than a second more"
 
 
-def test_a_cause_that_came_ahead_of_its_step_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step is launched before the last one is known; what was told is not told again."""
-    used = Used(5, 0, 0)
-    monkeypatch.setattr(Used, "now", lambda: used)
-    stalls = Stalls(ahead=True)
+Use = Callable[[int, int, int], None]
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Use:
+    """Says what the process has used by now."""
+    used = [Used(5, 0, 0)]
+    monkeypatch.setattr(Used, "now", lambda: used[-1])
+    return lambda *numbers: used.append(Used(*numbers))
+
+
+def after_usual_steps(ahead: bool) -> Stalls:
+    stalls = Stalls(ahead)
     assert all(stalls.found(0.1, 0.0) is None for _ in range(FEWEST))
-    used = Used(6, 0, 0)
+    return stalls
+
+
+def test_a_cause_that_came_ahead_of_its_step_is_told(use: Use) -> None:
+    """A step is launched before the last one is known; what was told is not told again."""
+    stalls = after_usual_steps(ahead=True)
+    use(6, 0, 0)
     assert stalls.found(0.1, 0.0) is None, "the step after it has waited for a graph"
     assert "compiled" in (stalls.found(9.0, 0.0) or "")
     assert "not for compiling" in (stalls.found(9.0, 0.0) or "")
-    used = Used(6, 1, 0)
+    use(6, 1, 0)
     assert stalls.found(0.1, 0.0) is None and stalls.found(0.1, 0.0) is None
     assert "short memory" in (stalls.found(9.0, 0.0) or ""), "too long ago"
-    used = Used(6, 2, 0)
+    use(6, 2, 0)
     assert "memory ran short" in (stalls.found(9.0, 0.0) or "")
-    used = Used(7, 2, 0)
+    use(7, 2, 0)
     assert "compiled" in (stalls.found(9.0, 0.0) or "") and stalls.found(0.1, 0.0) is None
     assert "not for compiling" in (stalls.found(9.0, 0.0) or "")
-    used = Used(8, 2, 0)
+    use(8, 2, 0)
     stalls.restart()
     assert "not for compiling" in (stalls.found(9.0, 0.0) or ""), "a validation's"
 
 
-def test_where_nothing_is_launched_ahead_a_cause_is_of_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    used = Used(5, 0, 0)
-    monkeypatch.setattr(Used, "now", lambda: used)
-    stalls = Stalls(ahead=False)
-    assert all(stalls.found(0.1, 0.0) is None for _ in range(FEWEST))
-    used = Used(6, 0, 0)
+def test_where_nothing_is_launched_ahead_a_cause_is_of_its_step(use: Use) -> None:
+    stalls = after_usual_steps(ahead=False)
+    use(6, 0, 0)
     assert stalls.found(0.1, 0.0) is None
     assert "not for compiling" in (stalls.found(9.0, 0.0) or "")
-    used = Used(7, 0, 0)
+    use(7, 0, 0)
     assert "compiled" in (stalls.found(9.0, 0.0) or "")
 
 
