@@ -3,6 +3,7 @@ see their own image, a projector behind it, and positions along one axis."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
@@ -76,8 +77,8 @@ class Square(Family):
     def parts(self, model: Any) -> Parts:
         return Parts(model.model.language_model, self.tower(model), model.lm_head)
 
-    def tower(self, model: Any) -> Tower:
-        raise NotImplementedError
+    @abstractmethod
+    def tower(self, model: Any) -> Tower: ...
 
     def rotary(self, text: Any, positions: Tensor, dtype: torch.dtype, kind: str) -> tuple[Tensor, Tensor]:
         rope = text.rotary_emb
@@ -97,9 +98,9 @@ class Square(Family):
     def run_tower(self, tower: Any, patches: Tensor, grids: Grids, indices: Mapping[str, Tensor]) -> list[Tensor]:
         return [self.features(tower, square_images.whole_images(patches, grids[0], tower.patching)).flatten(0, 1)]
 
+    @abstractmethod
     def features(self, tower: Any, images: Tensor) -> Tensor:
         """(images, tokens, width) of (images, 3, height, width)."""
-        raise NotImplementedError
 
     def used_blocks(self, tower: Any) -> Sequence[nn.Module]:
         """Those on which the output depends."""
