@@ -23,8 +23,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from runs import Tile, attend_in_runs
 from torch import Tensor
+from tower import Tile, attend_in_runs
 
 from sameday.kernels import fused_attention, split
 from sameday.kernels.fused_attention import Tiles

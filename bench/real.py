@@ -2,7 +2,7 @@
 
     python bench/real.py OUT                                  one GPU, Qwen3-VL-8B's shapes
     python bench/real.py OUT --only mixture --plan cuda_graphs=false     with a field of its own
-    python bench/real.py OUT --tower runs                     with the tower's attention by the kernel of `runs.py`
+    python bench/real.py OUT --tower-kernel                   with the tower's attention by that of `bench/tower.py`
     python bench/real.py OUT --size tiny                      tries the script on a CPU
     python bench/real.py OUT --peers                          other trainers too, as `bench/peers.py` runs them
     python bench/real.py OUT --run                            `sameday train` of the mixture for three epochs, twice:
@@ -44,7 +44,7 @@ from mixture import LARGE, QUESTIONS, USUAL, write_mixture, write_split
 from verify import SHAPES
 
 from sameday.demo.tiny import write_model
-from sameday.models import tower
+from sameday.models import tower as in_training
 from sameday.profile.kinds import kind_words
 from sameday.profile.timeline import FAR, record
 from sameday.record.folder import read_metrics
@@ -246,7 +246,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="that are timed, instead of each row's own number")
     parser.add_argument("--plan", action="append", default=[], help="FIELD=VALUE, instead of the automatic one")
     parser.add_argument(
-        "--tower", choices=("own", "runs"), default="own", help="its attention: as it is trained with, or by runs.py"
+        "--tower-kernel", action="store_true", help="attention of the tower by the kernel of bench/tower.py"
     )
     parser.add_argument("--run", action="store_true")
     parser.add_argument("--peers", action="store_true", help="run bench/peers.py afterwards")
@@ -261,10 +261,10 @@ def main() -> None:
     print(f"{'':22s} {'s/step':>7s} {'(least-most)':>16s} {'floor':>7s} {'share':>6s} {'busy':>6s} {'GiB':>6s}", end="")
     print(f" {'first s':>8s} {'slowest':>8s} {'recorded':>8s} {'shapes':>6s}   {' '.join(args.plan)}", flush=True)
     found, loaded = [], Loaded()
-    if args.tower == "runs":
-        import runs
+    if args.tower_kernel:
+        from tower import image_attention
 
-        tower.image_attention = runs.image_attention
+        in_training.image_attention = image_attention
     for name in args.only:
         found.append(timed(out, name, ROWS[name], args, loaded))
         print(words(found[-1]), flush=True)

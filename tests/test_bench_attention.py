@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 pytest.importorskip("triton")
 from itertools import accumulate, pairwise
 
-from runs import Tile, _tiles, attend_in_runs, image_attention
+from tower import Tile, _tiles, attend_in_runs, image_attention
 
-from sameday.models import tower
+from sameday.models import tower as in_training
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SMALL = Tile(16, 16, 4, 1)
@@ -82,6 +82,6 @@ def test_it_stands_in_for_the_attention_of_a_tower() -> None:
     torch.manual_seed(0)
     bounds = torch.tensor([0, 40, 57])
     q, k, v = (torch.randn(57, 2, 24, device=DEVICE) for _ in range(3))
-    found, wanted = (each(q, k, v, bounds, 24**-0.5) for each in (image_attention, tower.image_attention))
+    found, wanted = (each(q, k, v, bounds, 24**-0.5) for each in (image_attention, in_training.image_attention))
     assert float((found - wanted).abs().max()) < 1e-5
     torch.library.opcheck(image_attention, (q, k, v, bounds, 24**-0.5), test_utils=("test_schema", "test_faketensor"))

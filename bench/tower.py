@@ -27,7 +27,7 @@ def attend_in_runs(q: Tensor, k: Tensor, v: Tensor, bounds: tuple[int, ...], sca
     """(tokens, heads, width), each head's numbers side by side and a multiple of 16 bytes; a token sees all of its run,
     and `bounds` are where runs begin and end. Triton's, on a GPU that copies tiles by tensor maps or in its
     interpreter."""
-    import runs_triton as kernels
+    import tower_triton as kernels
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     _, heads, width = q.shape
