@@ -9,12 +9,16 @@ import torch
 import torch._dynamo
 import torch._functorch.config as functorch
 import worlds
+from torch import nn
 from torch._dynamo.utils import counters
+from torch._inductor.fx_passes import pad_mm
+from torch._inductor.utils import fresh_cache
 from worlds import FAMILIES, SQUARE
 
 from sameday.hardware.machine import detect_machine
 from sameday.hardware.ranks import Ranks
 from sameday.models import vlm
+from sameday.models.layers import compile_layers
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
 from sameday.tasks.vqa.setup import VqaSetup
@@ -121,3 +125,47 @@ def test_only_compiled_layers_have_a_budget(tmp_path: Path, tiny_qwen3: Path) ->
         BadInput, match=r"plan\.activation_budget 0\.5 is for compiled layers: set plan\.compile layers"
     ):
         setup.check_plan(Plan(activation_budget=0.5), machine)
+
+
+class Adapted(nn.Module):
+    """As much of a layer with an adapter as matmuls are asked about."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = nn.Linear(64, 4, bias=False), nn.Linear(4, 64, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.up(self.down(x))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ours", [True, False])
+def test_as_many_tokens_as_a_layer_is_wide_are_no_graph_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, ours: bool
+) -> None:
+    """Where torch weighs whether to pad the adapter's matmuls, it compares their sizes: 2.11 makes other graphs then.
+    Left to itself it weighs, which shows that this test would see it."""
+    asked = []
+
+    def weigh(m: int, k: int, n: int, _dtype: torch.dtype) -> bool:
+        asked.append((m, k, n))
+        return bool(k > m and k > n) and False
+
+    gpu = torch.cuda.is_available()
+    monkeypatch.setattr(pad_mm, "is_mm_compute_bound", weigh)
+    if not gpu:
+        monkeypatch.setattr(pad_mm, "check_device", lambda _a, _b: True)
+        monkeypatch.setattr(pad_mm, "has_triton", lambda: True)
+    torch._dynamo.reset()
+    counters.clear()
+    layer = Adapted().to("cuda" if gpu else "cpu", torch.bfloat16)
+    with fresh_cache():  # what was compiled before is not asked about
+        if ours:
+            compile_layers([layer], "inductor", 1.0)
+        else:
+            layer.compile(dynamic=True)
+        for tokens in (32, 64, 96):
+            x = torch.ones(tokens, 64, device=layer.up.weight.device, dtype=torch.bfloat16)
+            layer(x).sum().backward()
+    graphs = counters["stats"]["unique_graphs"]
+    assert (asked == [] and graphs == 1) if ours else asked

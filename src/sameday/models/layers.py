@@ -17,13 +17,18 @@ from torch import Tensor, nn
 def compile_layers(layers: Iterable[nn.Module], backend: str, activation_budget: float) -> None:
     """In place, so that parameters keep their names. There are still a few graphs: of training, evaluation, and layers
     whose input has no gradient. Past torch's limit of eight the rest would silently run uncompiled. Graphs keep a share
-    of their activations, the budget."""
+    of their activations, the budget.
+
+    On a GPU, torch asks of each matmul of an adapter whether it should pad it, and compares the number of tokens with
+    the widths of the layer for that: a graph of its own for more tokens than a width has, for fewer, and for as many.
+    What it pads is what the GPU computes for long, which these matmuls are not."""
     torch._dynamo.config.recompile_limit = 32
+    options: dict[str, Any] = {"shape_padding": False} if backend == "inductor" else {}
     if functorch.activation_memory_budget != activation_budget:
         torch._dynamo.reset()  # graphs that were made for another model of this process keep another share
         functorch.activation_memory_budget = activation_budget
     for layer in layers:
-        layer.compile(backend=backend)
+        layer.compile(backend=backend, options=options or None)
         assert layer._compiled_call_impl is not None
         layer._compiled_call_impl = _steady(layer._compiled_call_impl)
 
