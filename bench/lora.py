@@ -1,4 +1,5 @@
-"""LoRA's small matmuls at Qwen3-VL-8B's shapes, forward and backward: plain, compiled, and as Triton kernels.
+"""LoRA's small matmuls at Qwen3-VL-8B's shapes, forward and backward: plain, compiled, with padded ranks, and as Triton
+kernels.
 
     python bench/lora.py                 q, k and v together, and o: microseconds, distance from float64; about a minute
     python bench/lora.py --tiles         other tiles for each kernel, timed
@@ -16,9 +17,11 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import cache, partial
 from itertools import pairwise
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -32,6 +35,8 @@ from torch import Tensor, nn  # noqa: E402
 from sameday.kernels import lora, lora_launch  # noqa: E402
 from sameday.kernels.dropout import DropoutKeys, KeyedDropout, mix  # noqa: E402
 from sameday.kernels.lora_launch import Launch  # noqa: E402
+from sameday.models import vlm  # noqa: E402
+from sameday.models.adapters import LOADED  # noqa: E402
 from sameday.spec.plan import Plan  # noqa: E402
 from sameday.spec.vqa import VqaRecipe  # noqa: E402
 
@@ -60,6 +65,8 @@ STEP: dict[str, Any] = {
     **(vlm_step.COMPILED if CUDA else {}),
     **{"attention": "split", "pad_to_multiple": 32},
 }
+STEPS = (("ranks as they are", "plain", False), ("plain", "plain", True), ("triton", "triton", True))
+"""Of the whole step: name, plan.lora_kernel, whether ranks are padded."""
 SCALE = 2.0
 PIXELS = {"1280×1024": (64, 80), "768×576": (36, 48)}
 
@@ -80,6 +87,12 @@ def plain(
         seen = x * (mix(rows[..., None] ^ keys) >= threshold) * (1 / (1 - p)) if p else x
         results.append(y + linear(linear(seen, down), up) * SCALE)
     return results
+
+
+def padded(x: Tensor, outputs: Sequence[Tensor], a: Sequence[Tensor], b: Sequence[Tensor], *more: Any) -> list[Tensor]:
+    """The same with ranks that are a multiple of what a GPU loads at once, as compiled layers are trained."""
+    pad, rank = nn.functional.pad, -len(a[0]) % LOADED
+    return plain(x, outputs, [pad(each, (0, 0, 0, rank)) for each in a], [pad(each, (0, rank)) for each in b], *more)
 
 
 class Layers:
@@ -180,7 +193,7 @@ def copy_rate() -> float:
 @cache
 def compiled(function: Callable[..., list[Tensor]]) -> Callable[..., list[Tensor]]:
     torch._dynamo.config.recompile_limit = 64
-    return torch.compile(function)
+    return torch.compile(function, options={"shape_padding": False})
 
 
 def ways(layers: Layers) -> Iterator[tuple[str, Callable[..., list[Tensor]]]]:
@@ -191,6 +204,7 @@ def ways(layers: Layers) -> Iterator[tuple[str, Callable[..., list[Tensor]]]]:
         for tensor in (layers.x, layers.keys.tokens, *layers.y):
             torch._dynamo.maybe_mark_dynamic(tensor, 1)
         yield "plain, compiled", partial(layers.plain, how=compiled(plain))
+        yield "padded, compiled", partial(layers.plain, how=compiled(padded))
         yield "triton, compiled", partial(layers.fused, how=compiled(lora.add_lora))
 
 
@@ -251,13 +265,14 @@ def whole_steps(size: str, steps: int, dropout: float, sizes: Sequence[str]) -> 
     for pixels in sizes:
         data, first = vlm_step.MadeData("by_image", size, 512, PIXELS[pixels]), None
         print(f"\n{pixels}, dropout {dropout}\n{vlm_step.HEADS}", flush=True)
-        for kernel in ("plain", "triton"):
+        for name, kernel, pads in STEPS:
             try:
-                row = vlm_step.measure(kernel, Plan(**STEP, lora_kernel=kernel), recipe, data, size, DEVICE, steps)
+                with nullcontext() if pads else patch.object(vlm, "pad_ranks"):
+                    row = vlm_step.measure(name, Plan(**STEP, lora_kernel=kernel), recipe, data, size, DEVICE, steps)
             except Exception as error:
                 if os.environ.get("SAMEDAY_BENCH_STRICT"):
                     raise
-                print(f"{kernel}: failed: {type(error).__name__}: {error}", flush=True)
+                print(f"{name}: failed: {type(error).__name__}: {error}", flush=True)
                 continue
             finally:
                 forget()

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sameday.kernels.dropout import DropoutKeys, ImageKeys, KeyedDropout, name_key
@@ -17,6 +18,8 @@ from sameday.spec.lora import ALL_LINEAR, OF_IMAGES, PARTS, Lora, Part, named_pa
 
 WORDS: dict[Part, str] = {"decoder": "language model", "tower": "vision tower", "projector": "projector"}
 MAGNITUDE = "lora_magnitude_vector"
+LOADED = 8
+"""Numbers of bf16 that a GPU loads at once. Matmuls whose rows do not begin at multiples of it have slower kernels."""
 TRAINED = (".lora_A.", ".lora_B.", f".{MAGNITUDE}.")
 """In the names of an adapter's tensors."""
 
@@ -162,6 +165,37 @@ def prepare_adapters(
                 dora.get_weight_norm, dora.get_lora_weight = row_lengths, _change
     for _, parameter in adapter_parameters(model):
         parameter.data = parameter.data.float()
+
+
+def pad_ranks(model: nn.Module) -> None:
+    """In place: in training, adapters compute with zeros behind their matrices, up to a rank that is a multiple of
+    `LOADED`; their parameters stay as they are. Compiled, the zeros come with the weights' turn into bf16, and take no
+    kernel; answers are generated uncompiled, by matrices as they are."""
+    from peft.tuners.lora import LoraLayer
+
+    for module in [each for each in model.modules() if isinstance(each, LoraLayer)]:
+        for down in module.lora_A.values():
+            if type(down) is nn.Linear and down.out_features % LOADED:
+                down.__class__ = _PaddedDown
+        for up in module.lora_B.values():
+            if type(up) is nn.Linear and up.in_features % LOADED:
+                up.__class__ = _PaddedUp
+
+
+class _PaddedDown(nn.Linear):
+    """To the rank."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        more = -self.out_features % LOADED if self.training else 0
+        return F.linear(x, F.pad(self.weight, (0, 0, 0, more)) if more else self.weight)
+
+
+class _PaddedUp(nn.Linear):
+    """From the rank."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        more = -self.in_features % LOADED if self.training else 0
+        return F.linear(x, F.pad(self.weight, (0, more)) if more else self.weight, self.bias)
 
 
 def scales(model: nn.Module) -> dict[str, float]:

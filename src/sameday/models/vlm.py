@@ -27,7 +27,7 @@ from sameday.kernels import attention
 from sameday.kernels.decode import Answering
 from sameday.kernels.dropout import DropoutKeys, ImageKeys
 from sameday.kernels.patches import patches
-from sameday.models.adapters import adapter_parameters, add_adapters, prepare_adapters, saved_name, scales
+from sameday.models.adapters import adapter_parameters, add_adapters, pad_ranks, prepare_adapters, saved_name, scales
 from sameday.models.digest import config_digest, digest_of
 from sameday.models.families import family_of
 from sameday.models.families.base import Family, Grids
@@ -123,6 +123,8 @@ class VisionLanguageModel:
         return base
 
     def _compile(self) -> None:
+        if self.recipe.train == "lora" and self.recipe.precision == "bf16" and self.device.type == "cuda":
+            pad_ranks(self.module)
         layers = list(self.text.layers)
         if not self.tower_trained:
             layers += self.family.compilable_blocks(self.tower)
