@@ -11,9 +11,10 @@
 
 Weights are random. Of each row: seconds of a step, median (least to most) of those after the first twenty; its floor,
 the mean over its steps; the share of the floor that is reached, of all steps together; how much of the time kernels
-fill; memory that the allocator held; what the warm-up before the first step took and the first twenty steps beyond the
-median, compiling above all; how many times the median the slowest of the later ones took; and which share of all micro-
-batches was replayed from CUDA graphs, in how many shapes; below it, what the kernels are for. The model is loaded once
+fill; GiB that tensors took and that the allocator held; what the warm-up before the first step took and the first
+twenty steps beyond the median, compiling above all; how many graphs were compiled after the warm-up, which should be
+none; how many times the median the slowest of the later ones took; and which share of all micro-batches was replayed
+from CUDA graphs, in how many shapes; below it, what the kernels are for. The model is loaded once
 for all rows, and what an earlier row compiled is there for the next: `--only` one row has all of its first costs. What
 OUT has already is kept: a peers.json there stands beside our rows.
 """
@@ -44,6 +45,7 @@ from mixture import LARGE, QUESTIONS, USUAL, write_mixture, write_split
 from verify import SHAPES
 
 from sameday.demo.tiny import write_model
+from sameday.hardware.compiling import graphs
 from sameday.models import tower as in_training
 from sameday.profile.kinds import kind_words
 from sameday.profile.timeline import FAR, record
@@ -121,11 +123,12 @@ def timed(out: Path, name: str, row: Row, args: argparse.Namespace, loaded: Load
         task = loaded.task(session, plan)
         count = args.steps or row.steps
         with closing(session.steps(task)) as steps, counting(task) as counts:
-            before = warmed(session, task, steps)
+            before, compiled = warmed(session, task, steps), graphs().made
             counts.clear()
             seconds = [good.seconds for good in steps.run(range(WARM + count))]
             recorded, shapes = dict(counts), task.recorded_sizes()
-            memory = torch.cuda.max_memory_reserved() / 2**30 if task.device.type == "cuda" else 0.0
+            compiled = graphs().made - compiled
+            memory = most_memory(task.device)
             line = record(session, task, 8, 4, by=steps)
         least = floors(session, task, range(WARM, WARM + count), loaded.peaks(session))
     usual = statistics.median(seconds[WARM:])
@@ -140,13 +143,22 @@ def timed(out: Path, name: str, row: Row, args: argparse.Namespace, loaded: Load
         "kernels": line.kernels,
         "longest": line.longest,
         "gpu": line.gpu,
-        "GiB": memory,
+        "taken": memory[0],
+        "GiB": memory[1],
+        "compiled": compiled,
         "first": before + sum(seconds[:WARM]) - WARM * usual,
         "slowest": max(seconds[WARM:]) / usual,
         "micro_batches": sum(recorded.values()),
         "recorded": recorded.get(True, 0),
         "shapes": shapes,
     }
+
+
+def most_memory(device: torch.device) -> tuple[float, float]:
+    """GiB that tensors took at once, and that the allocator held for them."""
+    if device.type != "cuda":
+        return 0.0, 0.0
+    return torch.cuda.max_memory_allocated() / 2**30, torch.cuda.max_memory_reserved() / 2**30
 
 
 @contextmanager
@@ -168,8 +180,8 @@ def words(one: dict[str, Any]) -> str:
     busy = "-" if one["busy"] is None else f"{one['busy']:.0%}"
     return (
         f"{one['name']:22s} {one['median']:7.3f} {f'({min(later):.3f}-{max(later):.3f})':>16s} {one['floor']:7.3f} "
-        f"{one['share']:6.0%} {busy:>6s} {one['GiB']:6.1f} {one['first']:8.1f} {one['slowest']:8.2f} "
-        f"{one['recorded'] / one['micro_batches']:8.0%} {one['shapes']:6d}"
+        f"{one['share']:6.0%} {busy:>6s} {one['taken']:6.1f} {one['GiB']:6.1f} {one['first']:8.1f} "
+        f"{one['compiled']:6d} {one['slowest']:8.2f} {one['recorded'] / one['micro_batches']:8.0%} {one['shapes']:6d}"
     )
 
 
@@ -258,8 +270,9 @@ def main() -> None:
     if args.run:
         whole_run(out, args)
         return
-    print(f"{'':22s} {'s/step':>7s} {'(least-most)':>16s} {'floor':>7s} {'share':>6s} {'busy':>6s} {'GiB':>6s}", end="")
-    print(f" {'first s':>8s} {'slowest':>8s} {'recorded':>8s} {'shapes':>6s}   {' '.join(args.plan)}", flush=True)
+    print(f"{'':22s} {'s/step':>7s} {'(least-most)':>16s} {'floor':>7s} {'share':>6s} {'busy':>6s}", end="")
+    print(f" {'GiB':>6s} {'held':>6s} {'first s':>8s} {'graphs':>6s} {'slowest':>8s} {'recorded':>8s}", end="")
+    print(f" {'shapes':>6s}   {' '.join(args.plan)}", flush=True)
     found, loaded = [], Loaded()
     if args.tower_kernel:
         from tower import image_attention
