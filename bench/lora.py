@@ -36,7 +36,7 @@ from sameday.kernels import lora, lora_launch  # noqa: E402
 from sameday.kernels.dropout import DropoutKeys, KeyedDropout, mix  # noqa: E402
 from sameday.kernels.lora_launch import Launch  # noqa: E402
 from sameday.models import vlm  # noqa: E402
-from sameday.models.adapters import LOADED  # noqa: E402
+from sameday.models.adapters import ALIGNMENT  # noqa: E402
 from sameday.spec.plan import Plan  # noqa: E402
 from sameday.spec.vqa import VqaRecipe  # noqa: E402
 
@@ -65,7 +65,7 @@ STEP: dict[str, Any] = {
     **(vlm_step.COMPILED if CUDA else {}),
     **{"attention": "split", "pad_to_multiple": 32},
 }
-STEPS = (("ranks as they are", "plain", False), ("plain", "plain", True), ("triton", "triton", True))
+STEPS = (("plain, padded", "plain", True), ("plain, not padded", "plain", False), ("triton", "triton", True))
 """Of the whole step: name, plan.lora_kernel, whether ranks are padded."""
 SCALE = 2.0
 PIXELS = {"1280×1024": (64, 80), "768×576": (36, 48)}
@@ -90,8 +90,8 @@ def plain(
 
 
 def padded(x: Tensor, outputs: Sequence[Tensor], a: Sequence[Tensor], b: Sequence[Tensor], *more: Any) -> list[Tensor]:
-    """The same with ranks that are a multiple of what a GPU loads at once, as compiled layers are trained."""
-    pad, rank = nn.functional.pad, -len(a[0]) % LOADED
+    """The same with aligned ranks, as compiled layers are trained."""
+    pad, rank = nn.functional.pad, -len(a[0]) % ALIGNMENT
     return plain(x, outputs, [pad(each, (0, 0, 0, rank)) for each in a], [pad(each, (0, rank)) for each in b], *more)
 
 

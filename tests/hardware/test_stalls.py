@@ -117,6 +117,14 @@ def test_what_it_took_is_told_in_the_order_of_what_can_be_changed() -> None:
 
 def test_short_memory_is_counted_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a pretended GPU; one that runs short of memory takes minutes to bring about."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"num_alloc_retries": 4, "num_ooms": 1})
     assert Used.now().retries == 4
+
+
+def test_a_gpu_that_is_hidden_since_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda: pytest.fail("which torch answers with an error"))
+    assert Used.now().retries == 0

@@ -10,7 +10,7 @@ import torch
 import worlds
 
 from sameday.hardware.ranks import Ranks
-from sameday.models.adapters import _PaddedDown, _PaddedUp, pad_ranks
+from sameday.models.adapters import ALIGNMENT, _PaddedDown, _PaddedUp, pad_ranks
 from sameday.spec.plan import Plan
 from sameday.tasks.vqa.task import VqaTask
 
@@ -47,7 +47,7 @@ def test_it_learns_the_same(tmp_path: Path, lora: dict[str, Any], changed: bool)
     plan = Plan(**ROWS, attention="sdpa", device="cpu")
     plain, other = (task_of(tmp_path, plan, **lora) for _ in range(2))
     before = {name: tensor.clone() for name, tensor in other.module().state_dict().items()}
-    pad_ranks(other.module())
+    pad_ranks([other.module()])
     assert (padded(other) > 0) is changed and padded(plain) == 0
     after = other.module().state_dict()
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
@@ -57,6 +57,8 @@ def test_it_learns_the_same(tmp_path: Path, lora: dict[str, Any], changed: bool)
     for name, gradient in gradients.items():
         assert gradient.norm() > 0 and (gradient - others[name]).norm() <= 1e-5 * gradient.norm(), name
     seen = [module for module in other.module().modules() if isinstance(module, _PaddedDown)]
+    widths = {module(torch.ones(2, module.in_features)).shape[1] for module in seen}
+    assert widths == ({-(-lora["r"] // ALIGNMENT) * ALIGNMENT} if changed else set())
     other.training(False)
     assert all(module(torch.ones(2, module.in_features)).shape == (2, lora["r"]) for module in seen)
 

@@ -46,8 +46,9 @@ class Used(NamedTuple):
     @classmethod
     def now(cls) -> Used:
         torch = sys.modules.get("torch")  # whoever looks at a run from outside has none
-        gpu = torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized()
-        retries = torch.cuda.memory_stats().get("num_alloc_retries", 0) if torch is not None and gpu else 0
+        # One that was used before may be hidden since.
+        stats = torch.cuda.memory_stats() if torch and torch.cuda.is_initialized() and torch.cuda.is_available() else {}
+        retries = stats.get("num_alloc_retries", 0)
         return cls(graphs().made, retries, resource.getrusage(resource.RUSAGE_SELF).ru_majflt)
 
     def since(self, before: Used) -> Used:

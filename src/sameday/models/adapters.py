@@ -18,8 +18,8 @@ from sameday.spec.lora import ALL_LINEAR, OF_IMAGES, PARTS, Lora, Part, named_pa
 
 WORDS: dict[Part, str] = {"decoder": "language model", "tower": "vision tower", "projector": "projector"}
 MAGNITUDE = "lora_magnitude_vector"
-LOADED = 8
-"""Numbers of bf16 that a GPU loads at once. Matmuls whose rows do not begin at multiples of it have slower kernels."""
+ALIGNMENT = 8
+"""In bf16, 16 bytes: matmuls of matrices whose rows begin elsewhere have slower kernels on a GPU."""
 TRAINED = (".lora_A.", ".lora_B.", f".{MAGNITUDE}.")
 """In the names of an adapter's tensors."""
 
@@ -167,18 +167,18 @@ def prepare_adapters(
         parameter.data = parameter.data.float()
 
 
-def pad_ranks(model: nn.Module) -> None:
-    """In place: in training, adapters compute with zeros behind their matrices, up to a rank that is a multiple of
-    `LOADED`; their parameters stay as they are. Compiled, the zeros come with the weights' turn into bf16, and take no
-    kernel; answers are generated uncompiled, by matrices as they are."""
+def pad_ranks(layers: Iterable[nn.Module]) -> None:
+    """In place: in training, adapters of these layers compute with zeros behind their matrices, up to a rank that is a
+    multiple of `ALIGNMENT`; their parameters stay as they are. For layers that are compiled, where the zeros come with
+    the cast to bf16 and take no kernel. Validation and generation use the matrices as they are."""
     from peft.tuners.lora import LoraLayer
 
-    for module in [each for each in model.modules() if isinstance(each, LoraLayer)]:
+    for module in [each for layer in layers for each in layer.modules() if isinstance(each, LoraLayer)]:
         for down in module.lora_A.values():
-            if type(down) is nn.Linear and down.out_features % LOADED:
+            if type(down) is nn.Linear and down.out_features % ALIGNMENT:
                 down.__class__ = _PaddedDown
         for up in module.lora_B.values():
-            if type(up) is nn.Linear and up.in_features % LOADED:
+            if type(up) is nn.Linear and up.in_features % ALIGNMENT:
                 up.__class__ = _PaddedUp
 
 
@@ -186,7 +186,7 @@ class _PaddedDown(nn.Linear):
     """To the rank."""
 
     def forward(self, x: Tensor) -> Tensor:
-        more = -self.out_features % LOADED if self.training else 0
+        more = -self.out_features % ALIGNMENT if self.training else 0
         return F.linear(x, F.pad(self.weight, (0, 0, 0, more)) if more else self.weight)
 
 
@@ -194,7 +194,7 @@ class _PaddedUp(nn.Linear):
     """From the rank."""
 
     def forward(self, x: Tensor) -> Tensor:
-        more = -self.in_features % LOADED if self.training else 0
+        more = -self.in_features % ALIGNMENT if self.training else 0
         return F.linear(x, F.pad(self.weight, (0, more)) if more else self.weight, self.bias)
 
 

@@ -19,9 +19,9 @@ def compile_layers(layers: Iterable[nn.Module], backend: str, activation_budget:
     whose input has no gradient. Past torch's limit of eight the rest would silently run uncompiled. Graphs keep a share
     of their activations, the budget.
 
-    On a GPU, torch asks of each matmul of an adapter whether it should pad it, and compares the number of tokens with
-    the widths of the layer for that: a graph of its own for more tokens than a width has, for fewer, and for as many.
-    What it pads is what the GPU computes for long, which these matmuls are not."""
+    No matmul is padded: for each that is not aligned, as an adapter's of rank 4, torch 2.11 compares the number of
+    tokens with the layer's widths, to see whether it is compute-bound, and makes a graph for more, one for fewer and
+    one for as many. These are not compute-bound, and all other widths are aligned."""
     torch._dynamo.config.recompile_limit = 32
     options: dict[str, Any] = {"shape_padding": False} if backend == "inductor" else {}
     if functorch.activation_memory_budget != activation_budget:

@@ -123,9 +123,9 @@ class VisionLanguageModel:
         return base
 
     def _compile(self) -> None:
-        if self.recipe.train == "lora" and self.recipe.precision == "bf16" and self.device.type == "cuda":
-            pad_ranks(self.module)
         layers = list(self.text.layers)
+        if self.recipe.train == "lora" and self.recipe.precision == "bf16" and self.device.type == "cuda":
+            pad_ranks(layers)
         if not self.tower_trained:
             layers += self.family.compilable_blocks(self.tower)
         compile_layers(layers, COMPILE_BACKEND, self.plan.activation_budget)
