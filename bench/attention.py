@@ -1,7 +1,8 @@
-"""Variable-length attention at the shapes of Qwen3-VL-8B's decoder and tower: torch's flash attention, which training
-calls, cuDNN's, and for the tower a kernel of our own in several tiles (queries/keys/warps/stages). Then whole layers'
-attention over shared prefixes: calls of flash attention that are merged (`plan.attention: split`), and kernels of our
-own (`fused`), first by the tiles that training has here and then by others.
+"""Variable-length attention at the shapes of Qwen3-VL-8B's decoder and tower: torch's flash attention, cuDNN's, and for
+the tower our own kernel, by the tile (queries/keys/warps/stages) that training has for images of several sizes and then
+by others. Then whole layers' attention over shared prefixes: calls of flash attention that are merged
+(`plan.attention: split`), and kernels of our own (`fused`), first by the tiles that training has here and then by
+others.
 
     python bench/attention.py                 one GPU, a minute
     python bench/attention.py --shared        the second part alone
@@ -24,10 +25,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from tower import Tile, attend_in_runs
 
 from sameday.kernels import fused_attention, split
 from sameday.kernels.fused_attention import Tiles
+from sameday.kernels.image_attention import TILE, Tile, attend_in_runs
 from sameday.kernels.split import Dense, Segments
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -109,9 +110,8 @@ KERNELS: dict[str, tuple[Forward, Backward]] = {"flash": (split.variable_length,
 if DEVICE.type == "cuda":
     KERNELS["cudnn"] = (cudnn_forward, cudnn_backward)
 BATCHED = {"batched": (batched_forward, split._call_backward)}
-TILES = [Tile(128, 64, 8, 3), Tile(128, 64, 4, 3), Tile(128, 128, 8, 2), Tile(64, 64, 4, 3), Tile(64, 128, 4, 2)]
-"""For runs of one length that nothing is trained through."""
-
+TILES = [TILE, Tile(128, 128, 8, 2), Tile(64, 64, 4, 3), Tile(64, 128, 4, 2)]
+"""Of our kernel for runs that nothing is trained through."""
 
 BOUNDS: dict[int, tuple[int, ...]] = {}
 """On the host, by where they are on the device."""
@@ -212,10 +212,10 @@ def print_row(name: str, row: Row, half: torch.dtype, peak: float | None) -> Non
         try:
             out, lse = made.forward(forward)
             found = [out, lse, *(made.backward(backward, out, lse) if row.trained else ())]
+            off = max(float((a.float() - b).norm() / b.norm()) for a, b in zip(found, wanted, strict=True) if len(a))
         except Exception as error:
             print(f"{name:34} {kernel:12} cannot: {str(error).splitlines()[0][:120]}")
             continue
-        off = max(float((a.float() - b).norm() / b.norm()) for a, b in zip(found, wanted, strict=True) if len(a))
         passes: list[tuple[float, Callable[[], object]]] = [(made.flop(), lambda: made.forward(forward))]  # noqa: B023
         if row.trained:
             passes.append((2.5 * made.flop(), lambda: made.backward(backward, out, lse)))  # noqa: B023

@@ -21,7 +21,8 @@ def table(ours: Ours, peers: Iterable[Mapping[str, Any]]) -> str:
     """A line for each row and trainer, with how many times as long as ours it takes where both were measured."""
     mine = {each["name"]: each["median"] for each in ours}
     lines = [
-        f"{'':22s} {'':10s} {'s/step':>7s} {'(least-most)':>16s} {'GiB':>6s} {'samples/s':>9s} {'/ ours':>7s}   setting"
+        f"{'':22s} {'':10s} {'s/step':>7s} {'(least-most)':>16s} {'held':>6s} {'samples/s':>9s} {'/ ours':>7s}"
+        "   setting"
     ]
     for one in peers:
         name = f"{one['row']:22s} {one['peer']:10s}"
@@ -35,6 +36,6 @@ def _measured(one: Mapping[str, Any], ours: float | None) -> str:
     spread = f"({one['least']:.3f}-{one['most']:.3f})"
     times = "-" if ours is None else f"{one['median'] / ours:.2f}"
     return (
-        f"{one['median']:7.3f} {spread:>16s} {one['GiB']:6.1f} {one['samples_per_second']:9.1f} {times:>7s}   "
+        f"{one['median']:7.3f} {spread:>16s} {one['held']:6.1f} {one['samples_per_second']:9.1f} {times:>7s}   "
         f"{one['setting']}"
     )

@@ -319,7 +319,7 @@ def timed(make: Make, questions: list[Question], micro: int, job: Job, best: flo
     usual = f", {statistics.median(seconds):.3f} s each" if seconds else ""
     if clock.stopped:
         return {"why": clock.stopped + usual}
-    return {"seconds": seconds, "GiB": torch.cuda.max_memory_reserved() / 2**30 if gpu else 0.0}
+    return {"seconds": seconds, "held": torch.cuda.max_memory_reserved() / 2**30 if gpu else 0.0}
 
 
 def main() -> None:

@@ -164,7 +164,7 @@ def results(peer: str, rows: Sequence[str], file: Path, ended: str) -> Iterator[
             "least": min(best["seconds"]),
             "most": max(best["seconds"]),
             "steps": len(best["seconds"]),
-            "GiB": best["GiB"],
+            "held": best["held"],
             "samples_per_second": BATCH / usual,
             "setting": setting(best),
             "tried": own,

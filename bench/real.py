@@ -2,7 +2,8 @@
 
     python bench/real.py OUT                                  one GPU, Qwen3-VL-8B's shapes
     python bench/real.py OUT --only mixture --plan cuda_graphs=false     with a field of its own
-    python bench/real.py OUT --tower-kernel                   with the tower's attention by that of `bench/tower.py`
+    python bench/real.py OUT --only mixture --tower-kernel    the tower's images of several sizes by a kernel of ours,
+                                                              which runs do not use yet
     python bench/real.py OUT --size tiny                      tries the script on a CPU
     python bench/real.py OUT --peers                          other trainers too, as `bench/peers.py` runs them
     python bench/real.py OUT --run                            `sameday train` of the mixture for three epochs, twice:
@@ -46,7 +47,7 @@ from verify import SHAPES
 
 from sameday.demo.tiny import write_model
 from sameday.hardware.compiling import graphs
-from sameday.models import tower as in_training
+from sameday.models import tower
 from sameday.profile.kinds import kind_words
 from sameday.profile.timeline import FAR, record
 from sameday.record.folder import read_metrics
@@ -143,8 +144,8 @@ def timed(out: Path, name: str, row: Row, args: argparse.Namespace, loaded: Load
         "kernels": line.kernels,
         "longest": line.longest,
         "gpu": line.gpu,
-        "taken": memory[0],
-        "GiB": memory[1],
+        "GiB": memory[0],
+        "held": memory[1],
         "compiled": compiled,
         "first": before + sum(seconds[:WARM]) - WARM * usual,
         "slowest": max(seconds[WARM:]) / usual,
@@ -180,7 +181,7 @@ def words(one: dict[str, Any]) -> str:
     busy = "-" if one["busy"] is None else f"{one['busy']:.0%}"
     return (
         f"{one['name']:22s} {one['median']:7.3f} {f'({min(later):.3f}-{max(later):.3f})':>16s} {one['floor']:7.3f} "
-        f"{one['share']:6.0%} {busy:>6s} {one['taken']:6.1f} {one['GiB']:6.1f} {one['first']:8.1f} "
+        f"{one['share']:6.0%} {busy:>6s} {one['GiB']:6.1f} {one['held']:6.1f} {one['first']:8.1f} "
         f"{one['compiled']:6d} {one['slowest']:8.2f} {one['recorded'] / one['micro_batches']:8.0%} {one['shapes']:6d}"
     )
 
@@ -258,7 +259,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="that are timed, instead of each row's own number")
     parser.add_argument("--plan", action="append", default=[], help="FIELD=VALUE, instead of the automatic one")
     parser.add_argument(
-        "--tower-kernel", action="store_true", help="attention of the tower by the kernel of bench/tower.py"
+        "--tower-kernel", action="store_true", help="our kernel for images of several sizes, not flash attention"
     )
     parser.add_argument("--run", action="store_true")
     parser.add_argument("--peers", action="store_true", help="run bench/peers.py afterwards")
@@ -275,9 +276,7 @@ def main() -> None:
     print(f" {'shapes':>6s}   {' '.join(args.plan)}", flush=True)
     found, loaded = [], Loaded()
     if args.tower_kernel:
-        from tower import image_attention
-
-        in_training.image_attention = image_attention
+        tower.USED_ON = frozenset({(9, 0)})
     for name in args.only:
         found.append(timed(out, name, ROWS[name], args, loaded))
         print(words(found[-1]), flush=True)

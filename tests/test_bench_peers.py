@@ -147,8 +147,8 @@ def test_a_trainer_that_is_not_there_is_a_line_of_the_table(tmp_path: Path) -> N
 def test_the_best_setting_stands_beside_ours(tmp_path: Path) -> None:
     file = tmp_path / "trl.jsonl"
     lines = [
-        {"row": "mixture", "micro": 4, "seconds": [0.5, 0.7, 0.6], "GiB": 20.0},
-        {"row": "mixture", "micro": 8, "seconds": [0.4, 0.2, 0.3], "GiB": 40.0},
+        {"row": "mixture", "micro": 4, "seconds": [0.5, 0.7, 0.6], "held": 20.0},
+        {"row": "mixture", "micro": 8, "seconds": [0.4, 0.2, 0.3], "held": 40.0},
         {"row": "mixture", "micro": 16, "why": "out of memory", "memory": True},
     ]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from sameday.hardware import machine
 from sameday.hardware.kernels import without_fused
 from sameday.hardware.known import KNOWN
-from sameday.hardware.machine import detect_machine, numeric_format
+from sameday.hardware.machine import capability_of, detect_machine, numeric_format
 from sameday.spec.errors import BadInput
 
 
@@ -51,7 +52,11 @@ def test_a_gpu_that_stands_for_another_has_no_more_than_that_one(monkeypatch: py
         (9, 0),
     )
     assert shares == [1.0]
+    monkeypatch.setattr(machine, "_looked_at", [])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    assert capability_of(torch.device("cuda")) == (9, 0)
     a100 = detect_machine("cuda", KNOWN["a100-40gb"])
+    assert capability_of(torch.device("cuda")) == (8, 0), "for kernels that are chosen when they are called"
     assert (a100.name, a100.shown_name, a100.memory) == ("NVIDIA H200", "A100 40 GB", 40 * 2**30)
     assert (a100.shared_memory, a100.capability) == (163 * 1024, (8, 0)) and shares[1:] == [40 / 140]
     if a100.triton:

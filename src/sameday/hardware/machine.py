@@ -36,6 +36,15 @@ class Machine:
         return self.stands_for or self.name
 
 
+_looked_at: list[tuple[int, int]] = []
+"""Compute capabilities of the GPUs that this process's stood for."""
+
+
+def capability_of(device: torch.device) -> tuple[int, int]:
+    """A GPU's compute capability, or that of the one that it stands for."""
+    return _looked_at[-1] if _looked_at else torch.cuda.get_device_capability(device)
+
+
 def detect_machine(device: str, instead_of: KnownGpu | None = None) -> Machine:
     """The machine as a run on `device` (cuda or cpu) sees it. A GPU that is looked at `instead_of` another has no more
     than that one: this process takes no more of its memory, then and later."""
@@ -55,6 +64,7 @@ def detect_machine(device: str, instead_of: KnownGpu | None = None) -> Machine:
                 )
             if instead_of.memory < total:
                 torch.cuda.set_per_process_memory_fraction(instead_of.memory / total)
+            _looked_at.append(instead_of.capability)
             capability, shared = instead_of.capability, min(shared, instead_of.shared_memory)
             other = instead_of.name
         return Machine(

@@ -14,36 +14,36 @@ from sameday.kernels.fused_attention_triton import _dot, steps
 
 @triton.jit
 def _look(
-    q0, q1, k0, k1, v0, v1, head, start, end, most, total, out0, out1, scale,
+    queries, others, k, k_more, v, v_more, head, start, end, most, total, out, out_more, scale,
     MASKED: tl.constexpr, POWER: tl.constexpr, MORE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """What a tile of keys adds, of which those from `end` on are another run's where it is MASKED."""
-    keys = k0.load([head, start, 0]).reshape(BN, POWER)
-    scores = _dot(q0, tl.trans(keys), tl.zeros((BM, BN), tl.float32))
+    keys = k.load([head, start, 0]).reshape(BN, POWER)
+    scores = _dot(queries, tl.trans(keys), tl.zeros((BM, BN), tl.float32))
     if MORE:
-        scores = _dot(q1, tl.trans(k1.load([head, start, POWER]).reshape(BN, MORE)), scores)
+        scores = _dot(others, tl.trans(k_more.load([head, start, POWER]).reshape(BN, MORE)), scores)
     if MASKED:
         scores = tl.where((start + tl.arange(0, BN) < end)[None, :], scores, float("-inf"))
     highest = tl.maximum(most, tl.max(scores, 1) * scale)
     before = tl.exp2(most - highest)
     weights = tl.exp2(scores * scale - highest[:, None])
     total = total * before + tl.sum(weights, 1)
-    values = v0.load([head, start, 0]).reshape(BN, POWER)
+    values = v.load([head, start, 0]).reshape(BN, POWER)
     if MASKED:  # zero times what another run has may be no number
         values = tl.where((start + tl.arange(0, BN) < end)[:, None], values, 0.0)
     weights = weights.to(values.dtype)
-    out0 = _dot(weights, values, out0 * before[:, None])
+    out = _dot(weights, values, out * before[:, None])
     if MORE:
-        values = v1.load([head, start, POWER]).reshape(BN, MORE)
+        values = v_more.load([head, start, POWER]).reshape(BN, MORE)
         if MASKED:
             values = tl.where((start + tl.arange(0, BN) < end)[:, None], values, 0.0)
-        out1 = _dot(weights, values, out1 * before[:, None])
-    return highest, total, out0, out1
+        out_more = _dot(weights, values, out_more * before[:, None])
+    return highest, total, out, out_more
 
 
 @triton.jit(do_not_specialize=["count"])
-def attend(
-    q0, q1, k0, k1, v0, v1, out, tiles, count, scale,
+def image_attention(
+    q, q_more, k, k_more, v, v_more, out, tiles, count, scale,
     WIDTH: tl.constexpr, STRIDE: tl.constexpr, POWER: tl.constexpr, MORE: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr,
 ):  # fmt: skip
@@ -51,23 +51,23 @@ def attend(
     two. POWER columns are one part, up to MORE others the second."""
     tile, head = tl.program_id(0), tl.program_id(1)
     first, begin, end = tl.load(tiles + tile), tl.load(tiles + count + tile), tl.load(tiles + 2 * count + tile)
-    queries = q0.load([head, first, 0]).reshape(BM, POWER)
+    queries = q.load([head, first, 0]).reshape(BM, POWER)
     others = queries
     out0 = tl.zeros((BM, POWER), tl.float32)
     out1 = out0
     if MORE:
-        others = q1.load([head, first, POWER]).reshape(BM, MORE)
+        others = q_more.load([head, first, POWER]).reshape(BM, MORE)
         out1 = tl.zeros((BM, MORE), tl.float32)
     most, total = tl.full((BM,), float("-inf"), tl.float32), tl.zeros((BM,), tl.float32)
     whole = begin + (end - begin) // BN * BN
     for start in steps(begin, whole, BN):
         most, total, out0, out1 = _look(
-            queries, others, k0, k1, v0, v1, head, start, end, most, total, out0, out1, scale,
+            queries, others, k, k_more, v, v_more, head, start, end, most, total, out0, out1, scale,
             False, POWER, MORE, BM, BN,
         )  # fmt: skip
     if whole < end:
         most, total, out0, out1 = _look(
-            queries, others, k0, k1, v0, v1, head, whole, end, most, total, out0, out1, scale,
+            queries, others, k, k_more, v, v_more, head, whole, end, most, total, out0, out1, scale,
             True, POWER, MORE, BM, BN,
         )  # fmt: skip
     rows, columns = first + tl.arange(0, BM), head * WIDTH + tl.arange(0, POWER)
