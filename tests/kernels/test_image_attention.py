@@ -168,6 +168,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return request.param
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [64, 72, 80, 128])
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 def test_every_way_gives_the_same(way: str, lengths: list[int], width: int) -> None:
@@ -273,6 +274,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [None, *FAULTS, "not compiled"])
 def test_it_is_used_after_it_gave_what_sdpa_gives(fault: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     def kernel(q: Tensor, k: Tensor, v: Tensor, bounds: tuple[int, ...], scale: float) -> Tensor:
