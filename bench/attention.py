@@ -1,8 +1,8 @@
 """Variable-length attention at the shapes of Qwen3-VL-8B's decoder and tower: torch's flash attention, cuDNN's, and for
-the tower our own kernel, by the tile (queries/keys/warps/stages) that training has for images of several sizes and then
-by others. Then whole layers' attention over shared prefixes: calls of flash attention that are merged
-(`plan.attention: split`), and kernels of our own (`fused`), first by the tiles that training has here and then by
-others.
+the tower our own kernel for images of several sizes, which training does not use yet, by its tile
+(queries/keys/warps/stages) and by others. Then whole layers' attention over shared prefixes: calls of flash attention
+that are merged (`plan.attention: split`), and kernels of our own (`fused`), first by the tiles that training has here
+and then by others.
 
     python bench/attention.py                 one GPU, a minute
     python bench/attention.py --shared        the second part alone

@@ -19,13 +19,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sameday.kernels.image_attention import TILE, WIDTHS, Tile, _tiles, attend_in_runs, columns
+from sameday.kernels.image_attention import TILE, Tile, _tiles, attend_in_runs, columns
 from sameday.models import tower
 from sameday.models.tower import image_attention, own_kernel
 from sameday.spec.plan import Plan
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+WIDTHS = range(16, 128 + 1, 8)
+"""Of heads that a kernel takes: from the least of a matmul on, in steps of 16 bytes in half precision."""
 SMALL = Tile(16, 16, 4, 1)
 """Several tiles even of few tokens."""
 NEAR = 1e-5

@@ -11,10 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sameday.kernels.fused_attention import _with_columns_together
-
-WIDTHS = range(16, 128 + 1, 8)
-"""Of heads: the least that a matmul takes, and as many numbers in half precision as 16 bytes hold, or a multiple."""
+from sameday.kernels.fused_attention import with_columns_together
 
 
 class Tile(NamedTuple):
@@ -38,7 +35,7 @@ def attend_in_runs(q: Tensor, k: Tensor, v: Tensor, bounds: tuple[int, ...], sca
 
     from sameday.kernels import image_attention_triton as kernels
 
-    q, k, v = _with_columns_together(q, k, v)
+    q, k, v = with_columns_together(q, k, v)
     _, heads, width = q.shape
     power, more = columns(width)
     out, tiles = q.new_empty(q.shape), _tiles(bounds, tile.queries, q.device)
