@@ -19,7 +19,7 @@ from sameday.kernels.fused_attention import Tile
 
 MAPPED = {"q": "queries", "grad": "queries", "k": "keys", "v": "keys"}
 MAPPED |= {f"{name}_more": MAPPED[name] for name in "qkv"}
-SUMS, BOUNDS, NUMBERS = ("lse", "delta"), ("cu", "cu_queries", "cu_keys", "tiles"), ("scale", "plain_scale")
+SUMS, BOUNDS, NUMBERS = ("lse", "powers", "delta"), ("cu", "cu_queries", "cu_keys", "tiles"), ("scale", "plain_scale")
 
 
 def source(name: str, tile: Tile) -> ASTSource:
@@ -33,6 +33,9 @@ def source(name: str, tile: Tile) -> ASTSource:
             continue
         if argument in MAPPED:
             kinds[argument] = f"tensordesc<bf16[1,{getattr(tile, MAPPED[argument])},128]>"
+            continue
+        if argument in SUMS and name == "of_keys":
+            kinds[argument] = f"tensordesc<fp32[1,{tile.queries}]>"
             continue
         tensor = argument in ("out", "dq", "dk", "dv")
         pointer = "*bf16" if tensor else "*fp32" if argument in SUMS else "*i32" if argument in BOUNDS else None

@@ -18,6 +18,8 @@ from sameday.kernels.split import Segments
 
 WIDTHS = (16, 32, 64, 128, 256)
 """Of heads, that have tiles."""
+LINE = 4
+"""Numbers of 16 bytes in float32: tensor maps need lines that begin there."""
 LEAST = 99 * 1024
 """Bytes of it that all GPUs have which the kernels run on."""
 
@@ -46,8 +48,8 @@ BEST = Tiles(Tile(64, 64, 4, 3), Tile(64, 64, 4, 2), Tile(128, 64, 8, 2, turned=
 """As timed on an H200, in bf16 and with heads of 128."""
 FLOAT32 = Tiles(Tile(32, 32, 8, 1), Tile(32, 32, 8, 1), Tile(16, 16, 4, 1, turned=True))
 """It is multiplied without tensor cores, from registers: larger tiles would take minutes to compile."""
-SIDES = ((128, 64), (64, 64), (64, 32), (32, 32), (16, 16))
-"""Queries and keys of tiles, the largest first."""
+SIDES = ((64, 64), (64, 32), (32, 32), (16, 16))
+"""Queries and keys of tiles instead of the best one, the largest first."""
 
 
 def shared_prefix_attention(query: Tensor, key: Tensor, value: Tensor, pieces: Segments, scale: float) -> Tensor:
@@ -118,18 +120,17 @@ def tiles(memory: int, width: int, size: int) -> Tiles:
     found = {}
     for name, best in tried._asdict().items():
         # Sums are held in registers: with four warps those of 64 rows of 128 numbers, and fewer rows of wider heads.
-        most = best.queries if width <= 128 else max(16, min(best.queries, 64) * 128 // width)
-        sized = [_of_size(best, *pair, size) for pair in SIDES if max(pair) <= most]
+        most = min(best.queries, best.keys) * 128 // max(width, 128)
+        sized = [best] if width <= 128 else []
+        sized += [_of_size(best, *pair, name, size) for pair in SIDES if max(pair) <= max(most, 16)]
         each = (tile._replace(stages=n) for tile in sized for n in range(best.stages, 0, -1))
         found[name] = next(tile for tile in each if needed(name, tile, width, size) <= memory)
     return Tiles(**found)
 
 
-def _of_size(best: Tile, queries: int, keys: int, size: int) -> Tile:
-    """Four warps cover the 64 rows of a tensor core's matmul; eight are for the best tile, which may have 128. Without
-    tensor cores more warps have more registers."""
-    alike = (queries, keys) == (best.queries, best.keys) or size > 2
-    return best._replace(queries=queries, keys=keys, warps=best.warps if alike else 4)
+def _of_size(best: Tile, queries: int, keys: int, kernel: str, size: int) -> Tile:
+    """Four warps cover the 64 rows of a tensor core's matmul. Without tensor cores more warps have more registers."""
+    return Tile(queries, keys, best.warps if size > 2 else 4, best.stages, turned=kernel == "of_keys")
 
 
 def needed(kernel: str, tile: Tile, width: int, size: int) -> int:
@@ -138,7 +139,7 @@ def needed(kernel: str, tile: Tile, width: int, size: int) -> int:
     held, read = (tile.keys, tile.queries) if kernel == "of_keys" else (tile.queries, tile.keys)
     tensors = 1 if kernel == "forward" else 2
     sums = 2 * 4 * read if kernel == "of_keys" else 0
-    scores = tile.queries * tile.keys * size
+    scores = 0 if kernel == "of_keys" and not tile.turned else tile.queries * tile.keys * size
     return (tensors * held + 2 * tile.stages * read) * width * size + tile.stages * sums + scores + 1024
 
 
@@ -191,16 +192,20 @@ def backward(
     tokens, heads, width = q.shape
     _, of_queries, of_keys = how or tiles_of(q)
     dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
-    delta = torch.empty_like(lse)
-    kernels.products[(-(-tokens // 64), heads)](grad, out, delta, tokens, HEADS=heads, WIDTH=width, BM=64)
+    line = -(-tokens // LINE) * LINE
+    powers, delta = torch.empty(2, heads, line, dtype=torch.float32, device=q.device)[..., :tokens].unbind()
+    kernels.products[(-(-tokens // 64), heads)](
+        grad, out, lse, powers, delta, tokens, line, HEADS=heads, WIDTH=width, BM=64
+    )
     sizes = _sizes(q, k, pieces)
     common = *_bounds(pieces, tokens), scale * math.log2(math.e), scale
     kernels.of_queries[(heads, -(-tokens // of_queries.queries))](
-        *_loaded(of_queries.queries, grad, q), *_loaded(of_queries.keys, k, v), lse, delta, dq, *common,
+        *_loaded(of_queries.queries, grad, q), *_loaded(of_queries.keys, k, v), powers, delta, dq, line, *common,
         *_numbers(pieces, "start", "end", "first_key", "bounds"), **sizes, **of_queries.options(),
     )  # fmt: skip
     kernels.of_keys[(k.shape[1], -(-tokens // of_keys.keys))](
-        *_loaded(of_keys.queries, grad, q), *_loaded(of_keys.keys, k, v), lse, delta, dk, dv, *common,
+        *_loaded(of_keys.queries, grad, q), *_loaded(of_keys.keys, k, v), *_lines(of_keys.queries, powers, delta),
+        dk, dv, *common,
         *_numbers(pieces, "start", "end", "first_key", "last_key", "bounds"),
         **sizes, **of_keys.options(), TURNED=of_keys.turned,
     )  # fmt: skip
@@ -223,6 +228,13 @@ def _loaded(rows: int, *tensors: Tensor) -> list[Any]:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     return [TensorDescriptor.from_tensor(x.transpose(0, 1), [1, rows, x.shape[2]]) for x in tensors]
+
+
+def _lines(columns: int, *tensors: Tensor) -> list[Any]:
+    """(heads, tokens), as kernels load so many tokens of a head."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return [TensorDescriptor.from_tensor(x, [1, columns]) for x in tensors]
 
 
 def _bounds(pieces: Segments, tokens: int) -> list[Any]:

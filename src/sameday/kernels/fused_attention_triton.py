@@ -14,7 +14,7 @@ import triton.language as tl
 
 from sameday.kernels.bdh import interpreted
 
-COUNTS = ["tokens", "pieces", "halves", *(f"{of}{call}" for of in "seklb" for call in range(3))]
+COUNTS = ["tokens", "line", "pieces", "halves", *(f"{of}{call}" for of in "seklb" for call in range(3))]
 """One kernel serves whatever they are."""
 FAR = tl.constexpr(1 << 30)
 """Beyond all tokens."""
@@ -61,11 +61,11 @@ def _seen(rows, first, last, other, of_rows, of_others, count, halves):
 
 
 @triton.jit
-def _spans(low, high, ok, STEP: tl.constexpr):
-    """Tiles of STEP that hold the intervals of all rows: where they begin, where tiles begin and end that lie within
-    every row's, and how many tiles there are before these and in all but these."""
+def _spans(low, high, ok, STEP: tl.constexpr, EVEN: tl.constexpr = 1):
+    """Tiles of STEP that hold the intervals of all rows: where they begin, at a multiple of EVEN, where tiles begin and
+    end that lie within every row's, and how many tiles there are before these and in all but these."""
     some = ok & (high > low)
-    first = tl.min(tl.where(some, low, FAR))
+    first = tl.min(tl.where(some, low, FAR)) // EVEN * EVEN
     last = tl.max(tl.where(some, high, 0))
     highest_low = tl.max(tl.where(ok, low, 0))
     lowest_high = tl.min(tl.where(ok, high, FAR))
@@ -173,16 +173,19 @@ def forward(
     tl.store(lse + head.to(tl.int64) * tokens + rows, (most + tl.log2(total)) * 0.6931471805599453, mask=valid)
 
 
-@triton.jit(do_not_specialize=["tokens"])
-def products(grad, out, delta, tokens, HEADS: tl.constexpr, WIDTH: tl.constexpr, BM: tl.constexpr):
-    """Of each token's output with its gradient, (heads, tokens)."""
+@triton.jit(do_not_specialize=["tokens", "line"])
+def products(grad, out, lse, powers, delta, tokens, line, HEADS: tl.constexpr, WIDTH: tl.constexpr, BM: tl.constexpr):
+    """Of each token's output with its gradient, and the log-sum-exp for powers of two: (heads, tokens), in lines of
+    `line` numbers."""
     tile, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
     rows = tile * BM + tl.arange(0, BM)
     at = (rows.to(tl.int64)[:, None] * HEADS + head) * WIDTH + tl.arange(0, WIDTH)[None, :]
     ok = (rows < tokens)[:, None]
     a = tl.load(grad + at, mask=ok, other=0.0).to(tl.float32)
     b = tl.load(out + at, mask=ok, other=0.0).to(tl.float32)
-    tl.store(delta + head * tokens + rows, tl.sum(a * b, 1), mask=rows < tokens)
+    tl.store(delta + head * line + rows, tl.sum(a * b, 1), mask=rows < tokens)
+    of_row = tl.load(lse + head * tokens + rows, mask=rows < tokens, other=0.0)
+    tl.store(powers + head * line + rows, of_row * 1.4426950408889634, mask=rows < tokens)
 
 
 @triton.jit
@@ -225,7 +228,7 @@ def _ask_over(
 
 @triton.jit(do_not_specialize=COUNTS)
 def of_queries(
-    grad, q, k, v, lse, delta, dq, cu, cu_queries, cu_keys, tokens, pieces, halves, scale, plain_scale,
+    grad, q, k, v, powers, delta, dq, line, cu, cu_queries, cu_keys, tokens, pieces, halves, scale, plain_scale,
     s0, e0, k0, b0, s1, e1, k1, b1, s2, e2, k2, b2,
     SHARE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, CALLS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
@@ -239,8 +242,8 @@ def of_queries(
     at = (places[:, None] * HEADS + head) * WIDTH + columns[None, :]
     q0 = _tile(q, head, tile * BM, BM, WIDTH)
     g0 = _tile(grad, head, tile * BM, BM, WIDTH)
-    of_row = head.to(tl.int64) * tokens + rows
-    lse0 = tl.load(lse + of_row, mask=valid, other=float("inf")) * 1.4426950408889634
+    of_row = head.to(tl.int64) * line + rows
+    lse0 = tl.load(powers + of_row, mask=valid, other=float("inf"))
     delta0 = tl.load(delta + of_row, mask=valid, other=0.0)
     onto = tl.zeros((BM, WIDTH), tl.float32)
     low = tl.load(cu + _place(rows, cu, pieces, halves), mask=valid, other=0)
@@ -271,17 +274,16 @@ def of_queries(
 
 @triton.jit
 def _answer(
-    k0, v0, q, grad, lse, delta, start, low, high, dk, dv, scale, tokens, head,
+    k0, v0, q, grad, powers, delta, start, low, high, dk, dv, scale, head,
     MASKED: tl.constexpr, TURNED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """What a tile of queries adds to the gradients of a tile of keys and of their values. Scores have a row for each
     key, or for each query where they are TURNED: which takes fewer registers depends on the tile."""
     at = start + tl.arange(0, BM)
-    ok = at < tokens
     q0 = _tile(q, head, start, BM, WIDTH)
     g0 = _tile(grad, head, start, BM, WIDTH)
-    lse0 = tl.load(lse + at, mask=ok, other=0.0) * 1.4426950408889634
-    delta0 = tl.load(delta + at, mask=ok, other=0.0)
+    # By tensor maps too: as scores have a row for each key, every thread would load a quarter of them, one by one.
+    lse0, delta0 = powers.load([head, start]).reshape(BM), delta.load([head, start]).reshape(BM)
     if TURNED:
         scores = _dot(q0, tl.trans(k0), tl.zeros((BM, BN), tl.float32))
         weights = tl.exp2(scores * scale - lse0[:, None])
@@ -303,19 +305,20 @@ def _answer(
 
 @triton.jit
 def _answer_over(
-    k0, v0, q, grad, lse, delta, low, high, valid, dk, dv, scale, tokens, head,
+    k0, v0, q, grad, powers, delta, low, high, valid, dk, dv, scale, head,
     TURNED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    first, begin, end, before, masked = _spans(low, high, valid, BM)
+    # Of which tokens are loaded in lines, by sixteen bytes.
+    first, begin, end, before, masked = _spans(low, high, valid, BM, 4)
     for start in steps(begin, end, BM):
         dk, dv = _answer(
-            k0, v0, q, grad, lse, delta, start, low, high, dk, dv, scale, tokens, head,
+            k0, v0, q, grad, powers, delta, start, low, high, dk, dv, scale, head,
             False, TURNED, BM, BN, WIDTH,
         )  # fmt: skip
     for i in steps(0, masked, 1):
         start = tl.where(i < before, first + i * BM, end + (i - before) * BM)
         dk, dv = _answer(
-            k0, v0, q, grad, lse, delta, start, low, high, dk, dv, scale, tokens, head,
+            k0, v0, q, grad, powers, delta, start, low, high, dk, dv, scale, head,
             True, TURNED, BM, BN, WIDTH,
         )  # fmt: skip
     return dk, dv
@@ -323,7 +326,7 @@ def _answer_over(
 
 @triton.jit(do_not_specialize=COUNTS)
 def of_keys(
-    grad, q, k, v, lse, delta, dk, dv, cu, cu_queries, cu_keys, tokens, pieces, halves, scale, plain_scale,
+    grad, q, k, v, powers, delta, dk, dv, cu, cu_queries, cu_keys, tokens, pieces, halves, scale, plain_scale,
     s0, e0, k0, l0, b0, s1, e1, k1, l1, b1, s2, e2, k2, l2, b2,
     SHARE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, CALLS: tl.constexpr,
     TURNED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
@@ -348,24 +351,23 @@ def of_keys(
         low2, high2 = _seen(rows, k2, l2, s2, cu_keys + b0 + b1, cu_queries + b0 + b1, b2, halves)
     for other in range(0, SHARE):
         head = shared * SHARE + other
-        sums, dots = lse + head.to(tl.int64) * tokens, delta + head.to(tl.int64) * tokens
         of_key, of_value = _answer_over(
-            key0, value0, q, grad, sums, dots, rows, ends, valid, of_key, of_value, scale, tokens, head,
+            key0, value0, q, grad, powers, delta, rows, ends, valid, of_key, of_value, scale, head,
             TURNED, BM, BN, WIDTH,
         )  # fmt: skip
         if CALLS > 0:
             of_key, of_value = _answer_over(
-                key0, value0, q, grad, sums, dots, low0, high0, valid, of_key, of_value, scale, tokens, head,
+                key0, value0, q, grad, powers, delta, low0, high0, valid, of_key, of_value, scale, head,
                 TURNED, BM, BN, WIDTH,
             )  # fmt: skip
         if CALLS > 1:
             of_key, of_value = _answer_over(
-                key0, value0, q, grad, sums, dots, low1, high1, valid, of_key, of_value, scale, tokens, head,
+                key0, value0, q, grad, powers, delta, low1, high1, valid, of_key, of_value, scale, head,
                 TURNED, BM, BN, WIDTH,
             )  # fmt: skip
         if CALLS > 2:
             of_key, of_value = _answer_over(
-                key0, value0, q, grad, sums, dots, low2, high2, valid, of_key, of_value, scale, tokens, head,
+                key0, value0, q, grad, powers, delta, low2, high2, valid, of_key, of_value, scale, head,
                 TURNED, BM, BN, WIDTH,
             )  # fmt: skip
     out = (at * (HEADS // SHARE) + shared) * WIDTH + columns[None, :]
