@@ -1,8 +1,7 @@
 """Variable-length attention at the shapes of Qwen3-VL-8B's decoder and tower: torch's flash attention, cuDNN's, and for
-the tower our own kernel for images of several sizes, which training does not use yet, by its tile
-(queries/keys/warps/stages) and by others. Then whole layers' attention over shared prefixes: calls of flash attention
-that are merged (`plan.attention: split`), and kernels of our own (`fused`), first by the tiles that training has here
-and then by others.
+towers with images of one size a batch without variable lengths. Then whole layers' attention over shared prefixes:
+calls of flash attention that are merged (`plan.attention: split`), and kernels of our own (`fused`), first by the tiles
+that training has here and then by others.
 
     python bench/attention.py                 one GPU, a minute
     python bench/attention.py --shared        the second part alone
@@ -28,7 +27,6 @@ from torch import Tensor
 
 from sameday.kernels import fused_attention, split
 from sameday.kernels.fused_attention import Tiles
-from sameday.kernels.image_attention import TILE, Tile, attend_in_runs
 from sameday.kernels.split import Dense, Segments
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -110,11 +108,6 @@ KERNELS: dict[str, tuple[Forward, Backward]] = {"flash": (split.variable_length,
 if DEVICE.type == "cuda":
     KERNELS["cudnn"] = (cudnn_forward, cudnn_backward)
 BATCHED = {"batched": (batched_forward, split._call_backward)}
-TILES = [TILE, Tile(128, 128, 8, 2), Tile(64, 64, 4, 3), Tile(64, 128, 4, 2)]
-"""Of our kernel for runs that nothing is trained through."""
-
-BOUNDS: dict[int, tuple[int, ...]] = {}
-"""On the host, by where they are on the device."""
 
 
 class Made:
@@ -132,7 +125,6 @@ class Made:
         bounds = [
             torch.tensor([0, *each], dtype=torch.int32).cumsum(0).int().to(DEVICE) for each in (row.queries, keys)
         ]
-        BOUNDS[bounds[0].data_ptr()] = tuple(bounds[0].tolist())
         self.how = (*bounds, max(row.queries), max(keys), row.causal, width**-0.5)
 
     def forward(self, kernel: Forward) -> tuple[Tensor, Tensor]:
@@ -192,22 +184,12 @@ def first_call(row: Row, half: torch.dtype, kernel: Forward) -> float:
     return 1e3 * (time.perf_counter() - began)
 
 
-def in_runs(tile: Tile) -> Forward:
-    def forward(
-        q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, _cu_k: Tensor, _most_q: int, _most_k: int, _c: bool, scale: float
-    ) -> tuple[Tensor, Tensor]:
-        return attend_in_runs(q, k, v, BOUNDS[cu_q.data_ptr()], scale, tile), q.new_zeros(0)
-
-    return forward
-
-
 def print_row(name: str, row: Row, half: torch.dtype, peak: float | None) -> None:
     made = Made(row, half)
     wanted = made.wide()
     arms = dict(KERNELS)
-    if not row.trained:
-        arms |= {f"{'/'.join(map(str, tile))}": (in_runs(tile), split._call_backward) for tile in TILES}
-        arms |= BATCHED if len({*row.queries}) == 1 else {}
+    if not row.trained and len({*row.queries}) == 1:
+        arms |= BATCHED
     for kernel, (forward, backward) in arms.items():
         try:
             out, lse = made.forward(forward)

@@ -2,8 +2,6 @@
 
     python bench/real.py OUT                                  one GPU, Qwen3-VL-8B's shapes
     python bench/real.py OUT --only mixture --plan cuda_graphs=false     with a field of its own
-    python bench/real.py OUT --only mixture --tower-kernel    the tower's images of several sizes by a kernel of ours,
-                                                              which runs do not use yet
     python bench/real.py OUT --size tiny                      tries the script on a CPU
     python bench/real.py OUT --peers                          other trainers too, as `bench/peers.py` runs them
     python bench/real.py OUT --run                            `sameday train` of the mixture for three epochs, twice:
@@ -47,7 +45,6 @@ from verify import SHAPES
 
 from sameday.demo.tiny import write_model
 from sameday.hardware.compiling import graphs
-from sameday.models import tower
 from sameday.profile.kinds import kind_words
 from sameday.profile.timeline import FAR, record
 from sameday.record.folder import read_metrics
@@ -258,9 +255,6 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=tuple(ROWS), default=tuple(ROWS))
     parser.add_argument("--steps", type=int, help="that are timed, instead of each row's own number")
     parser.add_argument("--plan", action="append", default=[], help="FIELD=VALUE, instead of the automatic one")
-    parser.add_argument(
-        "--tower-kernel", action="store_true", help="our kernel for images of several sizes, not flash attention"
-    )
     parser.add_argument("--run", action="store_true")
     parser.add_argument("--peers", action="store_true", help="run bench/peers.py afterwards")
     parser.add_argument("--json", type=Path)
@@ -275,8 +269,6 @@ def main() -> None:
     print(f" {'GiB':>6s} {'held':>6s} {'first s':>8s} {'graphs':>6s} {'slowest':>8s} {'recorded':>8s}", end="")
     print(f" {'shapes':>6s}   {' '.join(args.plan)}", flush=True)
     found, loaded = [], Loaded()
-    if args.tower_kernel:
-        tower.USED_ON = frozenset({(9, 0)})
     for name in args.only:
         found.append(timed(out, name, ROWS[name], args, loaded))
         print(words(found[-1]), flush=True)

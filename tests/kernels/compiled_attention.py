@@ -1,5 +1,5 @@
-"""Compiles the kernels of fused attention or that of images for a GPU that need not be there, with given tiles, heads
-of 128 and bf16, and prints the bytes of shared memory that each takes.
+"""Compiles the kernels of fused attention for a GPU that need not be there, with given tiles, heads of 128 and bf16,
+and prints the bytes of shared memory that each takes.
 
     python compiled_attention.py 90 '{"forward": [64, 64, 4, 3, false]}'
 """
@@ -14,18 +14,17 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from sameday.kernels import fused_attention_triton, image_attention_triton
+from sameday.kernels import fused_attention_triton as kernels
 from sameday.kernels.fused_attention import Tile
 
 MAPPED = {"q": "queries", "grad": "queries", "k": "keys", "v": "keys"}
-MAPPED |= {f"{name}_more": MAPPED[name] for name in "qkv"}
-SUMS, BOUNDS, NUMBERS = ("lse", "powers", "delta"), ("cu", "cu_queries", "cu_keys", "tiles"), ("scale", "plain_scale")
+SUMS, BOUNDS, NUMBERS = ("lse", "powers", "delta"), ("cu", "cu_queries", "cu_keys"), ("scale", "plain_scale")
 
 
 def source(name: str, tile: Tile) -> ASTSource:
-    kernel: Any = getattr(image_attention_triton if name == "image_attention" else fused_attention_triton, name)
+    kernel: Any = getattr(kernels, name)
     constants = {"SHARE": 4, "HEADS": 32, "WIDTH": 128, "CALLS": 1, "TURNED": bool(tile.turned)}
-    constants |= {"STRIDE": 32 * 128, "POWER": 128, "MORE": 0, "BM": tile.queries, "BN": tile.keys}
+    constants |= {"BM": tile.queries, "BN": tile.keys}
     kinds, values, aligned = {}, {}, {}
     for place, argument in enumerate(kernel.arg_names):
         if argument in constants:

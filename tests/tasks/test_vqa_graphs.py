@@ -107,9 +107,12 @@ def test_recorded_is_launched_to_the_bit(
     for number, (one, other) in enumerate(zip(found, launched, strict=True)):
         assert torch.equal(one, other), number
     task.plan = task.plan.model_copy(update={"cuda_graphs": False})
+    task.recorder.forget()
     plain = learned(task, steps)
-    assert all(batch.shape is None for batch in task.batches(0, None, Ranks()))
-    assert 0 < distance(found, plain) < (0.2 if recipe.get("base_format") else 0.05)
+    assert not task.recorder._made and all(batch.shape is None for batch in task.batches(0, None, Ranks()))
+    assert len(plain) == len(found) and all(gradients.any() for gradients in plain)
+    # It may be none: padding need not change a bit.
+    assert distance(found, plain) < (0.2 if recipe.get("base_format") else 0.05)
 
 
 def test_shapes_share_memory(two_layers: Path, world: Path) -> None:

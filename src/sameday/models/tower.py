@@ -2,10 +2,7 @@
 and one graph of a block for torch.compile, whatever images come by; and its patch embedding as a matmul."""
 
 # No `from __future__ import annotations`: torch reads the operator's schema from real annotations.
-import warnings
-from collections.abc import Sequence
-from functools import cache, lru_cache
-from importlib.util import find_spec
+from functools import lru_cache
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -15,20 +12,8 @@ from torch import Tensor, nn
 
 from sameday.hardware.kernels import FLASH_CAPABILITY
 from sameday.hardware.machine import capability_of
-from sameday.kernels.image_attention import TILE, attend_in_runs
 from sameday.kernels.split import variable_length
 
-HALF = (torch.bfloat16, torch.float16)
-USED_ON: frozenset[tuple[int, int]] = frozenset()
-"""Compute capabilities of the GPUs that get our kernel: none yet. With capability 9.0 it is faster than flash attention
-(`bench/attention.py`), but one of its tiles ended with an illegal memory access there, and why is not known."""
-WIDTHS = (64, 72, 80)
-"""Of the heads that towers have."""
-TRIED = (0, 384, 387, 487, 647, 3000)
-"""Bounds of the runs that our kernel is tried on: of no, one, two and many whole tiles of keys, and of some more."""
-FARTHEST = 0.05
-"""From SDPA, relatively, for any row of any head to be trusted: in bf16 both are some thousandths from the exact
-result."""
 NUMBERS = 2
 """Raised where a joined tower is computed in another order: features that were cached before are not found then."""
 
@@ -36,17 +21,19 @@ NUMBERS = 2
 @torch.library.custom_op("sameday::image_attention", mutates_args=())
 def image_attention(q: Tensor, k: Tensor, v: Tensor, cu: Tensor, scale: float) -> Tensor:
     """(tokens, heads, width); tokens see those of their own image or window. `cu`, on the CPU, bounds them. Images or
-    windows of one length that lie side by side are one call; of any lengths, where a GPU has our kernel for it or flash
-    attention. Windows are shorter than the kernel's tiles."""
+    windows of one length that lie side by side are one call; of any lengths, where there is flash attention."""
     bounds = tuple(cu.tolist())
     lengths = [end - start for start, end in pairwise(bounds)]
-    mixed, long = len(set(lengths)) > 1, len(q) >= TILE.queries * len(lengths)
-    if mixed and long and own_kernel(q.device, q.dtype, *q.shape[1:]):
-        return attend_in_runs(q, k, v, bounds, scale)
-    if mixed and _flash(q):
+    runs = [(length, len(list(run))) for length, run in groupby(lengths)]
+    if len(runs) > 1 and _flash(q):
         there = _sent(bounds, q.device)
         return variable_length(q, k, v, there, there, max(lengths), max(lengths), False, scale)[0]
-    return _run_by_run(q, k, v, bounds, scale)
+    seen, first = torch.empty_like(q), 0
+    for length, times in runs:
+        here = slice(first, first := first + length * times)
+        a, b, c = (x[here].unflatten(0, (-1, length)).transpose(1, 2) for x in (q, k, v))
+        seen[here] = F.scaled_dot_product_attention(a, b, c, scale=scale).transpose(1, 2).flatten(0, 1)
+    return seen
 
 
 @image_attention.register_fake
@@ -54,49 +41,8 @@ def _(q, k, v, cu, scale):  # type: ignore[no-untyped-def]
     return q.new_empty(q.shape)
 
 
-def _run_by_run(q: Tensor, k: Tensor, v: Tensor, bounds: Sequence[int], scale: float) -> Tensor:
-    """By SDPA, those of one length that lie side by side in one call."""
-    seen, first = torch.empty_like(q), 0
-    for length, run in groupby(end - start for start, end in pairwise(bounds)):
-        here = slice(first, first := first + length * len(list(run)))
-        a, b, c = (x[here].unflatten(0, (-1, length)).transpose(1, 2) for x in (q, k, v))
-        seen[here] = F.scaled_dot_product_attention(a, b, c, scale=scale).transpose(1, 2).flatten(0, 1)
-    return seen
-
-
-@cache
-def own_kernel(device: torch.device, dtype: torch.dtype, heads: int, width: int) -> bool:
-    """Whether `attend_in_runs` is used there: where it may be, and gave what SDPA gives. Asked before the first images,
-    since it is compiled for that: a run would stall in its middle."""
-    if device.type != "cuda" or dtype not in HALF or width not in WIDTHS or find_spec("triton") is None:
-        return False
-    if capability_of(device) not in USED_ON:
-        return False
-    why = _distrusted(device, dtype, heads, width)
-    if why is not None:
-        warnings.warn(
-            f"our attention kernel for images of several sizes is not used on {torch.cuda.get_device_name(device)} "
-            f"({heads} heads of {width}): {why}. Flash attention computes the same, and takes longer",
-            stacklevel=2,
-        )
-    return why is None
-
-
-def _distrusted(device: torch.device, dtype: torch.dtype, heads: int, width: int) -> str | None:
-    """What is wrong with it, by numbers or because it is not compiled. A crash of the GPU is not caught."""
-    made = torch.randn(3, TRIED[-1], heads, width, device=device, generator=torch.Generator(device).manual_seed(0))
-    q, k, v = made.to(dtype).unbind()
-    wanted = _run_by_run(q, k, v, TRIED, width**-0.5).float()
-    try:
-        found = attend_in_runs(q, k, v, TRIED, width**-0.5)
-    except Exception as error:
-        return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    off = float(((found - wanted).norm(dim=2) / wanted.norm(dim=2)).max())
-    return None if off <= FARTHEST else f"a row is {off:.2g} away from PyTorch's, relatively; allowed: {FARTHEST:g}"
-
-
 def _flash(q: Tensor) -> bool:
-    half = q.is_cuda and q.dtype in HALF and q.shape[-1] % 8 == 0
+    half = q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and q.shape[-1] % 8 == 0
     return half and capability_of(q.device) >= FLASH_CAPABILITY
 
 
@@ -112,12 +58,8 @@ def join_images(tower: Any) -> None:
     opaque = _with_forward(type(tower.blocks[0].attn), _attend)
     for block in tower.blocks:
         block.attn.__class__ = opaque
-    weight = tower.patch_embed.proj.weight
-    if weight.is_cuda:
+    if tower.patch_embed.proj.weight.is_cuda:
         embed_by_matmul(tower)
-        attention = tower.blocks[0].attn
-        heads = attention.num_heads
-        own_kernel(weight.device, weight.dtype, heads, attention.qkv.out_features // (3 * heads))
 
 
 def embed_by_matmul(tower: Any) -> None:
