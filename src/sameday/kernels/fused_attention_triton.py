@@ -4,8 +4,9 @@ A token sees its own piece up to itself, and whole runs of other pieces: a branc
 its fork. So the keys of a query are a few intervals, and so are the queries of a key. A program takes a tile of queries
 in one head, or a tile of keys in one head of keys with all query heads that share it, whatever pieces they belong to.
 It finds the intervals of each row from the bounds of the pieces, takes tiles that all rows see without a mask, and then
-the others with one. Tiles are copied by the tensor memory accelerator: addresses in registers would leave none for
-sums. No program writes what another one writes: equal inputs give equal bits."""
+the others with one: in two loops for all intervals, since each loop begins with waiting for its first tiles. Tiles are
+copied by the tensor memory accelerator: addresses in registers would leave none for sums. No program writes what
+another one writes: equal inputs give equal bits."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ FAR = tl.constexpr(1 << 30)
 """Beyond all tokens."""
 
 
-def _counted(first, last, step):
+def _counted(first, last, step, num_stages=None):
     """The interpreter's numbers are arrays of one, which `range` does not take."""
     plain = [int(x.handle.data.item()) if isinstance(x, tl.tensor) else int(x) for x in (first, last, step)]
     return range(*plain)
@@ -61,9 +62,11 @@ def _seen(rows, first, last, other, of_rows, of_others, count, halves):
 
 
 @triton.jit
-def _spans(low, high, ok, STEP: tl.constexpr, EVEN: tl.constexpr = 1):
-    """Tiles of STEP that hold the intervals of all rows: where they begin, at a multiple of EVEN, where tiles begin and
-    end that lie within every row's, and how many tiles there are before these and in all but these."""
+def _run(low, high, ok, whole, masked, STEP: tl.constexpr, EVEN: tl.constexpr = 1):
+    """The tiles of STEP that hold one interval of each row, the first at a multiple of EVEN. Tiles of all intervals are
+    numbered through, those that lie within every row's, which need no mask, and the others: earlier intervals have
+    numbers up to `whole` and `masked`. Given: the intervals; where tile number 0 without a mask would begin, number 0
+    before those with one, and number 0 behind them; from which number on they lie behind; and both last numbers."""
     some = ok & (high > low)
     first = tl.min(tl.where(some, low, FAR)) // EVEN * EVEN
     last = tl.max(tl.where(some, high, 0))
@@ -71,11 +74,77 @@ def _spans(low, high, ok, STEP: tl.constexpr, EVEN: tl.constexpr = 1):
     lowest_high = tl.min(tl.where(ok, high, FAR))
     before = tl.maximum(highest_low - first + STEP - 1, 0) // STEP
     begin = first + before * STEP
-    end = begin + tl.maximum(lowest_high - begin, 0) // STEP * STEP
-    end = tl.where(lowest_high > highest_low, end, begin)
+    count = tl.where(lowest_high > highest_low, tl.maximum(lowest_high - begin, 0) // STEP, 0)
+    end = begin + count * STEP
     after = tl.maximum(last - end + STEP - 1, 0) // STEP
-    none = last <= first
-    return first, tl.where(none, 0, begin), tl.where(none, 0, end), before, tl.where(none, 0, before + after)
+    some_tiles = last > first
+    turn = masked + before
+    more = tl.where(some_tiles, before + after, 0)
+    count = tl.where(some_tiles, count, 0)
+    return low, high, begin - whole * STEP, first - masked * STEP, end - turn * STEP, turn, whole + count, masked + more
+
+
+@triton.jit
+def _whole_tile(i, runs, STEP: tl.constexpr, CALLS: tl.constexpr):
+    """Where tile number i without a mask begins."""
+    at = runs[0][2]
+    for call in tl.static_range(CALLS):
+        at = tl.where(i >= runs[call][6], runs[call + 1][2], at)
+    return at + i * STEP
+
+
+@triton.jit
+def _masked_tile(i, runs, STEP: tl.constexpr, CALLS: tl.constexpr):
+    """Where tile number i with a mask begins, and each row's interval."""
+    low, high, at = runs[0][0], runs[0][1], tl.where(i < runs[0][5], runs[0][3], runs[0][4])
+    for call in tl.static_range(CALLS):
+        there, run = i >= runs[call][7], runs[call + 1]
+        at = tl.where(there, tl.where(i < run[5], run[3], run[4]), at)
+        low, high = tl.where(there, run[0], low), tl.where(there, run[1], high)
+    return at + i * STEP, low, high
+
+
+@triton.jit
+def _keys_of(
+    rows, valid, cu, cu_queries, cu_keys, pieces, halves, s0, e0, k0, b0, s1, e1, k1, b1, s2, e2, k2, b2,
+    CALLS: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """What each query sees: its own piece up to itself, and in each dense call a run of keys."""
+    begins = tl.load(cu + _place(rows, cu, pieces, halves), mask=valid, other=0)
+    own = _run(begins, rows + 1, valid, 0, 0, STEP)
+    call0, call1, call2 = own, own, own
+    if CALLS > 0:
+        low, high = _seen(rows, s0, e0, k0, cu_queries, cu_keys, b0, halves)
+        call0 = _run(low, high, valid, own[6], own[7], STEP)
+    if CALLS > 1:
+        low, high = _seen(rows, s1, e1, k1, cu_queries + b0, cu_keys + b0, b1, halves)
+        call1 = _run(low, high, valid, call0[6], call0[7], STEP)
+    if CALLS > 2:
+        low, high = _seen(rows, s2, e2, k2, cu_queries + b0 + b1, cu_keys + b0 + b1, b2, halves)
+        call2 = _run(low, high, valid, call1[6], call1[7], STEP)
+    return own, call0, call1, call2
+
+
+@triton.jit
+def _queries_of(
+    rows, valid, cu, cu_queries, cu_keys, pieces, halves, s0, k0, l0, b0, s1, k1, l1, b1, s2, k2, l2, b2,
+    CALLS: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """Which queries see each key: those of its own piece from itself on, and in each dense call a run of queries. They
+    are loaded in lines of float32 too, by sixteen bytes."""
+    ends = tl.load(cu + _place(rows, cu, pieces, halves) + 1, mask=valid, other=0)
+    own = _run(rows, ends, valid, 0, 0, STEP, 4)
+    call0, call1, call2 = own, own, own
+    if CALLS > 0:
+        low, high = _seen(rows, k0, l0, s0, cu_keys, cu_queries, b0, halves)
+        call0 = _run(low, high, valid, own[6], own[7], STEP, 4)
+    if CALLS > 1:
+        low, high = _seen(rows, k1, l1, s1, cu_keys + b0, cu_queries + b0, b1, halves)
+        call1 = _run(low, high, valid, call0[6], call0[7], STEP, 4)
+    if CALLS > 2:
+        low, high = _seen(rows, k2, l2, s2, cu_keys + b0 + b1, cu_queries + b0 + b1, b2, halves)
+        call2 = _run(low, high, valid, call1[6], call1[7], STEP, 4)
+    return own, call0, call1, call2
 
 
 @triton.jit
@@ -105,27 +174,6 @@ def _look(
     return highest, total * before + tl.sum(weights, 1), out
 
 
-@triton.jit
-def _look_over(
-    q0, k, v, low, high, valid, most, total, out, scale, shared,
-    BM: tl.constexpr, BN: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    """All keys of one interval of each query."""
-    first, begin, end, before, masked = _spans(low, high, valid, BN)
-    for start in steps(begin, end, BN):
-        most, total, out = _look(
-            q0, k, v, start, low, high, most, total, out, scale, shared,
-            False, BM, BN, WIDTH,
-        )  # fmt: skip
-    for i in steps(0, masked, 1):
-        start = tl.where(i < before, first + i * BN, end + (i - before) * BN)
-        most, total, out = _look(
-            q0, k, v, start, low, high, most, total, out, scale, shared,
-            True, BM, BN, WIDTH,
-        )  # fmt: skip
-    return most, total, out
-
-
 @triton.jit(do_not_specialize=COUNTS)
 def forward(
     q, k, v, out, lse, cu, cu_queries, cu_keys, tokens, pieces, halves, scale,
@@ -144,29 +192,21 @@ def forward(
     q0 = _tile(q, head, tile * BM, BM, WIDTH)
     most = tl.full((BM,), float("-inf"), tl.float32)
     total, seen = tl.zeros((BM,), tl.float32), tl.zeros((BM, WIDTH), tl.float32)
-    low = tl.load(cu + _place(rows, cu, pieces, halves), mask=valid, other=0)
-    # Its own piece first: after it no row has seen nothing.
-    most, total, seen = _look_over(
-        q0, k, v, low, rows + 1, valid, most, total, seen, scale, shared,
-        BM, BN, WIDTH,
+    runs = _keys_of(
+        rows, valid, cu, cu_queries, cu_keys, pieces, halves, s0, e0, k0, b0, s1, e1, k1, b1, s2, e2, k2, b2,
+        CALLS, BN,
     )  # fmt: skip
-    if CALLS > 0:
-        low, high = _seen(rows, s0, e0, k0, cu_queries, cu_keys, b0, halves)
-        most, total, seen = _look_over(
-            q0, k, v, low, high, valid, most, total, seen, scale, shared,
-            BM, BN, WIDTH,
+    for i in steps(0, runs[CALLS][6], 1):
+        most, total, seen = _look(
+            q0, k, v, _whole_tile(i, runs, BN, CALLS), rows, rows, most, total, seen, scale, shared,
+            False, BM, BN, WIDTH,
         )  # fmt: skip
-    if CALLS > 1:
-        low, high = _seen(rows, s1, e1, k1, cu_queries + b0, cu_keys + b0, b1, halves)
-        most, total, seen = _look_over(
-            q0, k, v, low, high, valid, most, total, seen, scale, shared,
-            BM, BN, WIDTH,
-        )  # fmt: skip
-    if CALLS > 2:
-        low, high = _seen(rows, s2, e2, k2, cu_queries + b0 + b1, cu_keys + b0 + b1, b2, halves)
-        most, total, seen = _look_over(
-            q0, k, v, low, high, valid, most, total, seen, scale, shared,
-            BM, BN, WIDTH,
+    # With fewer stages, so that the masks leave two programs their room in a multiprocessor's shared memory.
+    for i in steps(0, runs[CALLS][7], 1, num_stages=2):
+        start, low, high = _masked_tile(i, runs, BN, CALLS)
+        most, total, seen = _look(
+            q0, k, v, start, low, high, most, total, seen, scale, shared,
+            True, BM, BN, WIDTH,
         )  # fmt: skip
     at = (places[:, None] * HEADS + head) * WIDTH + columns[None, :]
     tl.store(out + at, (seen / total[:, None]).to(q0.dtype), mask=valid[:, None])
@@ -206,26 +246,6 @@ def _ask(
     return _dot(of_scores.to(k0.dtype), k0, dq)
 
 
-@triton.jit
-def _ask_over(
-    q0, g0, k, v, low, high, valid, lse0, delta0, dq, scale, shared,
-    BM: tl.constexpr, BN: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    first, begin, end, before, masked = _spans(low, high, valid, BN)
-    for start in steps(begin, end, BN):
-        dq = _ask(
-            q0, g0, k, v, start, low, high, lse0, delta0, dq, scale, shared,
-            False, BM, BN, WIDTH,
-        )  # fmt: skip
-    for i in steps(0, masked, 1):
-        start = tl.where(i < before, first + i * BN, end + (i - before) * BN)
-        dq = _ask(
-            q0, g0, k, v, start, low, high, lse0, delta0, dq, scale, shared,
-            True, BM, BN, WIDTH,
-        )  # fmt: skip
-    return dq
-
-
 @triton.jit(do_not_specialize=COUNTS)
 def of_queries(
     grad, q, k, v, powers, delta, dq, line, cu, cu_queries, cu_keys, tokens, pieces, halves, scale, plain_scale,
@@ -246,28 +266,20 @@ def of_queries(
     lse0 = tl.load(powers + of_row, mask=valid, other=float("inf"))
     delta0 = tl.load(delta + of_row, mask=valid, other=0.0)
     onto = tl.zeros((BM, WIDTH), tl.float32)
-    low = tl.load(cu + _place(rows, cu, pieces, halves), mask=valid, other=0)
-    onto = _ask_over(
-        q0, g0, k, v, low, rows + 1, valid, lse0, delta0, onto, scale, shared,
-        BM, BN, WIDTH,
+    runs = _keys_of(
+        rows, valid, cu, cu_queries, cu_keys, pieces, halves, s0, e0, k0, b0, s1, e1, k1, b1, s2, e2, k2, b2,
+        CALLS, BN,
     )  # fmt: skip
-    if CALLS > 0:
-        low, high = _seen(rows, s0, e0, k0, cu_queries, cu_keys, b0, halves)
-        onto = _ask_over(
-            q0, g0, k, v, low, high, valid, lse0, delta0, onto, scale, shared,
-            BM, BN, WIDTH,
+    for i in steps(0, runs[CALLS][6], 1):
+        onto = _ask(
+            q0, g0, k, v, _whole_tile(i, runs, BN, CALLS), rows, rows, lse0, delta0, onto, scale, shared,
+            False, BM, BN, WIDTH,
         )  # fmt: skip
-    if CALLS > 1:
-        low, high = _seen(rows, s1, e1, k1, cu_queries + b0, cu_keys + b0, b1, halves)
-        onto = _ask_over(
-            q0, g0, k, v, low, high, valid, lse0, delta0, onto, scale, shared,
-            BM, BN, WIDTH,
-        )  # fmt: skip
-    if CALLS > 2:
-        low, high = _seen(rows, s2, e2, k2, cu_queries + b0 + b1, cu_keys + b0 + b1, b2, halves)
-        onto = _ask_over(
-            q0, g0, k, v, low, high, valid, lse0, delta0, onto, scale, shared,
-            BM, BN, WIDTH,
+    for i in steps(0, runs[CALLS][7], 1):
+        start, low, high = _masked_tile(i, runs, BN, CALLS)
+        onto = _ask(
+            q0, g0, k, v, start, low, high, lse0, delta0, onto, scale, shared,
+            True, BM, BN, WIDTH,
         )  # fmt: skip
     tl.store(dq + at, (onto * plain_scale).to(q0.dtype), mask=valid[:, None])
 
@@ -303,27 +315,6 @@ def _answer(
     return _dot(of_scores, q0, dk), dv
 
 
-@triton.jit
-def _answer_over(
-    k0, v0, q, grad, powers, delta, low, high, valid, dk, dv, scale, head,
-    TURNED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    # Of which tokens are loaded in lines, by sixteen bytes.
-    first, begin, end, before, masked = _spans(low, high, valid, BM, 4)
-    for start in steps(begin, end, BM):
-        dk, dv = _answer(
-            k0, v0, q, grad, powers, delta, start, low, high, dk, dv, scale, head,
-            False, TURNED, BM, BN, WIDTH,
-        )  # fmt: skip
-    for i in steps(0, masked, 1):
-        start = tl.where(i < before, first + i * BM, end + (i - before) * BM)
-        dk, dv = _answer(
-            k0, v0, q, grad, powers, delta, start, low, high, dk, dv, scale, head,
-            True, TURNED, BM, BN, WIDTH,
-        )  # fmt: skip
-    return dk, dv
-
-
 @triton.jit(do_not_specialize=COUNTS)
 def of_keys(
     grad, q, k, v, powers, delta, dk, dv, cu, cu_queries, cu_keys, tokens, pieces, halves, scale, plain_scale,
@@ -339,37 +330,25 @@ def of_keys(
     key0 = _tile(k, shared, tile * BN, BN, WIDTH)
     value0 = _tile(v, shared, tile * BN, BN, WIDTH)
     of_key, of_value = tl.zeros((BN, WIDTH), tl.float32), tl.zeros((BN, WIDTH), tl.float32)
-    ends = tl.load(cu + _place(rows, cu, pieces, halves) + 1, mask=valid, other=0)
-    low0, high0 = rows, rows
-    low1, high1 = rows, rows
-    low2, high2 = rows, rows
-    if CALLS > 0:
-        low0, high0 = _seen(rows, k0, l0, s0, cu_keys, cu_queries, b0, halves)
-    if CALLS > 1:
-        low1, high1 = _seen(rows, k1, l1, s1, cu_keys + b0, cu_queries + b0, b1, halves)
-    if CALLS > 2:
-        low2, high2 = _seen(rows, k2, l2, s2, cu_keys + b0 + b1, cu_queries + b0 + b1, b2, halves)
-    for other in range(0, SHARE):
-        head = shared * SHARE + other
-        of_key, of_value = _answer_over(
-            key0, value0, q, grad, powers, delta, rows, ends, valid, of_key, of_value, scale, head,
-            TURNED, BM, BN, WIDTH,
+    runs = _queries_of(
+        rows, valid, cu, cu_queries, cu_keys, pieces, halves, s0, k0, l0, b0, s1, k1, l1, b1, s2, k2, l2, b2,
+        CALLS, BM,
+    )  # fmt: skip
+    whole, masked = runs[CALLS][6], runs[CALLS][7]
+    # All heads in one loop: the next one's first tiles come while the last ones of this are computed.
+    for i in steps(0, SHARE * whole, 1):
+        of_key, of_value = _answer(
+            key0, value0, q, grad, powers, delta, _whole_tile(i % whole, runs, BM, CALLS), rows, rows,
+            of_key, of_value, scale, shared * SHARE + i // whole,
+            False, TURNED, BM, BN, WIDTH,
         )  # fmt: skip
-        if CALLS > 0:
-            of_key, of_value = _answer_over(
-                key0, value0, q, grad, powers, delta, low0, high0, valid, of_key, of_value, scale, head,
-                TURNED, BM, BN, WIDTH,
-            )  # fmt: skip
-        if CALLS > 1:
-            of_key, of_value = _answer_over(
-                key0, value0, q, grad, powers, delta, low1, high1, valid, of_key, of_value, scale, head,
-                TURNED, BM, BN, WIDTH,
-            )  # fmt: skip
-        if CALLS > 2:
-            of_key, of_value = _answer_over(
-                key0, value0, q, grad, powers, delta, low2, high2, valid, of_key, of_value, scale, head,
-                TURNED, BM, BN, WIDTH,
-            )  # fmt: skip
+    for i in steps(0, SHARE * masked, 1):
+        start, low, high = _masked_tile(i % masked, runs, BM, CALLS)
+        of_key, of_value = _answer(
+            key0, value0, q, grad, powers, delta, start, low, high,
+            of_key, of_value, scale, shared * SHARE + i // masked,
+            True, TURNED, BM, BN, WIDTH,
+        )  # fmt: skip
     out = (at * (HEADS // SHARE) + shared) * WIDTH + columns[None, :]
     tl.store(dk + out, (of_key * plain_scale).to(key0.dtype), mask=valid[:, None])
     tl.store(dv + out, of_value.to(key0.dtype), mask=valid[:, None])
