@@ -35,6 +35,7 @@ FP8 = CUDA and torch.cuda.get_device_capability() >= (8, 9)
 PLAN = recordings.PLAN | {"optimizer_impl": "fused", "cuda_graphs": True}
 RECIPE = recordings.LONG | {"precision": "bf16"}
 COMPILED = {"compile": "layers", "pad_to_multiple": 32}
+KERNELS = {"attention": "fused", "lora_kernel": "triton"}
 
 
 @pytest.fixture(autouse=True)
@@ -85,6 +86,7 @@ def distance(found: list[Tensor], other: list[Tensor]) -> float:
         pytest.param(COMPILED, {}, id="compiled"),
         pytest.param({"attention": "fused"}, {}, id="fused"),
         pytest.param(COMPILED | {"attention": "fused", "checkpointing": "selective"}, {}, id="fused, compiled"),
+        pytest.param(COMPILED | KERNELS, {}, id="fused, LoRA's kernels, compiled"),
         pytest.param(
             COMPILED | {"checkpointing": "full"},
             {"base_format": "fp8"},

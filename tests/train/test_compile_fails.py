@@ -13,6 +13,7 @@ import torch
 from typed import sameday, write_recipe
 from worlds import write_world
 
+from sameday.kernels import lora
 from sameday.models import vlm
 from sameday.record import checkpoint
 from sameday.spec.errors import EXIT_FAILED
@@ -86,6 +87,27 @@ def test_chosen_for_the_machine(world: Path, monkeypatch: pytest.MonkeyPatch) ->
     metrics = [json.loads(line) for line in (world / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [record["step"] for record in metrics if "split" not in record] == [1, 2]
     assert not (world / "run" / "stopped.json").exists()
+
+
+@pytest.mark.parametrize("asked", [(), ("--set", "plan.lora_kernel=triton")], ids=["chosen", "asked for"])
+def test_kernels_that_were_chosen_beside_it_give_way_too(
+    world: Path, monkeypatch: pytest.MonkeyPatch, asked: tuple[str, ...]
+) -> None:
+    """It may be Triton that fails."""
+    chosen = Plan(compile="layers", lora_kernel="triton"), {"compile": "Triton is there", "lora_kernel": "faster"}
+    computed, load = list[Plan](), VqaTask.load
+    monkeypatch.setattr(lora, "interpreted", lambda: False)  # computes the same, and is slow
+    monkeypatch.setattr(VqaSetup, "choose_plan", lambda *_: chosen)
+    monkeypatch.setattr(VqaTask, "load", lambda recipe, plan, *more: computed.append(plan) or load(recipe, plan, *more))
+    monkeypatch.setattr(vlm, "COMPILE_BACKEND", compiler_that_fails(lambda: True))
+    said = sameday(world, *TRAIN, *asked)
+    assert said.code == 0 and f"compile: none from here on, because {FAILED}" in said.out, said.err
+    assert [(plan.compile, plan.lora_kernel) for plan in computed] == [
+        ("layers", "triton"),
+        ("none", "triton" if asked else "plain"),
+    ]
+    given_up = "lora_kernel: plain from here on, because it may be Triton that failed" in said.out
+    assert given_up is not bool(asked)
 
 
 def test_chosen_for_the_machine_and_failing_before_the_first_step(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,6 +95,9 @@ def train_from_specs(
                 session.say(f"compile: none from here on, because {failed}")
                 del task
                 plan = plan.model_copy(update={"compile": "none"})
+                if plan.lora_kernel != "plain" and session.reasons.get("lora_kernel", ASKED_FOR) != ASKED_FOR:
+                    session.say("lora_kernel: plain from here on, because it may be Triton that failed")
+                    plan = plan.model_copy(update={"lora_kernel": "plain"})
                 task = session.load(plan, splits)
                 scores = train(session.recipe, plan, task, run, ranks, stop_after)
             if evaluation is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any, NamedTuple
 
 from sameday.hardware.kernels import without_flash, without_fused
@@ -28,6 +29,10 @@ FEWEST_SELECTIVE = 2048
 """The same where layers are recomputed in part: where fewer fit, they are recomputed whole."""
 TIMED_FUSED = (((9, 0), 128),)
 """Compute capabilities of GPUs, and widths of heads, with which `fused` was timed and is faster than `split`."""
+TIMED_LORA = ((9, 0),)
+"""Compute capabilities of GPUs on which LoRA's Triton kernels were timed and are faster than plain ones."""
+TIMED_RANK = 16
+"""Up to which rank they are: at 64 they are not (`bench/lora.py`), and between the two nobody has looked."""
 NO_PIECES = "attention cannot follow this model's layers, of which some see a window or images in both directions"
 
 
@@ -105,17 +110,45 @@ def lora_problems(plan: Plan, recipe: VlmRecipe, machine: Machine) -> Iterator[s
     if plan.lora_kernel == "plain":
         return
     asked, allowed = f"plan.lora_kernel {plan.lora_kernel}", "allowed: plain"
-    if recipe.train != "lora":
-        yield f"{asked} is for adapters, and recipe.train is {recipe.train}; {allowed}"
-    elif recipe.lora.dora:
-        yield f"{asked} does not compute DoRA, and recipe.lora.dora is true; {allowed}"
-    elif recipe.lora.r > MOST:
-        yield f"{asked} has tiles for ranks up to {MOST}, and recipe.lora.r is {recipe.lora.r}; {allowed}"
+    yield from (f"{asked} {why}; {allowed}" for why in _lora_limits(recipe))
     if not (machine.triton or interpreted()):
         where = "on a CPU" if machine.device == "cpu" else "here"
         yield f"{asked} needs Triton, which there is not {where}; {allowed}"
     elif machine.device == "cpu" and recipe.precision == "bf16":
         yield f"{asked} has no bf16 in Triton's interpreter; allowed there: float32, or plain"
+
+
+def _lora_limits(recipe: VlmRecipe) -> Iterator[str]:
+    if recipe.train != "lora":
+        yield f"is for adapters, and recipe.train is {recipe.train}"
+    elif recipe.lora.dora:
+        yield "does not compute DoRA, and recipe.lora.dora is true"
+    elif recipe.lora.r > MOST:
+        yield f"has tiles for ranks up to {MOST}, and recipe.lora.r is {recipe.lora.r}"
+
+
+def lora_kernel(recipe: VlmRecipe, machine: Machine) -> tuple[str, str]:
+    """What computes adapters on a GPU with Triton, whose layers are compiled, and why."""
+    untimed = (f"is not known to be faster {where}" for where in _lora_untimed(recipe, machine))
+    why_not = next(chain(_lora_limits(recipe), untimed), None)
+    if why_not is not None:
+        return "plain", f"triton {why_not}"
+    gpus = "GPUs of compute capability " + ".".join(map(str, machine.capability))
+    return "triton", f"up to rank {TIMED_RANK} its kernels take less time and memory on {gpus}"
+
+
+def _lora_untimed(recipe: VlmRecipe, machine: Machine) -> Iterator[str]:
+    """Where nobody has shown yet that LoRA's kernels are faster in a run."""
+    if machine.capability not in TIMED_LORA:
+        yield f"on {machine.shown_name}"
+    if recipe.precision != "bf16":
+        yield f"in {recipe.precision}"
+    if recipe.lora.r > TIMED_RANK:
+        yield f"above rank {TIMED_RANK}, and recipe.lora.r is {recipe.lora.r}"
+    if recipe.base_format != "precision":
+        yield f"with base weights in {recipe.base_format}"
+    if recipe.trains_image_parts:
+        yield f"outside the language model, and {image_parts_words(recipe)}"
 
 
 def graph_problems(
@@ -186,6 +219,8 @@ def choose_plan(
     if machine.triton:
         pick("compile", "layers", "Triton is there")
         pick("pad_to_multiple", 32, "fewer row lengths to compile for")
+    if machine.triton and recipe.train == "lora":
+        pick("lora_kernel", *lora_kernel(recipe, machine))
     each = text.num_hidden_layers * text.hidden_size * BYTES_PER_ACTIVATION
     budget = int(_spare(recipe, machine, text) / each)
     recordable = "cuda_graphs" in fields_of(recipe) and not any(

@@ -388,7 +388,8 @@ class VqaSetup(TaskSetup):
         return plan.model_copy(update={"checkpointing": "full", "cuda_graphs": False})
 
     def for_evaluation(self, plan: Plan) -> Plan:
-        return plan.model_copy(update={"cuda_graphs": False})
+        """LoRA's kernels compute nothing where there is no gradient."""
+        return plan.model_copy(update={"cuda_graphs": False, "lora_kernel": "plain"})
 
     def fits_two_arms(self, memory: int) -> bool:
         """A reference takes twice the weights in float32 and about as much for activations, another arm the weights
