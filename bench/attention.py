@@ -67,8 +67,8 @@ SHARED: dict[str, Sequence[tuple[int, list[Any]]]] = {
 """Prefixes with the branches of each, or with its forks and the branches of those."""
 OTHER_TILES: dict[str, list[Any]] = {
     "forward": [(64, 64, 4, 2), (128, 64, 8, 3)],
-    "of_queries": [(128, 64, 8, 2), (128, 64, 8, 3)],
-    "of_keys": [(128, 64, 8, 2, True), (64, 128, 8, 2), (64, 128, 8, 3), (64, 64, 4, 2)],
+    "of_queries": [(128, 64, 8, 3)],
+    "of_keys": [(64, 128, 8, 3), (64, 64, 4, 2)],
 }
 """Of `plan.attention: fused`, each instead of the one that the product takes here; see fused_attention.Tile."""
 Forward = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, int, bool, float], tuple[Tensor, Tensor]]

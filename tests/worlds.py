@@ -132,10 +132,10 @@ def _fields(model: Path) -> dict[str, Any]:
     }
 
 
-def make_cot(folder: Path, recipe: CotRecipe, plan: Plan) -> CotTask:
+def make_cot(folder: Path, recipe: CotRecipe, plan: Plan, device: str = "cpu") -> CotTask:
     setup = CotSetup(recipe, folder)
     splits = setup.audit(lambda _: None, ("train", "val")).splits
-    return setup.load(setup.resolve_auto(plan, detect_machine("cpu")).plan, torch.device("cpu"), splits)
+    return setup.load(setup.resolve_auto(plan, detect_machine(device)).plan, torch.device(device), splits)
 
 
 def make_task(folder: Path, recipe: VqaRecipe, plan: Plan, device: str = "cpu") -> VqaTask:

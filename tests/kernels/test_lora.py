@@ -317,7 +317,7 @@ def test_layers_with_one_input_are_computed_together(
 
 def test_chain_of_thought_has_the_same_gradients(home: Path, two_layers: Path, plainly: None) -> None:
     recipe = worlds.cot_recipe(two_layers, effective_batch=4, lora=LORA)
-    pair = [worlds.make_cot(home, recipe, Plan(**SHARED, lora_kernel=kernel)) for kernel in ("triton", "plain")]
+    pair = [worlds.make_cot(home, recipe, Plan(**SHARED, lora_kernel=kernel), DEVICE) for kernel in ("triton", "plain")]
     for task in pair:
         worlds.stir(task)
         task.module().double()
