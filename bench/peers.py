@@ -29,12 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from beside import OURS, PEERS, read, table
-from real import ROWS, Row, data_of, model_of, recipe_of
+from real import ROWS, Row, data_of, model_of, recipe_of, samples_of
 
-from sameday.commands.session import silent
-from sameday.data.order import Place, epoch_steps
-from sameday.spec.load import recipe_from
-from sameday.tasks.registry import setup_of
 from sameday.tasks.vqa.plain import conversation
 
 NAMES = ("trainer", "trl", "liger", "unsloth")
@@ -57,11 +53,8 @@ ALONE = {
 
 def questions_of(out: Path, name: str, row: Row, tiny: bool) -> list[dict[str, str]]:
     """Those of the first epoch, in the order in which our loop has them."""
-    recipe = recipe_from(recipe_of(out, data_of(out, name, row, tiny), row, tiny))
-    samples = setup_of(recipe, out).audit(silent, ("train",)).splits["train"]
-    places = [Place(each.id, each.image_key, each.stage) for each in samples]
-    steps = epoch_steps(places, recipe.order, recipe.effective_batch, recipe.seed, 0)
-    return [flat(conversation(samples[i])) for step in steps for i in step]
+    fields = recipe_of(out, data_of(out, name, row, tiny), row, tiny) | {"num_epochs": 1}
+    return [flat(conversation(sample)) for step in samples_of(out, fields) for sample in step]
 
 
 def flat(asked: Mapping[str, Any]) -> dict[str, str]:

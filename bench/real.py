@@ -33,6 +33,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -41,8 +42,11 @@ import torch
 from beside import OURS, PEERS, read, table
 from loaded import Loaded, floors, start, warmed
 from mixture import LARGE, QUESTIONS, USUAL, write_mixture, write_split
+from PIL import Image
 from verify import SHAPES
 
+from sameday.commands.session import silent
+from sameday.data.order import Place, epoch_steps
 from sameday.demo.tiny import write_model
 from sameday.hardware.compiling import graphs
 from sameday.profile.kinds import kind_words
@@ -51,6 +55,8 @@ from sameday.record.folder import read_metrics
 from sameday.record.times import read_times
 from sameday.spec.document import dump_yaml
 from sameday.spec.load import recipe_from
+from sameday.tasks.registry import setup_of
+from sameday.tasks.vqa.plain import conversation
 
 WARM = 20
 """First steps, in which things are compiled or recorded."""
@@ -206,15 +212,44 @@ def whole_run(out: Path, args: argparse.Namespace) -> None:
                 raise SystemExit((out / f"run-{number}.log").read_text()[-3000:])
         steps = [each["seconds"] for each in read_metrics(run / "metrics.jsonl") if "split" not in each]
         took = time.perf_counter() - began
-        print(stalls(steps, read_times(run), f"run {number}: {took:.0f} s"), flush=True)
+        print(stalls(steps, pixels_of(out, fields), read_times(run), f"run {number}: {took:.0f} s"), flush=True)
         for line in (out / f"run-{number}.log").read_text().splitlines():
             if line.startswith(SAID) or " stalled: " in line:
                 print(f"    {line}", flush=True)
 
 
-def stalls(steps: Sequence[float], times: Sequence[dict[str, Any]], name: str) -> str:
-    usual = statistics.median(steps)
-    late = [f"{number} ({each:.1f} s)" for number, each in enumerate(steps, 1) if number > WARM and each > FAR * usual]
+def samples_of(out: Path, fields: Mapping[str, Any]) -> Iterator[list[Any]]:
+    """Of each step of a run, in its order."""
+    recipe = recipe_from(fields)
+    samples = setup_of(recipe, out).audit(silent, ("train",)).splits["train"]
+    places = [Place(each.id, each.image_key, each.stage) for each in samples]
+    for epoch in range(recipe.num_epochs):
+        for step in epoch_steps(places, recipe.order, recipe.effective_batch, recipe.seed, epoch):
+            yield [samples[i] for i in step]
+
+
+def pixels_of(out: Path, fields: Mapping[str, Any]) -> list[int]:
+    """Of the images of each step, each counted once."""
+
+    @cache
+    def size(path: Path) -> int:
+        with Image.open(path) as picture:
+            return picture.width * picture.height
+
+    def paths(step: Sequence[Any]) -> set[Path]:
+        return {Path(image) for sample in step for image in conversation(sample)["images"]}
+
+    return [sum(map(size, paths(step))) for step in samples_of(out, fields)]
+
+
+def stalls(steps: Sequence[float], pixels: Sequence[int], times: Sequence[dict[str, Any]], name: str) -> str:
+    """A step with many large images may take long without having stalled: its pixels stand beside it."""
+    usual, much = statistics.median(steps), statistics.median(pixels)
+    late = [
+        f"{number} ({each:.1f} s, for {seen / much:.1f} times the median's pixels)"
+        for number, (each, seen) in enumerate(zip(steps, pixels, strict=True), 1)
+        if number > WARM and each > FAR * usual
+    ]
     first = sum(steps[:WARM]) - WARM * usual
     looks = [each["seconds"] for each in times if each["what"] == "validate"]
     beyond = looks[0] - min(looks) if looks else 0.0
