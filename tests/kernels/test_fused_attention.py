@@ -375,7 +375,7 @@ def test_flops_are_counted(home: Path, two_layers: Path) -> None:
     """The backward pass computes scores twice: seven matmuls for two."""
     fused, dense = (make(home, two_layers, attention) for attention in ("fused", "sdpa"))
     (batch,) = fused.batches(0, None, Ranks())
-    counted, usual = (vlm_flops.count(task.model, batch) for task in (fused, dense))
+    counted, usual = (vlm_flops.count(task.model, batch, None) for task in (fused, dense))
     assert counted.needed == usual.needed
     work = counted.executed.attention
     assert 2 * work.backward == 7 * work.forward and work.forward >= counted.needed.attention.forward

@@ -174,6 +174,10 @@ def run(task: Any, batch: Any) -> int:
     return counter.get_total_flops()
 
 
+def counted(task: VqaTask, batch: Batch) -> Counted:
+    return count(task.model, batch, task.read_at(batch))
+
+
 @dataclass(frozen=True)
 class Ran:
     case: str
@@ -218,7 +222,7 @@ def ran(world: Path, templated: Path, models: dict[str, Path]) -> list[Ran]:
         both = [("plain", sdpa_kernel(SDPBackend.MATH)), ("fused", nullcontext())]
         for name, kernel in both[: 1 if recipe or "split" in plan else 2]:
             with kernel:
-                found.append(Ran(f"{family} {recipe} {plan} {name}", run(task, batch), count(task.model, batch)))
+                found.append(Ran(f"{family} {recipe} {plan} {name}", run(task, batch), counted(task, batch)))
     return found
 
 
@@ -259,7 +263,7 @@ def test_the_least_is_the_recipes_and_not_the_plans(world: Path, models: dict[st
     found = []
     for name in [*names, "shared", "shared rows", "shared, split"]:
         task = make(world, models["qwen3_vl"], PLANS[name])
-        found.append(sum(count(task.model, batch).needed.total for batch in task.batches(0, None, Ranks())))
+        found.append(sum(counted(task, batch).needed.total for batch in task.batches(0, None, Ranks())))
     assert len(set(found[:4])) == 1
     assert len(set(found[4:])) == 1
     assert found[4] < 0.9 * found[0]
@@ -287,19 +291,20 @@ def test_images_that_are_ready_need_no_tower(world: Path, models: dict[str, Path
     fresh = next(batch for step in range(3) for batch in task.batches(step, None, Ranks()) if len(batch.grids) > 1)
     ready = with_features(task, fresh)
     with sdpa_kernel(SDPBackend.MATH):
-        assert count(task.model, fresh).executed.tower.total > ALLOWED * run(task, fresh)
-        assert count(task.model, ready).executed.total == run(task, ready)
+        assert counted(task, fresh).executed.tower.total > ALLOWED * run(task, fresh)
+        assert counted(task, ready).executed.total == run(task, ready)
     some = replace(ready, ready=(False, *ready.ready[1:]))
-    towers = [count(task.model, batch).needed.tower.total for batch in (ready, some, fresh)]
+    towers = [counted(task, batch).needed.tower.total for batch in (ready, some, fresh)]
     assert 0 == towers[0] < towers[1] < towers[2]
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
 @pytest.mark.parametrize(
     "plan", [SPLIT | FULL, SPLIT | SELECTIVE, pytest.param(SHARED | SELECTIVE, marks=pytest.mark.soak)]
 )
 def test_compiled_layers_compute_again_what_gradients_depend_on(
-    world: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch, plan: dict[str, Any]
+    world: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch, plan: dict[str, Any], family: str
 ) -> None:
     """The counter cannot look into what is compiled, so the compiled graphs count for themselves."""
     from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
@@ -320,22 +325,24 @@ def test_compiled_layers_compute_again_what_gradients_depend_on(
     backend = aot_autograd(fw_compiler=counting, bw_compiler=counting, partition_fn=min_cut_rematerialization_partition)
     monkeypatch.setattr(vlm, "COMPILE_BACKEND", backend)
     torch._dynamo.reset()
-    task = make(world, models["qwen3_vl"], {**plan, "compile": "layers"})
+    task = make(world, models[family], {**plan, "compile": "layers"})
     task.model.text.layers, task.model.kinds = task.model.text.layers[:1], task.model.kinds[:1]  # one compiles sooner
-    batch = with_features(make(world, models["qwen3_vl"], plan), next(iter(task.batches(0, None, Ranks()))))
+    batch = with_features(make(world, models[family], plan), next(iter(task.batches(0, None, Ranks()))))
     task.loss_sum(batch, 0)[0].backward()
     torch._dynamo.reset()
-    work = count(task.model, batch).executed
+    work = counted(task, batch).executed
     layers = work.layers + work.adapters + work.attention
     assert total == layers.total
     last: Any = task.model.text.layers[0].mlp.down_proj
-    spared = 2 * batch.tokens.numel() * last.in_features * last.out_features
-    if plan["checkpointing"] == "full":
-        assert layers.recomputed == layers.forward - spared
-    else:
-        out = task.model.text.layers[0].self_attn.o_proj
-        spared += 2 * batch.tokens.numel() * (out.in_features + 4) * out.out_features  # and its adapter's second half
-        assert layers.recomputed == layers.forward - spared - work.attention.forward
+    out, tokens, at = task.model.text.layers[0].self_attn.o_proj, batch.tokens.numel(), task.read_at(batch)
+    assert (at is not None) == (family == "qwen2_5_vl"), "behind the only layer of the other comes DeepStack"
+    mlp = 2 * last.in_features * last.out_features
+    again = layers.forward - mlp * (tokens if at is None else 3 * len(at))  # its MLP's results are kept there
+    if plan["checkpointing"] == "selective":
+        again -= work.attention.forward
+    if plan["checkpointing"] == "selective" or at is not None:
+        again -= 2 * tokens * (out.in_features + 4) * out.out_features  # and its adapter's second half
+    assert layers.recomputed == again
 
 
 # Vision models

@@ -101,7 +101,7 @@ def test_flop_of_a_layer_are_those_that_are_counted(
     world = worlds.write_world(tmp_path, 4, (3, 2), hard=False)
     task = worlds.make_task(world, worlds.tiny_recipe(two_layers, train=train), Plan(**recordings.PLAN))
     (batch, *_) = task.batches(0, None, Ranks())
-    counted = executed(task.model, batch).layers.total / batch.tokens.numel()
+    counted = executed(task.model, batch, None).layers.total / batch.tokens.numel()
     text = task.model.text.config
     assert text.num_hidden_layers * layer_flop(text, train) == pytest.approx(counted, rel=within)
 

@@ -47,7 +47,8 @@ ATTENTION = {
 
 
 def recomputing(layers: Iterable[nn.Module], family: Family) -> None:
-    """In place: parameters keep their names. Layers then take `checkpointing`, as a plan has it."""
+    """In place: parameters keep their names. Layers then take `checkpointing`, as a plan has it, and of the last one
+    `at`: the places, in all rows one after the other, of which alone its result is read and given."""
     for layer in layers:
         kind: Any = type(layer)
         layer.__class__ = _recomputing(kind, family)
@@ -55,7 +56,9 @@ def recomputing(layers: Iterable[nn.Module], family: Family) -> None:
 
 @cache
 def _recomputing(library: Any, family: Family) -> Any:
-    def forward(self: Any, x: Tensor, checkpointing: str = "none", **named: Any) -> Tensor:
+    def forward(self: Any, x: Tensor, checkpointing: str = "none", at: Tensor | None = None, **named: Any) -> Tensor:
+        if at is not None:
+            return _read_at(self, family, x, at, checkpointing, named)
         if checkpointing == "selective":
             return _selective(self, family, x, named)
         run = partial(library.forward, self, **named)
@@ -68,22 +71,41 @@ def _recomputing(library: Any, family: Family) -> Any:
 def _selective(layer: Any, family: Family, x: Tensor, named: Any) -> Tensor:
     """A layer in pieces of which each keeps its inputs. A norm behind a matmul is a piece of its own: it alone needs
     what the matmul gives."""
-    before, behind, before_mlp, behind_mlp = family.norms(layer)
-
-    # Uncompiled, flex attention is a compiled function, into which nobody sees.
-    seen = torch.compiler.is_compiling() or not isinstance(named["attention_mask"], BlockMask)
-    keeping = {"context_fn": _keeping_attention} if seen else {}
-
-    def attended(x: Tensor) -> Tensor:
-        out: Tensor = layer.self_attn(before(x), **named)[0]
-        return out
+    _, behind, before_mlp, behind_mlp = family.norms(layer)
 
     def widened(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         x = x + (y if behind is None else behind(y))
         return x, layer.mlp(before_mlp(x))
 
-    x, y = _again(widened, x, _again(attended, x, **keeping))
+    x, y = _again(widened, x, _attended(layer, family, x, "selective", named))
     return x + (y if behind_mlp is None else _again(behind_mlp, y))
+
+
+def _read_at(layer: Any, family: Family, x: Tensor, at: Tensor, checkpointing: str, named: Any) -> Tensor:
+    """A layer whose result is read at some places alone, (1, places, width): its MLP is computed there, and keeps all
+    that it needs, which is little."""
+    _, behind, before_mlp, behind_mlp = family.norms(layer)
+    y = _attended(layer, family, x, checkpointing, named)
+    x, y = (each.flatten(0, 1)[at][None] for each in (x, y))
+    x = x + (y if behind is None else behind(y))
+    y = layer.mlp(before_mlp(x))
+    return x + (y if behind_mlp is None else behind_mlp(y))
+
+
+def _attended(layer: Any, family: Family, x: Tensor, checkpointing: str, named: Any) -> Tensor:
+    """What a layer's attention adds, before a norm that may stand behind it."""
+
+    def attended(x: Tensor) -> Tensor:
+        out: Tensor = layer.self_attn(family.norms(layer)[0](x), **named)[0]
+        return out
+
+    if checkpointing == "none":
+        return attended(x)
+    # Uncompiled, flex attention is a compiled function, into which nobody sees.
+    seen = torch.compiler.is_compiling() or not isinstance(named["attention_mask"], BlockMask)
+    keeps = checkpointing == "selective" and seen
+    out: Tensor = _again(attended, x, **({"context_fn": _keeping_attention} if keeps else {}))
+    return out
 
 
 def _again(run: Callable[..., Any], *inputs: Tensor, **how: Any) -> Any:

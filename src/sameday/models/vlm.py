@@ -25,7 +25,7 @@ from sameday.hardware.machine import detect_machine, numeric_format
 from sameday.hardware.phases import during
 from sameday.kernels import attention
 from sameday.kernels.decode import Answering
-from sameday.kernels.dropout import DropoutKeys, ImageKeys
+from sameday.kernels.dropout import DropoutKeys, ImageKeys, KeyedDropout
 from sameday.kernels.patches import patches
 from sameday.models.adapters import adapter_parameters, add_adapters, pad_ranks, prepare_adapters, saved_name, scales
 from sameday.models.digest import config_digest, digest_of
@@ -155,23 +155,35 @@ class VisionLanguageModel:
     def numeric_format(self) -> AbstractContextManager[None]:
         return numeric_format(self.recipe.precision, self.device.type)
 
-    def hidden(self, batch: Batch, step: int = 0, keys: Answering | None = None, eager: bool = False) -> Tensor:
-        """The last hidden state of every token, (rows × length, width). `keys` takes those of every layer, for tokens
-        that will be generated. `eager`: by layers as they are, also where the plan has them compiled."""
+    def hidden(
+        self,
+        batch: Batch,
+        step: int = 0,
+        keys: Answering | None = None,
+        eager: bool = False,
+        at: Tensor | None = None,
+    ) -> Tensor:
+        """The last hidden state of every token, (rows × length, width), or of those `at` some places. `keys` takes
+        those of every layer, for tokens that will be generated. `eager`: by layers as they are, also where the plan has
+        them compiled."""
         self.key_images(batch, step)
         if self.drops:
             self.keys.set(batch.keys, self.recipe.seed, step)
             self._any_keys()
         with during("tower"):
             features = self.features_at_tokens(batch)
-        return self.decoded(batch, features, keys, eager)
+        return self.decoded(batch, features, keys, eager, at)
 
     def decoded(
-        self, batch: Batch, features: Sequence[Tensor], keys: Answering | None = None, eager: bool = False
+        self,
+        batch: Batch,
+        features: Sequence[Tensor],
+        keys: Answering | None = None,
+        eager: bool = False,
+        at: Tensor | None = None,
     ) -> Tensor:
         """The same behind the tower, of whose output and DeepStack these are the `features` at each image token. It
         depends on tensors alone, so that it can be recorded."""
-        rows, length = batch.tokens.shape
         x = self.text.embed_tokens(batch.tokens)
         deepstack: Sequence[Tensor] = ()
         if features:
@@ -180,17 +192,18 @@ class VisionLanguageModel:
         rotary = {kind: self._rotary(batch.positions, x.dtype, kind) for kind in set(self.kinds)}
         masks = {kind: self.family.mask(self.text, batch, self.kernel, kind) for kind in set(self.kinds)}
         kept = None if keys is None else self._room_for_keys(x)
+        last = len(self.kinds) - 1
         for number, (layer, kind) in enumerate(zip(self.text.layers, self.kinds, strict=True)):
             if number == self.alike_from and torch.is_grad_enabled() and not x.requires_grad:
                 x = x.detach().requires_grad_()
             seen = masks[kind] if kept is None else attention.Recorded(masks[kind], *kept)
-            x = self._run(layer.forward if eager else layer, x, rotary[kind], seen)
+            x = self._run(layer.forward if eager else layer, x, rotary[kind], seen, at if number == last else None)
             if keys is not None and kept is not None:
                 keys.layer(self.family.window(self.text, kind)).record(*kept)
             if number < len(deepstack):
                 # DeepStack: features of earlier blocks of the tower are added at the image's own places.
                 x = x.flatten(0, 1).index_add(0, batch.image_slots, deepstack[number].to(x.dtype)).view_as(x)
-        return self.text.norm(x).view(rows * length, -1)
+        return self.text.norm(x).flatten(0, 1)
 
     @property
     def drops(self) -> bool:
@@ -223,15 +236,26 @@ class VisionLanguageModel:
             x = layer.forward(x, position_embeddings=rotary[kind], attention_mask=kept)
         return self.text.norm(x)[:, 0]
 
+    @cached_property
+    def ends_at_places(self) -> bool:
+        """Whether the last layer's MLP can be computed at some places alone. Not where adapters drop in it, whose masks
+        are those of all tokens, nor where DeepStack comes behind it, at images."""
+        drops = any(isinstance(module, KeyedDropout) for module in self.text.layers[-1].mlp.modules())
+        tensors, _ = self.feature_shape
+        return not drops and tensors <= len(self.text.layers)
+
     def logits(self, hidden: Tensor, at: Tensor) -> Tensor:
         """Float32 logits of the places `at`: of them alone, or picked from those of all places."""
         if self.plan.label_only_logits:
             return self.head(hidden[at]).float()
         return self.head(hidden).float()[at]
 
-    def _run(self, layer: Callable[..., Tensor], x: Tensor, rotary: tuple[Tensor, Tensor], mask: Any) -> Tensor:
+    def _run(
+        self, layer: Callable[..., Tensor], x: Tensor, rotary: tuple[Tensor, Tensor], mask: Any, at: Tensor | None
+    ) -> Tensor:
         checkpointing = self.plan.checkpointing if torch.is_grad_enabled() else "none"
-        return layer(x, position_embeddings=rotary, attention_mask=mask, checkpointing=checkpointing)
+        places = {} if at is None else {"at": at}
+        return layer(x, position_embeddings=rotary, attention_mask=mask, checkpointing=checkpointing, **places)
 
     def _room_for_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """For one layer's keys and values of a batch (rows, length, width): one after the other, all layers use it."""

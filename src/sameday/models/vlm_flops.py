@@ -37,13 +37,13 @@ from sameday.models.vlm import VisionLanguageModel
 from sameday.spec.plan import OF_PIECES
 
 
-def count(model: VisionLanguageModel, batch: Batch) -> Counted:
-    """Of one micro-batch of training."""
-    return Counted(executed(model, batch), needed(model, batch))
+def count(model: VisionLanguageModel, batch: Batch, at: Tensor | None) -> Counted:
+    """Of one micro-batch of training, `at` whose places alone its last layer ends."""
+    return Counted(executed(model, batch, at), needed(model, batch))
 
 
-def executed(model: VisionLanguageModel, batch: Batch) -> Work:
-    return _work(model, batch, {kind: executed_extent(model, batch, kind) for kind in set(model.kinds)}, True)
+def executed(model: VisionLanguageModel, batch: Batch, at: Tensor | None) -> Work:
+    return _work(model, batch, {kind: executed_extent(model, batch, kind, at) for kind in set(model.kinds)}, True)
 
 
 def needed(model: VisionLanguageModel, batch: Batch) -> Work:
@@ -55,18 +55,20 @@ def needed(model: VisionLanguageModel, batch: Batch) -> Work:
 
 @dataclass(frozen=True)
 class Extent:
-    """What passes through the language model: each layer but the last, the last one, and the head."""
+    """What passes through the language model: each layer but the last, the last one, its MLP, and the head."""
 
     each: Places
     last: Places
+    last_mlp: int
     logits: int
 
 
-def executed_extent(model: VisionLanguageModel, batch: Batch, kind: str) -> Extent:
+def executed_extent(model: VisionLanguageModel, batch: Batch, kind: str, at: Tensor | None) -> Extent:
     rows, length = batch.tokens.shape
     tokens = rows * length
     places = Places(tokens, tokens, _text_pairs(model, batch, kind))
-    return Extent(places, places, len(batch.target_at) if model.plan.label_only_logits else tokens)
+    logits = len(batch.target_at) if model.plan.label_only_logits else tokens
+    return Extent(places, places, tokens if at is None else len(at), logits)
 
 
 def needed_extent(group: np.ndarray, branch: np.ndarray, fork: np.ndarray, target_at: np.ndarray) -> Extent:
@@ -97,7 +99,7 @@ def needed_extent(group: np.ndarray, branch: np.ndarray, fork: np.ndarray, targe
                 tokens += int(shared[f])
                 pairs += triangle(int(shared[f])) + (int(shared[f] * shared[0]) if f else 0)
     count = int(labels.sum())
-    return Extent(Places(tokens, tokens, Pairs(pairs)), Places(count, tokens, Pairs(asked_pairs)), count)
+    return Extent(Places(tokens, tokens, Pairs(pairs)), Places(count, tokens, Pairs(asked_pairs)), count, count)
 
 
 def _seen(model: VisionLanguageModel, batch: Batch, kind: str, extent: Extent) -> Extent:
@@ -111,7 +113,7 @@ def _seen(model: VisionLanguageModel, batch: Batch, kind: str, extent: Extent) -
     rows, length = batch.tokens.shape
     needed = (usual & labels[:, None]).view(rows, length, length).any(1).flatten()
     each, last = (Pairs(int(seen[asking].sum())) for asking in (needed, labels))
-    return Extent(replace(extent.each, pairs=each), replace(extent.last, pairs=last), extent.logits)
+    return replace(extent, each=replace(extent.each, pairs=each), last=replace(extent.last, pairs=last))
 
 
 def _dense(model: VisionLanguageModel, batch: Batch, kind: str) -> Tensor:
@@ -150,15 +152,19 @@ def _work(model: VisionLanguageModel, batch: Batch, extents: Mapping[str, Extent
     wanted = model.text.embed_tokens.weight.requires_grad or (bool(features) and features[0])
     layers = list(model.text.layers)
     for number, (layer, kind) in enumerate(zip(layers, model.kinds, strict=True)):
-        places = extents[kind].last if number == len(layers) - 1 else extents[kind].each
+        last = number == len(layers) - 1
+        places = extents[kind].last if last else extents[kind].each
+        behind = extents[kind].last_mlp if last else places.asking
         wanted = wanted or (executed and number == model.alike_from)
         attended, through = model.family.attention_work(model.text, layer, places, wanted)
-        mlp, wanted = mlp_flops(layer.mlp, places.asking, wanted or through)
+        mlp, wanted = mlp_flops(layer.mlp, behind, wanted or through)
         work += attended + mlp
-        if again == "full" and wanted:
+        whole = behind == places.asking  # else the MLP keeps what it needs
+        if again == "full" and wanted and whole:
             work += _recomputed_whole(model, layer, attended + mlp, places)
-        if again == "selective":
-            work += _recomputed_partly(model, layer, attended if through else None, mlp if wanted else None, places)
+        elif again != "none":
+            halves = attended if through else None, mlp if wanted and whole else None
+            work += _recomputed_partly(model, layer, *halves, places, keeps=again == "selective")
         wanted = wanted or (number + 1 < len(features) and features[number + 1])
     head, _ = linear_flops(model.head, extents[model.kinds[-1]].logits, wanted)
     return work + Work(head=head.layers + head.adapters)
@@ -171,16 +177,17 @@ def _recomputed_whole(model: VisionLanguageModel, layer: Any, work: Work, places
 
 
 def _recomputed_partly(
-    model: VisionLanguageModel, layer: Any, attended: Work | None, mlp: Work | None, places: Places
+    model: VisionLanguageModel, layer: Any, attended: Work | None, mlp: Work | None, places: Places, keeps: bool
 ) -> Work:
-    """Of a layer that keeps what fused kernels of attention give and what o_proj makes of it. Its halves, None where
-    nothing of it has a gradient."""
+    """Of a layer that `keeps` what fused kernels of attention give, and in any case what o_proj makes of it. Its
+    halves, None where nothing of it has a gradient, or all is kept."""
     work = Work()
     if attended is not None:
         # Uncompiled layers call flex attention as a compiled function, into which nobody sees.
         two_passes = places.pairs.backward == TWO_PASS_BACKWARD
         opaque = model.kernel == "flex" and two_passes and model.plan.compile == "none"
-        kept = Work() if places.pairs.backward is None or opaque else Work(attention=attended.attention)
+        fused = keeps and places.pairs.backward is not None and not opaque
+        kept = Work(attention=attended.attention) if fused else Work()
         work += _again(attended, kept + _spared(model, layer.self_attn.o_proj, places))
     if mlp is not None:
         work += _again(mlp, _spared(model, layer.mlp.down_proj, places))

@@ -154,7 +154,10 @@ class Plan(Strict):
         needs="token rows",
     )
     label_only_logits: bool = _field(
-        False, "rounding", "Logits only at the positions that have a target.", needs="token rows"
+        False,
+        "rounding",
+        "Logits only at the positions that have a target, and in training the last layer's MLP too.",
+        needs="token rows",
     )
     lora_kernel: Literal["plain", "triton"] = _field(
         "plain",

@@ -232,8 +232,9 @@ class _Program:
         model = self._task.model
         model.key_tokens(self._batch, self._key)
         with model.numeric_format():
-            hidden = model.decoded(self._batch, self._features)
-            logits = self._task.logits(self._batch, hidden)
+            at = self._task.read_at(self._batch)
+            hidden = model.decoded(self._batch, self._features, at=at)
+            logits = self._task.target_logits(self._batch, hidden, at)
         return self._task.weighted(self._batch, logits)
 
 

@@ -260,10 +260,11 @@ class VqaTask(Task):
 
     def launched_loss(self, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
         with self.model.numeric_format():
+            at = self.read_at(batch) if torch.is_grad_enabled() else None
             with during("forward"):
-                hidden = self.model.hidden(batch, step)
+                hidden = self.model.hidden(batch, step, at=at)
             with during("loss"):
-                logits = self.logits(batch, hidden)
+                logits = self.target_logits(batch, hidden, at)
         with during("loss"):
             loss, losses = self.weighted(batch, logits)
             return loss, losses[: len(batch.owner)]
@@ -278,6 +279,16 @@ class VqaTask(Task):
 
     def recorded_sizes(self) -> int:
         return len(self.recorder.shapes) if self.plan.cuda_graphs else 0
+
+    def read_at(self, batch: Batch) -> Tensor | None:
+        """Of the last hidden states the places that training reads, where it computes no others. A single one is a size
+        that graphs are not made for."""
+        alone = self.plan.label_only_logits and self.model.ends_at_places and len(batch.target_at) > 1
+        return batch.target_at if alone else None
+
+    def target_logits(self, batch: Batch, hidden: Tensor, at: Tensor | None) -> Tensor:
+        """The same as `logits`, also where there are last hidden states `at` targets alone."""
+        return self.logits(batch, hidden) if at is None else self.model.head(hidden).float()
 
     def logits(self, batch: Batch, hidden: Tensor) -> Tensor:
         """Of every target of a micro-batch, whose last hidden states these are."""
@@ -359,7 +370,7 @@ class VqaTask(Task):
 
     def flops(self, batch: Batch) -> Counted:
         """Of a micro-batch of training."""
-        return count_flops(self.model, batch)
+        return count_flops(self.model, batch, self.read_at(batch))
 
     def cost(self, step: int, budget: int | None, ranks: Ranks) -> StepCost:
         return step_cost(self, step, budget, ranks)
