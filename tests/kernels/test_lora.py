@@ -30,7 +30,8 @@ from sameday.tasks.vqa.task import VqaTask
 from sameday.train.steps import Steps
 
 pytest.importorskip("triton")
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
 ROWS, WIDTH = 40, 40
 SMALL = Tiles(
     down=Launch(32, 16, 4, 1, 2),
@@ -267,7 +268,9 @@ def test_layers_are_compiled_whole(plainly: None) -> None:
     "plan",
     [
         pytest.param({}, id="all is kept", marks=pytest.mark.soak),
-        pytest.param({"checkpointing": "selective"}, id="selective", marks=pytest.mark.slow),
+        pytest.param(
+            {"checkpointing": "selective"}, id="selective", marks=pytest.mark.slow if CUDA else pytest.mark.soak
+        ),
         pytest.param({"checkpointing": "full"}, id="full", marks=pytest.mark.soak),
         pytest.param({"activation_budget": 0.5}, id="half is kept", marks=pytest.mark.soak),
     ],
