@@ -229,12 +229,13 @@ def samples_of(out: Path, fields: Mapping[str, Any]) -> Iterator[list[Any]]:
 
 
 def pixels_of(out: Path, fields: Mapping[str, Any]) -> list[int]:
-    """Of the images of each step, each counted once."""
+    """Of the images of each step as the tower sees them, each counted once."""
+    most = recipe_from(fields).max_pixels
 
     @cache
     def size(path: Path) -> int:
         with Image.open(path) as picture:
-            return picture.width * picture.height
+            return min(picture.width * picture.height, most)
 
     def paths(step: Sequence[Any]) -> set[Path]:
         return {Path(image) for sample in step for image in conversation(sample)["images"]}

@@ -88,6 +88,7 @@ def test_gradients_are_those_of_all_places(
 ) -> None:
     task = make(world, tiny_models[family], PLANS[plan], lora={**MLP, "dropout": 0.0})
     found = gradients(task)
+    assert task.read_at(first(task)) is not None
     monkeypatch.setattr(VqaTask, "read_at", lambda *_: None)
     assert apart(found, gradients(task)) < 1e-10
 

@@ -56,9 +56,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return worlds.write_world(folder, 4, (6, 5, 1, 6, 2), sizes=recordings.SIZES)
 
 
-def make(two_layers: Path, world: Path, plan: dict[str, Any], recipe: dict[str, Any] | None = None) -> VqaTask:
+def make(tiny_qwen3: Path, world: Path, plan: dict[str, Any], recipe: dict[str, Any] | None = None) -> VqaTask:
     task = worlds.make_task(
-        world, worlds.tiny_recipe(two_layers, **RECIPE | (recipe or {})), Plan(**PLAN | plan), "cuda"
+        world, worlds.tiny_recipe(tiny_qwen3, **RECIPE | (recipe or {})), Plan(**PLAN | plan), "cuda"
     )
     worlds.stir(task)
     task.training(True)
@@ -96,11 +96,13 @@ def distance(found: list[Tensor], other: list[Tensor]) -> float:
     ],
 )
 def test_recorded_is_launched_to_the_bit(
-    two_layers: Path, world: Path, plan: dict[str, Any], recipe: dict[str, Any]
+    tiny_qwen3: Path, world: Path, plan: dict[str, Any], recipe: dict[str, Any]
 ) -> None:
     """Each shape with several micro-batches, masks drawn anew in each; and near what is not padded."""
-    task, steps = make(two_layers, world, plan, recipe), range(9)
+    task, steps = make(tiny_qwen3, world, plan, recipe), range(9)
     found = learned(task, steps)
+    at_targets = task.read_at(next(iter(task.batches(0, None, Ranks())))) is not None
+    assert at_targets == task.plan.label_only_logits, "its last layer's MLP, in all but one"
     kinds = {type(program.passes) for program in task.recorder._made.values()}
     assert kinds == {Recorded} and len(task.recorder._made) < len(steps), "each shape is recorded, and some come again"
     task.recorder.records = False
@@ -117,9 +119,9 @@ def test_recorded_is_launched_to_the_bit(
     assert distance(found, plain) < (0.2 if recipe.get("base_format") else 0.05)
 
 
-def test_shapes_share_memory(two_layers: Path, world: Path) -> None:
+def test_shapes_share_memory(tiny_qwen3: Path, world: Path) -> None:
     """From the second pass on nothing more is taken, whatever order the shapes come in."""
-    task = make(two_layers, world, {})
+    task = make(tiny_qwen3, world, {})
     stepped = Steps(task.recipe, task.plan, task, Ranks())
     first = learned(task, range(8), stepped)
     learned(task, range(8), stepped)
@@ -160,10 +162,10 @@ def test_a_recording_is_not_held_beside_its_warm_up() -> None:
 
 
 def test_memory_that_runs_out_while_recording(
-    two_layers: Path, world: Path, capsys: pytest.CaptureFixture[str]
+    tiny_qwen3: Path, world: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In the middle of a recording: what is recorded stays, the rest is launched, and nothing is lost."""
-    task, run, tries = make(two_layers, world, {}), recorded._Program.run, []
+    task, run, tries = make(tiny_qwen3, world, {}), recorded._Program.run, []
 
     def short(program: Any) -> Any:
         if torch.cuda.is_current_stream_capturing() and task.recorder._made:
@@ -183,9 +185,9 @@ def test_memory_that_runs_out_while_recording(
     assert {type(program.passes) for program in task.recorder._made.values()} == {Recorded}
 
 
-def test_what_cannot_be_recorded_is_launched(two_layers: Path, world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_recorded_is_launched(tiny_qwen3: Path, world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever breaks a recording: here the host wants a number that is not there before the kernels run."""
-    task, run = make(two_layers, world, {}), recorded._Program.run
+    task, run = make(tiny_qwen3, world, {}), recorded._Program.run
 
     def asks(program: Any) -> Any:
         if torch.cuda.is_current_stream_capturing() and task.recorder._made:
@@ -207,9 +209,9 @@ def test_what_cannot_be_recorded_is_launched(two_layers: Path, world: Path, caps
     assert {type(program.passes) for program in task.recorder._made.values()} == {Recorded}
 
 
-def test_a_loss_that_somebody_keeps_does_not_end_a_recording(two_layers: Path, world: Path) -> None:
+def test_a_loss_that_somebody_keeps_does_not_end_a_recording(tiny_qwen3: Path, world: Path) -> None:
     """As the loop keeps the last micro-batch's; one that was launched has nodes of another stream."""
-    task = make(two_layers, world, {})
+    task = make(tiny_qwen3, world, {})
     stepped = Steps(task.recipe, task.plan, task, Ranks())
     kept, given_back = [], 0
     for step in range(8):
@@ -224,9 +226,9 @@ def test_a_loss_that_somebody_keeps_does_not_end_a_recording(two_layers: Path, w
     assert {type(program.passes) for program in task.recorder._made.values()} == {Recorded}
 
 
-def test_a_run_that_is_killed_goes_on_to_the_same_bits(tmp_path: Path, two_layers: Path, world: Path) -> None:
+def test_a_run_that_is_killed_goes_on_to_the_same_bits(tmp_path: Path, tiny_qwen3: Path, world: Path) -> None:
     """And as `sameday verify` compares it with the plain plan: every step, a kill, a resume."""
-    stage = Stage(tmp_path, world, worlds.tiny_recipe(two_layers, **RECIPE), steps=8, device="cuda")
+    stage = Stage(tmp_path, world, worlds.tiny_recipe(tiny_qwen3, **RECIPE), steps=8, device="cuda")
     plan = Plan(**PLAN, deterministic=True)
     with patch.object(recorded, "Recorded", wraps=Recorded) as made:
         found = stage.compare(plan)

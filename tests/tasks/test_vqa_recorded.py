@@ -41,14 +41,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def make(two_layers: Path, world: Path) -> Make:
+def make(tiny_qwen3: Path, world: Path) -> Make:
     """A task, its weights away from their start. Files are read once. With `graphs` the plan asks for recorded
     micro-batches, which loading would refuse on a CPU."""
-    first, cpu = worlds.make_task(world, worlds.tiny_recipe(two_layers, **RECIPE), Plan(**PLAN)), torch.device("cpu")
-    base = load_base(str(two_layers), first.recipe, cpu)
+    first, cpu = worlds.make_task(world, worlds.tiny_recipe(tiny_qwen3, **RECIPE), Plan(**PLAN)), torch.device("cpu")
+    base = load_base(str(tiny_qwen3), first.recipe, cpu)
 
     def made(graphs: bool, plan: dict[str, Any] | None = None, **changes: Any) -> VqaTask:
-        recipe = worlds.tiny_recipe(two_layers, **RECIPE | changes)
+        recipe = worlds.tiny_recipe(tiny_qwen3, **RECIPE | changes)
         asked = Plan(**PLAN | (plan or {}), cuda_graphs=graphs)
         computing = VisionLanguageModel(
             deepcopy(base), first.model.family, recipe, asked, cpu, first.processor.byte_table
@@ -59,6 +59,12 @@ def make(two_layers: Path, world: Path) -> Make:
         return task
 
     return made
+
+
+def test_the_last_layer_of_these_tasks_ends_at_targets(make: Make) -> None:
+    """So that it is part of all that is compared here."""
+    task = make(False)
+    assert task.read_at(next(iter(task.batches(0, None, Ranks())))) is not None
 
 
 def learned(task: VqaTask, steps: range, budget: int | None = None) -> list[dict[str, Tensor]]:
@@ -338,10 +344,10 @@ def test_workers_send_padded_batches(make: Make) -> None:
     assert name[0] in task.shapes(1).all
 
 
-def test_what_cannot_be_recorded_is_refused_by_name(two_layers: Path, world: Path) -> None:
+def test_what_cannot_be_recorded_is_refused_by_name(tiny_qwen3: Path, world: Path) -> None:
     def refused(machine: Machine = GPU, recipe: dict[str, Any] | None = None, **plan: Any) -> str:
         fields = RECIPE | {"precision": "bf16"} | (recipe or {})
-        setup = VqaSetup(worlds.tiny_recipe(two_layers, **fields), world)
+        setup = VqaSetup(worlds.tiny_recipe(tiny_qwen3, **fields), world)
         with pytest.raises(BadInput) as error:
             setup.resolve_auto(Plan(**PLAN | {"cuda_graphs": True} | plan), machine)
         return str(error.value)

@@ -95,7 +95,8 @@ def test_kernels_that_were_chosen_beside_it_give_way_too(
     world: Path, monkeypatch: pytest.MonkeyPatch, asked: tuple[str, ...]
 ) -> None:
     """It may be Triton that fails."""
-    chosen = Plan(compile="layers", lora_kernel="triton"), {"compile": "Triton is there", "lora_kernel": "faster"}
+    fields = {"compile": "layers", "lora_kernel": "triton", "attention": "fused"}
+    chosen = Plan(**fields, packing=True), dict.fromkeys(fields, "faster")
     computed, load = list[Plan](), VqaTask.load
     monkeypatch.setattr(lora, "interpreted", lambda: False)  # computes the same, and is slow
     monkeypatch.setattr(VqaSetup, "choose_plan", lambda *_: chosen)
@@ -104,10 +105,11 @@ def test_kernels_that_were_chosen_beside_it_give_way_too(
     # Where there is a GPU, Triton has no other device.
     said = sameday(world, *(word.replace("cpu", DEVICE) for word in TRAIN), *asked)
     assert said.code == 0 and f"compile: none from here on, because {FAILED}" in said.out, said.err
-    assert [(plan.compile, plan.lora_kernel) for plan in computed] == [
-        ("layers", "triton"),
-        ("none", "triton" if asked else "plain"),
+    assert [(plan.compile, plan.lora_kernel, plan.attention) for plan in computed] == [
+        ("layers", "triton", "fused"),
+        ("none", "triton" if asked else "plain", "split"),
     ]
+    assert "attention: split from here on, because it may be Triton that failed" in said.out
     given_up = "lora_kernel: plain from here on, because it may be Triton that failed" in said.out
     assert given_up is not bool(asked)
 

@@ -18,6 +18,7 @@ from sameday.record import checkpoint
 from sameday.record.folder import RunFolder, as_begun, default_path, refuse_other_recipe
 from sameday.spec.errors import BadInput, CompileFailed, RunStopped
 from sameday.spec.evaluation import Evaluation
+from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe, differences
 from sameday.spec.words import count, tell
 from sameday.tasks.base import Task
@@ -46,6 +47,10 @@ def train_from_files(
 
         return train_stages(specs, out, stop_after)
     return train_from_specs(specs, out, stop_after)
+
+
+PLAIN = {"lora_kernel": ("triton", "plain"), "attention": ("fused", "split")}
+"""Plan fields with Triton kernels of our own, and what computes the same without."""
 
 
 def train_from_specs(
@@ -94,10 +99,7 @@ def train_from_specs(
                     raise
                 session.say(f"compile: none from here on, because {failed}")
                 del task
-                plan = plan.model_copy(update={"compile": "none"})
-                if plan.lora_kernel != "plain" and session.reasons.get("lora_kernel", ASKED_FOR) != ASKED_FOR:
-                    session.say("lora_kernel: plain from here on, because it may be Triton that failed")
-                    plan = plan.model_copy(update={"lora_kernel": "plain"})
+                plan = plan.model_copy(update={"compile": "none"} | _without_triton(session, plan))
                 task = session.load(plan, splits)
                 scores = train(session.recipe, plan, task, run, ranks, stop_after)
             if evaluation is not None:
@@ -116,6 +118,15 @@ def train_from_specs(
         finally:
             for folder in opened:
                 folder.close()
+
+
+def _without_triton(session: Session, plan: Plan) -> dict[str, str]:
+    """Of kernels that were chosen for the machine the ones that need no Triton: it may be what failed."""
+    asked = {name for name in PLAIN if session.reasons.get(name, ASKED_FOR) == ASKED_FOR} - set(session.resolved.why)
+    instead = {name: to for name, (kernel, to) in PLAIN.items() if getattr(plan, name) == kernel and name not in asked}
+    for name, to in instead.items():
+        session.say(f"{name}: {to} from here on, because it may be Triton that failed")
+    return instead
 
 
 def splits_of(specs: Specs, evaluation: Evaluation | None) -> tuple[str, ...]:

@@ -335,18 +335,19 @@ def of_keys(
         CALLS, BM,
     )  # fmt: skip
     whole, masked = runs[CALLS][6], runs[CALLS][7]
+    each, each_masked = tl.maximum(whole, 1), tl.maximum(masked, 1)  # a loop of none is prepared too
     # All heads in one loop: the next one's first tiles come while the last ones of this are computed.
     for i in steps(0, SHARE * whole, 1):
         of_key, of_value = _answer(
-            key0, value0, q, grad, powers, delta, _whole_tile(i % whole, runs, BM, CALLS), rows, rows,
-            of_key, of_value, scale, shared * SHARE + i // whole,
+            key0, value0, q, grad, powers, delta, _whole_tile(i % each, runs, BM, CALLS), rows, rows,
+            of_key, of_value, scale, shared * SHARE + i // each,
             False, TURNED, BM, BN, WIDTH,
         )  # fmt: skip
     for i in steps(0, SHARE * masked, 1):
-        start, low, high = _masked_tile(i % masked, runs, BM, CALLS)
+        start, low, high = _masked_tile(i % each_masked, runs, BM, CALLS)
         of_key, of_value = _answer(
             key0, value0, q, grad, powers, delta, start, low, high,
-            of_key, of_value, scale, shared * SHARE + i // masked,
+            of_key, of_value, scale, shared * SHARE + i // each_masked,
             True, TURNED, BM, BN, WIDTH,
         )  # fmt: skip
     out = (at * (HEADS // SHARE) + shared) * WIDTH + columns[None, :]

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 
 def compile_layers(layers: Iterable[nn.Module], backend: str, activation_budget: float) -> None:
-    """In place, so that parameters keep their names. There are still a few graphs: of training, evaluation, and layers
-    whose input has no gradient. Past torch's limit of eight the rest would silently run uncompiled. Graphs keep a share
-    of their activations, the budget.
+    """In place, so that parameters keep their names. There are still a few graphs: of training, of the last layer in
+    training, whose MLP is computed at targets alone, of evaluation, and of layers whose input has no gradient. Past
+    torch's limit of eight the rest would silently run uncompiled. Graphs keep a share of their activations, the
+    budget.
 
     No matmul is padded: for each that is not aligned, as an adapter's of rank 4, torch 2.11 compares the number of
     tokens with the layer's widths, to see whether it is compute-bound, and makes a graph for more, one for fewer and

@@ -47,8 +47,8 @@ ATTENTION = {
 
 
 def recomputing(layers: Iterable[nn.Module], family: Family) -> None:
-    """In place: parameters keep their names. Layers then take `checkpointing`, as a plan has it, and of the last one
-    `at`: the places, in all rows one after the other, of which alone its result is read and given."""
+    """In place: parameters keep their names. Layers then take `checkpointing`, as a plan has it, and `at`: places in
+    the rows, one row after the other, if no others of a layer's results are read. It gives these alone."""
     for layer in layers:
         kind: Any = type(layer)
         layer.__class__ = _recomputing(kind, family)

@@ -38,7 +38,7 @@ from sameday.spec.plan import OF_PIECES
 
 
 def count(model: VisionLanguageModel, batch: Batch, at: Tensor | None) -> Counted:
-    """Of one micro-batch of training, `at` whose places alone its last layer ends."""
+    """Of one micro-batch of training. `at`: the only places where the last layer's MLP is computed; None for all."""
     return Counted(executed(model, batch, at), needed(model, batch))
 
 

@@ -156,7 +156,8 @@ class Plan(Strict):
     label_only_logits: bool = _field(
         False,
         "rounding",
-        "Logits only at the positions that have a target, and in training the last layer's MLP too.",
+        "Logits only at the positions that have a target, and in training the last layer's MLP too, if "
+        "nothing else reads what it gives.",
         needs="token rows",
     )
     lora_kernel: Literal["plain", "triton"] = _field(

@@ -138,10 +138,6 @@ class CotTask(VqaTask):
 
     # Forward and loss
 
-    def read_at(self, batch: Batch) -> Tensor | None:
-        """Heads read the ends of prompts too."""
-        return None
-
     def logits(self, batch: Batch, hidden: Tensor) -> Tensor:
         assert isinstance(batch, CotBatch)
         shifts = self.heads.shifts(hidden[batch.prompt_at], batch.stages)

@@ -281,10 +281,10 @@ class VqaTask(Task):
         return len(self.recorder.shapes) if self.plan.cuda_graphs else 0
 
     def read_at(self, batch: Batch) -> Tensor | None:
-        """Of the last hidden states the places that training reads, where it computes no others. A single one is a size
-        that graphs are not made for."""
-        alone = self.plan.label_only_logits and self.model.ends_at_places and len(batch.target_at) > 1
-        return batch.target_at if alone else None
+        """Of the last hidden states the places that training reads, where it computes no others; None where logits are
+        made of others too. For a single target torch.compile would make a graph of its own."""
+        plain = type(self).logits is VqaTask.logits and self.plan.label_only_logits
+        return batch.target_at if plain and self.model.ends_at_places and len(batch.target_at) > 1 else None
 
     def target_logits(self, batch: Batch, hidden: Tensor, at: Tensor | None) -> Tensor:
         """The same as `logits`, also where there are last hidden states `at` targets alone."""
