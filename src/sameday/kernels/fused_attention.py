@@ -46,8 +46,9 @@ class Tiles(NamedTuple):
 
 BEST = Tiles(Tile(64, 64, 4, 3), Tile(64, 64, 4, 2), Tile(128, 64, 8, 2, turned=True))
 """As timed on an H200, in bf16 and with heads of 128."""
-FLOAT32 = Tiles(Tile(32, 32, 8, 1), Tile(32, 32, 8, 1), Tile(16, 16, 4, 1, turned=True))
-"""It is multiplied without tensor cores, from registers: larger tiles would take minutes to compile."""
+FLOAT32 = Tiles(Tile(32, 32, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1))
+"""It is multiplied without tensor cores, from registers: larger tiles would take minutes to compile, and ptxas gives up
+on registers for them and leaves sums in memory."""
 SIDES = ((64, 64), (64, 32), (32, 32), (16, 16))
 """Queries and keys of tiles instead of the best one, the largest first."""
 
@@ -121,6 +122,7 @@ def tiles(memory: int, width: int, size: int) -> Tiles:
     for name, best in tried._asdict().items():
         # Sums are held in registers: with four warps those of 64 rows of 128 numbers, and fewer rows of wider heads.
         most = min(best.queries, best.keys) * 128 // max(width, 128)
+        most //= 2 if width > 128 and name == "of_keys" else 1  # whose sums are two
         sized = [best] if width <= 128 else []
         sized += [_of_size(best, *pair, name, size) for pair in SIDES if max(pair) <= max(most, 16)]
         each = (tile._replace(stages=n) for tile in sized for n in range(best.stages, 0, -1))
@@ -130,7 +132,9 @@ def tiles(memory: int, width: int, size: int) -> Tiles:
 
 def _of_size(best: Tile, queries: int, keys: int, kernel: str, size: int) -> Tile:
     """Four warps cover the 64 rows of a tensor core's matmul. Without tensor cores more warps have more registers."""
-    return Tile(queries, keys, best.warps if size > 2 else 4, best.stages, turned=kernel == "of_keys")
+    if size > 2:
+        return best._replace(queries=queries, keys=keys)
+    return Tile(queries, keys, 4, best.stages, turned=kernel == "of_keys")
 
 
 def needed(kernel: str, tile: Tile, width: int, size: int) -> int:
