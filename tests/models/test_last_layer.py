@@ -81,6 +81,7 @@ def test_its_mlp_is_given_the_targets_alone(world: Path, tiny_models: dict[str, 
         assert set(rows_of(task, batch)) == {tokens}, "nothing is compiled for it alone in validation"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("family", [*FAMILIES, *SQUARE])
 def test_gradients_are_those_of_all_places(
