@@ -70,6 +70,13 @@ def apart(found: Tensor, wanted: Tensor) -> float:
     return float((found - wanted).norm() / wanted.norm())
 
 
+def assert_as_at_all_places(task: VqaTask, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = gradients(task)
+    assert task.read_at(first(task)) is not None
+    monkeypatch.setattr(VqaTask, "read_at", lambda *_: None)
+    assert apart(found, gradients(task)) < 1e-10
+
+
 @pytest.mark.parametrize("family", [*FAMILIES, *SQUARE])
 def test_its_mlp_is_given_the_targets_alone(world: Path, tiny_models: dict[str, Path], family: str) -> None:
     task = make(world, tiny_models[family], SHARED)
@@ -88,10 +95,7 @@ def test_gradients_are_those_of_all_places(
     world: Path, tiny_models: dict[str, Path], family: str, plan: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = make(world, tiny_models[family], PLANS[plan], lora={**MLP, "dropout": 0.0})
-    found = gradients(task)
-    assert task.read_at(first(task)) is not None
-    monkeypatch.setattr(VqaTask, "read_at", lambda *_: None)
-    assert apart(found, gradients(task)) < 1e-10
+    assert_as_at_all_places(task, monkeypatch)
 
 
 def test_everything_that_is_trained_has_its_gradient(
@@ -99,10 +103,7 @@ def test_everything_that_is_trained_has_its_gradient(
 ) -> None:
     """Tower, projector and DeepStack too."""
     task = make(world, tiny_models["qwen3_vl"], SHARED, train="all", train_vision=True)
-    found = gradients(task)
-    assert task.read_at(first(task)) is not None
-    monkeypatch.setattr(VqaTask, "read_at", lambda *_: None)
-    assert apart(found, gradients(task)) < 1e-10
+    assert_as_at_all_places(task, monkeypatch)
 
 
 def test_other_places_have_other_gradients(

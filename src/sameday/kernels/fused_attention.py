@@ -164,7 +164,7 @@ def forward(
     """(tokens, heads, width) and the log-sum-exp, (heads, tokens)."""
     from sameday.kernels import fused_attention_triton as kernels
 
-    q, k, v = with_columns_together(q, k, v)
+    q, k, v = _with_columns_together(q, k, v)
     tokens, heads, _ = q.shape
     tile = (how or tiles_of(q)).forward
     out, lse = q.new_empty(q.shape), q.new_empty(heads, tokens, dtype=torch.float32)
@@ -191,7 +191,7 @@ def backward(
     from sameday.kernels import fused_attention_triton as kernels
 
     # A contiguous gradient may still begin anywhere, and one of a single token have any stride.
-    q, k, v, grad = with_columns_together(q, k, v, grad.contiguous())
+    q, k, v, grad = _with_columns_together(q, k, v, grad.contiguous())
     out, lse = out.contiguous(), lse.contiguous()
     tokens, heads, width = q.shape
     _, of_queries, of_keys = how or tiles_of(q)
@@ -216,7 +216,7 @@ def backward(
     return dq, dk, dv
 
 
-def with_columns_together(*tensors: Tensor) -> list[Tensor]:
+def _with_columns_together(*tensors: Tensor) -> list[Tensor]:
     """Heads and tokens may lie in any order, the numbers of a head must follow each other, and each head begin at a
     multiple of 16 bytes: no tensor map is made of others."""
 
