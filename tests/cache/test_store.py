@@ -331,6 +331,32 @@ def test_writing_while_another_job_prunes(tmp_path: Path) -> None:
             each.result()
 
 
+@pytest.mark.parametrize("call", ["mkdir", "open", "fsync", "replace"])
+@pytest.mark.parametrize("kept", [True, False])
+def test_another_job_prunes_at_any_moment_of_a_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, kept: bool
+) -> None:
+    """Before the entry's part is in the folder, once or twice; later as often as it likes."""
+    store = Store(tmp_path, SETTINGS)
+    store.folder.mkdir()
+    real, calls = getattr(os, call), []
+
+    def then_pruned(*arguments: Any) -> Any:
+        try:
+            return real(*arguments)
+        finally:
+            calls.append(arguments)
+            if call != "mkdir" or len(calls) <= 2:
+                prune(tmp_path, {SETTINGS.name: {CONTENT} if kept else ()})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, then_pruned)
+        store.write(CONTENT, small())
+    assert calls
+    assert same(store.read(CONTENT), small()) if kept or call == "mkdir" else store.read(CONTENT) is None
+    assert not list(tmp_path.rglob("*.part"))
+
+
 def test_errors_say_what_and_where_and_survive_a_process(tmp_path: Path) -> None:
     full = CacheFull(tmp_path, 812_400_000, 1_234)
     read_only = CacheReadOnly(tmp_path, "Read-only file system")

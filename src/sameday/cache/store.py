@@ -133,12 +133,14 @@ class Store:
         with _in_words(self.folder, len(header) + sum(map(len, data))):
             for tries_left in reversed(range(TRIES)):
                 try:
-                    self.folder.mkdir(parents=True, exist_ok=True)
-                    if not (self.folder / SETTINGS).exists():
-                        _write_aside(self.folder / SETTINGS, [(self.settings.text + "\n").encode()])
-                    return _write_aside(path, [header, *data])
-                # Another job pruned the folder when it was still empty.
-                except FileNotFoundError:
+                    # The entry's part comes first: no job prunes a folder that has one, and the settings take a while.
+                    with _written_aside(path, [header, *data]):
+                        if not (self.folder / SETTINGS).exists():
+                            with _written_aside(self.folder / SETTINGS, [(self.settings.text + "\n").encode()]):
+                                pass
+                    return
+                # Another job pruned the empty folder: before the part was in it, or when mkdir had just found it there.
+                except (FileNotFoundError, FileExistsError):
                     if not tries_left:
                         raise
 
@@ -322,11 +324,14 @@ def _read_into(file: int, view: memoryview, at: int) -> None:
         view, at = view[count:], at + count
 
 
-def _write_aside(path: Path, chunks: Sequence[bytes | memoryview]) -> None:
-    """A reader finds the old file, the new one or none, and never a part of one."""
+@contextlib.contextmanager
+def _written_aside(path: Path, chunks: Sequence[bytes | memoryview]) -> Iterator[None]:
+    """Written in a file of another name, which gets its own at the end of the block: a reader finds the old file, the
+    new one or none, and never a part of one."""
     host = re.sub("[^A-Za-z0-9-]", "-", socket.gethostname())[:40]
     part = path.with_name(f"{path.name}.{host}-{os.getpid()}-{secrets.token_hex(8)}.part")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         # By hand and not with mkstemp, whose files no other user could read.
         file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
@@ -337,12 +342,14 @@ def _write_aside(path: Path, chunks: Sequence[bytes | memoryview]) -> None:
             os.fsync(file)
         finally:
             os.close(file)
+        yield
         os.replace(part, path)
     except BaseException:
         with contextlib.suppress(OSError):
             part.unlink()
         raise
-    with _opened(path.parent) as folder:  # the rename itself lives in the folder
+    # The rename itself lives in the folder, which is gone where another job has pruned the file already.
+    with contextlib.suppress(FileNotFoundError), _opened(path.parent) as folder:
         os.fsync(folder)
 
 
