@@ -29,7 +29,7 @@ from sameday.train.watch import Watch
 
 LINE = re.compile(
     r"step (\d+)/(\d+)  loss (\d+\.\d{4})  lr (\d\.\d\de-\d\d)  (\d+\.\d{3}) s/step  (\d+\.\d) samples/s"
-    r"(?:  wait (\d+)%)?(?:  gpu \d+%)?  left (\d+:\d\d(?::\d\d)?)"
+    r"(?:  gpu \d+%)?(?:  wait (\d+)%)?  left (\d+:\d\d(?::\d\d)?)"
 )
 CPU = torch.device("cpu")
 
@@ -123,8 +123,12 @@ def test_the_gpus_use_is_told_and_recorded(run: RunFolder, capsys: pytest.Captur
         watch.step(good(1, 1.0))
         watch.gpu = lambda: 93
         watch.step(good(2, 1.0))
-    assert ["  gpu 93%  left " in line for line in capsys.readouterr().out.splitlines()] == [False, True]
-    assert [record.get("gpu") for record in run.metrics] == [None, 93]
+        watch.step(good(3, 1.0, wait=0.75))
+    lines = capsys.readouterr().out.splitlines()
+    assert all(LINE.fullmatch(line) for line in lines), lines
+    ends = [line.partition(" samples/s")[2].partition("  left ")[0] for line in lines]
+    assert ends == ["", "  gpu 93%", "  gpu 93%  wait 50%"]
+    assert [record.get("gpu") for record in run.metrics] == [None, 93, 93]
 
 
 def test_every_step_is_recorded_and_every_interval_charted(run: RunFolder) -> None:
