@@ -6,13 +6,15 @@ gradient to compute."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from sameday.kernels.ahead import OPERATORS, AdapterLaunch
 from sameday.kernels.dropout import KeyedDropout
 from sameday.kernels.lora import Adapter, Dropped, add_lora
 from sameday.kernels.lora_launch import MOST
@@ -33,6 +35,35 @@ def use_kernels(model: nn.Module) -> None:
             if len(here) > 1:
                 kind = type(module)
                 module.__class__ = _together(kind, here)
+
+
+def launches(model: nn.Module, kind: torch.dtype, alike: bool) -> list[AdapterLaunch]:
+    """Of its layers that the kernels compute, for inputs of this format: one for all that compile the same. Unless
+    layers are `alike`, the input of the first needs no gradient."""
+    modules: list[Any] = list(model.modules())
+    groups = [[getattr(module, name) for name in getattr(type(module), "together", ())] for module in modules]
+    taken = {id(layer) for group in groups for layer in group}
+    groups += [[module] for module in modules if hasattr(type(module), "alone") and id(module) not in taken]
+    made = dict.fromkeys(launch for group in groups if group for launch in _launches(group, kind))
+    first = [replace(launch, needed=False) for launch in made if launch.operator == "down_backward" and not alike]
+    return [*made, *first]
+
+
+def _launches(layers: Sequence[Any], kind: torch.dtype) -> Iterator[AdapterLaunch]:
+    down = [layer.lora_A[name].weight for layer in layers for name in layer.lora_A]
+    up = [layer.lora_B[name].weight for layer in layers for name in layer.lora_B]
+    drops = [drop for layer in layers for drop in layer.lora_dropout.values() if isinstance(drop, KeyedDropout)]
+    threshold = drops[0].threshold if drops else None
+    for operator in OPERATORS:
+        yield AdapterLaunch(
+            operator,
+            kind,
+            down[0].dtype,
+            down[0].shape[1],
+            tuple(len(each) for each in up),
+            tuple(len(each) for each in down),
+            threshold,
+        )
 
 
 def _fits(module: Any) -> bool:
@@ -65,7 +96,7 @@ def _together(library: Any, names: tuple[str, ...]) -> Any:
         together = _wanted([getattr(self, name) for name in names])
         return library.forward(calls(self) if together else self, *args, **named)
 
-    return type(f"Together{library.__name__}", (library,), {"forward": forward})
+    return type(f"Together{library.__name__}", (library,), {"forward": forward, "together": names})
 
 
 class _Call:

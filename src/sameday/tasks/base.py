@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sameday.data.questions.sample import Sample
     from sameday.data.seen import Seen
     from sameday.hardware.ranks import Ranks
+    from sameday.kernels.ahead import Launch
 
 Say = Callable[[str], None]
 
@@ -59,12 +60,14 @@ class StepCost:
 @dataclass(frozen=True)
 class WarmUpBatch:
     """A micro-batch that stands for others. `make` builds it on the host. It is trained on as one of `step`, or, where
-    there is one, given to `score`, which does with it what a validation does."""
+    there is one, given to `score`, which does with it what a validation does. `launches`: kernels of ours that are
+    compiled for it, which may be compiled before it."""
 
     name: str
     make: Callable[[], Any]
     step: int = 0
     score: Callable[[Any], object] | None = None
+    launches: Sequence[Launch] = ()
 
 
 @dataclass(frozen=True)

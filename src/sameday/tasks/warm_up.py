@@ -18,6 +18,7 @@ from sameday.hardware import garbage
 from sameday.hardware.compiling import Graphs, cache_folder, graphs, in_words
 from sameday.hardware.ranks import Ranks
 from sameday.hardware.signals import AskedToStop
+from sameday.kernels.ahead import compile_together
 from sameday.spec.errors import EXIT_FAILED, RunStopped
 from sameday.spec.words import count
 from sameday.tasks.base import Task, WarmUpBatch
@@ -57,6 +58,7 @@ def warm_up(
         screen.say(f"{doing} what this run will meet, so that no step waits for it: {len(batches)} micro-batches")
     short, failed, done = list[str](), None, 0
     with suppress(AskedToStop), _little_to_collect(task.device), at_once():
+        compile_together((launch for each in batches for launch in each.launches), task.device)
         for number, each in enumerate(batches, 1):
             if task.stop_asked():
                 break

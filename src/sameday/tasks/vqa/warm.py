@@ -9,11 +9,14 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
+
 from sameday.data.questions.encode import Encoded
 from sameday.data.questions.partition import MicroBatch, size
 from sameday.data.questions.shape_choice import fitting
 from sameday.data.questions.shapes import Shape, dense_calls
 from sameday.hardware.ranks import Ranks
+from sameday.kernels.ahead import AttentionLaunch, Launch
 from sameday.spec.plan import OF_PIECES
 from sameday.spec.words import count
 from sameday.tasks.base import WarmUpBatch
@@ -95,6 +98,7 @@ class Met:
             partial(task._build, self.encoded, self.part, shapes=self.shapes),
             self.step,
             None if self.training else task.score,
+            launches(task, self.kind(task)) if task.device.type == "cuda" else (),
         )
 
 
@@ -103,6 +107,20 @@ def warm_up_batches(task: VqaTask, steps: range, budget: int | None, ranks: Rank
         return []
     met = chain(_trained(task, steps, budget, ranks), _validated(task, budget, ranks))
     return [each.batch(task) for each in chosen(task, met)]
+
+
+def launches(task: VqaTask, kind: Kind) -> list[Launch]:
+    """Of kernels of ours that are compiled for micro-batches of a kind."""
+    given: list[Launch] = []
+    number = torch.bfloat16 if task.recipe.precision == "bf16" else torch.float32
+    if task.model.kernel == "fused":
+        sizes = task.model.family.heads(task.model.text)
+        given += [AttentionLaunch(*sizes, number, kind.calls, back) for back in (False, True)[: 1 + kind.training]]
+    if kind.training and task.plan.lora_kernel == "triton":
+        from sameday.models import lora_kernel  # which loads Triton
+
+        given += lora_kernel.launches(task.module(), number, task.model.alike_from is not None)
+    return given
 
 
 def compiles(task: VqaTask) -> bool:
