@@ -17,6 +17,7 @@ from arms import Stage
 from recordings import LORA
 from torch import Tensor
 
+from sameday.hardware import graphs
 from sameday.hardware.graphs import GraphMemory, Launched, Recorded
 from sameday.hardware.kernels import without_flash
 from sameday.hardware.machine import detect_machine, set_deterministic
@@ -207,6 +208,36 @@ def test_what_cannot_be_recorded_is_launched(tiny_qwen3: Path, world: Path, caps
     for one, other in zip(learned(task, range(8)), found, strict=True):
         assert torch.equal(one, other)
     assert {type(program.passes) for program in task.recorder._made.values()} == {Recorded}
+
+
+def test_kernels_that_were_recorded_are_not_launched_for_nothing(tiny_qwen3: Path, world: Path) -> None:
+    """What they are recorded for afterwards equals what is launched, as everywhere here."""
+    task = make(tiny_qwen3, world, COMPILED | KERNELS)
+    with patch.object(graphs, "_warm_up", wraps=graphs._warm_up) as first:
+        found = learned(task, range(12))
+    shapes = [name[0] for name in task.recorder._made]
+    assert len({recorded._there(shape) for shape in shapes}) <= first.call_count < len(shapes)
+    task.recorder.forget()
+    task.recorder.records = False
+    assert all(torch.equal(one, other) for one, other in zip(learned(task, range(12)), found, strict=True))
+
+
+def test_a_recording_that_misses_its_warm_up_gets_it() -> None:
+    """Here a number that the host reads once, when it is first needed, which a recording cannot do."""
+    weight = torch.full((), 3.0, device="cuda", requires_grad=True)
+    weight.grad = torch.zeros_like(weight)
+    factor: list[float] = []
+
+    def run() -> tuple[Tensor, Tensor]:
+        if not factor:
+            factor.append(torch.full((), 5.0, device="cuda").item())
+        x = weight * factor[0]
+        return x, x.detach().clone()
+
+    made = Recorded(run, [weight], GraphMemory(), known=True)
+    loss, *_ = made()
+    loss.backward()
+    assert factor == [5.0] and loss.item() == 15 and weight.grad.item() == 5
 
 
 def test_a_loss_that_somebody_keeps_does_not_end_a_recording(tiny_qwen3: Path, world: Path) -> None:

@@ -121,22 +121,31 @@ class Launched:
 
 
 class Recorded:
-    """The same as two graphs. Gradients are added to tensors that are there already and stay there."""
+    """The same as two graphs. Gradients are added to tensors that are there already and stay there. `known`: the same
+    kernels were recorded before, for other sizes, and are not launched for nothing first, unless that is missed."""
 
-    def __init__(self, run: Run, trained: Sequence[Tensor], memory: GraphMemory) -> None:
-        _warm_up(run, trained)
-        self._forward, self._backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        with _uncollected():
-            # What the warm-up took waits to be used again, and a recording cannot take it: it would be held twice.
-            torch.cuda.empty_cache()
+    def __init__(self, run: Run, trained: Sequence[Tensor], memory: GraphMemory, known: bool = False) -> None:
+        for warm in (False, True) if known else (True,):
+            if warm:
+                _warm_up(run, trained)
             try:
-                self._given = self._record(run, memory)
+                self._given = self._record(run, memory, warm)
+                return
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:
-                raise NotRecorded(str(error).partition("\n")[0]) from error
+                why = str(error).partition("\n")[0]  # the error itself holds what was computed
+        raise NotRecorded(why)
 
-    def _record(self, run: Run, memory: GraphMemory) -> list[Tensor]:
+    def _record(self, run: Run, memory: GraphMemory, warm: bool) -> list[Tensor]:
+        self._forward, self._backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        with _uncollected():
+            if warm:
+                # What the warm-up took waits to be used again, and a recording cannot take it: it would be held twice.
+                torch.cuda.empty_cache()
+            return self._passes(run, memory)
+
+    def _passes(self, run: Run, memory: GraphMemory) -> list[Tensor]:
         with recording(self._forward, memory.pool):
             loss, *rest = run()
         self._scale = torch.ones_like(loss)

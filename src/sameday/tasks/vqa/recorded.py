@@ -21,6 +21,7 @@ from sameday.hardware.graphs import GraphMemory, Inputs, Launched, NotRecorded, 
 from sameday.hardware.phases import during
 from sameday.hardware.ranks import Ranks, joined_size
 from sameday.kernels.dropout import dropouts, step_key
+from sameday.spec.plan import OF_PIECES
 from sameday.spec.words import tell
 from sameday.tasks.base import total_steps
 
@@ -134,7 +135,7 @@ class Recorder:
             if name in self._made:
                 self._made[name].fill(batch, features, key)
             else:
-                self._made[name] = self._program(batch, features, key)
+                self._made[name] = self._program(batch, features, key, self._known(*name))
             loss, losses = self._made[name].passes()
         return loss, losses[: len(batch.owner)]
 
@@ -160,7 +161,16 @@ class Recorder:
         self._made.clear()
         self._memory, self._rooms, self._too_large = None, [], math.inf
 
-    def _program(self, batch: Batch, features: Sequence[Tensor], key: Tensor) -> _Program:
+    def _known(self, shape: Shape, drops: bool) -> bool:
+        """Whether another shape was recorded by the same kernels. What of a row there is tells which they are, not how
+        much of it, and so does whether dropout drops. Masks of flex attention are compiled for some sizes by
+        themselves."""
+        return self._task.model.kernel in OF_PIECES and any(
+            not isinstance(program.passes, Launched) and (_there(other), dropped) == (_there(shape), drops)
+            for (other, dropped), program in self._made.items()
+        )
+
+    def _program(self, batch: Batch, features: Sequence[Tensor], key: Tensor, known: bool) -> _Program:
         # Features are large: all shapes read them from one place, which has room for the largest.
         rows = max((shape.image_tokens for shape in self._task.shapes(joined_size()).all), default=0)
         if not self._rooms or any(len(room) < len(each) for room, each in zip(self._rooms, features, strict=False)):
@@ -168,16 +178,16 @@ class Recorder:
         program = _Program(self._task, batch, features, key, self._rooms)
         tokens = batch.tokens.numel()
         if self.records and tokens < self._too_large:
-            program.passes = self._recorded(program.run, tokens) or program.passes
+            program.passes = self._recorded(program.run, tokens, known) or program.passes
         return program
 
-    def _recorded(self, run: Run, tokens: int) -> Recorded | None:
+    def _recorded(self, run: Run, tokens: int, known: bool) -> Recorded | None:
         """None where there is no memory for it: the run launches it, and tries smaller ones when they come. Where it
         fails for another reason, nothing more is recorded."""
         for _ in range(2):
             try:
                 self._memory = self._memory or GraphMemory()
-                return Recorded(run, self._trained, self._memory)
+                return Recorded(run, self._trained, self._memory, known)
             except torch.OutOfMemoryError:
                 pass
             except NotRecorded as error:
@@ -236,6 +246,11 @@ class _Program:
             hidden = model.decoded(self._batch, self._features, at=at)
             logits = self._task.target_logits(self._batch, hidden, at)
         return self._task.weighted(self._batch, logits)
+
+
+def _there(shape: Shape) -> tuple[bool, ...]:
+    """Which sections a shape has, and whether it has images and more than one target."""
+    return (*map(bool, shape.sections), shape.image_tokens > 0, shape.targets > 1)
 
 
 def _read(batch: Batch, features: Sequence[Tensor], key: Tensor) -> list[Tensor]:
