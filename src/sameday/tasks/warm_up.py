@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from itertools import zip_longest
 from typing import Any, Protocol
 
 import torch
@@ -59,7 +61,7 @@ def warm_up(
     short, failed, done = list[str](), None, 0
     with suppress(AskedToStop), _little_to_collect(task.device), at_once():
         compile_together((launch for each in batches for launch in each.launches), task.device)
-        for number, each in enumerate(batches, 1):
+        for number, (each, made) in enumerate(_made_ahead(batches), 1):
             if task.stop_asked():
                 break
             if screen.live is not None:
@@ -68,7 +70,7 @@ def warm_up(
                     f"{doing} what this run will meet: {number} of {len(batches)}, {each.name}, {seconds:.0f} s"
                 )
             try:
-                if not _gone_through(task, each, train_on):
+                if not _gone_through(task, each, made, train_on):
                     short.append(each.name)
                     torch.cuda.empty_cache()  # does nothing where no GPU is used
             except Exception as error:
@@ -110,10 +112,21 @@ def _doing(task: Task) -> str:
     return "recording" if task.plan.compile == "none" else "compiling and recording"
 
 
-def _gone_through(task: Task, each: WarmUpBatch, train_on: Callable[[Any, int], bool]) -> bool:
+def _made_ahead(batches: Sequence[WarmUpBatch]) -> Iterator[tuple[WarmUpBatch, Callable[[], Any]]]:
+    """Each with what gives it as it was built on the host while the one before it was computed."""
+    with ThreadPoolExecutor(1) as beside:
+        made = beside.submit(batches[0].make)
+        for each, after in zip_longest(batches, batches[1:]):
+            this = made
+            if after is not None:
+                made = beside.submit(after.make)
+            yield each, this.result
+
+
+def _gone_through(task: Task, each: WarmUpBatch, made: Callable[[], Any], train_on: Callable[[Any, int], bool]) -> bool:
     """Whether there was memory for it."""
     try:
-        batch = each.make().to(task.device)
+        batch = made().to(task.device)
         if each.score is None:
             task.training(True)
             return train_on(batch, each.step)
