@@ -4,7 +4,7 @@
     python bench/real.py OUT --only mixture --plan cuda_graphs=false     with a field of its own
     python bench/real.py OUT --size tiny                      tries the script on a CPU
     python bench/real.py OUT --peers                          other trainers too, as `bench/peers.py` runs them
-    python bench/real.py OUT --run                            `sameday train` of the mixture for three epochs, twice:
+    python bench/real.py OUT --run [--only ROW]               `sameday train` of the mixture for three epochs, twice:
                                                               what is compiled before the first step, what that takes
                                                               the first time and again, whether a later step stalls
 
@@ -199,11 +199,13 @@ def clock_words(gpu: Mapping[str, float]) -> str:
 def whole_run(out: Path, args: argparse.Namespace) -> None:
     """From the command line, first where nothing was compiled yet, then again."""
     tiny = args.size == "tiny"
-    row = ROWS["mixture"]
-    fields = recipe_of(out, data_of(out, "mixture", row, tiny), row, tiny) | {"num_epochs": 3}
+    name = args.only[0] if len(args.only) == 1 else "mixture"
+    row = ROWS[name]
+    fields = recipe_of(out, data_of(out, name, row, tiny), row, tiny) | {"num_epochs": 3}
     (out / "recipe.yaml").write_text(dump_yaml(recipe_from(fields)))
     sets = [f"--set=plan.{each}" for each in args.plan] + (["--set=plan.device=cpu"] if tiny else [])
-    caches = {"TORCHINDUCTOR_CACHE_DIR": str(out / "inductor"), "TRITON_CACHE_DIR": str(out / "triton")}
+    compiled = out / f"compiled-{time.time():.0f}"
+    caches = {"TORCHINDUCTOR_CACHE_DIR": str(compiled / "inductor"), "TRITON_CACHE_DIR": str(compiled / "triton")}
     for number in range(1, 3):
         run, began = out / f"run-{time.time():.0f}", time.perf_counter()
         command = [sys.executable, "-m", "sameday", "train", str(out / "recipe.yaml"), "--out", str(run), *sets]
