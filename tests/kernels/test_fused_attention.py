@@ -28,7 +28,7 @@ from sameday.hardware.ranks import Ranks
 from sameday.kernels import fused_attention, split
 from sameday.kernels.attention import Fused, attend, make_mask
 from sameday.kernels.fused_attention import BEST, WIDTHS, Tile, Tiles, needed, tiles
-from sameday.kernels.split import Segments
+from sameday.kernels.split import Dense, Segments
 from sameday.models import vlm_flops
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
@@ -116,6 +116,14 @@ def test_tiles_without_a_mask_and_with_one(groups: list[Any], turned: bool) -> N
     how = SMALL._replace(of_keys=SMALL.of_keys._replace(turned=turned))
     drawn = Drawn(row(groups, [17, 2])[0], (2, 1), torch.float32)
     assert far(drawn.fused(how), drawn.wanted()) < NEAR
+
+
+def test_keys_that_no_query_asks_for() -> None:
+    """A dense call may have runs of keys without queries: padding of a shape has."""
+    ends = torch.tensor([0, 64, 64], dtype=torch.int32), torch.tensor([0, 16, 32], dtype=torch.int32)
+    pieces = Segments.of(torch.tensor([0, 16, 32, 96], dtype=torch.int32), [Dense(32, 0, *ends)])
+    drawn = Drawn(pieces, (2, 1), torch.float32)
+    assert far(drawn.fused(SMALL), drawn.wanted()) < NEAR
 
 
 def test_more_pieces_than_are_compared_at_once() -> None:

@@ -14,11 +14,14 @@ import triton
 import triton.language as tl
 
 from sameday.kernels.bdh import interpreted
+from sameday.kernels.fused_attention import LINE
 
 COUNTS = ["tokens", "line", "pieces", "halves", *(f"{of}{call}" for of in "seklb" for call in range(3))]
 """One kernel serves whatever they are."""
 FAR = tl.constexpr(1 << 30)
 """Beyond all tokens."""
+EVEN = tl.constexpr(LINE)
+"""Of which queries are loaded from a multiple on, where sums are loaded with them."""
 
 
 def _counted(first, last, step, num_stages=None):
@@ -62,13 +65,13 @@ def _seen(rows, first, last, other, of_rows, of_others, count, halves):
 
 
 @triton.jit
-def _run(low, high, ok, whole, masked, STEP: tl.constexpr, EVEN: tl.constexpr = 1):
-    """The tiles of STEP that hold one interval of each row, the first at a multiple of EVEN. Tiles of all intervals are
+def _run(low, high, ok, whole, masked, STEP: tl.constexpr, OF: tl.constexpr = 1):
+    """The tiles of STEP that hold one interval of each row, the first at a multiple of OF. Tiles of all intervals are
     numbered through, those that lie within every row's, which need no mask, and the others: earlier intervals have
     numbers up to `whole` and `masked`. Given: the intervals; where tile number 0 without a mask would begin, number 0
     before those with one, and number 0 behind them; from which number on they lie behind; and both last numbers."""
     some = ok & (high > low)
-    first = tl.min(tl.where(some, low, FAR)) // EVEN * EVEN
+    first = tl.min(tl.where(some, low, FAR)) // OF * OF
     last = tl.max(tl.where(some, high, 0))
     highest_low = tl.max(tl.where(ok, low, 0))
     lowest_high = tl.min(tl.where(ok, high, FAR))
@@ -133,17 +136,17 @@ def _queries_of(
     """Which queries see each key: those of its own piece from itself on, and in each dense call a run of queries. They
     are loaded in lines of float32 too, by sixteen bytes."""
     ends = tl.load(cu + _place(rows, cu, pieces, halves) + 1, mask=valid, other=0)
-    own = _run(rows, ends, valid, 0, 0, STEP, 4)
+    own = _run(rows, ends, valid, 0, 0, STEP, EVEN)
     call0, call1, call2 = own, own, own
     if CALLS > 0:
         low, high = _seen(rows, k0, l0, s0, cu_keys, cu_queries, b0, halves)
-        call0 = _run(low, high, valid, own[6], own[7], STEP, 4)
+        call0 = _run(low, high, valid, own[6], own[7], STEP, EVEN)
     if CALLS > 1:
         low, high = _seen(rows, k1, l1, s1, cu_keys + b0, cu_queries + b0, b1, halves)
-        call1 = _run(low, high, valid, call0[6], call0[7], STEP, 4)
+        call1 = _run(low, high, valid, call0[6], call0[7], STEP, EVEN)
     if CALLS > 2:
         low, high = _seen(rows, k2, l2, s2, cu_keys + b0 + b1, cu_queries + b0 + b1, b2, halves)
-        call2 = _run(low, high, valid, call1[6], call1[7], STEP, 4)
+        call2 = _run(low, high, valid, call1[6], call1[7], STEP, EVEN)
     return own, call0, call1, call2
 
 

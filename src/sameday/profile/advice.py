@@ -277,7 +277,7 @@ def _decoder(facts: Facts) -> Iterator[Remedy]:
         )
         yield _remedy(facts, {"checkpointing": "none"}, min(1.25 * forward, backward), why, forward)
     if facts.offers("label_only_logits", True):
-        why = f"logits of every place, {_share(facts, loss)} forward and more backward"
+        why = f"logits of every place, {_share(facts, loss)} forward and more backward, and the last layer's MLP too"
         yield _remedy(facts, {"label_only_logits": True}, min(4 * loss, loss + backward), why, 1.5 * loss)
     prepared = min(facts.time(*EXPOSED), facts.preparing) + facts.time("copy")
     if facts.offers("cache", "features") and tower and _worth(facts, tower + prepared):
