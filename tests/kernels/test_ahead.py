@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +20,9 @@ import worlds
 from torch import Tensor
 
 from sameday.hardware.ranks import Ranks
+from sameday.kernels import ahead
 from sameday.kernels.ahead import AttentionLaunch, compile_together
+from sameday.kernels.grid import on_grid
 from sameday.spec.plan import Plan
 from sameday.tasks.vqa.task import VqaTask
 from sameday.tasks.vqa.warm import _trained, _validated, chosen, launches, warm_up_batches
@@ -42,13 +48,10 @@ class Watched:
         self.name, self.kernel, self.seen = name, kernel, seen
         self.arguments = list(inspect.signature(kernel.fn).parameters)
 
-    def __getitem__(self, grid: Any) -> Callable[..., Any]:
-        def launch(*given: Any, **named: Any) -> Any:
-            kinds = [kind(value) for name, value in zip(self.arguments, given, strict=False) if name not in OPEN]
-            self.seen.add((self.name, tuple(kinds), tuple(sorted(named.items()))))
-            return self.kernel[grid](*given, **named) if CUDA else None
-
-        return launch
+    def run(self, *given: Any, grid: Any, warmup: bool, **named: Any) -> Any:
+        kinds = [kind(value) for name, value in zip(self.arguments, given, strict=False) if name not in OPEN]
+        self.seen.add((self.name, tuple(kinds), tuple(sorted(named.items()))))
+        return self.kernel.run(*given, grid=grid, warmup=warmup, **named) if CUDA else None
 
 
 def kind(value: Any) -> Any:
@@ -85,7 +88,7 @@ def test_steps_launch_nothing_else(task: VqaTask) -> None:
     met = chosen(task, [*_trained(task, steps, None, Ranks()), *_validated(task, None, Ranks())])
     assert len({each.kind(task).calls for each in met}) > 1 and {each.training for each in met} == {True, False}
     given = dict.fromkeys(launch for each in met for launch in launches(task, each.kind(task)))
-    with noted() as ahead:
+    with noted() as there:
         for launch in given:
             launch(task.device)
     with noted() as launched:
@@ -96,7 +99,7 @@ def test_steps_launch_nothing_else(task: VqaTask) -> None:
                 with torch.no_grad():
                     task.score(each.batch(task).make().to(task.device))
     assert {name for name, *_ in launched} == {name for names in KERNELS.values() for name in names}
-    assert not launched - ahead
+    assert not launched - there
     missing = {launch for launch in given if not isinstance(launch, AttentionLaunch)}
     with noted() as fewer:
         for launch in missing:
@@ -106,30 +109,54 @@ def test_steps_launch_nothing_else(task: VqaTask) -> None:
 
 @pytest.mark.skipif(not CUDA, reason="needs a GPU: a CPU compiles no kernel")
 def test_a_step_compiles_none_of_them(task: VqaTask) -> None:
-    """By Triton's own count."""
+    """By Triton's own count, and none of them twice."""
     device = torch.cuda.current_device()
 
     def compiled() -> int:
         kernels = [getattr(module, name) for module, names in KERNELS.items() for name in names]
         return sum(len(kernel.device_caches[device][0]) for kernel in kernels)
 
-    batches = warm_up_batches(task, range(4), None, Ranks())
-    compile_together((launch for each in batches for launch in each.launches), task.device)
-    before = compiled()
-    assert before > 9
+    launched = [launch for each in warm_up_batches(task, range(4), None, Ranks()) for launch in each.launches]
+    for threads in (4, 1):
+        compile_together(launched, task.device, threads)
+        before = compiled()
+        assert before > 9
     for _ in recordings.computed(task, range(4)):
         pass
     assert compiled() == before
 
 
-def test_on_a_cpu_nothing_is_launched(task: VqaTask) -> None:
+@pytest.mark.slow
+def test_kernels_are_compiled_once_by_several_threads() -> None:
+    """By Triton's own compiler, which needs no GPU. In a process that has no interpreter."""
+    script = Path(__file__).with_name("compiled_ahead.py")
+    free = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, str(script), "90"], env=free, capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
+    first, again = json.loads(done.stdout)
+    assert first == again and set(first) == {name for names in KERNELS.values() for name in names}
+    assert all(first.values()) and first["up"] == 3, "one for each adapter of the group"
+
+
+def test_on_a_cpu_nothing_is_asked_for(task: VqaTask) -> None:
     if CUDA:
         pytest.skip("is about a CPU")
     assert not any(each.launches for each in warm_up_batches(task, range(4), None, Ranks()))
 
 
-def test_what_fails_is_left_for_whoever_needs_it() -> None:
-    done: list[str] = []
+class Kernel:
+    """As Triton has them."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+
+    def run(self, *given: Any, **named: Any) -> None:
+        self.asked.append({"given": given, **named})
+
+
+def test_nothing_is_launched_and_what_fails_is_left_for_whoever_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "interpreted", lambda: False)
+    kernel, done = Kernel(), list[str]()
 
     def broken(_device: torch.device) -> None:
         done.append("broken")
@@ -138,6 +165,12 @@ def test_what_fails_is_left_for_whoever_needs_it() -> None:
     def good(_device: torch.device) -> None:
         assert not torch.is_grad_enabled()
         done.append("good")
+        on_grid(kernel, 2, 3)(5, SIZE=7)
 
-    compile_together([broken, good, good], torch.device(DEVICE))
-    assert sorted(done) == ["broken", "good"], "equal ones once"
+    compile_together([broken, good, good], torch.device(DEVICE), 2)
+    on_grid(kernel, 4)(6)
+    assert done == ["broken", "good"], "equal ones once"
+    assert kernel.asked == [
+        {"given": (5,), "grid": (2, 3), "warmup": True, "SIZE": 7},
+        {"given": (6,), "grid": (4,), "warmup": False},
+    ]

@@ -223,21 +223,33 @@ def test_kernels_that_were_recorded_are_not_launched_for_nothing(tiny_qwen3: Pat
 
 
 def test_a_recording_that_misses_its_warm_up_gets_it() -> None:
-    """Here a number that the host reads once, when it is first needed, which a recording cannot do."""
+    """Here a number that the host reads once, when it is first needed, which a recording cannot do. What the recording
+    that broke had taken is given back with the rest."""
+    size = 2**26
+    data = torch.ones(size // 4, device="cuda")
     weight = torch.full((), 3.0, device="cuda", requires_grad=True)
     weight.grad = torch.zeros_like(weight)
     factor: list[float] = []
 
     def run() -> tuple[Tensor, Tensor]:
+        x = data * weight
         if not factor:
             factor.append(torch.full((), 5.0, device="cuda").item())
-        x = weight * factor[0]
+        x = (x * factor[0]).mean()
         return x, x.detach().clone()
 
-    made = Recorded(run, [weight], GraphMemory(), known=True)
+    gc.collect()
+    torch.cuda.empty_cache()
+    before, memory = torch.cuda.memory_reserved(), GraphMemory()
+    made = Recorded(run, [weight], memory, known=True)
     loss, *_ = made()
     loss.backward()
     assert factor == [5.0] and loss.item() == 15 and weight.grad.item() == 5
+    assert torch.cuda.memory_reserved() - before >= size
+    del made, loss, memory, _
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() - before < size
 
 
 def test_a_loss_that_somebody_keeps_does_not_end_a_recording(tiny_qwen3: Path, world: Path) -> None:

@@ -33,13 +33,13 @@ def recording(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
             try:
                 graph.capture_end()
             except RuntimeError:  # the first error says what went wrong
-                _leave(pool)
+                _leave(graph, pool)
             raise
         graph.capture_end()
     torch.cuda.current_stream().wait_stream(aside)
 
 
-def _leave(pool: Any) -> None:
+def _leave(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
     """What torch leaves out where a recording broke and cannot be ended: its random numbers would wait for it for ever,
     and so would memory."""
     device = torch.cuda.current_device()
@@ -48,6 +48,10 @@ def _leave(pool: Any) -> None:
     if pool is not None:
         with suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(device, pool)
+        try:
+            graph.pool()  # is known of one that was ended, which gives its memory back by itself
+        except RuntimeError:
+            torch._C._cuda_releasePool(device, pool)
 
 
 @cache

@@ -1,14 +1,13 @@
 """Kernels compiled before they are needed, several at once. Triton compiles a kernel when it is first launched, for
 seconds, while all else waits: a run would compile one after the other in its first forward and backward passes.
 
-Each launch here is of a few tokens, and of nothing that matters: what is compiled for it serves any number of them."""
+Each launch here is of a few tokens: what is compiled for it serves any number of them."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -16,6 +15,8 @@ import torch
 from torch import Tensor
 
 from sameday.kernels import fused_attention
+from sameday.kernels.bdh import interpreted
+from sameday.kernels.grid import compiled_alone
 from sameday.kernels.split import Dense, Segments
 
 TOKENS = 32
@@ -109,20 +110,22 @@ OPERATORS: Sequence[Literal["down", "up", "up_backward", "down_backward"]] = (
 )  # fmt: skip
 
 
-def compile_together(launches: Iterable[Launch], device: torch.device) -> None:
-    """On as many threads as there are cores: Triton's compiler lets others work meanwhile. What fails here fails again
-    where it is needed, and there somebody knows what to do."""
+def compile_together(launches: Iterable[Launch], device: torch.device, threads: int) -> None:
+    """Nothing is launched, since Triton loads what launches its kernels under one name, and threads would take each
+    other's. What fails here fails again where it is needed, and there somebody knows what to do."""
     there = list(dict.fromkeys(launches))
-    if not there:
+    if not there or interpreted():
         return
-
-    gpu = device.type == "cuda"
-    which = device.index if not gpu or device.index is not None else torch.cuda.current_device()
-
-    def launched(launch: Launch) -> None:
-        # A thread begins with the first GPU, and with gradients.
-        with torch.cuda.device(which) if gpu else nullcontext(), torch.no_grad(), suppress(Exception):
-            launch(device)
-
-    with ThreadPoolExecutor(min(len(there), os.cpu_count() or 1)) as pool:
-        list(pool.map(launched, there))
+    try:
+        from triton import AsyncCompileMode
+    except ImportError:  # an older Triton, which compiles when it launches
+        return
+    with (
+        torch.no_grad(),
+        ThreadPoolExecutor(threads) as pool,
+        compiled_alone(),
+        AsyncCompileMode(pool, ignore_errors=True),
+    ):
+        for launch in there:
+            with suppress(Exception):
+                launch(device)

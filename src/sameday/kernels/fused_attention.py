@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sameday.kernels import split
 from sameday.kernels.bdh import interpreted
+from sameday.kernels.grid import on_grid
 from sameday.kernels.split import Segments
 
 WIDTHS = (16, 32, 64, 128, 256)
@@ -168,7 +169,7 @@ def forward(
     tokens, heads, _ = q.shape
     tile = (how or tiles_of(q)).forward
     out, lse = q.new_empty(q.shape), q.new_empty(heads, tokens, dtype=torch.float32)
-    kernels.forward[(heads, -(-tokens // tile.queries))](
+    on_grid(kernels.forward, heads, -(-tokens // tile.queries))(
         *_loaded(tile.queries, q), *_loaded(tile.keys, k, v), out, lse, *_bounds(pieces, tokens),
         scale * math.log2(math.e), *_numbers(pieces, "start", "end", "first_key", "bounds"),
         **_sizes(q, k, pieces), **tile.options(),
@@ -198,16 +199,16 @@ def backward(
     dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
     line = -(-tokens // LINE) * LINE
     powers, delta = torch.empty(2, heads, line, dtype=torch.float32, device=q.device)[..., :tokens].unbind()
-    kernels.products[(-(-tokens // 64), heads)](
+    on_grid(kernels.products, -(-tokens // 64), heads)(
         grad, out, lse, powers, delta, tokens, line, HEADS=heads, WIDTH=width, BM=64
     )
     sizes = _sizes(q, k, pieces)
     common = *_bounds(pieces, tokens), scale * math.log2(math.e), scale
-    kernels.of_queries[(heads, -(-tokens // of_queries.queries))](
+    on_grid(kernels.of_queries, heads, -(-tokens // of_queries.queries))(
         *_loaded(of_queries.queries, grad, q), *_loaded(of_queries.keys, k, v), powers, delta, dq, line, *common,
         *_numbers(pieces, "start", "end", "first_key", "bounds"), **sizes, **of_queries.options(),
     )  # fmt: skip
-    kernels.of_keys[(k.shape[1], -(-tokens // of_keys.keys))](
+    on_grid(kernels.of_keys, k.shape[1], -(-tokens // of_keys.keys))(
         *_loaded(of_keys.queries, grad, q), *_loaded(of_keys.keys, k, v), *_lines(of_keys.queries, powers, delta),
         dk, dv, *common,
         *_numbers(pieces, "start", "end", "first_key", "last_key", "bounds"),

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sameday.kernels.grid import on_grid
+
 MOST = 64
 """The largest rank that has tiles."""
 TOGETHER = 3
@@ -99,7 +101,7 @@ class Group:
 
         n0, n1, n2 = three(counts)
         block = self.tiles.total
-        kernels.total[(_tiles(each, block), len(counts))](
+        on_grid(kernels.total, _tiles(each, block), len(counts))(
             part, out, each, *three(factors),
             N0=n0, N1=n1, N2=n2, MOST=max(counts), BLOCK=block, WIDE=self.wide, num_warps=4,
         )  # fmt: skip
@@ -127,7 +129,7 @@ def down(group: Group, x: Tensor, mask: Mask, a: Sequence[Tensor], factors: Sequ
     (M, K), how = x.shape, group.tiles.down
     steps = _tiles(_tiles(K, how.columns), how.shares)
     part = x.new_empty((len(a) * how.shares, M, group.most), dtype=group.sums)
-    kernels.down[(_tiles(M, how.rows), how.shares)](
+    on_grid(kernels.down, _tiles(M, how.rows), how.shares)(
         x, part, *mask.arguments(x), *three(a), M, K,
         **group.shape, **mask.constants(), BM=how.rows, BK=how.columns, STEPS=steps, SPLITS=how.shares, **how.options(),
     )  # fmt: skip
@@ -143,7 +145,7 @@ def up(group: Group, outputs: Sequence[Tensor], u: Tensor, b: Sequence[Tensor]) 
     for number, (y, weight) in enumerate(zip(outputs, b, strict=True)):
         N = y.shape[1]
         results.append(torch.empty_like(y))
-        kernels.up[(_tiles(N, how.columns), _tiles(M, how.rows))](
+        on_grid(kernels.up, _tiles(N, how.columns), _tiles(M, how.rows))(
             u, y, results[-1], weight, M, N,
             WHICH=number, RANK=group.ranks[number], **group.rank, BM=how.rows, BN=how.columns, **how.options(),
         )  # fmt: skip
@@ -158,7 +160,7 @@ def up_backward(group: Group, gradients: Sequence[Tensor], u: Tensor, b: Sequenc
     parts = u.new_empty((sum(counts), M, group.most), dtype=group.sums)
     weights = u.new_empty((how.shares, sum(columns), group.most), dtype=group.sums)
     t0, t1, _ = three(counts)
-    kernels.up_back[(sum(counts), how.shares)](
+    on_grid(kernels.up_back, sum(counts), how.shares)(
         u, *three(gradients), *three(b), parts, weights, M, *three(columns), _tiles(M, how.rows * how.shares),
         **group.shape, T0=t0, T1=t1, BM=how.rows, BN=how.columns, **how.options(),
     )  # fmt: skip
@@ -176,7 +178,7 @@ def down_backward(
     (M, K), how = x.shape, group.tiles.down_back
     dx = torch.empty_like(x) if needed else x.new_empty(0)
     parts = x.new_empty((how.shares, len(a), group.most, K), dtype=group.sums)
-    kernels.down_back[(_tiles(K, how.columns), how.shares)](
+    on_grid(kernels.down_back, _tiles(K, how.columns), how.shares)(
         du, x, dx, parts, *mask.arguments(x), *three(a), *three(factors), M, K, _tiles(M, how.rows * how.shares),
         **group.shape, **mask.constants(), BM=how.rows, BK=how.columns, NEED=needed, **how.options(),
     )  # fmt: skip

@@ -7,6 +7,7 @@ changes."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -60,7 +61,10 @@ def warm_up(
         screen.say(f"{doing} what this run will meet, so that no step waits for it: {len(batches)} micro-batches")
     short, failed, done = list[str](), None, 0
     with suppress(AskedToStop), _little_to_collect(task.device), at_once():
-        compile_together((launch for each in batches for launch in each.launches), task.device)
+        launches = [launch for each in batches for launch in each.launches]
+        if launches and screen.live is not None:
+            screen.live.update(f"{doing} what this run will meet: kernels, several at once")
+        compile_together(launches, task.device, max(1, len(os.sched_getaffinity(0)) // ranks.size))
         for number, (each, made) in enumerate(_made_ahead(batches), 1):
             if task.stop_asked():
                 break
@@ -114,13 +118,16 @@ def _doing(task: Task) -> str:
 
 def _made_ahead(batches: Sequence[WarmUpBatch]) -> Iterator[tuple[WarmUpBatch, Callable[[], Any]]]:
     """Each with what gives it as it was built on the host while the one before it was computed."""
-    with ThreadPoolExecutor(1) as beside:
+    beside = ThreadPoolExecutor(1)
+    try:
         made = beside.submit(batches[0].make)
         for each, after in zip_longest(batches, batches[1:]):
             this = made
             if after is not None:
                 made = beside.submit(after.make)
             yield each, this.result
+    finally:
+        beside.shutdown(cancel_futures=True)
 
 
 def _gone_through(task: Task, each: WarmUpBatch, made: Callable[[], Any], train_on: Callable[[Any, int], bool]) -> bool:

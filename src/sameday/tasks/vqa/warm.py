@@ -119,7 +119,8 @@ def launches(task: VqaTask, kind: Kind) -> list[Launch]:
     if kind.training and task.plan.lora_kernel == "triton":
         from sameday.models import lora_kernel  # which loads Triton
 
-        given += lora_kernel.launches(task.module(), number, task.model.alike_from is not None)
+        alike = task.model.alike_from is not None and not task.model.tower_trained
+        given += lora_kernel.launches(task.module(), number, alike)
     return given
 
 
