@@ -154,7 +154,7 @@ def main() -> None:
                 known[point] = timed(out, point, args, loaded)
             results.append({"panel": panel, "at": at, **known[point]})
             print(words(at, point, known[point]), flush=True)
-    print(largest(results))
+    print(f"{largest(results)}; {loaded.peak_words()}")
     if args.json is not None:
         args.json.write_text(json.dumps(results) + "\n")
     if args.chart is not None:

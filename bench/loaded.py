@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ FREE_OF_RECIPE = {"name", "data", "order", "effective_batch", "max_pixels"}
 FREE_OF_PLAN = {"checkpointing", "cuda_graphs", "token_budget", "workers"}
 """Fields that no model is made of: read by the task, or by the model when it computes. Where any other differs, the
 model is loaded again."""
+REST = 3.0
+"""Seconds."""
 
 
 class Loaded:
@@ -68,11 +71,21 @@ class Loaded:
         _clear()
 
     def peaks(self, session: Session) -> Peaks:
-        """Of the device that all are timed on, measured once."""
+        """Of the device that all are timed on, measured once. A GPU that was at work just now is slower, since power is
+        what limits it: it rests before."""
         precision = session.recipe.precision
         if self._peaks is None or self._peaks.precision != precision:
+            if session.device.type == "cuda":
+                torch.cuda.synchronize()
+                time.sleep(REST)
             self._peaks = measure(session.device, precision, None)
         return self._peaks
+
+    def peak_words(self) -> str:
+        """By what floors were computed."""
+        if self._peaks is None:
+            return "no floor was computed"
+        return f"floors by {self._peaks.flop_per_second / 1e12:.3g} TFLOP/s"
 
 
 def _over(model: VisionLanguageModel, session: Session, plan: Plan) -> VqaTask:

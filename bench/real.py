@@ -297,6 +297,8 @@ def main() -> None:
     parser.add_argument("--peers", action="store_true", help="run bench/peers.py afterwards")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    if args.run and len(args.only) not in (1, len(ROWS)):
+        parser.error("--run is of one row: name one with --only, or none for the mixture")
     out = args.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
     model_of(out, args.size == "tiny")
@@ -312,6 +314,7 @@ def main() -> None:
         print(words(found[-1]), flush=True)
         if kernels := found[-1]["kernels"]:
             print(f"{'':22s} kernels, ms of a step: {kind_words(kernels)}; {clock_words(found[-1]['gpu'])}", flush=True)
+    print(loaded.peak_words(), flush=True)
     loaded.drop()  # other trainers need the memory
     if args.json is not None:
         args.json.write_text(json.dumps(found) + "\n")

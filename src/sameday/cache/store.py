@@ -140,8 +140,8 @@ class Store:
                                 pass
                     return
                 # Another job pruned the empty folder: before the part was in it, or when mkdir had just found it there.
-                except (FileNotFoundError, FileExistsError):
-                    if not tries_left:
+                except OSError as error:
+                    if error.errno not in (errno.ENOENT, errno.EEXIST, errno.ESTALE) or not tries_left:
                         raise
 
     def read(self, content: str) -> dict[str, Tensor] | None:
