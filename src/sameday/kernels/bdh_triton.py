@@ -11,9 +11,10 @@ import triton.language as tl
 
 
 @triton.jit
-def _mix(x):
-    """`kernels.dropout.mix`, on unsigned integers."""
-    x = x ^ (x >> 16)
+def _mix(rows, columns):
+    """`kernels.dropout.mix` of row ^ column for all of them, as unsigned integers. Its first step may as well be taken
+    before them: there are fewer rows and columns than pairs."""
+    x = (rows ^ (rows >> 16))[:, None] ^ (columns ^ (columns >> 16))[None, :]
     x = x * 0x21F0AAAD
     x = x ^ (x >> 15)
     x = x * 0x735A2D97
@@ -23,7 +24,7 @@ def _mix(x):
 @triton.jit
 def _keep(row_keys, column_keys, threshold):
     """Which units of a pair are kept: the low half of a hash decides for the even one, the high half for the odd."""
-    hashed = _mix(row_keys[:, None] ^ column_keys[None, :])
+    hashed = _mix(row_keys, column_keys)
     return (hashed & 0xFFFF) >= threshold, (hashed >> 16) >= threshold
 
 

@@ -32,7 +32,7 @@ def _row_keys(keys, rows, ok):
 def _kept(row_keys, column_keys, at, ok, THRESHOLD: tl.constexpr):
     """Where `kernels.dropout.KeyedDropout` keeps elements."""
     columns = tl.load(column_keys + at, mask=ok, other=0).to(tl.uint32, bitcast=True)
-    return _mix(row_keys[:, None] ^ columns[None, :]).to(tl.int32, bitcast=True) >= THRESHOLD
+    return _mix(row_keys, columns).to(tl.int32, bitcast=True) >= THRESHOLD
 
 
 @triton.jit
