@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from sameday.spec.plan import Plan
 from sameday.train import commit
 from sameday.verify.compare import compare
 from sameday.verify.limits import LIMITS
+from sameday.verify.processes import Arms
 from sameday.verify.trace import Trace
 
 CPU: dict[str, Any] = {"device": "cpu"}
@@ -231,6 +233,28 @@ def test_whatever_ends_it_ends_its_arms(world: Path, tmp_path: Path, number: int
         assert time.monotonic() < end, "the arm goes on"
         time.sleep(0.05)
     assert not list(tmp_path.glob("sameday-verify-*"))
+
+
+def test_a_signal_that_comes_while_lanes_are_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arm of the first is under way then, and is not waited for."""
+    arms, submit = Arms(print, 1), ThreadPoolExecutor.submit
+
+    def lane(_jobs: object) -> None:
+        arms._wait(["-c", "import time; time.sleep(300)"], tmp_path / "log")
+
+    def broken_off(pool: ThreadPoolExecutor, *what: Any) -> None:
+        submit(pool, *what)
+        while not arms._running:
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(arms, "_lane", lane)
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", broken_off)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        arms.run([{}, {}])
+    (process,) = arms._running
+    assert process.poll() == -signal.SIGKILL and time.monotonic() - began < 200
 
 
 def children(parent: int) -> list[str]:

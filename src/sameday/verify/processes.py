@@ -28,9 +28,9 @@ class Arms:
 
     def run(self, lanes: Sequence[dict[str, Job]]) -> None:
         with ThreadPoolExecutor(len(lanes)) as pool:
-            done = [pool.submit(self._lane, lane) for lane in lanes]
             try:
-                for lane in done:
+                # A signal may come while the first lane is under way and the others are not.
+                for lane in [pool.submit(self._lane, lane) for lane in lanes]:
                     lane.result()
             except BaseException:  # an arm that failed, or a signal: the others are not waited for
                 self._stopped = True
