@@ -235,9 +235,10 @@ def test_whatever_ends_it_ends_its_arms(world: Path, tmp_path: Path, number: int
     assert not list(tmp_path.glob("sameday-verify-*"))
 
 
+@pytest.mark.slow
 def test_a_signal_that_comes_while_lanes_are_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The arm of the first is under way then, and is not waited for."""
-    arms, submit = Arms(print, 1), ThreadPoolExecutor.submit
+    arms, submit, began = Arms(print, 1), ThreadPoolExecutor.submit, time.monotonic()
 
     def lane(_jobs: object) -> None:
         arms._wait(["-c", "import time; time.sleep(300)"], tmp_path / "log")
@@ -245,12 +246,12 @@ def test_a_signal_that_comes_while_lanes_are_started(tmp_path: Path, monkeypatch
     def broken_off(pool: ThreadPoolExecutor, *what: Any) -> None:
         submit(pool, *what)
         while not arms._running:
+            assert time.monotonic() - began < 100, "no arm was started"
             time.sleep(0.01)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(arms, "_lane", lane)
     monkeypatch.setattr(ThreadPoolExecutor, "submit", broken_off)
-    began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         arms.run([{}, {}])
     (process,) = arms._running
