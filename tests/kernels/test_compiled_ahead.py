@@ -28,14 +28,12 @@ from sameday.tasks.vqa.task import VqaTask
 from sameday.tasks.vqa.warm import _trained, _validated, chosen, launches, warm_up_batches
 
 pytest.importorskip("triton")
+from compiled_ahead import KERNELS
+
 from sameday.kernels import fused_attention_triton, lora_triton
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
-KERNELS = {
-    fused_attention_triton: ("forward", "products", "of_queries", "of_keys"),
-    lora_triton: ("down", "total", "up", "up_back", "down_back"),
-}
 OPEN = {*fused_attention_triton.COUNTS, *lora_triton.ANY_SIZE}
 """Numbers that nothing is compiled for."""
 

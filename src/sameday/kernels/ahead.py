@@ -5,11 +5,11 @@ Each launch here is of a few tokens: what is compiled for it serves any number o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -61,13 +61,18 @@ def two_pieces(calls: int) -> Segments:
     return Segments.of(torch.tensor([0, half, TOKENS], dtype=torch.int32), dense)
 
 
+Operator = Literal["down", "up", "up_backward", "down_backward"]
+OPERATORS: tuple[Operator, ...] = get_args(Operator)
+"""That compute adapters, forward and backward."""
+
+
 @dataclass(frozen=True)
 class AdapterLaunch:
     """Of adapters that are computed together, one operator: the format of what they are given and their own, sizes of
     inputs and outputs, ranks, below which hash an element is dropped, where there is dropout, and whether what they are
     given needs a gradient."""
 
-    operator: Literal["down", "up", "up_backward", "down_backward"]
+    operator: Operator
     kind: torch.dtype
     own: torch.dtype
     inputs: int
@@ -103,11 +108,6 @@ class AdapterLaunch:
                 lora.up_backward(y, u, b)
             case "down_backward":
                 lora.down_backward(u, x, *of_down, self.needed)
-
-
-OPERATORS: Sequence[Literal["down", "up", "up_backward", "down_backward"]] = (
-    "down", "up", "up_backward", "down_backward",
-)  # fmt: skip
 
 
 def compile_together(launches: Iterable[Launch], device: torch.device, threads: int) -> None:

@@ -92,13 +92,14 @@ class Met:
     def batch(self, task: VqaTask) -> WarmUpBatch:
         what = "validation" if not self.training else "an epoch's last step" if self.last else "training"
         images = count(self.images(task.plan.share_images), "image")
-        recorded = "" if self.kind(task).shape is None else ", recorded"
+        kind = self.kind(task)
+        recorded = "" if kind.shape is None else ", recorded"
         return WarmUpBatch(
             f"{what} with {count(len(self.questions()), task.recipe.sample)} on {images}{recorded}",
             partial(task._build, self.encoded, self.part, shapes=self.shapes),
             self.step,
             None if self.training else task.score,
-            launches(task, self.kind(task)) if task.device.type == "cuda" else (),
+            launches(task, kind) if task.device.type == "cuda" else (),
         )
 
 
