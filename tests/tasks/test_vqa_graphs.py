@@ -224,7 +224,7 @@ def test_kernels_that_were_recorded_are_not_launched_for_nothing(tiny_qwen3: Pat
 
 def test_a_recording_that_misses_its_warm_up_gets_it() -> None:
     """Here a number that the host reads once, when it is first needed, which a recording cannot do. What the recording
-    that broke had taken is given back with the rest."""
+    that broke had taken is given back with the rest, and the same memory is recorded to afterwards."""
     size = 2**26
     data = torch.ones(size // 4, device="cuda")
     weight = torch.full((), 3.0, device="cuda", requires_grad=True)
@@ -241,12 +241,38 @@ def test_a_recording_that_misses_its_warm_up_gets_it() -> None:
     gc.collect()
     torch.cuda.empty_cache()
     before, memory = torch.cuda.memory_reserved(), GraphMemory()
-    made = Recorded(run, [weight], memory, known=True)
-    loss, *_ = made()
-    loss.backward()
-    assert factor == [5.0] and loss.item() == 15 and weight.grad.item() == 5
+    whys: list[str] = []
+    pools, record = [memory.pool], Recorded._record
+
+    def tried(made: Recorded, run: Any, memory: GraphMemory, warm: bool) -> list[Tensor]:
+        try:
+            return record(made, run, memory, warm)
+        except RuntimeError as error:
+            whys.append(str(error).partition("\n")[0])
+            raise
+        finally:
+            pools.append(memory.pool)
+
+    with (
+        patch.object(graphs, "_leave", wraps=graphs._leave) as left,
+        patch.object(graphs, "_warm_up", wraps=graphs._warm_up) as warmed,
+        patch.object(Recorded, "_record", tried),
+    ):
+        try:
+            made = Recorded(run, [weight], memory, known=True)
+        except graphs.NotRecorded:
+            pytest.fail(f"{whys}, {left.call_count} of them left, in pools {pools}")
+    assert (len(whys), left.call_count, warmed.call_count) == (1, 1, 1), whys
+    left.reset_mock()  # which holds the memory
+    again = Recorded(run, [weight], memory, known=True)
+    assert memory.pool == pools[-1] != pools[0], "one that broke is not recorded to again"
+    for each in (made, again):
+        weight.grad.zero_()
+        loss, *_ = each()
+        loss.backward()
+        assert factor == [5.0] and loss.item() == 15 and weight.grad.item() == 5
     assert torch.cuda.memory_reserved() - before >= size
-    del made, loss, memory, _
+    del made, again, each, loss, memory, left, _
     gc.collect()
     torch.cuda.empty_cache()
     assert torch.cuda.memory_reserved() - before < size

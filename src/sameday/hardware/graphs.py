@@ -20,9 +20,10 @@ Run = Callable[[], tuple[Tensor, ...]]
 
 
 @contextmanager
-def recording(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
+def recording(graph: torch.cuda.CUDAGraph, memory: GraphMemory | None) -> Iterator[None]:
     """Unlike torch's own context it leaves the memory that waits to be used again where it is. Other threads may go on
     preparing batches. It is short, and no signal breaks it off."""
+    pool = None if memory is None else memory.pool
     aside = _aside(torch.cuda.current_device())
     aside.wait_stream(torch.cuda.current_stream())
     with unbroken(), torch.cuda.stream(aside):
@@ -33,19 +34,25 @@ def recording(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
             try:
                 graph.capture_end()
             except RuntimeError:  # the first error says what went wrong
-                _leave(graph, pool)
+                _leave(graph, memory, pool)
             raise
         graph.capture_end()
     torch.cuda.current_stream().wait_stream(aside)
 
 
-def _leave(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
+_broken: list[torch.cuda.CUDAGraph] = []
+
+
+def _leave(graph: torch.cuda.CUDAGraph, memory: GraphMemory | None, pool: Any) -> None:
     """What torch leaves out where a recording broke and cannot be ended: its random numbers would wait for it for ever,
-    and so would memory."""
+    and so would memory. Pinned memory of the host does: nothing in Python ends that, so torch takes the pool for one
+    that is being recorded to, and goes on asking the graph whether it is."""
+    _broken.append(graph)
     device = torch.cuda.current_device()
     generator = torch.cuda.default_generators[device]
     generator.graphsafe_set_state(generator.clone_state())
-    if pool is not None:
+    if memory is not None:
+        memory.renew()
         with suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(device, pool)
         try:
@@ -71,13 +78,20 @@ class GraphMemory:
     enough for it where the largest came first."""
 
     def __init__(self) -> None:
-        # The pool lives as long as a graph of it does.
-        self._keeper = torch.cuda.CUDAGraph()
-        with recording(self._keeper, None):
-            torch.zeros(1, device="cuda")
+        self.renew()
+
+    def renew(self) -> None:
+        """What is recorded from now on takes other memory; what was recorded keeps its own."""
+        self._keeper: torch.cuda.CUDAGraph | None = None
 
     @property
     def pool(self) -> Any:
+        if self._keeper is None:
+            # The pool lives as long as a graph of it does.
+            keeper = torch.cuda.CUDAGraph()
+            with recording(keeper, None):
+                torch.zeros(1, device="cuda")
+            self._keeper = keeper
         return self._keeper.pool()
 
 
@@ -150,10 +164,10 @@ class Recorded:
             return self._passes(run, memory)
 
     def _passes(self, run: Run, memory: GraphMemory) -> list[Tensor]:
-        with recording(self._forward, memory.pool):
+        with recording(self._forward, memory):
             loss, *rest = run()
         self._scale = torch.ones_like(loss)
-        with recording(self._backward, memory.pool):
+        with recording(self._backward, memory):
             torch.autograd.backward(loss, self._scale)
         return [each.detach() for each in (loss, *rest)]
 

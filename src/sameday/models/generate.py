@@ -91,7 +91,7 @@ class RecordedStep:
         self.tokens, self.position = torch.zeros_like(position), position.clone()
         keys.hold()
         self.graph = torch.cuda.CUDAGraph()
-        with recording(self.graph, shared_memory(torch.cuda.current_device()).pool):
+        with recording(self.graph, shared_memory(torch.cuda.current_device())):
             self.states = model.next_hidden(self.tokens, self.position, keys)
             self.position += 1
 
