@@ -228,7 +228,7 @@ def test_the_rule_sees_every_form_of_a_name() -> None:
 # What every start loads
 
 LOADS_TRITON = {
-    *(f"kernels.{name}_triton" for name in ("bdh", "fused_attention", "lora")),
+    *(f"kernels.{name}_triton" for name in ("bdh", "fused_attention", "host_rows", "lora")),
     "kernels.lora",
 }
 """By their kernels, or by an operator that torch.compile sees into: seconds of a start, and a thousand modules."""

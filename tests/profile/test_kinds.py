@@ -38,6 +38,7 @@ def test_kernels_of_ours_have_one() -> None:
     """A new one is told apart too."""
     folder = Path(next(iter(sameday.kernels.__path__)))
     kinds = {"lora_triton.py": "LoRA", "fused_attention_triton.py": "attention", "bdh_triton.py": "levels"}
+    kinds |= {"host_rows_triton.py": "copies"}
     assert {path.name for path in folder.glob("*_triton.py")} == kinds.keys()
     for file, kind in kinds.items():
         names = re.findall(r"^@triton\.jit.*\ndef ([a-z]\w*)", (folder / file).read_text(), re.MULTILINE)

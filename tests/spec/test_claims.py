@@ -34,7 +34,7 @@ TINY: dict[str, Recipe] = {
     "cot": worlds.cot_recipe(Path("model")),
     "classify": sets.tiny_recipe(),
 }
-NEED_A_GPU = {"compile_mode", "lora_kernel", "level_kernel", "cuda_graphs"}
+NEED_A_GPU = {"compile_mode", "lora_kernel", "level_kernel", "cuda_graphs", "embeddings_on"}
 """On a CPU nothing but their plain values can be tried."""
 
 

@@ -224,7 +224,7 @@ def test_features_of_a_tower_or_projector_with_adapters_are_refused(home: Path, 
     )
     setup.resolve_auto(Plan(cache="pixels"), machine)
     cannot = {("cache", "features"), ("cuda_graphs", True)}
-    triton = {("lora_kernel", "triton"), ("attention", "fused")}
+    triton = {("lora_kernel", "triton"), ("attention", "fused"), ("embeddings_on", "host")}
     assert setup.cannot(machine) == cannot | (set() if interpreted() else triton)
     (home / "recipe.yaml").write_text(dump_yaml(recipe))
     with pytest.raises(BadInput) as error:

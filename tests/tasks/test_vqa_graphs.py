@@ -88,6 +88,7 @@ def distance(found: list[Tensor], other: list[Tensor]) -> float:
         pytest.param({"attention": "fused"}, {}, id="fused"),
         pytest.param(COMPILED | {"attention": "fused", "checkpointing": "selective"}, {}, id="fused, compiled"),
         pytest.param(COMPILED | KERNELS, {}, id="fused, LoRA's kernels, compiled"),
+        pytest.param({"embeddings_on": "host"}, {}, id="embeddings on the host"),
         pytest.param(
             COMPILED | {"checkpointing": "full"},
             {"base_format": "fp8"},

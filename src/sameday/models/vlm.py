@@ -32,6 +32,7 @@ from sameday.models.digest import config_digest, digest_of
 from sameday.models.families import family_of
 from sameday.models.families.base import Family, Grids
 from sameday.models.formats import by_kind, notes, quantize
+from sameday.models.host_table import embeddings_to_host
 from sameday.models.layers import any_size, compile_layers
 from sameday.models.norms import fuse_norms
 from sameday.models.recompute import recomputing
@@ -81,6 +82,8 @@ class VisionLanguageModel:
         self.module: Any = self._trainable(base, start_adapter).to(device)
         parts = family.parts(base)
         self.text, self.tower, self.head = parts.text, parts.tower, parts.head
+        if plan.embeddings_on == "host":
+            embeddings_to_host(self.text, self.head, device)
         self.kinds = family.layer_kinds(self.text)
         self.tower_trained = any(p.requires_grad for p in self.tower.parameters())
         self.patching = family.tower_patching(self.tower)

@@ -13,7 +13,7 @@ KINDS = (
     ("optimizer", r"multi_tensor|adam"),
     ("matmuls", r"gemm|gemv|nvjet|cutlass|cublas|xmma|splitK|^triton_tem_"),
     ("elementwise", r"elementwise|reduce|[sS]oft[mM]ax|norm|CatArray|index|gather|scatter|scan|sort|::cub::"),
-    ("copies", r"^Mem(cpy|set)"),
+    ("copies", r"^Mem(cpy|set)|^copy_rows$"),
 )
 """The first that fits. Triton's kernels of ours have the names of their functions; those of torch.compile begin with
 what they are. LoRA's small matmuls in plain PyTorch are matmuls by their names."""

@@ -153,6 +153,13 @@ class Plan(Strict):
         "Triton kernels. auto: the best of the others that is there.",
         needs="token rows",
     )
+    embeddings_on: Literal["device", "host"] = _field(
+        "device",
+        "bitwise",
+        "Where the table of token embeddings lies. host: in page-locked memory of the host, from which a GPU reads the "
+        "rows of its tokens; for models that do not train it and whose head has weights of its own.",
+        needs="decoder layers",
+    )
     label_only_logits: bool = _field(
         False,
         "rounding",

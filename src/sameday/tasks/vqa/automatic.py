@@ -37,11 +37,12 @@ NO_PIECES = "attention cannot follow this model's layers, of which some see a wi
 
 
 class Decoder(NamedTuple):
-    """What attention depends on of a model: whether kernels of pieces can follow what its layers see, and how wide its
-    heads are."""
+    """What plans depend on of a model: whether kernels of pieces can follow what its layers see, how wide its heads
+    are, and whether embeddings and logits have weights of their own."""
 
     splits: bool = True
     width: int = WIDTHS[-1]
+    own_head: bool = True
 
 
 def attention_kernel(
@@ -151,6 +152,31 @@ def _lora_untimed(recipe: VlmRecipe, machine: Machine) -> Iterator[str]:
         yield f"outside the language model, and {image_parts_words(recipe)}"
 
 
+def table_problems(
+    plan: Plan, recipe: VlmRecipe, machine: Machine, decoder: Callable[[], Decoder] = Decoder
+) -> Iterator[str]:
+    """Why the table of embeddings cannot lie where the plan asks for."""
+    if plan.embeddings_on == "device":
+        return
+    asked, allowed = "plan.embeddings_on host", "allowed: device"
+    if machine.device == "cpu" and not interpreted():
+        yield f"{asked} spares a GPU's memory, and there is no GPU; {allowed}"
+    elif machine.device == "cuda" and not machine.triton:
+        yield f"{asked} needs Triton, which is not installed; {allowed}"
+    if recipe.train != "lora":
+        yield f"{asked} is for a table that is not trained, and recipe.train is {recipe.train}; {allowed}"
+    elif not decoder().own_head:
+        yield f"{asked} is for models whose head has weights of its own, and this one's are the table; {allowed}"
+
+
+def low_memory(plan: Plan, recipe: VlmRecipe, machine: Machine, decoder: Callable[[], Decoder] = Decoder) -> Plan:
+    """The same plan with as little memory as there are fields for."""
+    less = plan.model_copy(update={"checkpointing": "full", "cuda_graphs": False})
+    hosted = less.model_copy(update={"embeddings_on": "host"})
+    spares = machine.device == "cuda" and not any(table_problems(hosted, recipe, machine, decoder))
+    return hosted if spares else less
+
+
 def graph_problems(
     plan: Plan, recipe: VlmRecipe, machine: Machine, decoder: Callable[[], Decoder] = Decoder
 ) -> Iterator[str]:
@@ -183,6 +209,7 @@ def cannot(recipe: VlmRecipe, machine: Machine, decoder: Callable[[], Decoder] =
         ("cuda_graphs", True): graph_problems(Plan(**SHARING, cuda_graphs=True), recipe, machine, decoder),
         ("lora_kernel", "triton"): lora_problems(Plan(lora_kernel="triton"), recipe, machine),
         ("attention", "fused"): problems_of(Plan(**SHARING, attention="fused"), machine, recipe.precision, decoder),
+        ("embeddings_on", "host"): table_problems(Plan(embeddings_on="host"), recipe, machine, decoder),
     }
     images = [("cache", "features")] if recipe.trains_image_parts else []
     return frozenset([*images, *(value for value, why in problems.items() if any(why))])

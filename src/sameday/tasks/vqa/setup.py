@@ -302,9 +302,10 @@ class VqaSetup(TaskSetup):
         return choose_plan(self.recipe, machine, self.config, ranks, self._decoder)
 
     def check_plan(self, plan: Plan, machine: Machine) -> None:
-        from sameday.tasks.vqa.automatic import attention_kernel, graph_problems, lora_problems
+        from sameday.tasks.vqa.automatic import attention_kernel, graph_problems, lora_problems, table_problems
 
         refuse(lora_problems(plan, self.recipe, machine))
+        refuse(table_problems(plan, self.recipe, machine, self._decoder))
         attention_kernel(plan, machine, self.recipe.precision, self._decoder)
         refuse(graph_problems(plan, self.recipe, machine, self._decoder))
 
@@ -314,14 +315,17 @@ class VqaSetup(TaskSetup):
 
         try:
             config = self.config
-            return Decoder("split" in self.family.kernels(config), head_width(config.get_text_config()))
+            text = config.get_text_config()
+            tied = any(getattr(each, "tie_word_embeddings", False) for each in (config, text))
+            return Decoder("split" in self.family.kernels(config), head_width(text), not tied)
         except BadInput:
             return Decoder()
 
     def resolve_auto(self, plan: Plan, machine: Machine) -> Resolved:
-        from sameday.tasks.vqa.automatic import attention_kernel, graph_problems, lora_problems
+        from sameday.tasks.vqa.automatic import attention_kernel, graph_problems, lora_problems, table_problems
 
         problems = list(lora_problems(plan, self.recipe, machine))
+        problems += table_problems(plan, self.recipe, machine, self._decoder)
         problems += graph_problems(plan, self.recipe, machine, self._decoder)
         if plan.cache == "features" and self.recipe.trains_image_parts:
             problems.append(
@@ -385,11 +389,14 @@ class VqaSetup(TaskSetup):
         say(f"{done.tensors} tensors, {done.changed} of them changed by the adapter; {kept}")
 
     def low_memory(self, plan: Plan) -> Plan:
-        return plan.model_copy(update={"checkpointing": "full", "cuda_graphs": False})
+        from sameday.hardware.machine import detect_machine, device_kind
+        from sameday.tasks.vqa.automatic import low_memory
+
+        return low_memory(plan, self.recipe, detect_machine(device_kind(plan)), self._decoder)
 
     def for_evaluation(self, plan: Plan) -> Plan:
-        """LoRA's kernels compute nothing where there is no gradient."""
-        return plan.model_copy(update={"cuda_graphs": False, "lora_kernel": "plain"})
+        """LoRA's kernels compute nothing where there is no gradient, and there is room for all weights."""
+        return plan.model_copy(update={"cuda_graphs": False, "lora_kernel": "plain", "embeddings_on": "device"})
 
     def fits_two_arms(self, memory: int) -> bool:
         """A reference takes twice the weights in float32 and about as much for activations, another arm the weights

@@ -68,6 +68,7 @@ def trial_values(device: str, size: int) -> dict[str, tuple[Any, ...]]:
         "checkpointing": ("none", "selective", "full"),
         "activation_budget": (1.0, 0.5),
         "attention": ("auto", "sdpa", "split", *(("flex", "fused") if device == "cuda" else ())),
+        "embeddings_on": ("device", *(("host",) if device == "cuda" else ())),
         "label_only_logits": (False, True),
         "lora_kernel": ("plain", *(("triton",) if device == "cuda" else ())),
         "cuda_graphs": (False, *((True,) if device == "cuda" else ())),
