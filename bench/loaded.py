@@ -14,23 +14,26 @@ import torch
 from torch import Tensor
 
 from sameday.commands.session import Session, Specs, silent
+from sameday.data.questions.sample import images_of
 from sameday.hardware.peaks import Peaks, measure
+from sameday.models.host_table import HostTable, embeddings_to_host
 from sameday.models.vlm import VisionLanguageModel
 from sameday.profile.floor import bound
-from sameday.spec.load import load_plan, recipe_from
+from sameday.spec.load import load_plan, recipe_from, resolve_path
 from sameday.spec.plan import Plan
 from sameday.spec.vqa import VqaRecipe
 from sameday.tasks.base import Task, total_steps
 from sameday.tasks.setup import TRAINING
+from sameday.tasks.vqa.cache import open_cache
 from sameday.tasks.vqa.loading import drop_too_long, load_encoder, load_processor
 from sameday.tasks.vqa.task import VqaTask
 from sameday.tasks.warm_up import warm_up
 from sameday.train.steps import Steps
 
 FREE_OF_RECIPE = {"name", "data", "order", "effective_batch", "max_pixels"}
-FREE_OF_PLAN = {"checkpointing", "cuda_graphs", "token_budget", "workers"}
-"""Fields that no model is made of: read by the task, or by the model when it computes. Where any other differs, the
-model is loaded again."""
+FREE_OF_PLAN = {"checkpointing", "cuda_graphs", "token_budget", "workers", "cache", "cache_dir", "embeddings_on"}
+"""Fields that no model is made of, or none that cannot be changed: read by the task, or by the model when it computes.
+Where any other differs, the model is loaded again."""
 REST = 3.0
 """Seconds."""
 
@@ -52,7 +55,8 @@ class Loaded:
             "recipe": session.recipe.model_dump(exclude=FREE_OF_RECIPE),
             "plan": plan.model_dump(exclude=FREE_OF_PLAN),
         }
-        if self._model is None or made_of != self._made_of or plan.cache != "none":
+        back = self._model is not None and _hosted(self._model) and plan.embeddings_on == "device"
+        if self._model is None or made_of != self._made_of or back:
             self.drop()
             task = session.load(plan)
             assert type(task) is VqaTask, "a task of another kind is made otherwise"
@@ -88,15 +92,23 @@ class Loaded:
         return f"floors by {self._peaks.flop_per_second / 1e12:.3g} TFLOP/s"
 
 
+def _hosted(model: VisionLanguageModel) -> bool:
+    return isinstance(model.text.embed_tokens, HostTable)
+
+
 def _over(model: VisionLanguageModel, session: Session, plan: Plan) -> VqaTask:
     recipe, home, ranks = session.recipe, session.home, session.ranks
     assert isinstance(recipe, VqaRecipe) and plan.attention != "auto"
+    if plan.embeddings_on == "host" and not _hosted(model):
+        embeddings_to_host(model.text, model.head, model.device)
     model = copy.copy(model)
-    model.recipe, model.plan, model.kernel, model._indices = recipe, plan, plan.attention, {}
+    model.recipe, model.plan, model.kernel, model._indices, model.keep = recipe, plan, plan.attention, {}, None
     processor = load_processor(model.family, recipe, home)
     encoder = load_encoder(recipe, home, processor)
     splits = drop_too_long(recipe, encoder, session.audited.splits)
-    task = VqaTask(recipe, plan, model, encoder, processor, splits, splits.left_out)
+    contents = {image.digest for image in images_of(splits)}
+    opened = open_cache(recipe, plan, resolve_path(home, plan.cache_dir), processor, model, contents)
+    task = VqaTask(recipe, plan, model, encoder, processor, splits, splits.left_out, opened)
     task.padded_shapes(ranks)  # which loading finds out too
     return task
 

@@ -1,6 +1,6 @@
 """A step of real data as the training loop does it: JPEGs read, decoded and copied meanwhile, the automatic plan.
 
-    python bench/real.py OUT                                  one GPU, Qwen3-VL-8B's shapes
+    python bench/real.py OUT                                  one GPU, Qwen3-VL-8B's shapes; 16 GB of disk
     python bench/real.py OUT --only mixture --plan cuda_graphs=false     with a field of its own
     python bench/real.py OUT --size tiny                      tries the script on a CPU
     python bench/real.py OUT --peers                          other trainers too, as `bench/peers.py` runs them
@@ -8,7 +8,8 @@
                                                               what is compiled before the first step, what that takes
                                                               the first time and again, whether a later step stalls
 
-Weights are random. Of each row: seconds of a step, median (least to most) of those after the first twenty; its floor,
+Weights are random. In rows of cached features, the tower's output comes from OUT/cache, which the first epoch fills.
+Of each row: seconds of a step, median (least to most) of those after the first twenty, or that epoch; its floor,
 the mean over its steps; the share of the floor that is reached, of all steps together; how much of the time kernels
 fill; GiB that tensors took and that the allocator held; what the warm-up before the first step took and the first
 twenty steps beyond the median, compiling above all; how many graphs were compiled after the warm-up, which should be
@@ -32,7 +33,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -71,8 +72,18 @@ class Row:
     template: int = 0
     steps: int = 40
     least_memory: bool = False
+    cached: bool = False
+
+    @property
+    def warm(self) -> int:
+        """First steps, in which things are compiled, recorded or cached."""
+        questions = sum(count for _, count in self.pictures or ()) if self.cached else 0
+        return max(WARM, questions // BATCH)
 
 
+BATCH = 16
+"""Questions of a step."""
+CACHED = ", features cached"
 ROWS = {
     "768×576, by_image": Row("by_image", ((USUAL[0], 8),) * 60),
     "mixture": Row("by_image", steps=200),
@@ -82,6 +93,11 @@ ROWS = {
     "16 of 1280×1024": Row("shuffle", ((LARGE, 1),) * 320, template=45, steps=25),
     "least memory": Row("by_image", ((LARGE, 8),) * 60, template=45, least_memory=True),
 }
+ROWS |= {
+    f"{name}{CACHED}": replace(ROWS[name], cached=True)
+    for name in ("2 of 1280×1024", "768×576, shuffle", "16 of 1280×1024")
+}
+"""Those of the same name have the same data."""
 SAID = ("compiled what", "recorded ", "went through what", "out of memory in the warm-up", "cuda_graphs: ")
 """How a run's lines about its warm-up, and about what is recorded in it, begin."""
 MIXTURE = (400, 40, 0)
@@ -89,7 +105,7 @@ MIXTURE = (400, 40, 0)
 
 
 def data_of(out: Path, name: str, row: Row, tiny: bool) -> Path:
-    folder = out / "data" / name.replace(",", "").replace(" ", "_").replace("×", "x")
+    folder = out / "data" / name.removesuffix(CACHED).replace(",", "").replace(" ", "_").replace("×", "x")
     if not folder.is_dir():
         part, shrink = folder.with_suffix(".part"), 8 if tiny else 1
         if row.pictures is None:
@@ -111,7 +127,7 @@ def recipe_of(out: Path, data: Path, row: Row, tiny: bool) -> dict[str, Any]:
         "data": {name: str(data / f"{name}.jsonl") for name in ("train", "val")} | {"image_root": str(data / "images")},
         "max_pixels": 1310720,
         "order": row.order,
-        "effective_batch": 16,
+        "effective_batch": BATCH,
         "loss_weight": "sample",
         "learning_rate": 5e-5,
         "num_epochs": 1000,
@@ -122,26 +138,28 @@ def timed(out: Path, name: str, row: Row, args: argparse.Namespace, loaded: Load
     """One row."""
     tiny = args.size == "tiny"
     fields = recipe_of(out, data_of(out, name, row, tiny), row, tiny)
-    with closing(start(out, fields, args.plan, tiny)) as session:
+    cached = ["cache=features", f"cache_dir={out / 'cache'}"] if row.cached else []
+    with closing(start(out, fields, [*cached, *args.plan], tiny)) as session:
         plan = session.setup.low_memory(session.resolved.plan) if row.least_memory else session.resolved.plan
         task = loaded.task(session, plan)
-        count = args.steps or row.steps
+        count, warm = args.steps or row.steps, row.warm
         with closing(session.steps(task)) as steps, counting(task) as counts:
             before, compiled = warmed(session, task, steps), graphs().made
             counts.clear()
-            seconds = [good.seconds for good in steps.run(range(WARM + count))]
+            seconds = [good.seconds for good in steps.run(range(warm + count))]
             recorded, shapes = dict(counts), task.recorded_sizes()
             compiled = graphs().made - compiled
             memory = most_memory(task.device)
             line = record(session, task, 8, 4, by=steps)
-        least = floors(session, task, range(WARM, WARM + count), loaded.peaks(session))
-    usual = statistics.median(seconds[WARM:])
+        least = floors(session, task, range(warm, warm + count), loaded.peaks(session))
+    usual = statistics.median(seconds[warm:])
     return {
         "name": name,
         "seconds": seconds,
+        "warm": warm,
         "median": usual,
         "floor": statistics.fmean(least),
-        "share": sum(least) / sum(seconds[WARM:]),
+        "share": sum(least) / sum(seconds[warm:]),
         "busy": line.busy,
         "launches": line.launches,
         "kernels": line.kernels,
@@ -150,8 +168,8 @@ def timed(out: Path, name: str, row: Row, args: argparse.Namespace, loaded: Load
         "GiB": memory[0],
         "held": memory[1],
         "compiled": compiled,
-        "first": before + sum(seconds[:WARM]) - WARM * usual,
-        "slowest": max(seconds[WARM:]) / usual,
+        "first": before + sum(seconds[:warm]) - warm * usual,
+        "slowest": max(seconds[warm:]) / usual,
         "micro_batches": sum(recorded.values()),
         "recorded": recorded.get(True, 0),
         "shapes": shapes,
@@ -180,10 +198,10 @@ def counting(task: Any) -> Iterator[Counter[bool]]:
 
 
 def words(one: dict[str, Any]) -> str:
-    later = one["seconds"][WARM:]
+    later = one["seconds"][one["warm"] :]
     busy = "-" if one["busy"] is None else f"{one['busy']:.0%}"
     return (
-        f"{one['name']:22s} {one['median']:7.3f} {f'({min(later):.3f}-{max(later):.3f})':>16s} {one['floor']:7.3f} "
+        f"{one['name']:34s} {one['median']:7.3f} {f'({min(later):.3f}-{max(later):.3f})':>16s} {one['floor']:7.3f} "
         f"{one['share']:6.0%} {busy:>6s} {one['GiB']:6.1f} {one['held']:6.1f} {one['first']:8.1f} "
         f"{one['compiled']:6d} {one['slowest']:8.2f} {one['recorded'] / one['micro_batches']:8.0%} {one['shapes']:6d}"
     )
@@ -305,7 +323,7 @@ def main() -> None:
     if args.run:
         whole_run(out, args)
         return
-    print(f"{'':22s} {'s/step':>7s} {'(least-most)':>16s} {'floor':>7s} {'share':>6s} {'busy':>6s}", end="")
+    print(f"{'':34s} {'s/step':>7s} {'(least-most)':>16s} {'floor':>7s} {'share':>6s} {'busy':>6s}", end="")
     print(f" {'GiB':>6s} {'held':>6s} {'first s':>8s} {'graphs':>6s} {'slowest':>8s} {'recorded':>8s}", end="")
     print(f" {'shapes':>6s}   {' '.join(args.plan)}", flush=True)
     found, loaded = [], Loaded()
@@ -313,7 +331,7 @@ def main() -> None:
         found.append(timed(out, name, ROWS[name], args, loaded))
         print(words(found[-1]), flush=True)
         if kernels := found[-1]["kernels"]:
-            print(f"{'':22s} kernels, ms of a step: {kind_words(kernels)}; {clock_words(found[-1]['gpu'])}", flush=True)
+            print(f"{'':34s} kernels, ms of a step: {kind_words(kernels)}; {clock_words(found[-1]['gpu'])}", flush=True)
     print(loaded.peak_words(), flush=True)
     loaded.drop()  # other trainers need the memory
     if args.json is not None:

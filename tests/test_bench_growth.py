@@ -16,7 +16,7 @@ import pytest
 import torch
 from loaded import Loaded, floors, start, warmed
 from mixture import USUAL, write_split
-from real import Row, data_of, model_of, recipe_of
+from real import BATCH, CACHED, ROWS, WARM, Row, data_of, model_of, recipe_of
 
 from sameday.commands.session import Session
 from sameday.profile.floor import floor_of
@@ -73,6 +73,32 @@ def test_a_task_over_a_model_that_served_another_is_as_one_loaded_anew(sessions:
     assert losses(second, task) == losses(second, anew)
     peaks = loaded.peaks(second)
     assert floors(second, task, [1], peaks) == [floor_of(second.setup, anew, 1, peaks).plan.seconds]
+
+
+def test_a_task_of_cached_features_is_as_one_loaded_anew(sessions: tuple[Session, Session], tmp_path: Path) -> None:
+    loaded, (first, second) = Loaded(), sessions
+    module = loaded.task(first).module()
+    plans = [
+        second.resolved.plan.model_copy(update={"cache": "features", "cache_dir": str(tmp_path / each)})
+        for each in "ab"
+    ]
+    task, anew = loaded.task(second, plans[0]), second.load(plans[1])
+    assert task.module() is module and task.model.keep is not None
+    found = losses(second, task)
+    assert found == losses(second, anew)
+    assert losses(second, loaded.task(second, plans[0])) == found, "what the first one left is read"
+    kept = [len(list((tmp_path / each).rglob("*.safetensors"))) for each in "ab"]
+    assert kept[0] == kept[1] > 0
+    assert loaded.task(first).model.keep is None, "the next one keeps nothing"
+
+
+def test_rows_of_cached_features_are_timed_when_all_are_there() -> None:
+    cached = {name: row for name, row in ROWS.items() if row.cached}
+    assert cached and {name.removesuffix(CACHED) for name in cached} <= ROWS.keys()
+    for name, row in cached.items():
+        assert replace(row, cached=False) == ROWS[name.removesuffix(CACHED)]
+        assert row.warm * BATCH >= sum(count for _, count in row.pictures or ()) and row.warm >= WARM
+    assert {row.warm for row in ROWS.values() if not row.cached} == {WARM}
 
 
 def test_another_model_is_loaded_again(out: Path, sessions: tuple[Session, Session]) -> None:
