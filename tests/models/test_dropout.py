@@ -15,7 +15,7 @@ from torch import Tensor
 from sameday.data.questions.encode import Encoded
 from sameday.data.questions.layout import lay_out
 from sameday.data.questions.sample import ImageRef, Message, Sample
-from sameday.kernels.dropout import DropoutKeys, KeyedDropout, PairDropout, mix, name_key
+from sameday.kernels.dropout import DropoutKeys, KeyedDropout, PairDropout, keeps, mix, name_key
 from sameday.models.families import family_of
 
 WIDTH = 512
@@ -151,6 +151,31 @@ def test_no_two_rows_or_columns_are_alike(axis: str) -> None:
     samples = mask.shape[1] if axis == "rows" else mask.shape[0]
     # Among some 130,000 pairs chance gives about 4.5 standard deviations at most.
     assert off_diagonal.abs().max() < 6.5 / samples**0.5
+
+
+@pytest.mark.parametrize("axis", ["rows", "columns"])
+def test_nor_are_those_of_two_layers_or_steps(axis: str) -> None:
+    """Rows of all layers draw by one key, and columns of all steps."""
+    keys = token_keys(250, 250)
+    masks = [kept(keys, p=0.3), kept(keys, p=0.3, layer=LAYERS[1]), kept(keys, p=0.3, step=1)]
+    first, *others = (mask.flatten(0, 1) if axis == "rows" else mask.flatten(0, 1).T for mask in masks)
+    for other in others:
+        table = torch.corrcoef(torch.cat([first, other]))[: len(first), len(first) :]
+        assert table.abs().max() < 6.5 / first.shape[1] ** 0.5
+
+
+def test_three_places_of_a_row_are_independent() -> None:
+    """Draws of a row lie on a line. Over the rows, nothing is said of a place whose key is the sum of two others'."""
+    keys, count = token_keys(*[300] * 20), 4096
+    rows = DropoutKeys()
+    rows.set(keys, 0, 0)
+    generator = torch.Generator().manual_seed(0)
+    first, second = torch.randint(-(2**31), 2**31, (2, count), generator=generator).to(torch.int32)
+    drawn = rows.of(keys.shape).view(-1, 1)
+    dropped = [~keeps(drawn, each, int(0.3 * 2**32) - 2**31) for each in (first, second, first + second)]
+    product = torch.stack([each.float() - 0.3 for each in dropped]).prod(0)
+    assert abs(product.mean()) < 5 * 0.21**1.5 / product.numel() ** 0.5
+    assert product.mean(0).abs().max() < 6.5 * 0.21**1.5 / len(product) ** 0.5
 
 
 def test_steps_seen_by_one_element_look_random() -> None:

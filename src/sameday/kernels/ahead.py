@@ -69,7 +69,7 @@ OPERATORS: tuple[Operator, ...] = get_args(Operator)
 @dataclass(frozen=True)
 class AdapterLaunch:
     """Of adapters that are computed together, one operator: the format of what they are given and their own, sizes of
-    inputs and outputs, ranks, below which hash an element is dropped, where there is dropout, and whether what they are
+    inputs and outputs, ranks, below which draw an element is dropped, where there is dropout, and whether what they are
     given needs a gradient."""
 
     operator: Operator

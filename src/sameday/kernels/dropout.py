@@ -20,6 +20,12 @@ def mix(x: Tensor) -> Tensor:
     return x ^ ((x >> 15) & 0x1FFFF)
 
 
+def keeps(rows: Tensor, columns: Tensor, threshold: int) -> Tensor:
+    """Where elements of these rows and columns are kept. Their keys are hashes already, so that the pair need not be
+    hashed: a row draws for a column by one multiplication, with an odd number, modulo 2³²."""
+    return columns * (rows | 1) + rows >= threshold
+
+
 def name_key(*what: object) -> int:
     """A signed 32-bit key for a name, the same on every machine."""
     digest = hashlib.blake2b("/".join(map(str, what)).encode(), digest_size=4).digest()
@@ -88,13 +94,13 @@ class KeyedDropout(nn.Module):
         super().__init__()
         self.p, self.keys = p, keys
         self.register_buffer("columns", keys_of(width, layer), persistent=False)
-        # Elements whose hash lies below this are dropped.
+        # Elements that draw less than this are dropped.
         self.threshold = int(p * 2**32) - 2**31
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return x
-        kept = mix(self.keys.of(x.shape[:-1])[..., None] ^ self.columns) >= self.threshold
+        kept = keeps(self.keys.of(x.shape[:-1])[..., None], self.columns, self.threshold)
         return x * kept * (1 / (1 - self.p))
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sameday.kernels import lora_launch as launch
 from sameday.kernels.bdh import interpreted
-from sameday.kernels.dropout import mix
+from sameday.kernels.dropout import keeps
 
 
 class Adapter(NamedTuple):
@@ -28,7 +28,7 @@ class Adapter(NamedTuple):
 
 
 class Dropped(NamedTuple):
-    """Dropout of a group: the rate, below which hash an element is dropped, and the keys of the rows."""
+    """Dropout of a group: the rate, below which draw an element is dropped, and the keys of the rows."""
 
     p: float
     threshold: int
@@ -55,10 +55,6 @@ def add_lora(x: Tensor, outputs: Sequence[Tensor], adapters: Sequence[Adapter], 
 # The plain computation
 
 
-def kept(rows: Tensor, columns: Tensor, threshold: int) -> Tensor:
-    return mix(rows[:, None] ^ columns) >= threshold
-
-
 def plain_down(
     x: Tensor,
     rows: Tensor | None,
@@ -69,7 +65,7 @@ def plain_down(
 ) -> Tensor:
     u = x.new_zeros(len(a), len(x), max(map(len, a)))
     for number, (weight, factor) in enumerate(zip(a, factors, strict=True)):
-        seen = x if rows is None else x * kept(rows, columns[number], threshold)
+        seen = x if rows is None else x * keeps(rows[:, None], columns[number], threshold)
         u[number, :, : len(weight)] = (_wide(seen) @ _wide(weight.to(x.dtype)).T * factor).to(x.dtype)
     return u
 
@@ -87,7 +83,7 @@ def plain_down_backward(
     dx = torch.zeros_like(_wide(x))
     da = dx.new_zeros(len(a), du.shape[2], x.shape[1])
     for number, (weight, factor) in enumerate(zip(a, factors, strict=True)):
-        mask = torch.ones_like(x) if rows is None else kept(rows, columns[number], threshold)
+        mask = torch.ones_like(x) if rows is None else keeps(rows[:, None], columns[number], threshold)
         gradient = _wide(du[number, :, : len(weight)])
         dx += gradient @ _wide(weight.to(x.dtype)) * factor * mask
         da[number, : len(weight)] = gradient.T @ _wide(x * mask) * factor

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from sameday.kernels.bdh import interpreted
-from sameday.kernels.bdh_triton import _load, _mix, _store
+from sameday.kernels.bdh_triton import _load, _store
 
 ANY_SIZE = ["M", "steps", "each"]
 """What changes with the number of tokens: kernels are compiled once for all of them."""
@@ -30,9 +30,10 @@ def _row_keys(keys, rows, ok):
 
 @triton.jit
 def _kept(row_keys, column_keys, at, ok, THRESHOLD: tl.constexpr):
-    """Where `kernels.dropout.KeyedDropout` keeps elements."""
+    """`kernels.dropout.keeps` of all pairs."""
     columns = tl.load(column_keys + at, mask=ok, other=0).to(tl.uint32, bitcast=True)
-    return _mix(row_keys, columns).to(tl.int32, bitcast=True) >= THRESHOLD
+    drawn = columns[None, :] * (row_keys | 1)[:, None] + row_keys[:, None]
+    return drawn.to(tl.int32, bitcast=True) >= THRESHOLD
 
 
 @triton.jit
