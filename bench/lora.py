@@ -33,7 +33,7 @@ import vlm_step  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 from sameday.kernels import lora, lora_launch  # noqa: E402
-from sameday.kernels.dropout import DropoutKeys, KeyedDropout, mix  # noqa: E402
+from sameday.kernels.dropout import DropoutKeys, KeyedDropout, keeps  # noqa: E402
 from sameday.kernels.lora_launch import Launch  # noqa: E402
 from sameday.models import vlm  # noqa: E402
 from sameday.models.adapters import ALIGNMENT  # noqa: E402
@@ -47,8 +47,9 @@ SHAPES = [(rows, 4, drop) for rows in (1400, 1920, 3616, 21584) for drop in (0.0
 SHAPES += [(3616, rank, 0.05) for rank in (16, 64)]
 TILES: dict[str, list[Launch]] = {
     "down": [
-        *(Launch(32, 64, 4, stages, shares) for stages in (2, 3, 4) for shares in (4, 8)),
-        *(Launch(rows, columns, warps, 3, 8) for rows, columns, warps in ((16, 128, 4), (64, 64, 8), (32, 128, 8))),
+        *(Launch(32, 64, 2, stages, shares) for stages in (2, 3) for shares in (4, 8)),
+        *(Launch(64, 64, 4, stages, shares) for stages in (2, 3) for shares in (4, 8, 16)),
+        *(Launch(rows, columns, warps, 2, 8) for rows, columns, warps in ((32, 64, 4), (32, 32, 2), (64, 128, 4))),
     ],
     "up": [Launch(rows, columns, 4, 1) for rows in (32, 64, 128) for columns in (64, 128, 256)],
     "up_back": [
@@ -56,8 +57,10 @@ TILES: dict[str, list[Launch]] = {
         *(Launch(rows, columns, warps, 3, 8) for rows, columns, warps in ((32, 128, 4), (64, 256, 8), (128, 64, 4))),
     ],
     "down_back": [
-        *(Launch(16, 64, 4, stages, shares) for stages in (1, 2, 3) for shares in (8, 16)),
-        *(Launch(rows, columns, warps, 2, 8) for rows, columns, warps in ((16, 128, 4), (32, 32, 4), (32, 64, 8))),
+        *(Launch(16, 64, 4, stages, shares) for stages in (2, 3) for shares in (8, 16)),
+        *(Launch(64, 32, 4, stages, shares) for stages in (2, 3) for shares in (4, 8)),
+        *(Launch(64, 64, 8, stages, shares) for stages in (2, 3) for shares in (4, 8)),
+        *(Launch(rows, columns, warps, 2, 8) for rows, columns, warps in ((32, 64, 4), (32, 32, 2), (32, 128, 8))),
     ],
 }
 STEP: dict[str, Any] = {
@@ -84,7 +87,7 @@ def plain(
     """As PEFT's layers and keyed dropout do it, as one function that is compiled once for any number of rows."""
     results, linear = [], nn.functional.linear
     for y, down, up, keys in zip(outputs, a, b, columns, strict=True):
-        seen = x * (mix(rows[..., None] ^ keys) >= threshold) * (1 / (1 - p)) if p else x
+        seen = x * keeps(rows[..., None], keys, threshold) * (1 / (1 - p)) if p else x
         results.append(y + linear(linear(seen, down), up) * SCALE)
     return results
 
