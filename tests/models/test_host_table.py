@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from torch import nn
 from worlds import FAMILIES
 
 from sameday.data.questions.batch import Batch
-from sameday.hardware.machine import Machine, detect_machine
+from sameday.hardware.machine import Machine, detect_machine, set_deterministic
 from sameday.hardware.ranks import Ranks
 from sameday.kernels import host_rows as kernels
 from sameday.kernels.host_rows import host_rows
@@ -113,19 +114,23 @@ def first(task: VqaTask) -> Batch:
     return next(iter(task.batches(0, None, Ranks())))
 
 
+@pytest.fixture
+def deterministic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    set_deterministic(True)
+    yield
+    set_deterministic(False)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("plan", PLANS)
-def test_a_step_has_the_same_bits(family: str, plan: str, world: Path, tmp_path: Path) -> None:
+def test_a_step_has_the_same_bits(family: str, plan: str, world: Path, tmp_path: Path, deterministic: None) -> None:
     model = worlds.write_tiny(tmp_path / "model", family)
     usual, hosted = (make(world, model, **PLANS[plan], embeddings_on=where) for where in ("device", "host"))
     assert isinstance(usual.model.text.embed_tokens, nn.Embedding)
     table = hosted.model.text.embed_tokens
     assert isinstance(table, HostTable) and table.weight.device.type == "cpu" and table.weight.is_pinned() == CUDA
-    torch.use_deterministic_algorithms(CUDA)
-    try:
-        found, wanted = learned(hosted), learned(usual)
-    finally:
-        torch.use_deterministic_algorithms(False)
+    found, wanted = learned(hosted), learned(usual)
     assert wanted.norm() > 1e-3 and torch.equal(found, wanted)
     assert hosted.model.base_digest == usual.model.base_digest, "it is the same base model"
 
