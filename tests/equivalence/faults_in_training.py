@@ -13,6 +13,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor
 
 from sameday.data.questions.batch import Batch
+from sameday.kernels.dropout import mix
 from sameday.models import adapters
 from sameday.train import loop, steps
 from sameday.train.optim import Gradients
@@ -228,7 +229,7 @@ def other_masks_when_layers_are_recomputed(task: Any, _ranks: Any) -> Any:
     def then_other(batch: Batch, *step: int, **more: Any) -> Tensor:
         x = hidden(batch, *step, **more)
         if keys.tokens is not None:
-            keys.tokens = keys.tokens ^ 1
+            keys.tokens = mix(keys.tokens)
         return x
 
     return patch.object(task.model, "hidden", then_other)
