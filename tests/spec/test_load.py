@@ -123,6 +123,14 @@ lora_dropout: 0.1
         (MINIMAL + "data: 3\n", "recipe.yaml:3: data is given twice, first on line 2"),
         (MINIMAL + "lora:\n  r: 1\n  r: 2\n", "recipe.yaml:5: lora.r is given twice, first on line 4"),
         (
+            MINIMAL + "stages:\n- name: a\n- {name: b, learning_rate: 1e-3,\n   learning_rate: 2e-3}\n",
+            "recipe.yaml:6: stages[1].learning_rate is given twice, first on line 5",
+        ),
+        (
+            MINIMAL + "max_grad_norm: 1e-300\n",
+            "recipe.yaml:3: max_grad_norm is 1e-300; must be greater than or equal to 0.000001",
+        ),
+        (
             "model: m\ndata: 3\n",
             "recipe.yaml:2: data is 3; must be a mapping with the keys train, val, test, ",
         ),

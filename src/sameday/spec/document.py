@@ -121,7 +121,12 @@ def _syntax(error: yaml.YAMLError, source: str, text: str) -> str:
 
 def _duplicates(node: yaml.Node, path: KeyPath, source: str) -> list[str]:
     problems: list[str] = []
-    if not isinstance(node, yaml.MappingNode) or len(path) >= _MAX_DEPTH:
+    if len(path) >= _MAX_DEPTH:
+        return problems
+    if isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            problems += _duplicates(value, (*path, index), source)
+    if not isinstance(node, yaml.MappingNode):
         return problems
     first: dict[str, int] = {}
     for key, value in node.value:

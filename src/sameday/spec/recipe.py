@@ -96,7 +96,11 @@ class Recipe(Strict):
     )
     betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's decay rates.")
     eps: float = Field(1e-8, ge=1e-30, le=1, description="AdamW's epsilon; a smaller one is none in float32.")
-    max_grad_norm: float | None = Field(1.0, gt=0, description="Clip the whole step's gradient to this norm.")
+    max_grad_norm: float | None = Field(
+        1.0,
+        ge=1e-6,
+        description="Clip the whole step's gradient to this norm; of a smaller one nothing is left beside eps.",
+    )
     schedule: Literal["linear", "cosine", "constant"] = Field(
         "linear",
         description="Learning rate after warm-up: to zero linearly, to zero as a cosine, or unchanged.",
