@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ import worlds
 import yaml
 from typed import Said, refused, sameday, write_recipe
 
+from sameday.commands import evaluate
 from sameday.commands.session import Session
 from sameday.evaluate import predictions
 from sameday.evaluate.answer import answer_split
@@ -255,6 +257,33 @@ def test_scores_alone(world: Path) -> None:
     said = done(world, "run", "--split", "val", "--scores-only")
     # Where torchvision is installed, a line before them says how images are resized.
     assert said.out.splitlines()[-1].startswith("loss ") and not (world / "run/answers/adapter-val").exists()
+
+
+def test_scores_that_could_not_be_written_are_not_computed(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(VqaTask, "evaluate", lambda *_: pytest.fail("they are computed"))
+    (world / "file").touch()
+    said = refused(world, "eval", "run", "--split", "val", "--scores-only", "--out", "file/e")
+    assert said == "file/e/scores.json: cannot be written: Not a directory; choose another --out"
+    real = tempfile.TemporaryFile
+
+    def read_only(*how: Any, **more: Any) -> Any:
+        if Path(more.get("dir") or "").name == "run":
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return real(*how, **more)
+
+    monkeypatch.setattr(evaluate, "TemporaryFile", read_only)
+    said = refused(world, "eval", "run", "--split", "val", "--scores-only")
+    assert said == "run/eval-val.json: cannot be written: Read-only file system; choose another --out"
+
+
+def test_the_last_checkpoint_is_not_another_without_a_word(world: Path) -> None:
+    earlier = max((world / "run/checkpoints").glob("step-*"))
+    newest = Path(shutil.copytree(earlier, earlier.with_name("step-000099")))
+    with (newest / "adapter_config.json").open("a") as file:
+        file.write(" ")
+    said = done(world, "run", "--split", "val", "--scores-only", "--checkpoint", "last")
+    why = "adapter_config.json is not what was written"
+    assert f"--checkpoint last is {earlier.name}; {newest.name} is left aside: {why}" in said.out.splitlines()
 
 
 # Killed, and run again

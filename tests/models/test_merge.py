@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from peft import PeftModel
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 from trained import PLAN, trained
@@ -17,10 +19,11 @@ from typer.testing import CliRunner
 from worlds import FAMILIES
 
 from sameday.cli import app
+from sameday.commands import merge as command
 from sameday.models import merge as merging
 from sameday.record import checkpoint
 from sameday.record.folder import RunFolder
-from sameday.spec.errors import BadInput
+from sameday.spec.errors import EXIT_DISK_FULL, BadInput, RunStopped
 
 SHORT = {"max_steps": 2, "lora": {"r": 2, "alpha": 4}}
 ON_CPU = PLAN | {"device": "cpu"}
@@ -152,6 +155,48 @@ def test_in_half_precision_and_four_bits(
             weight.data = weight.data.bfloat16().float()
         torch.testing.assert_close(found, logits(merged_by_peft, TOKENS), rtol=1e-3, atol=1e-3)
         sizes.clear()
+
+
+def test_a_checkpoint_that_the_run_removes_meanwhile(
+    tmp_path: Path, tiny_qwen3: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trained(tmp_path, tiny_qwen3, ON_CPU | {"save_steps": 1}, **SHORT).run
+    whole, fill, names = RunFolder.read(run).checkpoints, command._fill, list[str]()
+
+    def removed(setup: Any, weights: Path, folder: Path) -> None:
+        names.append(weights.name)
+        if len(names) == 1:  # as the run does, which has a newer one by then
+            weights.rename(whole / "step-000003")
+        fill(setup, weights, folder)
+
+    monkeypatch.setattr(command, "_fill", removed)
+    said = merged(run, tmp_path / "whole", "--checkpoint", "last")
+    assert names == ["step-000002", "step-000003"]
+    lines = said.splitlines()
+    assert [line for line in lines if "--checkpoint" in line] == [f"--checkpoint last is {name}" for name in names]
+    assert lines[-1] == f"written: {tmp_path / 'whole'}" and checkpoint.fault(tmp_path / "whole") is None
+
+
+def test_a_disk_without_room_for_the_model(tmp_path: Path, tiny_qwen3: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = trained(tmp_path, tiny_qwen3, ON_CPU, **SHORT).run
+    size = sum(each.nbytes for each in load_file(tiny_qwen3 / merging.SINGLE).values())
+    free = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
+    with pytest.raises(RunStopped) as stop:
+        merged(run, tmp_path / "w")
+    assert stop.value.code == EXIT_DISK_FULL and str(stop.value) == (
+        f"no room for the merged model in {tmp_path}: No space left on device. It takes about {size:,} bytes and 1,000 "
+        f"are free: {size - 1000:,} bytes are missing."
+    )
+    monkeypatch.undo()
+
+    def full(*_: Any, **__: Any) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(merging, "save_file", full)
+    with pytest.raises(RunStopped, match="no room for the merged model in ") as stop:
+        merged(run, tmp_path / "w")
+    assert stop.value.code == EXIT_DISK_FULL and not [each for each in tmp_path.iterdir() if "w" in each.name[:3]]
 
 
 def test_what_cannot_be_merged(tmp_path: Path, tiny_qwen3: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,11 @@ def with_nan(tensors: Tensors) -> Tensors:
     return tensors
 
 
+def too_large(tensors: Tensors) -> Tensors:
+    """Finite in their own format, and not in the one that is trained."""
+    return tensors | {A_NAME: tensors[A_NAME].double() + 1e60}
+
+
 def in_bytes(tensors: Tensors) -> Tensors:
     return tensors | {A_NAME: tensors[A_NAME].to(torch.int8)}
 
@@ -99,6 +105,7 @@ FOREIGN = "tensors of no layer that the recipe adapts"
         (more, f"{WEIGHTS} has {FOREIGN} (1): base_model.model.lm_head.weight"),
         (wider, f"{WEIGHTS} has tensors of another shape (1): {A_NAME} ([2, 65] instead of [2, 64])"),
         (with_nan, f"{WEIGHTS} has tensors that are not finite (1): {A_NAME}"),
+        (too_large, f"{WEIGHTS} has tensors that are not finite (1): {A_NAME}"),
         (in_bytes, f"{WEIGHTS} has tensors that are no floating-point numbers (1): {A_NAME} (torch.int8)"),
     ],
 )
@@ -142,6 +149,21 @@ def configured(start: Path, **values: Any) -> None:
 def test_numbers_that_are_none(world: World, name: str, value: Any) -> None:
     configured(world.copy(MANIFEST), **{name: value})
     assert world.refusal().endswith(f"{CONFIG} has {name} {value!r}; must be a number above 0")
+
+
+def test_what_a_newer_peft_may_have_written(world: World, recwarn: pytest.WarningsRecorder) -> None:
+    start = world.copy(MANIFEST)
+    config = json.loads((start / CONFIG).read_text())
+    (start / CONFIG).write_text(json.dumps(config | {"use_later_lora": True, "later_config": None}))
+    said = world.refusal().replace(version("peft"), "X")
+    assert said == (
+        f"{CONFIG} has use_later_lora, which PEFT X does not know, and which may change what the adapter computes; "
+        "allowed: an adapter of what this version knows"
+    )
+    assert not [each for each in recwarn if "Unexpected keyword" in str(each.message)], "no second, vaguer word of it"
+    (start / CONFIG).write_text(json.dumps(config | {"use_later_lora": False, "later_config": None}))
+    words = ("train", "recipe.yaml", "--out", "later", "--max-steps", "1", "--set", "recipe.start_adapter=start")
+    assert sameday(world.folder, *words).code == 0, "nothing of it is in use"
 
 
 def test_another_form_and_all_problems_at_once(world: World) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -24,6 +25,7 @@ from sameday.spec.evaluation import Evaluation
 from sameday.spec.load import load_plan
 from sameday.spec.sets import split_sets
 from sameday.spec.words import first_names, tell
+from sameday.spec.writing import folder_on_trial
 from sameday.tasks.base import Say, Task, checked_finite
 from sameday.tasks.registry import setup_of
 from sameday.tasks.setup import TaskSetup
@@ -85,6 +87,7 @@ def evaluate(asked: Request, group: Ranks | None = None) -> dict[str, float]:
     ):
         ranks = session.ranks
         ranks.from_first(lambda: session.setup.check_evaluation(evaluation, session.audited.splits))
+        ranks.from_first(lambda: _check_scores(target.scores))
         if answered:
             ranks.from_first(lambda: _lock(target.answers, alone))
         for choice in session.choices() if run is None else ():
@@ -101,7 +104,7 @@ def evaluate(asked: Request, group: Ranks | None = None) -> dict[str, float]:
                     alone.close()
                     ranks.from_first(lambda: _lock(target.answers, alone))
                 if asked.checkpoint in (LAST, BEST):
-                    session.say(_which(asked.checkpoint, folder, run.recipe))
+                    session.say(which_words(asked.checkpoint, folder, run.recipe))
             task.restore(folder)
         bad = [name for name, parameter in task.trained().items() if not parameter.isfinite().all()]
         if bad:
@@ -183,6 +186,15 @@ def evaluate_result(session: Session, task: Task, run: RunFolder, evaluation: Ev
         note(run.path, "evaluate", time.perf_counter() - began, split=evaluation.split, parts=spent)
 
 
+def _check_scores(path: Path) -> None:
+    """Before they are computed."""
+    try:
+        with folder_on_trial(path.parent), TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be written: {error.strerror}; choose another --out") from None
+
+
 def _lock(folder: Path, alone: ExitStack) -> None:
     """For this process, until the stack is closed: two that write answers into one folder would mix them."""
     alone.callback(Lock(folder).release)
@@ -208,8 +220,8 @@ def _evaluated(
             raise RunStopped(str(given_up), EXIT_STOPPED) from None
         except torch.OutOfMemoryError as error:
             raise task.evaluation_error(error) from None
-        ranks.from_first(lambda: write_json(target.scores, scores))
         session.say(_line(scores))
+        ranks.from_first(lambda: write_json(target.scores, scores))
         if scores_only or not session.setup.generates:
             return scores
         about = {"precision": session.recipe.precision}
@@ -248,9 +260,19 @@ def _measured(
         say(f"  {line}")
 
 
-def _which(asked: str, folder: Path, recipe: Recipe) -> str:
-    by = "" if asked == LAST else f", by its validation {'loss' if recipe.best is None else recipe.best.metric}"
-    return f"--checkpoint {asked} is {folder.name}{by}"
+def which_words(asked: str, folder: Path, recipe: Recipe) -> str:
+    if asked == BEST:
+        by = "loss" if recipe.best is None else recipe.best.metric
+        return f"--checkpoint {asked} is {folder.name}, by its validation {by}"
+    from sameday.record import checkpoint
+
+    behind = []
+    for _, path in reversed(checkpoint.steps(folder.parent)):
+        if path == folder:
+            break
+        if (why := checkpoint.fault(path)) is not None:
+            behind.append(f"{path.name} is left aside: {why}")
+    return "; ".join([f"--checkpoint {asked} is {folder.name}", *behind])
 
 
 def _line(scores: dict[str, float]) -> str:

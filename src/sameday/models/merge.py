@@ -20,7 +20,7 @@ from sameday.models.adapters import MAGNITUDE, row_lengths
 from sameday.models.digest import digest_of_lines, line_of
 from sameday.models.formats import as_trained, computed_in, stored_layers
 from sameday.models.nf4 import SOURCE
-from sameday.models.start import WEIGHTS, check_base
+from sameday.models.start import WEIGHTS, check_origin, origin_of
 from sameday.spec.errors import BadInput
 from sameday.spec.vlm import VlmRecipe
 from sameday.spec.words import first_names
@@ -116,7 +116,8 @@ def merge(
     files = weight_files(base, recipe.revision)
     dtype, stored_so = computed_in(recipe), set(stored_layers(model, recipe))
     read = dtype if recipe.base_format == "precision" else SOURCE
-    changes, scale = _changes(adapter), recipe.lora.scale
+    # At once, since a run under way may remove its checkpoint meanwhile.
+    changes, origin, scale = _changes(adapter), origin_of(adapter, str(adapter)), recipe.lora.scale
     names = own_names(model, [name for file in files for name in _names(file)])
     done, lines, where, size = Merged(), dict[str, str](), dict[str, str](), 0
     for number, file in enumerate(files, 1):
@@ -140,7 +141,7 @@ def merge(
         done.tensors += len(shard)
         say(f"{written}: {len(shard)} tensors")
         del shard
-    check_base(adapter, digest_of_lines(lines), read, str(adapter), base)
+    check_origin(origin, digest_of_lines(lines), read, str(adapter), base)
     if changes:
         raise BadInput(f"{adapter}: changes layers whose weights {base} does not have: {first_names(sorted(changes))}")
     if len(files) > 1:

@@ -4,7 +4,9 @@ tensor that the recipe needs is there, of its shape and finite. PEFT would only 
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +59,11 @@ def load_start(model: nn.Module, family: Family, recipe: VlmRecipe, folder: Path
 
 def check_base(folder: Path, digest: str, dtype: torch.dtype, whose: str, base: str) -> None:
     """BadInput where an adapter says that it belongs to other weights, of the same format."""
-    origin = _origin(folder, whose)
+    check_origin(origin_of(folder, whose), digest, dtype, whose, base)
+
+
+def check_origin(origin: Mapping[str, Any] | None, digest: str, dtype: torch.dtype, whose: str, base: str) -> None:
+    """The same, of what was read beside the adapter."""
     if origin is not None and origin.get("dtype") == str(dtype) and origin.get("base_model") != digest:
         raise BadInput(
             f"{whose}: was trained on another base model: its weights were not those of {base}; "
@@ -68,7 +74,7 @@ def check_base(folder: Path, digest: str, dtype: torch.dtype, whose: str, base: 
 def other_format(folder: Path, here: str, whose: str) -> Iterator[str]:
     """A sentence where an adapter was trained on base weights in codes and meets others, or the other way round:
     allowed, and another model than the one that was trained."""
-    origin = _origin(folder, whose) or {}
+    origin = origin_of(folder, whose) or {}
     there = origin.get("base_format") or str(origin.get("dtype", here)).removeprefix("torch.").replace(
         "bfloat16", "bf16"
     )
@@ -125,12 +131,21 @@ def _config(folder: Path, whose: str) -> Any:
     if not (folder / CONFIG).is_file():
         raise BadInput(f"{whose}: {folder} is not a PEFT adapter (it has no {CONFIG})")
     try:
-        config = PeftConfig.from_pretrained(str(folder))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what it would only warn of is refused below
+            config = PeftConfig.from_pretrained(str(folder))
+        written = json.loads((folder / CONFIG).read_text())
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise BadInput(f"{whose} {folder}: {CONFIG} cannot be read: {reason}") from None
     if config.peft_type != "LORA":
         raise BadInput(f"{whose}: {folder} is an adapter of type {config.peft_type}; allowed: LORA")
+    # At its default, which is nothing in most cases, a field that came later changes nothing.
+    if unknown := sorted(name for name, value in written.items() if value and not hasattr(config, name)):
+        raise BadInput(
+            f"{whose} {folder}: {CONFIG} has {first_names(unknown)}, which PEFT {version('peft')} does not know, and "
+            "which may change what the adapter computes; allowed: an adapter of what this version knows"
+        )
     for name, kind in (("r", int), ("lora_alpha", int | float)):
         if not isinstance(value := getattr(config, name), kind) or isinstance(value, bool) or not 0 < value < 2**20:
             raise BadInput(f"{whose} {folder}: {CONFIG} has {name} {value!r}; must be a number above 0")
@@ -192,14 +207,14 @@ def _named_base(config: Any, base: str) -> Iterator[str]:
 def _wrong_base(config: Any, folder: Path, base: str, whose: str) -> Iterator[str]:
     """By name, where the adapter does not say it better: the last part of it, since a folder may have been moved."""
     named = config.base_model_name_or_path
-    if named and _origin(folder, whose) is None and Path(named).name != Path(base).name:
+    if named and origin_of(folder, whose) is None and Path(named).name != Path(base).name:
         yield (
             f"its base model is {named!r}, the recipe's is {base!r}; where both are the same model, write so into its "
             f"{CONFIG} (base_model_name_or_path)"
         )
 
 
-def _origin(folder: Path, whose: str) -> dict[str, Any] | None:
+def origin_of(folder: Path, whose: str) -> dict[str, Any] | None:
     """None where an earlier release, or somebody else, wrote the adapter."""
     if not (folder / ORIGIN).is_file():
         return None
@@ -228,7 +243,7 @@ def _wrong_tensors(model: nn.Module, targets: list[str] | str, lora: Lora, folde
             both = sorted(there & needed.keys())
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in both}
             kinds = {name: file.get_tensor(name).dtype for name in both}
-            infinite = [name for name in both if not file.get_tensor(name).isfinite().all()]
+            infinite = [name for name in both if not file.get_tensor(name).float().isfinite().all()]
     except (OSError, SafetensorError) as error:
         yield f"{WEIGHTS} cannot be read: {error}"
         return

@@ -131,6 +131,10 @@ class TaskSetup(ABC):
         """Fills the folder `out` with a whole model of saved weights, for use without adapters."""
         raise BadInput(f"task {self.recipe.task} trains no adapters, so that there is nothing to merge")
 
+    def merged_bytes(self) -> int:
+        """About how many it fills it with."""
+        return 0
+
     @property
     def loading_advice(self) -> str:
         """What is left to try where the model does not fit in memory."""

@@ -388,6 +388,12 @@ class VqaSetup(TaskSetup):
         kept = f"{recipe.precision} rounds what the adapter changes by {done.rounding:.2%}"
         say(f"{done.tensors} tensors, {done.changed} of them changed by the adapter; {kept}")
 
+    def merged_bytes(self) -> int:
+        from sameday.models.formats import computed_in
+
+        each = computed_in(self.recipe).itemsize
+        return sum(parameter.numel() * each for parameter in self._without_weights.parameters())
+
     def low_memory(self, plan: Plan) -> Plan:
         from sameday.hardware.machine import detect_machine, device_kind
         from sameday.tasks.vqa.automatic import low_memory
