@@ -83,6 +83,18 @@ def test_where_no_checkpoint_is_left(world: Path) -> None:
     assert said == f"run: no checkpoint can be gone on from: {why}; choose another --out"
 
 
+def test_a_run_without_a_whole_checkpoint_says_that_it_begins_again(world: Path) -> None:
+    folders = sorted((world / "run/checkpoints").glob("step-*"))
+    for folder in folders:
+        with (folder / STATE).open("a") as file:
+            file.write(" ")
+    said = sameday(world, *WORDS)
+    assert said.code == 0, said.err
+    lines = [line for line in said.out.splitlines() if "gone on from" in line]
+    assert lines == [f"none of {len(folders)} checkpoints can be gone on from: the run begins again at its first step"]
+    assert weights(world / "run") == weights(world / "whole")
+
+
 def test_a_checkpoint_of_a_newer_release(world: Path) -> None:
     state = json.loads((world / NEWEST / STATE).read_text())
     (world / NEWEST / STATE).write_text(json.dumps(state | {"momentum": 1}))

@@ -20,9 +20,9 @@ from safetensors import SafetensorError
 from typed import Said, sameday
 
 from sameday.record import checkpoint
-from sameday.record.room import no_room
+from sameday.record.room import SLACK, no_room, room_for
 from sameday.spec.document import dump_yaml
-from sameday.spec.errors import EXIT_DISK_FULL
+from sameday.spec.errors import EXIT_DISK_FULL, RunStopped
 from sameday.train.watch import Watch
 
 pytestmark = pytest.mark.usefixtures("own_signals")
@@ -118,6 +118,21 @@ def test_which_errors_are_a_full_disk() -> None:
     assert (
         no_room(OSError(13, "denied")) is no_room(SafetensorError("x (os error 13)")) is no_room(ValueError()) is None
     )
+
+
+@pytest.mark.parametrize(
+    ("free", "said"),
+    [
+        (999, "1 bytes are missing"),
+        (1001, "nearly as much, and files take whole blocks"),
+        (1000 + SLACK, "a quota or a limit on files is in the way"),
+    ],
+)
+def test_what_is_missing_is_said(free: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = shutil.disk_usage(tmp_path)._replace(free=free)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: there)
+    with pytest.raises(RunStopped, match=f"1,000 bytes and {free:,} are free: {said}"), room_for("x", tmp_path, 1000):
+        raise OSError(28, os.strerror(28))
 
 
 SMALL_DISK = """

@@ -15,6 +15,9 @@ from sameday.spec.errors import EXIT_DISK_FULL, RunStopped
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """A disk, a quota or the limit on a file's size is full."""
 
+SLACK = 2**20
+"""Bytes by which some files may be larger on a disk than what is in them."""
+
 
 def no_room(error: BaseException) -> str | None:
     """The system's words where an error says that a disk is full; None for any other error. A library in another
@@ -35,7 +38,12 @@ def room_for(what: str, folder: Path, size: int, then: str = "") -> Iterator[Non
         if why is None:
             raise
         free = shutil.disk_usage(folder).free
-        missing = f"{size - free:,} bytes are missing" if size > free else "a quota or a limit on files is in the way"
+        if size > free:
+            missing = f"{size - free:,} bytes are missing"
+        elif size + SLACK > free:
+            missing = "nearly as much, and files take whole blocks"
+        else:
+            missing = "a quota or a limit on files is in the way"
         raise RunStopped(
             f"no room for {what} in {folder}: {why}. It takes about {size:,} bytes and {free:,} are free: {missing}."
             f"{then and ' '}{then}",

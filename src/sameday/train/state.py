@@ -80,6 +80,9 @@ def restore(recipe: Recipe, task: Task, run: RunFolder, steps: Steps, say: Calla
         return _lowered(state, task, say)
     if failed is not None:  # some weights may have been taken from it: this is no start any more
         raise BadInput(f"{run.path}: no checkpoint can be gone on from: {failed}; choose another --out")
+    if there := len(checkpoint.steps(run.checkpoints)):
+        which = "the only checkpoint cannot" if there == 1 else f"none of {there} checkpoints can"
+        say(f"{which} be gone on from: the run begins again at its first step")
     return LoopState()
 
 
