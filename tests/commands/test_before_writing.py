@@ -78,10 +78,10 @@ def test_a_batch_that_is_larger_than_the_data(world: Path) -> None:
     said = refused_unwritten(world, "recipe.effective_batch=6")
     assert said == f"recipe.effective_batch is 6, and there are 5 questions to train on, {allowed}"
     said = refused_unwritten(world, "recipe.effective_batch=5", "recipe.data.limit=3")
-    assert said.endswith("allowed: 1 to 3, or more than recipe.data.limit 3 leaves")
+    assert said.endswith("allowed: 1 to 3; recipe.data.limit (--limit) 3 leaves no more")
     said = refused_unwritten(world, "recipe.effective_batch=5", "recipe.data.limit=1")
     assert "and there is 1 question to train on, " in said
-    assert said.endswith("allowed: 1, or more than recipe.data.limit 1 leaves")
+    assert said.endswith("allowed: 1; recipe.data.limit (--limit) 1 leaves no more")
     assert sameday(world, "train", "recipe.yaml", *OUT, "--set", "recipe.effective_batch=5").code == 0
 
 

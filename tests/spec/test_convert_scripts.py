@@ -85,6 +85,10 @@ swift sft --model ${MODEL} `# its model` \\
 @pytest.mark.parametrize(
     ("text", "why"),
     [
+        (
+            "swift sft --model m --seed 3 $MORE\n",
+            "$MORE stands behind --seed 3; this script does not say what $MORE is",
+        ),
         ("swift sft --model $WHICH --seed 1 --seed 2\n", "--model is $WHICH; this script does not say what $WHICH is"),
         ("swift sft --seed 1 \\\n --seed 2\n", "--seed is given twice, first at "),
         (

@@ -155,7 +155,7 @@ def too_few(recipe: Recipe, there: int) -> str | None:
     if recipe.effective_batch <= there:
         return None
     limit = getattr(getattr(recipe, "data", None), "limit", None)
-    more = "" if limit is None else f", or more than recipe.data.limit {limit} leaves"
+    more = "" if limit is None else f"; recipe.data.limit (--limit) {limit} leaves no more"
     are, allowed = ("is", "1") if there == 1 else ("are", f"1 to {there}")
     return (
         f"recipe.effective_batch is {recipe.effective_batch}, and there {are} {count(there, recipe.sample)} to "

@@ -168,11 +168,12 @@ def _flags(words: list[Word], document: Document) -> str:
             values.append(words.pop(0)[0].rstrip(","))
         if key in document.places:
             problems.append(f"{document.source}:{line}: --{name} is given twice, first at {document.places[key]}")
-        problems += [
-            f"{document.source}:{line}: --{name} is {each}; this script does not say what {unknown[0]} is: give it"
-            for each in values
-            if (unknown := _UNKNOWN.search(each)) and key[-1] not in _OF_NO_ACCOUNT
-        ]
+        for number, each in enumerate(values):
+            if (unknown := _UNKNOWN.search(each)) and key[-1] not in _OF_NO_ACCOUNT:
+                what = f"{each} stands behind --{name} {values[0]}" if number else f"--{name} is {each}"
+                problems.append(
+                    f"{document.source}:{line}: {what}; this script does not say what {unknown[0]} is: give it"
+                )
         values = [_UNKNOWN.sub("", each) for each in values]
         here = document.values.setdefault("launch", {}) if launching else document.values
         here[key[-1]] = True if not values else _value(values[0]) if len(values) == 1 else [_value(v) for v in values]
