@@ -170,11 +170,11 @@ def test_a_checkpoint_that_the_run_removes_meanwhile(
         fill(setup, weights, folder)
 
     monkeypatch.setattr(command, "_fill", removed)
-    said = merged(run, tmp_path / "whole", "--checkpoint", "last")
+    said = merged(run, tmp_path / "a/new/folder", "--checkpoint", "last")
     assert names == ["step-000002", "step-000003"]
     lines = said.splitlines()
     assert [line for line in lines if "--checkpoint" in line] == [f"--checkpoint last is {name}" for name in names]
-    assert lines[-1] == f"written: {tmp_path / 'whole'}" and checkpoint.fault(tmp_path / "whole") is None
+    assert lines[-1] == f"written: {tmp_path / 'a/new/folder'}" and checkpoint.fault(tmp_path / "a/new/folder") is None
 
 
 def test_a_disk_without_room_for_the_model(tmp_path: Path, tiny_qwen3: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -261,6 +261,7 @@ def _measured(
 
 
 def which_words(asked: str, folder: Path, recipe: Recipe) -> str:
+    """Which checkpoint `last` or `best` is, and why no newer one."""
     if asked == BEST:
         by = "loss" if recipe.best is None else recipe.best.metric
         return f"--checkpoint {asked} is {folder.name}, by its validation {by}"

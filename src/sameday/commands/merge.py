@@ -32,8 +32,9 @@ def merge(path: Path, out: Path, which: str | None = None) -> None:
     check_folder(out, "-o")
     setup, parent = setup_of(run.recipe, run.recipe_dir), out.absolute().parent
     weights, size = weights_of(run, which, "merged"), setup.merged_bytes()
-    with room_for("the merged model", parent, size):
-        if shutil.disk_usage(parent).free < size:
+    there = next(folder for folder in (parent, *parent.parents) if folder.is_dir())
+    with room_for("the merged model", there, size):
+        if shutil.disk_usage(there).free < size:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         while True:
             if which in (LAST, BEST):
