@@ -169,7 +169,6 @@ def test_rewind_forgets_later_steps_and_a_torn_line(tmp_path: Path) -> None:
     [
         ('{"step": "ten"}', "step is 'ten'; must be the number of a step"),
         ('{"step": null}', "step is None; must be the number of a step"),
-        ('{"step": 2, "loss": "<b>"}', "loss is '<b>'; must be a number"),
         ("nonsense", "is not a JSON object: nonsense"),
         ("[" * 100_000, "is not a JSON object: " + "[" * 60),
     ],
