@@ -1,5 +1,5 @@
-"""A decoder's table of token embeddings in the host's memory: an eighth of the weights of an 8B model are embeddings
-and head, and a step needs some thousand rows of them."""
+"""A decoder's table of token embeddings in the host's memory: a GPU would hold all of its rows, and a micro-batch
+needs those of its tokens alone."""
 
 from __future__ import annotations
 
