@@ -78,3 +78,10 @@ def test_fields_that_claim_the_same_bits_keep_them(stages: dict[str, Stage], whi
     assert len(bitwise) > 5
     found = stages["cpu"].compare(Plan(**{name: VALUES["cpu"][name][which] for name in bitwise}))
     assert found.same and found.bitwise, "\n".join(map(str, found.differences))
+
+
+@pytest.mark.slow
+def test_a_table_in_the_hosts_memory_is_the_parameter_that_it_was(stages: dict[str, Stage]) -> None:
+    """Runs have it on a GPU alone. The model is the same without one."""
+    found = stages["cpu"].compare(Plan(embeddings_on="host"))
+    assert found.same and found.bitwise, "\n".join(map(str, found.differences))

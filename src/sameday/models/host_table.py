@@ -22,6 +22,11 @@ class HostTable(nn.Module):
         return host_rows(self.weight, tokens)
 
 
+def tables(model: nn.Module) -> dict[str, Tensor]:
+    """By the names that they have as parameters where the device holds them."""
+    return {f"{name}.weight": module.weight for name, module in model.named_modules() if isinstance(module, HostTable)}
+
+
 def embeddings_to_host(text: nn.Module, head: nn.Module, device: torch.device) -> None:
     """In place. What the table holds is not changed."""
     embeddings = text.embed_tokens

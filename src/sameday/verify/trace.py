@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from sameday.hardware.ranks import Ranks
 from sameday.kernels.dropout import dropouts
+from sameday.models.host_table import tables
 from sameday.spec.errors import EXIT_OUT_OF_MEMORY, RunStopped
 
 Tensors = Mapping[str, Tensor]
@@ -170,8 +171,9 @@ class Witness:
 
     def _note_structure(self) -> None:
         module = self._task.module()
+        parameters = dict(module.named_parameters()) | tables(module)
         structure = {
-            "parameters": {n: [str(p.dtype), p.requires_grad, list(p.shape)] for n, p in module.named_parameters()},
+            "parameters": {n: [str(p.dtype), p.requires_grad, list(p.shape)] for n, p in parameters.items()},
             "in training": sorted(name for name, m in module.named_modules() if m.training),
             "dropout": {name: _how(m) for name, m in module.named_modules() if m in self._dropouts},
         }
