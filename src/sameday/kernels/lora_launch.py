@@ -45,7 +45,7 @@ NARROW = Tiles(
     down=Launch(32, 64, 2, 2, 8),
     up=Launch(64, 128, 4, 1),
     up_back=Launch(64, 128, 4, 3, 8),
-    down_back=Launch(16, 64, 4, 2, 8),
+    down_back=Launch(64, 32, 4, 3, 4),
 )
 """Ranks up to 16. Steps of 1,400 tokens are 44 tiles of rows: it is the shares that keep 132 multiprocessors busy. With
 four warps `down` would draw each mask twice: so few ranks leave two of them the same rows."""
