@@ -82,6 +82,7 @@ def test_fields_that_claim_the_same_bits_keep_them(stages: dict[str, Stage], whi
 
 @pytest.mark.slow
 def test_a_table_in_the_hosts_memory_is_the_parameter_that_it_was(stages: dict[str, Stage]) -> None:
-    """Runs have it on a GPU alone. The model is the same without one."""
-    found = stages["cpu"].compare(Plan(embeddings_on="host"))
-    assert found.same and found.bitwise, "\n".join(map(str, found.differences))
+    """Runs have it on a GPU, or in Triton's interpreter where there is none."""
+    device = list(PRECISION)[-1]
+    found = stages[device].compare(Plan(embeddings_on="host"))
+    assert found.same and (found.bitwise or device == "cuda"), "\n".join(map(str, found.differences))
