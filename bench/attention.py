@@ -1,7 +1,8 @@
 """Variable-length attention at the shapes of Qwen3-VL-8B's decoder and tower: torch's flash attention, cuDNN's, and for
 towers with images of one size a batch without variable lengths. Then whole layers' attention over shared prefixes:
-calls of flash attention that are merged (`plan.attention: split`), and kernels of our own (`fused`), first by the tiles
-that training has here and then by others.
+calls of flash attention that are merged (`plan.attention: split`), kernels of our own (`fused`), first by the tiles
+that training has here and then by others, and where nothing is shared cuDNN's for a batch of one length, into which
+questions are copied and out of which they are copied again where their lengths differ.
 
     python bench/attention.py                 one GPU, a minute
     python bench/attention.py --shared        the second part alone
@@ -19,7 +20,7 @@ import argparse
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -62,6 +63,7 @@ SHARED: dict[str, Sequence[tuple[int, list[Any]]]] = {
     "2 prefixes of 450, 16 branches of 32": ((450, 8 * [32]),) * 2,
     "3 prefixes of 322 to 1,300, 17 branches": ((450, [31, 28, 40]), (1300, 9 * [36]), (322, 5 * [44])),
     "16 questions of 1,344": ((1344, []),) * 16,
+    "16 questions of 1,310 to 1,340": tuple((1310 + 2 * number, []) for number in range(16)),
     "16 questions, mixed sizes": tuple((size // 4 + 64, []) for size in MIXED),
 }
 """Prefixes with the branches of each, or with its forks and the branches of those."""
@@ -292,18 +294,101 @@ class Shared:
     def timed(self, how: Tiles | None, passes: Sequence[str]) -> str:
         out, lse = self.forward(how)
         found = [out, lse, *self.backward(how, out, lse)]
-        off = max(float((a.float() - b).norm() / b.norm()) for a, b in zip(found, self.wanted, strict=True))
-        does: dict[str, tuple[float, Callable[[], object]]] = {
-            "forward": (self.flop, lambda: self.forward(how)),
-            "backward": (2.5 * self.flop, lambda: self.backward(how, out, lse)),
+        off = self.off(found)
+        does: dict[str, Callable[[], object]] = {
+            "forward": lambda: self.forward(how),
+            "backward": lambda: self.backward(how, out, lse),
         }
+        return f"{self.words(does, passes)} | {off:.1e}"
+
+    def off(self, found: Sequence[Tensor]) -> float:
+        return max(float((a.float() - b).norm() / b.norm()) for a, b in zip(found, self.wanted, strict=True))
+
+    def words(self, does: Mapping[str, Callable[[], object]], passes: Sequence[str]) -> str:
         words = []
         for name in passes:
-            flop, do = does[name]
-            took = recorded_microseconds(do)
+            took, flop = recorded_microseconds(does[name]), self.flop * (1 if name == "forward" else 2.5)
             middle = statistics.median(took)
             words.append(f"{name} {middle:7.1f} ({min(took):.1f}-{max(took):.1f}) {flop / middle / 1e6:4.0f} TFLOP/s")
-        return f"{' | '.join(words)} | {off:.1e}"
+        return " | ".join(words)
+
+    def batched(self) -> str:
+        """Where nothing is shared: by cuDNN, or by plain PyTorch on a CPU."""
+        rows, tensors = Rows(self.pieces.cu), (self.q, self.k, self.v)
+        out, lse = batch_forward(*rows.of(*tensors), self.scale)
+
+        def forward() -> list[Tensor]:
+            found = batch_forward(*rows.of(*tensors), self.scale)
+            return [rows.back(found[0]), rows.back(found[1])[..., 0].T]
+
+        def backward() -> list[Tensor]:
+            given = *rows.of(self.grad, zeros=True), *rows.of(*tensors)
+            return [rows.back(x) for x in batch_backward(*given, out, lse, self.scale)]
+
+        off = self.off([*forward(), *backward()])
+        return f"{self.words({'forward': forward, 'backward': backward}, ('forward', 'backward'))} | {off:.1e}"
+
+
+def batch_forward(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Causal, (rows, heads, length, width) and the log-sum-exp, (rows, heads, length, 1)."""
+    if q.is_cuda:
+        out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
+            q, k, v, None, True, 0.0, True, False, scale=scale
+        )
+        return out, lse.view(*q.shape[:3], 1)
+    flat = [x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)]
+    out, lse = split.variable_length(*flat, *batch_bounds(q), True, scale)
+    return packed_rows(out, q), packed_rows(lse.T[..., None], q)
+
+
+def batch_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float
+) -> Sequence[Tensor]:
+    if q.is_cuda:
+        seed, length = torch.zeros((), dtype=torch.int64, device=q.device), q.shape[2]  # there is no dropout
+        return torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+            grad, q, k, v, out, lse, seed, seed, None, None, None, length, length, 0.0, True, scale=scale
+        )
+    flat = [x.transpose(1, 2).flatten(0, 1) for x in (grad, q, k, v, out, lse)]
+    found = split._call_backward(*flat[:5], flat[5][..., 0].T, *batch_bounds(q), True, scale)
+    return [packed_rows(x, q) for x in found]
+
+
+def batch_bounds(q: Tensor) -> tuple[Tensor, Tensor, int, int]:
+    bounds = torch.arange(len(q) + 1, dtype=torch.int32, device=q.device) * q.shape[2]
+    return bounds, bounds, q.shape[2], q.shape[2]
+
+
+def packed_rows(x: Tensor, like: Tensor) -> Tensor:
+    return x.unflatten(0, (len(like), like.shape[2])).transpose(1, 2)
+
+
+class Rows:
+    """Pieces of a packed row as rows of one length, (pieces, heads, length, width), and back. What stands behind a
+    piece is seen by nothing of it, since attention is causal, and has no gradient."""
+
+    def __init__(self, cu: Tensor) -> None:
+        lengths = cu.diff()
+        self.count, self.longest = len(lengths), int(lengths.max())
+        place = torch.arange(self.longest, device=cu.device)
+        self.there = place < lengths[:, None]
+        self.taken = torch.minimum(cu[:-1, None] + place, cu[1:, None] - 1).flatten()
+        self.kept = self.there.flatten().nonzero()[:, 0]
+        self.alike = bool(self.there.all())
+
+    def of(self, *tensors: Tensor, zeros: bool = False) -> list[Tensor]:
+        """`zeros`: behind the pieces. Else what their last tokens have."""
+        rows = []
+        for x in tensors:
+            taken = x if self.alike else x[self.taken]
+            taken = taken.unflatten(0, (self.count, self.longest)).transpose(1, 2)
+            rows.append(taken * self.there[:, None, :, None] if zeros and not self.alike else taken)
+        return rows
+
+    def back(self, rows: Tensor) -> Tensor:
+        """(tokens, heads, width)."""
+        whole = rows.transpose(1, 2).flatten(0, 1)
+        return whole if self.alike else whole[self.kept]
 
 
 def print_shared(name: str, groups: Sequence[tuple[int, list[Any]]], half: torch.dtype, small: bool) -> None:
@@ -325,6 +410,12 @@ def print_shared(name: str, groups: Sequence[tuple[int, list[Any]]], half: torch
         except Exception as error:
             words = f"cannot: {str(error).splitlines()[0][:100]}"
         print(f"{name:43} {label:38} {words}", flush=True)
+    if not any(own for _, own in groups):
+        try:
+            words = made.batched()
+        except Exception as error:
+            words = f"cannot: {str(error).splitlines()[0][:100]}"
+        print(f"{name:43} {'cuDNN, in rows of one length':38} {words}", flush=True)
 
 
 def shrunk(own: Sequence[Any]) -> list[Any]:
