@@ -139,11 +139,11 @@ def attend(
         out = flex(query, key, value, block_mask=attention_mask, scale=scaling, enable_gqa=True, kernel_options=asked)
     elif isinstance(attention_mask, Fused):
         assert query.shape[0] == 1 and scaling is not None
-        q, k, v = (x.transpose(1, 2)[0] for x in (query, key, value))
+        q, k, v = (x.transpose(1, 2).squeeze(0) for x in (query, key, value))
         return fused_attention.shared_prefix_attention(q, k, v, attention_mask.pieces, scaling)[None], None
     elif isinstance(attention_mask, Segments):
         assert query.shape[0] == 1 and scaling is not None
-        q, k, v = (x.transpose(1, 2)[0].contiguous() for x in (query, key, value))
+        q, k, v = (x.transpose(1, 2).squeeze(0).contiguous() for x in (query, key, value))
         return split.shared_prefix_attention(q, k, v, attention_mask, scaling)[None], None
     elif attention_mask is None:
         out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
