@@ -35,6 +35,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("unsloth==2026.10.9", "unsloth-zoo", "trl==1.15.0", "liger-kernel==0.8.5", "datasets==4.3.0", "torchao"),
         *("diffusers", "tyro", "cut-cross-entropy", "msgspec", "dill", "multiprocess", "docstring-parser", "typeguard"),
         *("json5", "nest-asyncio", "structlog", "xxhash"),
+        *("requests", "urllib3", "charset-normalizer", "idna", "certifi"),
     ),
 }
 """Without what those packages bring with them that such a machine has already."""
