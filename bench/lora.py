@@ -57,10 +57,10 @@ TILES: dict[str, list[Launch]] = {
         *(Launch(rows, columns, warps, 3, 8) for rows, columns, warps in ((32, 128, 4), (64, 256, 8), (128, 64, 4))),
     ],
     "down_back": [
-        *(Launch(16, 64, 4, stages, shares) for stages in (2, 3) for shares in (8, 16)),
-        *(Launch(64, 32, 4, stages, shares) for stages in (2, 3) for shares in (4, 8)),
-        *(Launch(64, 64, 8, stages, shares) for stages in (2, 3) for shares in (4, 8)),
-        *(Launch(rows, columns, warps, 2, 8) for rows, columns, warps in ((32, 64, 4), (32, 32, 2), (32, 128, 8))),
+        *(Launch(64, 32, 4, stages, shares) for stages in (2, 3, 4) for shares in (2, 4, 8)),
+        *(Launch(64, 64, warps, 3, 4) for warps in (4, 8)),
+        *(Launch(128, 32, warps, 3, shares) for warps in (4, 8) for shares in (2, 4)),
+        *(Launch(rows, columns, warps, 2, 8) for rows, columns, warps in ((16, 64, 4), (32, 64, 4), (32, 128, 8))),
     ],
 }
 STEP: dict[str, Any] = {
