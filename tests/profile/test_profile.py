@@ -175,20 +175,33 @@ def test_pictures(homes: dict[str, Path], tmp_path: Path) -> None:
     assert not list(homes["classify"].glob("runs*")), "nothing of the user's is written"
 
 
-def test_a_larger_micro_batch_gives_no_more_than_is_promised(homes: dict[str, Path], tmp_path: Path) -> None:
-    def timed(size: str) -> dict[str, Any]:
-        words = ["profile", str(homes["classify"] / "recipe.yaml"), "--json", str(tmp_path / "found.json")]
-        words += ["--set", "plan.device=cpu", "--set", f"plan.micro_batch={size}", "--steps", "6"]
-        assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
-        found: dict[str, Any] = json.loads((tmp_path / "found.json").read_text())
-        return found
+def in_micro_batches_of(size: str, home: Path, out: Path) -> dict[str, Any]:
+    words = ["profile", str(home / "recipe.yaml"), "--json", str(out / "found.json")]
+    words += ["--set", "plan.device=cpu", "--set", f"plan.micro_batch={size}", "--steps", "6"]
+    assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
+    found: dict[str, Any] = json.loads((out / "found.json").read_text())
+    return found
 
-    before, after = timed("1"), timed("null")
-    (found,) = [each for each in before["advice"] if each["change"] == {"micro_batch": None}]
-    assert found["remedy"] == "plan.micro_batch null" and before["bound_by"] == "small operations"
-    # A machine that is busy with something else may give half as much again.
-    assert 1.5 * found["at_most"] > before["seconds"]["median"] / after["seconds"]["median"]
-    assert before["floor"]["shared"]["seconds"] <= before["floor"]["seconds"]
+
+def larger_micro_batch(found: dict[str, Any]) -> dict[str, Any]:
+    (remedy,) = [each for each in found["advice"] if each["change"] == {"micro_batch": None}]
+    return dict(remedy)
+
+
+def test_a_larger_micro_batch_is_promised_no_more_than_the_floor(homes: dict[str, Path], tmp_path: Path) -> None:
+    found = in_micro_batches_of("1", homes["classify"], tmp_path)
+    remedy = larger_micro_batch(found)
+    assert remedy["remedy"] == "plan.micro_batch null" and found["bound_by"] == "small operations"
+    assert 1 < remedy["at_most"] <= found["seconds"]["mean"] / found["floor"]["seconds"]
+    assert found["floor"]["shared"]["seconds"] <= found["floor"]["seconds"]
+
+
+@pytest.mark.soak
+def test_a_larger_micro_batch_gives_no_more_than_is_promised(homes: dict[str, Path], tmp_path: Path) -> None:
+    """Of two processes' timings: only where nothing else keeps the machine busy."""
+    before, after = (in_micro_batches_of(size, homes["classify"], tmp_path) for size in ("1", "null"))
+    gives = before["seconds"]["median"] / after["seconds"]["median"]
+    assert 1.5 * larger_micro_batch(before)["at_most"] > gives
 
 
 def test_what_was_chosen_is_said(homes: dict[str, Path], tmp_path: Path) -> None:
