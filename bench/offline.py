@@ -27,10 +27,10 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("pydantic", "pydantic-core", "annotated-types", "typing-inspection"),
         *("hypothesis", "sortedcontainers", "pytest-xdist", "execnet", "bitsandbytes"),
         *("sacrebleu", "portalocker", "regex", "tabulate", "colorama", "lxml"),
-        *("rouge-score", "absl-py", "six", "nltk", "click", "joblib", "tqdm"),
+        *("rouge-score", "absl-py", "six", "nltk", "click", "joblib", "cloudpickle", "tqdm"),
     ),
     "arrow": ("pyarrow",),
-    "science": ("scipy", "scikit-learn", "threadpoolctl"),
+    "science": ("scipy", "scikit-learn", "threadpoolctl", "narwhals"),
     "peers": (
         *("unsloth==2026.10.9", "unsloth-zoo", "trl==1.15.0", "liger-kernel==0.8.5", "datasets==4.3.0", "torchao"),
         *("diffusers", "tyro", "cut-cross-entropy", "msgspec", "dill", "multiprocess", "docstring-parser", "typeguard"),
