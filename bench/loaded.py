@@ -102,7 +102,8 @@ def _over(model: VisionLanguageModel, session: Session, plan: Plan) -> VqaTask:
     if plan.embeddings_on == "host" and not _hosted(model):
         embeddings_to_host(model.text, model.head, model.device)
     model = copy.copy(model)
-    model.recipe, model.plan, model.kernel, model._indices, model.keep = recipe, plan, plan.attention, {}, None
+    model.recipe, model.plan, model.kernel, model._indices = recipe, plan, plan.attention, {}
+    model.keep = model.memory = None
     processor = load_processor(model.family, recipe, home)
     encoder = load_encoder(recipe, home, processor)
     splits = drop_too_long(recipe, encoder, session.audited.splits)

@@ -8,7 +8,7 @@
                                                               what is compiled before the first step, what that takes
                                                               the first time and again, whether a later step stalls
 
-Weights are random. In rows of cached features, the tower's output comes from OUT/cache, which the first epoch fills.
+Weights are random. In rows of kept features, with `plan.cache memory`, the tower's output of the first epoch is there.
 Of each row: seconds of a step, median (least to most) of those after the first twenty, or that epoch; its floor,
 the mean over its steps; the share of the floor that is reached, of all steps together; how much of the time kernels
 fill; GiB that tensors took and that the allocator held; what the warm-up before the first step took and the first
@@ -72,18 +72,18 @@ class Row:
     template: int = 0
     steps: int = 40
     least_memory: bool = False
-    cached: bool = False
+    kept: bool = False
 
     @property
     def warm(self) -> int:
-        """First steps, in which things are compiled, recorded or cached."""
-        questions = sum(count for _, count in self.pictures or ()) if self.cached else 0
+        """First steps, in which things are compiled, recorded or kept."""
+        questions = sum(count for _, count in self.pictures or ()) if self.kept else 0
         return max(WARM, questions // BATCH)
 
 
 BATCH = 16
 """Questions of a step."""
-CACHED = ", features cached"
+KEPT = ", features kept"
 ROWS = {
     "768×576, by_image": Row("by_image", ((USUAL[0], 8),) * 60),
     "mixture": Row("by_image", steps=200),
@@ -94,7 +94,7 @@ ROWS = {
     "least memory": Row("by_image", ((LARGE, 8),) * 60, template=45, least_memory=True),
 }
 ROWS |= {
-    f"{name}{CACHED}": replace(ROWS[name], cached=True)
+    f"{name}{KEPT}": replace(ROWS[name], kept=True)
     for name in ("2 of 1280×1024", "768×576, shuffle", "16 of 1280×1024")
 }
 """Those of the same name have the same data."""
@@ -105,7 +105,7 @@ MIXTURE = (400, 40, 0)
 
 
 def data_of(out: Path, name: str, row: Row, tiny: bool) -> Path:
-    folder = out / "data" / name.removesuffix(CACHED).replace(",", "").replace(" ", "_").replace("×", "x")
+    folder = out / "data" / name.removesuffix(KEPT).replace(",", "").replace(" ", "_").replace("×", "x")
     if not folder.is_dir():
         part, shrink = folder.with_suffix(".part"), 8 if tiny else 1
         if row.pictures is None:
@@ -138,8 +138,8 @@ def timed(out: Path, name: str, row: Row, args: argparse.Namespace, loaded: Load
     """One row."""
     tiny = args.size == "tiny"
     fields = recipe_of(out, data_of(out, name, row, tiny), row, tiny)
-    cached = ["cache=features", f"cache_dir={out / 'cache'}"] if row.cached else []
-    with closing(start(out, fields, [*cached, *args.plan], tiny)) as session:
+    kept = ["cache=memory"] if row.kept else []
+    with closing(start(out, fields, [*kept, *args.plan], tiny)) as session:
         plan = session.setup.low_memory(session.resolved.plan) if row.least_memory else session.resolved.plan
         task = loaded.task(session, plan)
         count, warm = args.steps or row.steps, row.warm

@@ -9,7 +9,7 @@ from unittest.mock import patch
 from catalogue import SHARED, planted
 from torch import Tensor
 
-PIXELS, FEATURES = SHARED | {"cache": "pixels"}, SHARED | {"cache": "features"}
+PIXELS, FEATURES, MEMORY = (SHARED | {"cache": kind} for kind in ("pixels", "features", "memory"))
 
 
 def _served(task: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -32,3 +32,10 @@ def a_stale_cache_entry(task: Any, _ranks: Any) -> Any:
 def deepstack_of_cached_features_in_another_order(task: Any, _ranks: Any) -> Any:
     """DeepStack's features come back from the cache last first."""
     return _served(task, lambda features: features.flip(0))
+
+
+@planted(MEMORY, "gradient", "models.features")
+def kept_features_in_another_order(task: Any, _ranks: Any) -> Any:
+    """What stays in memory of an image has its tokens last first: it is right when the image first comes."""
+    kept = task.model.memory._keep
+    return patch.object(task.model.memory, "_keep", lambda content, features: kept(content, features.flip(1)))

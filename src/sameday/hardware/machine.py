@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -79,6 +80,30 @@ def detect_machine(device: str, instead_of: KnownGpu | None = None) -> Machine:
         )
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return Machine("cpu", "CPU", pages, cores, False)
+
+
+def free_memory(device: torch.device) -> tuple[int, int]:
+    """Bytes that this process could still take of a device's memory, and how many there are. What torch's allocator
+    holds for later is not free."""
+    if device.type != "cuda":
+        return _free_on_host()
+    free, total = torch.cuda.mem_get_info(device)
+    may_take = round(total * torch.cuda.get_per_process_memory_fraction(device))
+    return min(free, may_take - torch.cuda.memory_reserved(device)), may_take
+
+
+def _free_on_host() -> tuple[int, int]:
+    """By the kernel's own estimate, and within what a batch system gave to this process's group."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    free, total = os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
+    with suppress(OSError):
+        kib = dict(line.split()[:2] for line in Path("/proc/meminfo").read_text().splitlines())
+        free = 1024 * int(kib.get("MemAvailable:", free // 1024))
+    with suppress(OSError, ValueError):  # no such group, or one without a bound
+        group = Path("/sys/fs/cgroup")
+        bound, taken = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+        free, total = min(free, bound - taken), min(total, bound)
+    return free, total
 
 
 def most_workers(machine: Machine) -> int:

@@ -31,6 +31,7 @@ from sameday.models.adapters import adapter_parameters, add_adapters, pad_ranks,
 from sameday.models.digest import config_digest, digest_of
 from sameday.models.families import family_of
 from sameday.models.families.base import Family, Grids
+from sameday.models.features import FeatureMemory
 from sameday.models.formats import by_kind, notes, quantize
 from sameday.models.host_table import embeddings_to_host
 from sameday.models.layers import any_size, compile_layers
@@ -92,7 +93,9 @@ class VisionLanguageModel:
         dtype = torch.promote_types(dtype, next(self.tower.parameters()).dtype)
         self.byte_table = torch.from_numpy(byte_table).to(device=device, dtype=dtype)
         self.keep: Keep | None = None
-        """Set where features are cached: takes those that were missing."""
+        """Set where features are cached on disk: takes those that were missing."""
+        self.memory: FeatureMemory | None = None
+        """Set where training keeps them in memory."""
         self._indices: dict[tuple[int, int], dict[str, Tensor]] = {}
         if not self.tower_trained and (plan.compile == "layers" or device.type == "cuda"):
             family.join_images(self.tower)
@@ -290,6 +293,9 @@ class VisionLanguageModel:
         if all(batch.ready):
             return batch.features.unbind()
         missing = [grid for grid, ready in zip(batch.grids, batch.ready, strict=True) if not ready]
+        if self.memory is not None and self.module.training:
+            pixels = self._pixels_of(batch.pixels, batch.grids)
+            return self.memory.of_all(batch.contents, lambda i: self._alone(pixels[i], batch.grids[i])).unbind()
         if self.keep is None:
             return self.image_features(self.patches(batch.pixels, missing), missing)
         # One by one, so that an image's features do not depend on who was beside it when they were made.
@@ -305,9 +311,16 @@ class VisionLanguageModel:
 
     def features_per_image(self, pixels: Tensor, grids: Grids) -> Iterator[Tensor]:
         """The tower's output and DeepStack's features for each image by itself, (1 + DeepStack's, tokens, width)."""
+        for image, grid in zip(self._pixels_of(pixels, grids), grids, strict=True):
+            yield self._alone(image, grid)
+
+    def _alone(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
+        return torch.stack(self.image_features(self.patches(pixels, [grid]), [grid]))
+
+    def _pixels_of(self, pixels: Tensor, grids: Grids) -> Sequence[Tensor]:
+        """Of each image."""
         side = self.patching.side
-        for image, grid in zip(pixels.split([h * w * side * side * 3 for h, w in grids]), grids, strict=True):
-            yield torch.stack(self.image_features(self.patches(image, [grid]), [grid]))
+        return pixels.split([high * wide * side * side * 3 for high, wide in grids])
 
     def patches(self, pixels: Tensor, grids: Grids) -> Tensor:
         return patches(pixels, grids, self.patching, self.byte_table)

@@ -215,12 +215,13 @@ class Plan(Strict):
         "and augmented there. auto: on the device where they fit.",
         needs="images in memory",
     )
-    cache: Literal["none", "pixels", "features", "auto"] = _field(
+    cache: Literal["none", "pixels", "features", "memory", "auto"] = _field(
         "none",
         "rounding",
-        "Keep what images become on disk, each content once. pixels: decoded and resized. features: the frozen vision "
-        "tower's output. What is missing is made and kept on the way. auto: what `sameday cache` measured to be faster "
-        "here, where it is complete.",
+        "Keep what images become, each content once. pixels: decoded and resized, on disk. features: the frozen vision "
+        "tower's output, on disk. memory: the same in device memory that training leaves free, of as many images as "
+        "there is room for. What is missing is made and kept on the way. auto: what `sameday cache` measured to be "
+        "faster here, where it is complete on disk.",
         needs="image cache",
         same_bits=("none", "pixels"),
     )

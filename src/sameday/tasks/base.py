@@ -164,6 +164,14 @@ class Task(ABC):
         compiled or recorded for each kind of them. The same ones on every rank."""
         return ()
 
+    def warmed_up(self) -> str | None:
+        """Called before the first step of a run, when it is known what memory steps take. What there is to say then."""
+        return None
+
+    def let_go(self) -> str | None:
+        """Of what is kept in memory for speed alone, where a step ran out of it: what that was, if there was any."""
+        return None
+
     def recorded_sizes(self) -> int:
         """Of micro-batches, whose kernels are recorded so far."""
         return 0
@@ -309,7 +317,12 @@ def checked_finite(scores: dict[str, float], whose: str) -> dict[str, float]:
 def lower_budget(
     sample: str, task: Task, step: int, budget: int | None, ranks: Ranks, say: Say, again: str = "the step is"
 ) -> int:
-    """For a step that ran out of memory; RunStopped where it cannot be cut any more."""
+    """For a step that ran out of memory; RunStopped where it cannot be cut any more. It stays as it is where something
+    was let go of instead."""
+    let_go = [what for what in ranks.gather(task.let_go()) if what is not None]
+    if let_go:
+        say(f"step {step + 1}: out of memory; {' and '.join(let_go)} are let go of, {again} done again")
+        return task.budget(step, budget, ranks)
     smaller, was = task.smaller_budget(step, budget, ranks), task.budget(step, budget, ranks)
     if smaller is None:
         raise RunStopped(

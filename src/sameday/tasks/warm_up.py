@@ -55,6 +55,7 @@ def warm_up(
     batches = task.warm_up_batches(steps, budget, ranks)
     task.training(True)
     if not batches:
+        _say_ready(task, screen)
         return {}
     doing, recorded = _doing(task), task.recorded_sizes()
     if screen.live is None:
@@ -95,6 +96,7 @@ def warm_up(
     seconds = time.perf_counter() - began
     for line in _told(seconds, graphs().since(before), task.recorded_sizes() - recorded, short):
         screen.say(line)
+    _say_ready(task, screen)
     return {"compile": round(seconds, 4)}
 
 
@@ -108,6 +110,11 @@ def _little_to_collect(device: torch.device) -> Iterator[None]:
         yield
     finally:
         garbage.freeze(device)
+
+
+def _say_ready(task: Task, screen: Screen) -> None:
+    if (words := task.warmed_up()) is not None:
+        screen.say(words)
 
 
 def _doing(task: Task) -> str:

@@ -177,13 +177,17 @@ def _fixed_gradients(witness: Any, session: Session, job: Job, folder: Path) -> 
     """Each step's gradient, before clipping, with the weights left as they are."""
     from sameday.verify.trace import save_tensors
 
-    ranks, losses = session.ranks, []
+    ranks, losses, numbers = session.ranks, [], range(job.steps)
     witness.training(True)
+    # What is kept from one step for others is there when a step comes again: that is how most of a run's are computed.
+    first = () if witness.warmed_up() is None else numbers
     with closing(session.steps(witness.unwatched())) as steps:
         if ranks.first:
             save_tensors(folder / "start.safetensors", steps.trained)
-        steps.open(range(job.steps))
-        for step in range(job.steps):
+        steps.open([*first, *numbers])
+        for step in first:
+            steps.gradient(step)
+        for step in numbers:
             steps.gradient(step)
             loss, out_of_memory, *_ = steps.gradients.tail.tolist()
             if out_of_memory:

@@ -211,7 +211,7 @@ def cannot(recipe: VlmRecipe, machine: Machine, decoder: Callable[[], Decoder] =
         ("attention", "fused"): problems_of(Plan(**SHARING, attention="fused"), machine, recipe.precision, decoder),
         ("embeddings_on", "host"): table_problems(Plan(embeddings_on="host"), recipe, machine, decoder),
     }
-    images = [("cache", "features")] if recipe.trains_image_parts else []
+    images = [("cache", "features"), ("cache", "memory")] if recipe.trains_image_parts else []
     return frozenset([*images, *(value for value, why in problems.items() if any(why))])
 
 

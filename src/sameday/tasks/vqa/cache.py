@@ -23,6 +23,7 @@ from sameday.cache.store import Store, others
 from sameday.cache.worth import WORTH_IT, Measured, judge
 from sameday.data.questions.processor import ImageProcessor
 from sameday.data.questions.source import FEATURES, Source
+from sameday.models.features import FeatureMemory
 from sameday.models.tower import NUMBERS
 from sameday.models.vlm import VisionLanguageModel
 from sameday.spec.errors import BadInput
@@ -59,7 +60,7 @@ class Opened:
     """Where a plan's images come from, which kind that is, and what a user should know about it."""
 
     source: Source
-    kind: Literal["none", "pixels", "features"]
+    kind: Literal["none", "pixels", "features", "memory"]
     notes: list[str]
 
 
@@ -71,7 +72,10 @@ def open_cache(
     model: VisionLanguageModel,
     contents: Collection[str],
 ) -> Opened:
-    kind, notes = plan.cache, []
+    kind, notes = plan.cache, list[str]()
+    if kind == "memory":
+        model.memory = FeatureMemory(model.device)
+        return Opened(Source(processor), kind, notes)
     with in_folder(folder):
         if kind == "auto":
             kind, why = automatic(recipe, plan, folder, processor, model, contents)

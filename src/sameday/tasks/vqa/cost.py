@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 def step_cost(task: VqaTask, step: int, budget: int | None, ranks: Ranks) -> StepCost:
-    names = _Names(task.source)
+    kept: Container[str] = task.model.memory or ()
+    names = _Names(task.source, kept)
     named = copy.copy(task)
     named.source = names
     batches = list(named.batches(step, budget, ranks))
@@ -34,7 +35,7 @@ def step_cost(task: VqaTask, step: int, budget: int | None, ranks: Ranks) -> Ste
         flop=sum(each.needed.total for each in flops),
         executed_flop=sum(each.executed.total for each in flops),
         memory_bytes=sum(_weights_moved(model, batch) for batch in batches) + optimizer_bytes(task),
-        copy_bytes=sum(_image_bytes(model, batch) for batch in batches),
+        copy_bytes=sum(_image_bytes(model, batch, kept) for batch in batches),
         disk_bytes=sum(names.sizes.values()),
         fp8_flop=sum(each.needed.fp8 for each in in_fp8),
         executed_fp8_flop=sum(each.executed.fp8 for each in in_fp8),
@@ -47,14 +48,17 @@ def _in_fp8(model: VisionLanguageModel) -> bool:
 
 
 class _Names(Source):
-    """Stands where a task's source stands, and reads nothing: it notes which images are asked for, and from where."""
+    """Stands where a task's source stands, and reads nothing: it notes which images are asked for, and from where.
+    Features of those that are `kept` are on the device already."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, kept: Container[str]) -> None:
         super().__init__(source.processor, source.pixels, source.features)
+        self.kept = kept
         self.sizes: dict[str, int] = {}
 
     def read_image(self, image: ImageRef) -> Picture:
-        ready = self.features is not None and self.features.has(image.digest)
+        cached = self.features is not None and self.features.has(image.digest)
+        ready = cached or image.digest in self.kept
         self.sizes[image.digest] = self._size(image)
         empty = torch.empty(0, 0, 0) if ready else torch.empty(0, dtype=torch.uint8)
         return Picture(image.digest, empty, ready, Times())
@@ -75,14 +79,16 @@ def _weights_moved(model: VisionLanguageModel, batch: Batch) -> int:
     return 2 * language + (2 if model.tower_trained else 1) * tower
 
 
-def _image_bytes(model: VisionLanguageModel, batch: Batch) -> int:
-    """Of pixels, or of features where they are ready."""
+def _image_bytes(model: VisionLanguageModel, batch: Batch, kept: Container[str]) -> int:
+    """Of pixels, or of features where they come ready from a disk."""
     side, merge, _ = model.patching
     tensors, width = model.feature_shape
     token = tensors * width * model.byte_table.dtype.itemsize
     return sum(
-        model.family.image_tokens(grid, merge) * token if ready else grid[0] * grid[1] * side**2 * 3
-        for grid, ready in zip(batch.grids, batch.ready, strict=True)
+        model.family.image_tokens(grid, merge) * token
+        if ready and content not in kept
+        else grid[0] * grid[1] * side**2 * 3
+        for content, grid, ready in zip(batch.contents, batch.grids, batch.ready, strict=True)
     )
 
 

@@ -327,9 +327,9 @@ class VqaSetup(TaskSetup):
         problems = list(lora_problems(plan, self.recipe, machine))
         problems += table_problems(plan, self.recipe, machine, self._decoder)
         problems += graph_problems(plan, self.recipe, machine, self._decoder)
-        if plan.cache == "features" and self.recipe.trains_image_parts:
+        if plan.cache in ("features", "memory") and self.recipe.trains_image_parts:
             problems.append(
-                "plan.cache features keeps what vision tower and projector make of an image, and "
+                f"plan.cache {plan.cache} keeps what vision tower and projector make of an image, and "
                 f"{image_parts_words(self.recipe)}; allowed: none, pixels, auto"
             )
         if self.recipe.base_format == "nf4":
@@ -401,8 +401,10 @@ class VqaSetup(TaskSetup):
         return low_memory(plan, self.recipe, detect_machine(device_kind(plan)), self._decoder)
 
     def for_evaluation(self, plan: Plan) -> Plan:
-        """LoRA's kernels compute nothing where there is no gradient, and there is room for all weights."""
-        return plan.model_copy(update={"cuda_graphs": False, "lora_kernel": "plain", "embeddings_on": "device"})
+        """LoRA's kernels compute nothing where there is no gradient, there is room for all weights, and no image comes
+        twice."""
+        changes = {"cuda_graphs": False, "lora_kernel": "plain", "embeddings_on": "device"}
+        return plan.model_copy(update=changes | ({"cache": "none"} if plan.cache == "memory" else {}))
 
     def fits_two_arms(self, memory: int) -> bool:
         """A reference takes twice the weights in float32 and about as much for activations, another arm the weights

@@ -277,6 +277,12 @@ class VqaTask(Task):
     def warm_up_batches(self, steps: range, budget: int | None, ranks: Ranks) -> list[WarmUpBatch]:
         return warm_up_batches(self, steps, budget, ranks)
 
+    def warmed_up(self) -> str | None:
+        return None if self.model.memory is None else self.model.memory.open()
+
+    def let_go(self) -> str | None:
+        return None if self.model.memory is None else self.model.memory.let_go()
+
     def recorded_sizes(self) -> int:
         return len(self.recorder.shapes) if self.plan.cuda_graphs else 0
 

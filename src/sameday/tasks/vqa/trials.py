@@ -72,7 +72,7 @@ def trial_values(device: str, size: int) -> dict[str, tuple[Any, ...]]:
         "label_only_logits": (False, True),
         "lora_kernel": ("plain", *(("triton",) if device == "cuda" else ())),
         "cuda_graphs": (False, *((True,) if device == "cuda" else ())),
-        "cache": ("none", "pixels", "features"),
+        "cache": ("none", "pixels", "features", "memory"),
         "cache_dir": ("sameday-cache", "sameday-cache/other"),
         "eval_token_budget": (None, 3 * size),
     }

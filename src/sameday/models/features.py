@@ -1,0 +1,95 @@
+"""What a frozen vision tower made of images, kept in memory that training leaves free: an image that comes again is not
+computed again."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Container, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sameday.hardware.machine import free_memory
+from sameday.spec.words import count, tell
+
+LEFT = 0.25
+"""The share of the memory that stays free: steps differ in what they take, and allocators lose some between tensors."""
+
+
+class FeatureMemory(Container[str]):
+    """Features of images by the name of their content, in the order in which they come, until there is no room for
+    more. None is ever replaced: of images that come again in each epoch, the one that was seen last is needed last. It
+    keeps some once it is open: before that it is not known what steps need."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._kept: dict[str, Tensor] = {}
+        self._pool: Any = None
+        self._open = False
+
+    def __contains__(self, content: object) -> bool:
+        return content in self._kept
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def open(self) -> str:
+        """What there is to say about it."""
+        self._open = True
+        room, left = (max(0, each) / 2**30 for each in self._room())
+        return f"cache: {room:.1f} GiB of memory are there for features of images; {left:.1f} GiB are left to steps"
+
+    def of_all(self, contents: Sequence[str], make: Callable[[int], Tensor]) -> Tensor:
+        """(1 + DeepStack's, tokens, width) over these images. `make` computes one of them by itself, so that its
+        features do not depend on who is beside it: they are the same bits whether there was room for them or not, and
+        wherever a run was resumed."""
+        each: dict[str, Tensor] = {}
+        for number, content in enumerate(contents):
+            if content not in each:
+                each[content] = self._kept[content] if content in self._kept else self._made(content, make(number))
+        return torch.cat([each[content] for content in contents], 1)
+
+    def let_go(self) -> str | None:
+        """Of all features, and keep no more. What that was, if there was any."""
+        if not self._kept:
+            return None
+        words = self._words()
+        self._kept, self._pool, self._open = {}, None, False
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        return words
+
+    def _made(self, content: str, features: Tensor) -> Tensor:
+        if self._open:
+            self._keep(content, features)
+        return features
+
+    def _keep(self, content: str, features: Tensor) -> None:
+        """A copy of them, if there is room."""
+        with suppress(torch.OutOfMemoryError):
+            if features.nbytes <= self._room()[0]:
+                with self._aside():
+                    self._kept[content] = features.detach().clone(memory_format=torch.contiguous_format)
+                return
+        self._open = False
+        tell(f"cache: there is memory for {self._words()}; other images are computed when they come", sys.stderr)
+
+    def _room(self) -> tuple[int, int]:
+        """Bytes that features may still take, and that are left free."""
+        free, total = free_memory(self._device)
+        left = round(LEFT * total)
+        return free - left, left
+
+    def _words(self) -> str:
+        taken = sum(features.nbytes for features in self._kept.values())
+        return f"features of {count(len(self._kept), 'image')} ({taken / 2**30:.1f} GiB)"
+
+    def _aside(self) -> AbstractContextManager[None]:
+        """Apart from what steps take and give back: a tensor that stays would cut their memory into pieces."""
+        if self._device.type != "cuda":
+            return nullcontext()
+        if self._pool is None:
+            self._pool = torch.cuda.MemPool()
+        return torch.cuda.use_mem_pool(self._pool, self._device)

@@ -1,0 +1,245 @@
+"""Features that stay in memory: the same model, the same bits however many there was room for, and no image computed
+twice where there was."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import worlds
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sameday.data.questions.sample import images_of
+from sameday.hardware.machine import free_memory
+from sameday.hardware.ranks import Ranks
+from sameday.models import features
+from sameday.models.features import FeatureMemory
+from sameday.record.folder import RunFolder
+from sameday.spec.errors import RunStopped
+from sameday.spec.plan import Plan
+from sameday.tasks.vqa.setup import VqaSetup
+from sameday.tasks.vqa.task import VqaTask
+from sameday.train.loop import train
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+PLANS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "shared": {"share_images": True, "packing": True, "max_questions": None, "label_only_logits": True},
+}
+
+
+def image(number: int) -> Tensor:
+    """Of one to five tokens."""
+    return torch.randn(2, number % 5 + 1, 3, generator=torch.Generator().manual_seed(number)).to(DEVICE)
+
+
+@given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=6), max_size=8), st.integers(0, 8))
+def test_what_comes_back_is_what_was_made(batches: Sequence[Sequence[int]], opened: int) -> None:
+    memory, made = FeatureMemory(DEVICE), Counter[int]()
+
+    def make(number: int) -> Tensor:
+        made[number] += 1
+        return image(number)
+
+    for time, batch in enumerate(batches):
+        if time == opened:
+            memory.open()
+        if time <= opened:
+            made.clear()
+        got = memory.of_all([str(number) for number in batch], lambda i, batch=batch: make(batch[i]))  # type: ignore[misc]
+        assert torch.equal(got, torch.cat([image(number) for number in batch], 1))
+        assert len(memory) == (0 if time < opened else len({n for each in batches[opened : time + 1] for n in each}))
+    assert set(made.values()) <= {1}, "once in a batch, and once at all where it is kept"
+    assert all(str(number) in memory for number in made) or len(batches) <= opened
+
+
+def test_it_takes_no_more_than_there_is_room_for(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    taken = 0
+
+    def free(_: torch.device) -> tuple[int, int]:
+        return 1000 - taken, 1000
+
+    monkeypatch.setattr(features, "free_memory", free)
+    memory, each = FeatureMemory(DEVICE), torch.zeros(1, 25, 1, device=DEVICE)
+    said = memory.open()
+    assert said == "cache: 0.0 GiB of memory are there for features of images; 0.0 GiB are left to steps"
+    for number in range(20):
+        memory.of_all([str(number)], lambda _: each + number)  # noqa: B023
+        taken = len(memory) * each.nbytes
+    assert len(memory) == 7, "750 bytes of 1,000, 100 for each"
+    for number in range(20):
+        got = memory.of_all([str(number)], lambda _: each + number)  # noqa: B023
+        assert torch.equal(got, each + number)
+    assert len(memory) == 7 and [str(n) in memory for n in range(20)] == [True] * 7 + [False] * 13
+    said = capfd.readouterr().err
+    assert said == (
+        "cache: there is memory for features of 7 images (0.0 GiB); other images are computed when they come\n"
+    )
+    assert memory.let_go() == "features of 7 images (0.0 GiB)" and memory.let_go() is None and not len(memory)
+    taken = 0
+    memory.of_all(["1"], lambda _: each)
+    assert not len(memory), "what ran out once would run out again"
+
+
+def test_free_memory_is_a_part_of_what_there_is() -> None:
+    free, total = free_memory(DEVICE)
+    assert 0 < free <= total
+    if DEVICE.type == "cuda":
+        held = torch.empty(2**28, dtype=torch.uint8, device=DEVICE)
+        less, same = free_memory(DEVICE)
+        assert same == total and less <= free - held.numel() + 2**21
+
+
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="a CPU has no allocator of torch's own")
+def test_on_a_gpu_they_lie_apart_from_what_steps_take_and_are_given_back() -> None:
+    # Small tensors of other tests may stay in segments that hold nothing of this one.
+    memory = FeatureMemory(DEVICE)
+    memory.open()
+    steps = torch.empty(2**28, dtype=torch.uint8, device=DEVICE)
+    del steps  # a free segment, which a tensor that stays must not be cut from
+    reserved = torch.cuda.memory_reserved()
+    for number in range(4):
+        memory.of_all([str(number)], lambda _: torch.ones(1, 2**22, 1, device=DEVICE))
+    assert len(memory) == 4 and torch.cuda.memory_reserved() >= reserved + 4 * 2**24
+    again = torch.empty(2**28, dtype=torch.uint8, device=DEVICE)
+    del again
+    with_all = torch.cuda.memory_reserved()
+    assert with_all < reserved + 2**28, "the segment was still whole"
+    memory.let_go()
+    assert torch.cuda.memory_reserved() <= with_all - 4 * 2**24
+
+
+# A run
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("kept")
+    worlds.write_world(folder, 5, (5, 3, 2), sizes=((48, 32), (32, 64)))
+    worlds.write_tiny(folder / "model", text={"num_hidden_layers": 2})
+    return folder
+
+
+@contextmanager
+def counting(task: VqaTask) -> Iterator[list[int]]:
+    """Images that the tower computes, call by call; first the number of all."""
+    calls, computed = list[int](), task.model.image_features
+
+    def image_features(patches: Tensor, grids: Any) -> list[Tensor]:
+        if task.model.module.training:
+            calls.append(len(grids))
+        return computed(patches, grids)
+
+    task.model.image_features = image_features  # type: ignore[method-assign]
+    yield calls
+
+
+def trained(world: Path, out: Path, plan: dict[str, Any], stop_after: int | None = None) -> tuple[Any, list[int]]:
+    """Weights after two epochs, losses of every step and validation, and what the tower computed."""
+    recipe = worlds.tiny_recipe(world / "model", num_epochs=2, order="by_image", effective_batch=4, eps=1e-4)
+    task = worlds.make_task(world, recipe, Plan(**plan))
+    run = RunFolder.open(out, recipe, task.plan, world)
+    scores = {}
+    try:
+        with counting(task) as calls:
+            scores = train(recipe, task.plan, task, run, Ranks(), stop_after)
+    except RunStopped:
+        assert stop_after is not None
+    finally:
+        run.close()
+    weights = {name: p.detach().clone() for name, p in task.trained().items()}
+    return weights | {name: torch.tensor(float(each)) for name, each in scores.items()}, calls
+
+
+def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def images(world: Path) -> int:
+    task = worlds.make_task(world, worlds.tiny_recipe(world / "model"), Plan())
+    return len({image.digest for image in images_of({"train": task.splits["train"]})})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLANS)
+def test_the_same_model_is_trained(
+    world: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain, seen = trained(world, tmp_path / "plain", PLANS[name])
+    kept, once = trained(world, tmp_path / "kept", PLANS[name] | {"cache": "memory"})
+    assert "GiB of memory are there for features of images" in capsys.readouterr().out
+    assert once == [1] * images(world) and sum(seen) > len(once), "each once, by itself, in two epochs"
+    worst = max(float((kept[n] - plain[n]).norm() / plain[n].norm().clamp(min=1e-9)) for n in plain)
+    assert kept.keys() == plain.keys() and worst < 3e-5
+    monkeypatch.setattr(features, "LEFT", 2.0)
+    without, often = trained(world, tmp_path / "full", PLANS[name] | {"cache": "memory"})
+    assert equal(without, kept), "for none there is room: the same bits"
+    assert len(often) > len(once) and set(often) == {1}
+
+
+@pytest.mark.slow
+def test_a_run_that_was_stopped_goes_on_in_the_same_bits(world: Path, tmp_path: Path) -> None:
+    plan = PLANS["shared"] | {"cache": "memory", "save_steps": 1}
+    whole, _ = trained(world, tmp_path / "whole", plan)
+    trained(world, tmp_path / "parts", plan, stop_after=3)
+    parts, calls = trained(world, tmp_path / "parts", plan)
+    assert equal(parts, whole) and 0 < len(calls) <= images(world)
+
+
+@pytest.mark.slow
+def test_features_go_before_micro_batches_are_cut(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = PLANS["shared"] | {"cache": "memory"}
+    whole, once = trained(world, tmp_path / "whole", plan)
+    computed, short = VqaTask.loss_sum, []
+
+    def loss_sum(self: VqaTask, batch: Any, step: int) -> tuple[Tensor, Tensor]:
+        if step == 2 and self.model.memory is not None and len(self.model.memory):
+            short.append(len(self.model.memory))
+            raise torch.OutOfMemoryError("planted")
+        return computed(self, batch, step)
+
+    monkeypatch.setattr(VqaTask, "loss_sum", loss_sum)
+    capsys.readouterr()
+    found, calls = trained(world, tmp_path / "short", plan)
+    assert equal(found, whole) and len(short) == 1 and len(calls) > len(once)
+    said = capsys.readouterr().out
+    gone = f"features of {short[0]} images (0.0 GiB) are let go of"
+    assert f"step 3: out of memory; {gone}, the step is done again" in said and "token budget" not in said
+
+
+@pytest.mark.slow
+def test_the_floor_has_no_tower_for_what_is_kept(world: Path) -> None:
+    recipe = worlds.tiny_recipe(world / "model", order="by_image", effective_batch=4)
+    task = worlds.make_task(world, recipe, Plan(**PLANS["shared"], cache="memory"))
+    task.training(True)
+    before = task.cost(0, None, Ranks())
+    task.warmed_up()
+    for batch in task.batches(0, None, Ranks()):
+        task.loss_sum(batch.to(task.device), 0)
+    after = task.cost(0, None, Ranks())
+    assert after.flop < before.flop and after.memory_bytes < before.memory_bytes
+    assert after.copy_bytes == before.copy_bytes and after.disk_bytes == before.disk_bytes, (
+        "files are read all the same"
+    )
+    cached = worlds.make_task(world, recipe, Plan(**PLANS["shared"], cache="memory"))
+    assert cached.cost(0, None, Ranks()) == before
+
+
+def test_an_evaluation_keeps_nothing(world: Path) -> None:
+    setup = VqaSetup(worlds.tiny_recipe(world / "model"), world)
+    assert {kind: setup.for_evaluation(Plan(cache=kind)).cache for kind in ("memory", "pixels", "features")} == {
+        "memory": "none",
+        "pixels": "pixels",
+        "features": "features",
+    }
