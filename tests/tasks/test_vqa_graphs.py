@@ -22,6 +22,7 @@ from sameday.hardware.graphs import GraphMemory, Launched, Recorded
 from sameday.hardware.kernels import without_flash
 from sameday.hardware.machine import detect_machine, set_deterministic
 from sameday.hardware.ranks import Ranks
+from sameday.models import features
 from sameday.spec.plan import Plan
 from sameday.tasks.vqa import recorded
 from sameday.tasks.vqa.task import VqaTask
@@ -119,6 +120,25 @@ def test_recorded_is_launched_to_the_bit(
     assert len(plain) == len(found) and all(gradients.any() for gradients in plain)
     # It may be none: padding need not change a bit.
     assert distance(found, plain) < (0.2 if recipe.get("base_format") else 0.05)
+
+
+def test_features_that_stay_in_memory_are_read_by_recordings(
+    tiny_qwen3: Path, world: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(features, "LEFT", 0.0)  # other processes may have most of the memory
+    task, steps = make(tiny_qwen3, world, {"cache": "memory"}), range(9)
+    made, memory = learned(task, steps), task.model.memory
+    assert memory is not None and not len(memory), "nothing before it is known what steps need"
+    assert task.warmed_up() is not None
+    filling = learned(task, steps)
+    with patch.object(task.model, "image_features", side_effect=AssertionError("the tower computes")):
+        kept = learned(task, steps)
+    there = len(memory)
+    assert there > 1 and task.let_go() == f"features of {there} images (0.0 GiB)" and not len(memory)
+    again = learned(task, steps)
+    assert {type(program.passes) for program in task.recorder._made.values()} == {Recorded}
+    for number, each in enumerate(zip(made, filling, kept, again, strict=True)):
+        assert all(torch.equal(each[0], other) for other in each[1:]), number
 
 
 def test_shapes_share_memory(tiny_qwen3: Path, world: Path) -> None:
