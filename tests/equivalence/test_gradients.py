@@ -21,7 +21,8 @@ from sameday.hardware.machine import detect_machine
 from sameday.hardware.ranks import Ranks
 from sameday.kernels import attention
 from sameday.models.families import family_of
-from sameday.models.vlm import VisionLanguageModel, load_base
+from sameday.models.load import load_base
+from sameday.models.vlm import VisionLanguageModel
 from sameday.spec.plan import Plan
 from sameday.tasks.vqa import task as vqa
 from sameday.tasks.vqa.setup import VqaSetup

@@ -20,7 +20,7 @@ from sameday.hardware.known import KNOWN
 from sameday.hardware.machine import Machine, detect_machine
 from sameday.hardware.ranks import Ranks
 from sameday.models.kept import KeptBase
-from sameday.models.vlm import load_base
+from sameday.models.load import load_base
 from sameday.spec.errors import BadInput
 from sameday.spec.evaluation import Evaluation
 from sameday.spec.plan import Plan

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from sameday.cli import app
-from sameday.models.vlm import load_base
+from sameday.models.load import load_base
 from sameday.spec.document import dump_yaml
 from sameday.spec.errors import BadInput
 from sameday.spec.staged import staged

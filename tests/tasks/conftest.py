@@ -13,7 +13,8 @@ from cots import Make
 
 from sameday.data.questions.sample import Sample
 from sameday.hardware.machine import detect_machine
-from sameday.models.vlm import VisionLanguageModel, load_base
+from sameday.models.load import load_base
+from sameday.models.vlm import VisionLanguageModel
 from sameday.spec.plan import Plan
 from sameday.tasks.cot.setup import CotSetup
 from sameday.tasks.cot.task import CotTask

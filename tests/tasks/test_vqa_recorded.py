@@ -21,7 +21,8 @@ from torch import Tensor
 from sameday.hardware.graphs import Launched, NotRecorded
 from sameday.hardware.machine import Machine, detect_machine
 from sameday.hardware.ranks import Ranks
-from sameday.models.vlm import VisionLanguageModel, load_base
+from sameday.models.load import load_base
+from sameday.models.vlm import VisionLanguageModel
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
 from sameday.tasks.vqa import recorded

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -29,18 +28,17 @@ from sameday.kernels.dropout import DropoutKeys, ImageKeys, KeyedDropout
 from sameday.kernels.patches import patches
 from sameday.models.adapters import adapter_parameters, add_adapters, pad_ranks, prepare_adapters, saved_name, scales
 from sameday.models.digest import config_digest, digest_of
-from sameday.models.families import family_of
 from sameday.models.families.base import Family, Grids
 from sameday.models.features import FeatureMemory
 from sameday.models.formats import by_kind, notes, quantize
 from sameday.models.host_table import embeddings_to_host
 from sameday.models.layers import any_size, compile_layers
+from sameday.models.load import read_weights
 from sameday.models.norms import fuse_norms
 from sameday.models.recompute import recomputing
 from sameday.models.start import WEIGHTS, check_base, load_start, other_format, write_origin
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
-from sameday.spec.staged import staged
 from sameday.spec.vlm import VlmRecipe
 from sameday.spec.words import first_names, tell
 
@@ -386,7 +384,7 @@ class VisionLanguageModel:
             check_base(folder, self.base_digest, self.base_dtype, str(folder), self.recipe.model)
             for note in other_format(folder, self.recipe.base_words, str(folder)):
                 tell(note, sys.stderr)
-            tensors = _read(lambda: load_file(folder / WEIGHTS), folder)
+            tensors = read_weights(lambda: load_file(folder / WEIGHTS), folder)
             own = {saved_name(name): p.shape for name, p in adapter_parameters(self.module)}
             if {name: tensor.shape for name, tensor in tensors.items()} != own:
                 raise BadInput(f"{folder}: {WEIGHTS} does not have the tensors of this recipe's adapters")
@@ -394,55 +392,14 @@ class VisionLanguageModel:
         else:
             # By the library itself, which knows the names that it writes, and draws at random what is missing.
             kind, told = type(self.module), {"dtype": torch.float32, "output_loading_info": True}
-            saved, loaded = _read(lambda: kind.from_pretrained(str(folder), **told), folder)
+            saved, loaded = read_weights(lambda: kind.from_pretrained(str(folder), **told), folder)
             if loaded["missing_keys"]:
                 lacking = first_names(sorted(loaded["missing_keys"]))
                 raise BadInput(f"{folder}: does not have all weights of this recipe's model; missing: {lacking}")
             self.module.load_state_dict(saved.state_dict())
 
 
-def _read(read: Callable[[], Any], folder: Path | str) -> Any:
-    try:
-        return read()
-    except (OSError, SafetensorError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "mismatch" not in str(error):  # memory, among others
-            raise
-        why = str(error).strip().splitlines()
-        raise BadInput(f"{folder}: its weights cannot be read: {why[0] if why else type(error).__name__}") from None
-
-
 def _end_tokens(settings: Any) -> frozenset[int]:
     """At which the model's own settings end a generated answer."""
     ends = getattr(settings, "eos_token_id", None)
     return frozenset([ends] if isinstance(ends, int) else ends or ())
-
-
-def load_base(model: str, recipe: VlmRecipe, device: torch.device) -> Any:
-    """The pretrained model, frozen parts in the recipe's format, or in what their codes are made of."""
-    from transformers import AutoConfig, AutoModelForImageTextToText
-
-    config = AutoConfig.from_pretrained(model, revision=recipe.revision)
-    family_of(config.model_type).check_supported(config)
-    # Codes are made of bf16 in every precision, layer by layer on the device: the whole need not fit there.
-    coded = recipe.base_format != "precision"
-    half = coded or recipe.precision == "bf16"
-    # What is missing would be drawn at random, without a seed.
-    base, loaded = _read(
-        lambda: AutoModelForImageTextToText.from_pretrained(
-            staged(model),
-            revision=recipe.revision,
-            dtype=torch.bfloat16 if half else torch.float32,
-            attn_implementation="sdpa",
-            device_map={"": device} if device.type == "cuda" and not coded else None,
-            output_loading_info=True,
-        ),
-        model,
-    )
-    lacking = sorted(loaded["missing_keys"])
-    if lacking:
-        raise BadInput(f"{model}: its weights lack {len(lacking)} of the model's tensors: {first_names(lacking)}")
-    bad = [name for name, parameter in base.named_parameters() if not parameter.isfinite().all()]
-    if bad:
-        raise BadInput(f"{model}: holds weights that are not finite: {first_names(bad)}")
-    base.name_or_path = base.config._name_or_path = model  # adapters name their base, and a copy is soon gone
-    return base.eval()

@@ -34,7 +34,8 @@ from sameday.models.generate import Logits
 from sameday.models.handover import save_readme, save_settings, settings_size
 from sameday.models.heads import WEIGHTS as HEADS
 from sameday.models.heads import has_heads
-from sameday.models.vlm import VisionLanguageModel, load_base
+from sameday.models.load import load_base
+from sameday.models.vlm import VisionLanguageModel
 from sameday.models.vlm_flops import count as count_flops
 from sameday.spec.load import resolve_model, resolve_path
 from sameday.spec.plan import Plan
