@@ -18,7 +18,7 @@ from sameday.hardware.known import KNOWN, REACHED, KnownGpu
 from sameday.spec.document import dump_yaml
 from sameday.suite.jobs import OpenSuite, open_suite
 from sameday.suite.times.elsewhere import Elsewhere
-from sameday.suite.times.forecast import forecast
+from sameday.suite.times.forecast import make_forecast
 from sameday.suite.times.measured import Measured, keep_measured, planned, read_measured
 from sameday.suite.times.predict import Predictor
 from sameday.suite.times.work import Work
@@ -117,7 +117,7 @@ def test_a_plan_for_another_gpu(suite: OpenSuite) -> None:
     total = counted.total(sets.tiny_recipe(num_epochs=100))
     factors = elsewhere.factors(one)
     assert total and factors is not None
-    found = forecast(suite, 2, there)
+    found = make_forecast(suite, 2, there)
     looks = 100 * (1.0 + 0.01 * factors.middle * counted.sizes["val"])
     besides = 29.5 + 40.0 + looks + 1.0
     assert found.estimates["a1"].seconds == pytest.approx(total * 0.5 * factors.middle + besides, rel=0.02)

@@ -22,7 +22,7 @@ from sameday.spec.document import dump_yaml
 from sameday.spec.plan import Plan
 from sameday.suite.jobs import OpenSuite, open_suite, request
 from sameday.suite.state import SuiteFolder
-from sameday.suite.times.forecast import forecast
+from sameday.suite.times.forecast import make_forecast
 from sameday.suite.times.measure import matters
 from sameday.suite.times.measured import Measured, keep_measured, planned
 from sameday.suite.times.pace import pace_of, recorded
@@ -220,14 +220,14 @@ def test_the_end_is_predicted_within_15_percent_from_an_earlier_run(world: World
     three = training(20, step, 3)
     three.started = begin + one.seconds
     end = max(two.seconds, one.seconds + three.seconds)
-    found = forecast(world.opened, 2, world.predictor(begin))
+    found = make_forecast(world.opened, 2, world.predictor(begin))
     assert found.seconds == pytest.approx(end, rel=0.15) and found.low < end < found.high
     assert "runs/before on " in found.estimates["one"].source
     assert [name for name, _ in found.schedule.critical()] == ["one", "three"]
     world.jobs = {"one": one, "two": two, "three": three}
     for share in (0.1, 0.4, 0.7, 0.95):
         now = begin + share * end
-        found = forecast(world.opened, 2, world.predictor(now))
+        found = make_forecast(world.opened, 2, world.predictor(now))
         assert now - begin + found.seconds == pytest.approx(end, rel=0.15), share
     whole = predict(world.opened.suite, world.opened.home, world.opened.folder, audit=True, now=now)
     assert whole["one"].seconds == pytest.approx(one.seconds), "what is done took what it took"
@@ -243,14 +243,14 @@ def test_the_prediction_is_corrected_while_it_runs(world: World) -> None:
     three.started = begin + one.seconds
     world.jobs = {"one": one, "two": two, "three": three}
     end = max(two.seconds, one.seconds + three.seconds)
-    first = forecast(world.opened, 2, world.predictor(begin - 1)).seconds
+    first = make_forecast(world.opened, 2, world.predictor(begin - 1)).seconds
     assert first < 0.7 * end, "nobody could know"
     errors = []
     for share in (0.25, 0.5, 0.6, 0.75, 0.9):
         now = begin + share * end
         left = remaining(world.opened.suite, world.opened.home, world.opened.folder, audit=True, now=now)
         assert left.keys() == world.jobs.keys()
-        errors.append(abs(now - begin + forecast(world.opened, 2, world.predictor(now)).seconds - end) / end)
+        errors.append(abs(now - begin + make_forecast(world.opened, 2, world.predictor(now)).seconds - end) / end)
     assert errors[0] < first / end and max(errors[2:]) < 0.15 and errors[-1] < 0.05
     now = begin + 0.8 * two.seconds
     left = world.predictor(now).left()["two"]

@@ -251,19 +251,19 @@ def test_one_that_fails_leaves_the_others(world: Path, two_layers: Path, monkeyp
     events = run(script, world, two_layers, monkeypatch)
     assert script.processes == [["a", "b", "c", "d"], ["b", "c", "d"], ["c", "d"]]
     assert [(each.number, each.failed) for each in events if each.failed] == [(1, "exit code 4: no room")]
-    begun = [each.number for each in events if each.found is None and each.failed is None]
+    begun = [each.number for each in events if each.measured is None and each.failed is None]
     told = [each.number for each in events if each.seconds is not None]
     assert (begun, told) == ([0, 1, 2, 3], [0, 2, 3]), "each once, and as soon as it is there"
-    last = {each.number: each.found for each in events if each.found is not None}
+    last = {each.number: each.measured for each in events if each.measured is not None}
     assert {each.end for each in last.values()} == {3.0} and {each.start for each in last.values()} == {10.5}
-    assert events[1].found is not None and events[1].found.end == 0, "known before its process was gone"
+    assert events[1].measured is not None and events[1].measured.end == 0, "known before its process was gone"
 
 
 def test_what_was_compiled_is_found_on_disk(world: Path, two_layers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = Scripted(compiled="bd")
     events = run(script, world, two_layers, monkeypatch)
     assert script.processes == [["a", "b", "c", "d"], ["b", "d"]]
-    last = [{each.number: each.found for each in events}[number] for number in range(4)]
+    last = [{each.number: each.measured for each in events}[number] for number in range(4)]
     assert [None if each is None else each.compiling for each in last] == pytest.approx([0, 61, 0, 61])
     assert [None if each is None else each.steps[0] for each in last] == [9, 9, 9, 9]
-    assert [each.number for each in events if each.again and each.found is None] == [1, 3]
+    assert [each.number for each in events if each.again and each.measured is None] == [1, 3]

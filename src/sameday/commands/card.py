@@ -24,11 +24,11 @@ _HEADER = re.compile(r"---\n(.*?)\n---\n", re.DOTALL)
 
 def split_readme(text: str) -> tuple[dict[str, Any], str]:
     """The header of a README as the Hub has it, and the rest."""
-    found = _HEADER.match(text)
-    if found is None:
+    match = _HEADER.match(text)
+    if match is None:
         return {}, text
-    header = yaml.safe_load(found[1])
-    return (header if isinstance(header, dict) else {}), text[found.end() :].lstrip("\n")
+    header = yaml.safe_load(match[1])
+    return (header if isinstance(header, dict) else {}), text[match.end() :].lstrip("\n")
 
 
 def card(run: RunFolder, weights: Path, base: str | None, license: str | None, by_hand: bool = False) -> str:
@@ -100,7 +100,7 @@ def _record(run: RunFolder) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}

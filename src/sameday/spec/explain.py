@@ -57,39 +57,39 @@ def validate(kind: type[Spec], document: Document, asked: bool = True) -> Spec:
 class _Problem:
     """What pydantic found: the key, the model that holds it, the type that it should have."""
 
-    found: dict[str, Any]
+    error: dict[str, Any]
     loc: KeyPath
     path: KeyPath
     owner: type[BaseModel]
     annotation: Any
 
     @classmethod
-    def of(cls, kind: type[BaseModel], found: dict[str, Any]) -> _Problem:
-        loc = found["loc"]
-        if found["type"] == "missing" and isinstance(loc[-1], int):
+    def of(cls, kind: type[BaseModel], error: dict[str, Any]) -> _Problem:
+        loc = error["loc"]
+        if error["type"] == "missing" and isinstance(loc[-1], int):
             loc = loc[:-1]  # what is wrong is the length of the list
-        return cls(found, loc, *_locate(kind, loc))
+        return cls(error, loc, *_locate(kind, loc))
 
     @property
     def is_missing(self) -> bool:
-        return bool(self.found["type"] == "missing" and self.loc == self.found["loc"])
+        return bool(self.error["type"] == "missing" and self.loc == self.error["loc"])
 
     @property
     def names(self) -> set[str]:
         """What sentences about it would name: the key, or the mapping that is another one without it."""
-        inside = self.found["type"] != "extra_forbidden" and self.path[-1] not in self.owner.model_fields
+        inside = self.error["type"] != "extra_forbidden" and self.path[-1] not in self.owner.model_fields
         return set(map(str, self.path[-2:] if inside else self.path[-1:]))
 
     def without(self, gone: Set[str]) -> _Problem | None:
         """As much of it as is not about keys that were taken away, or stood in for."""
         if gone & set(map(str, self.path)):
             return None
-        if self.found["type"] != "value_error":
+        if self.error["type"] != "value_error":
             return self
         names = "|".join(map(re.escape, (*gone, STAND_IN)))
-        said = str(self.found["ctx"]["error"]).splitlines()
+        said = str(self.error["ctx"]["error"]).splitlines()
         left = [line for line in said if not gone or not re.search(rf"(?<!\w)(?:{names})(?!\w)", line)]
-        return replace(self, found={**self.found, "ctx": {"error": "\n".join(left)}}) if left else None
+        return replace(self, error={**self.error, "ctx": {"error": "\n".join(left)}}) if left else None
 
 
 def _without(values: Any, problems: Sequence[_Problem], gone: set[str]) -> Any:
@@ -157,15 +157,15 @@ def _explain(kind: type[BaseModel], document: Document, of: _Problem) -> str:
 
 def _is_glued(of: _Problem) -> bool:
     """Whether a colon without a space behind it is to blame."""
-    name, given = str(of.path[-1]), of.found["input"]
+    name, given = str(of.path[-1]), of.error["input"]
     if of.is_missing:
         beside = given.items() if isinstance(given, dict) else ()
         return any(str(key).startswith(f"{name}:") and value is None for key, value in beside)
-    return (given is None and ":" in name) or (of.found["type"] != "extra_forbidden" and lacks_space(given))
+    return (given is None and ":" in name) or (of.error["type"] != "extra_forbidden" and lacks_space(given))
 
 
 def _explained(kind: type[BaseModel], document: Document, of: _Problem) -> str:
-    problem, path, annotation = of.found, of.path, of.annotation
+    problem, path, annotation = of.error, of.path, of.annotation
     place, name, given = document.place(path), show(path), problem["input"]
     if problem["type"].startswith("union_tag_"):
         return _explain_tag(document, (*path, "kind"), annotation, given)

@@ -152,16 +152,16 @@ class SuiteFolder:
     def states(self, suite: Suite, seen: Callable[[str], JobState] | None = None) -> dict[str, JobState]:
         """Of all jobs, each as it is `seen`. One that needs a job which failed, was cancelled or is blocked is blocked,
         with that name."""
-        found: dict[str, JobState] = {}
+        states: dict[str, JobState] = {}
         for name in suite.order():
             state = (seen or self.seen)(name)
-            bad = [each for each in suite.needs(name) if found[each].state in ("failed", "blocked", "cancelled")]
+            bad = [each for each in suite.needs(name) if states[each].state in ("failed", "blocked", "cancelled")]
             if bad and state.state in ("waiting", "queued", "blocked"):
-                state = replace(state, state="blocked", why=f"{bad[0]} is {found[bad[0]].state}")
+                state = replace(state, state="blocked", why=f"{bad[0]} is {states[bad[0]].state}")
             elif state.state == "blocked":
                 state = replace(state, state="waiting", why="")
-            found[name] = state
-        return {name: found[name] for name in suite.jobs}
+            states[name] = state
+        return {name: states[name] for name in suite.jobs}
 
     @contextlib.contextmanager
     def hold(self, name: str) -> Iterator[bool]:
@@ -234,12 +234,12 @@ def _open_elsewhere(path: Path) -> bool:
 
 def holders(lock: Path) -> list[int]:
     """The processes of this machine and user that have the lock's file open."""
-    target, found = os.path.realpath(lock), []
+    target, pids = os.path.realpath(lock), []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):  # it is gone, or another user's
             if any(_link(f"/proc/{pid}/fd/{each}") == target for each in os.listdir(f"/proc/{pid}/fd")):
-                found.append(int(pid))
-    return found
+                pids.append(int(pid))
+    return pids
 
 
 def _link(path: str) -> str:

@@ -66,8 +66,8 @@ def read_script(path: Path) -> tuple[Document, str]:
             starts.append([(_filled(word, variables), line) for word, line in words])
     if len(starts) != 1:
         lines = ", ".join(str(words[0][1]) for words in starts)
-        found = f"starts {len(starts)} trainings (lines {lines})" if starts else "starts no trainer that is known"
-        raise BadInput(f"{path}: {found}; must be one command with --flags, of {', '.join(_STARTS)} or python")
+        what = f"starts {len(starts)} trainings (lines {lines})" if starts else "starts no trainer that is known"
+        raise BadInput(f"{path}: {what}; must be one command with --flags, of {', '.join(_STARTS)} or python")
     for name, (value, line) in exported.items():
         document.values[name], document.places[(name,)] = _value(value), f"{path}:{line}"
     command = _flags(starts[0], document)

@@ -85,15 +85,15 @@ def living(opened: OpenSuite, entries: Sequence[Entry]) -> dict[str, Entry]:
     """Of each job of the suite that is in the queue, its entry. One that is about to leave after its end is not, nor is
     one that waits for what can never be."""
     names = {job_name(opened.folder, name): name for name in (*_all_jobs(opened), WHOLE)}
-    found = {}
+    by_job = {}
     for entry in entries:
         name = names.get(entry.name)
         if name is None or entry.reason == NEVER:
             continue
         if entry.state == ENDING and (name == WHOLE or opened.folder.read(name).state in ENDED):
             continue
-        found[name] = entry
-    return {name: found[name] for name in names.values() if name in found}
+        by_job[name] = entry
+    return {name: by_job[name] for name in names.values() if name in by_job}
 
 
 def seen(opened: OpenSuite, name: str, entries: Sequence[Entry], in_queue: Mapping[str, Entry]) -> JobState:
@@ -230,9 +230,9 @@ def refuse_queued(opened: OpenSuite) -> None:
     """Jobs that SLURM has are not run here too."""
     if not _given(opened) or _cannot_ask(opened, opened.suite.jobs):
         return
-    found = {name: entry for name, entry in living(opened, queue()).items() if entry.number != os.environ.get(OWN)}
-    if found:
-        listed = ", ".join(f"{name} ({entry.number})" for name, entry in found.items())
+    queued = {name: entry for name, entry in living(opened, queue()).items() if entry.number != os.environ.get(OWN)}
+    if queued:
+        listed = ", ".join(f"{name} ({entry.number})" for name, entry in queued.items())
         raise BadInput(f"in SLURM's queue: {listed}; `sameday suite run --slurm` goes on there, `suite cancel` ends it")
 
 
@@ -304,10 +304,10 @@ def cancel_queued(opened: OpenSuite, names: Collection[str] = (), say: Any = tel
     KillWait gives it."""
     if not _given(opened) or _cannot_ask(opened, names or opened.suite.jobs):
         return set()
-    found = living(opened, queue())
-    if names and WHOLE in found:
-        raise BadInput(f"job {found[WHOLE].number} of SLURM runs the whole suite: cancel all of it")
-    chosen = {name: entry for name, entry in found.items() if not names or name in names}
+    queued = living(opened, queue())
+    if names and WHOLE in queued:
+        raise BadInput(f"job {queued[WHOLE].number} of SLURM runs the whole suite: cancel all of it")
+    chosen = {name: entry for name, entry in queued.items() if not names or name in names}
     if chosen:
         _ask("scancel", *(entry.number for entry in chosen.values()))
     for name, entry in chosen.items():

@@ -10,7 +10,7 @@ from sameday.spec.suite import Suite
 from sameday.suite.jobs import OpenSuite
 from sameday.suite.running.gpus import count_gpus
 from sameday.suite.state import JobState, State
-from sameday.suite.times.forecast import forecast
+from sameday.suite.times.forecast import make_forecast
 from sameday.suite.times.predict import Predictor
 
 LOST: tuple[State, ...] = ("failed", "cancelled", "blocked")
@@ -38,21 +38,21 @@ def expected(opened: OpenSuite, states: Mapping[str, JobState], now: float) -> E
     lost = {name: states[name].state for name in suite.jobs if states[name].state in LOST}
     suite = suite.model_copy(update={"jobs": {name: job for name, job in suite.jobs.items() if name not in lost}})
     opened = opened._replace(suite=suite)
-    found = forecast(opened, gpus, Predictor(suite, opened.home, opened.folder, now=now), advise=False)
+    forecast = make_forecast(opened, gpus, Predictor(suite, opened.home, opened.folder, now=now), advise=False)
     todo = [name for name in suite.jobs if states[name].state != "done"]
-    unknown = next((f"{name}: {found.estimates[name].source}" for name in todo if name in found.unknown), "")
+    unknown = next((f"{name}: {forecast.estimates[name].source}" for name in todo if name in forecast.unknown), "")
     first = min(lost, key=lambda name: LOST.index(lost[name]), default=None)
     spans = {
-        name: (now + found.schedule.placed[name].start, now + found.schedule.placed[name].end)
+        name: (now + forecast.schedule.placed[name].start, now + forecast.schedule.placed[name].end)
         for name in todo
-        if name not in found.unknown and (not unknown or states[name].state == "running")
+        if name not in forecast.unknown and (not unknown or states[name].state == "running")
     }
     if first is not None:
-        rest = now + found.seconds if todo and not unknown else None
+        rest = now + forecast.seconds if todo and not unknown else None
         return Expected(spans, rest, why=f"{first} is {lost[first]}")
     if unknown or not todo:
         return Expected(spans, why=unknown)
-    return Expected(spans, None, now + found.seconds, now + found.low, now + found.high)
+    return Expected(spans, None, now + forecast.seconds, now + forecast.low, now + forecast.high)
 
 
 def _machine(suite: Suite, states: Mapping[str, JobState]) -> tuple[Suite, int]:

@@ -84,7 +84,7 @@ def tasks(
     return made
 
 
-def forecast(opened: OpenSuite, gpus: int, predictor: Predictor, advise: bool = True) -> Forecast:
+def make_forecast(opened: OpenSuite, gpus: int, predictor: Predictor, advise: bool = True) -> Forecast:
     """Without advice it takes milliseconds: the schedule is not searched for either."""
     suite = opened.suite
     estimates, states, now = predictor.left(), predictor.states, predictor.moment
@@ -96,9 +96,9 @@ def forecast(opened: OpenSuite, gpus: int, predictor: Predictor, advise: bool = 
     began = opened.folder.began() if predictor.elsewhere is None else None
     left = None if suite.deadline is None else suite.deadline - (0.0 if began is None else now - began)
     low, high = min(ends[0], made.seconds), max(ends[1], made.seconds)
-    found = Forecast(suite, gpus, now, states, estimates, made, low, high, left, elsewhere=predictor.elsewhere)
-    if not advise or left is None or left <= 0 or found.holds is not False or not made.seconds:
-        return found
+    forecast = Forecast(suite, gpus, now, states, estimates, made, low, high, left, elsewhere=predictor.elsewhere)
+    if not advise or left is None or left <= 0 or forecast.holds is not False or not made.seconds:
+        return forecast
 
     def end(other: Suite, number: int) -> float | None:
         changed = replace(predictor, suite=other, now=now, _works={})
@@ -107,8 +107,8 @@ def forecast(opened: OpenSuite, gpus: int, predictor: Predictor, advise: bool = 
             return None
         return _scheduled(tasks(other, each, states, number), number, other.at_once).seconds
 
-    known = {name: each for name, each in changeable(suite, predictor).items() if name not in found.unknown}
-    return replace(found, remedies=tuple(remedies(suite, gpus, left, known, end)))
+    known = {name: each for name, each in changeable(suite, predictor).items() if name not in forecast.unknown}
+    return replace(forecast, remedies=tuple(remedies(suite, gpus, left, known, end)))
 
 
 def _scheduled(jobs: Mapping[str, Task], gpus: int, slots: int, search: bool = True) -> Schedule:
@@ -119,61 +119,61 @@ def _scheduled(jobs: Mapping[str, Task], gpus: int, slots: int, search: bool = T
 
 
 def changeable(suite: Suite, predictor: Predictor) -> dict[str, Changeable]:
-    found = {}
+    trainings = {}
     for name, job in suite.jobs.items():
         work, state = predictor.work(name), predictor.states[name]
         if job.do == "train" and isinstance(work, Work) and work.recipe is not None and not state.attempt:
             first = work.trainings[0]
-            found[name] = Changeable(work.recipe, first.plan, first.automatic, job.expected is not None)
-    return found
+            trainings[name] = Changeable(work.recipe, first.plan, first.automatic, job.expected is not None)
+    return trainings
 
 
 # As people read it
 
 
-def lines(found: Forecast) -> Iterator[str]:
-    suite = found.suite
-    machine = count(found.gpus, "GPU") if found.gpus else f"no GPU, {count(suite.at_once, 'job')} at once"
-    if found.elsewhere is not None:
-        machine += f" {found.elsewhere.gpu.name}, which is AN ESTIMATE from another GPU"
+def lines(forecast: Forecast) -> Iterator[str]:
+    suite = forecast.suite
+    machine = count(forecast.gpus, "GPU") if forecast.gpus else f"no GPU, {count(suite.at_once, 'job')} at once"
+    if forecast.elsewhere is not None:
+        machine += f" {forecast.elsewhere.gpu.name}, which is AN ESTIMATE from another GPU"
     yield f"{suite.name}: {count(len(suite.jobs), 'job')} on {machine}"
-    yield from _table(found)
-    if all(state.state == "done" for state in found.states.values()):
+    yield from _table(forecast)
+    if all(state.state == "done" for state in forecast.states.values()):
         yield "all jobs are done"
         return
-    yield from _sources(found)
-    if found.unknown and not found.seconds:
+    yield from _sources(forecast)
+    if forecast.unknown and not forecast.seconds:
         yield "finish        not known"
-        if found.left is not None:
-            yield from _wrapped("deadline      ", _deadline(found))
+        if forecast.left is not None:
+            yield from _wrapped("deadline      ", _deadline(forecast))
         return
-    least = "at least " if found.unknown or any(each.lacks for each in found.estimates.values()) else ""
-    at = when(found.now + found.seconds, found.now)
-    between = f" ({clock(found.low)} to {clock(found.high)})" if found.high > found.low else ""
-    yield f"finish        {least}{clock(found.seconds)} from now{between}, at {at}"
-    kind = "no other is shorter" if found.schedule.best else "longest path first"
-    yield f"schedule      {kind}; no schedule here can end before {clock(found.schedule.bound)}"
-    yield from _wrapped("critical path ", " ".join(_chain(found)))
-    if found.left is not None:
-        yield from _wrapped("deadline      ", _deadline(found))
+    least = "at least " if forecast.unknown or any(each.lacks for each in forecast.estimates.values()) else ""
+    at = when(forecast.now + forecast.seconds, forecast.now)
+    between = f" ({clock(forecast.low)} to {clock(forecast.high)})" if forecast.high > forecast.low else ""
+    yield f"finish        {least}{clock(forecast.seconds)} from now{between}, at {at}"
+    kind = "no other is shorter" if forecast.schedule.best else "longest path first"
+    yield f"schedule      {kind}; no schedule here can end before {clock(forecast.schedule.bound)}"
+    yield from _wrapped("critical path ", " ".join(_chain(forecast)))
+    if forecast.left is not None:
+        yield from _wrapped("deadline      ", _deadline(forecast))
 
 
-def _remedies(found: Forecast) -> Iterator[str]:
-    if found.holds is not False or found.left is None or found.left <= 0:
+def _remedies(forecast: Forecast) -> Iterator[str]:
+    if forecast.holds is not False or forecast.left is None or forecast.left <= 0:
         return
-    if any(remedy.holds is not False for remedy in found.remedies):
+    if any(remedy.holds is not False for remedy in forecast.remedies):
         yield "what would make it hold:"
     else:
-        yield "nothing that is known here makes it hold" + (":" if found.remedies else "")
-    for remedy in found.remedies:
+        yield "nothing that is known here makes it hold" + (":" if forecast.remedies else "")
+    for remedy in forecast.remedies:
         yield from _wrapped("  - ", _remedy(remedy))
 
 
-def _table(found: Forecast) -> Iterator[str]:
+def _table(forecast: Forecast) -> Iterator[str]:
     rows = [("job", "do", "waits for", "GPU", "start", "takes", "low to high", "end")]
-    for name in found.schedule.order:
-        here, each, state = found.schedule.placed[name], found.estimates[name], found.states[name]
-        job = found.suite.jobs[name]
+    for name in forecast.schedule.order:
+        here, each, state = forecast.schedule.placed[name], forecast.estimates[name], forecast.states[name]
+        job = forecast.suite.jobs[name]
         gpus = ",".join(map(str, here.gpus)) or "-"
         known = each.seconds is not None
         takes = clock(each.seconds or 0.0) + ("+" if each.lacks else "") if known else "?"
@@ -182,7 +182,7 @@ def _table(found: Forecast) -> Iterator[str]:
             rows.append((name, job.do, "", "", "", "done", f"in {clock(state.spent)}", ""))
             continue
         start = "running" if state.state == "running" else clock(here.start)
-        needs = _short([each for each in found.suite.needs(name) if found.states[each].state != "done"])
+        needs = _short([each for each in forecast.suite.needs(name) if forecast.states[each].state != "done"])
         rows.append((name, job.do, needs, gpus, start, takes, between, clock(here.end) if known else "?"))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     right = (4, 5, 7)
@@ -195,39 +195,40 @@ def _short(names: list[str]) -> str:
     return ", ".join(names) if len(", ".join(names)) <= 24 else f"{names[0]} and {len(names) - 1} more"
 
 
-def _sources(found: Forecast) -> Iterator[str]:
+def _sources(forecast: Forecast) -> Iterator[str]:
     by_source: dict[str, list[str]] = {}
-    for name, each in found.estimates.items():
-        if found.states[name].state != "done":
+    for name, each in forecast.estimates.items():
+        if forecast.states[name].state != "done":
             by_source.setdefault(each.source, []).append(name)
     yield "times are from"
     for source, names in by_source.items():
         yield from _wrapped("  - ", f"{', '.join(names)}: {source}")
-    lacking = {name: each.lacks for name, each in found.estimates.items() if each.lacks}
+    lacking = {name: each.lacks for name, each in forecast.estimates.items() if each.lacks}
     for name, what in lacking.items():
         yield from _wrapped("  - ", f"{name}: not known, and not counted: {', '.join(what)}")
 
 
-def _chain(found: Forecast) -> Iterator[str]:
-    for name, why in found.schedule.critical():
-        if found.states[name].state != "done":
-            gpus = ",".join(map(str, found.schedule.placed[name].gpus))
+def _chain(forecast: Forecast) -> Iterator[str]:
+    for name, why in forecast.schedule.critical():
+        if forecast.states[name].state != "done":
+            gpus = ",".join(map(str, forecast.schedule.placed[name].gpus))
             waits = {"needs": "->", "gpu": f"-> (GPU {gpus} is free)", "slot": "-> (a place is free)"}
             yield f"{waits.get(why, '')} {name}".strip()
 
 
-def _deadline(found: Forecast) -> str:
-    assert found.left is not None
-    late = found.seconds - found.left
-    if found.holds is None:
-        verb = "takes" if len(found.unknown) == 1 else "take"
-        return f"in {clock(found.left)}: not known, since it is not known how long {', '.join(found.unknown)} {verb}"
-    asked = f"in {clock(found.left)}" if found.left > 0 else f"over since {clock(-found.left)}"
-    if found.holds:
-        unsure = found.high > found.left
-        may = f"; if jobs take the most, it ends {clock(found.high - found.left)} too late" if unsure else ""
+def _deadline(forecast: Forecast) -> str:
+    assert forecast.left is not None
+    late = forecast.seconds - forecast.left
+    if forecast.holds is None:
+        jobs = f"{', '.join(forecast.unknown)} {'takes' if len(forecast.unknown) == 1 else 'take'}"
+        return f"in {clock(forecast.left)}: not known, since it is not known how long {jobs}"
+    asked = f"in {clock(forecast.left)}" if forecast.left > 0 else f"over since {clock(-forecast.left)}"
+    if forecast.holds:
+        unsure = forecast.high > forecast.left
+        may = f"; if jobs take the most, it ends {clock(forecast.high - forecast.left)} too late" if unsure else ""
         return f"{asked}: holds, with {clock(-late)} to spare{may}"
-    may = f"; if jobs take the least, it holds with {clock(found.left - found.low)}" if found.low <= found.left else ""
+    spare = forecast.left - forecast.low
+    may = f"; if jobs take the least, it holds with {clock(spare)}" if spare >= 0 else ""
     return f"{asked}: does not hold, {clock(late)} too late{may}"
 
 
@@ -269,18 +270,18 @@ def plan(
     if measured:
         _measure(opened, [predictor], say)
         predictor = _again(predictor)
-    found = forecast(opened, number, predictor)
-    for line in lines(found):
+    forecast = make_forecast(opened, number, predictor)
+    for line in lines(forecast):
         say(line)
-    if advise and measured and found.holds is False and (others := _others(opened, predictor)):
+    if advise and measured and forecast.holds is False and (others := _others(opened, predictor)):
         # The plan is known by now and stands above: what follows takes as long again, and may be cut short.
         _measure(opened, others, say, filled=True)
-        found = forecast(opened, number, _again(predictor))
-    for line in _remedies(found) if advise else ():
+        forecast = make_forecast(opened, number, _again(predictor))
+    for line in _remedies(forecast) if advise else ():
         say(line)
     for line in filter(None, (changed(opened, name) for name in suite.jobs if name in done)):
         say(f"`suite run` refuses: {line}")
-    return found
+    return forecast
 
 
 def _too_few(predictor: Predictor, jobs: Sequence[str]) -> Iterator[str]:
@@ -320,12 +321,12 @@ def _measure(opened: OpenSuite, predictors: Sequence[Predictor], say: Say, fille
             name, training, _ = every[event.number]
             if event.failed is not None:
                 say(f"{name}: could not be measured: {event.failed}")
-            elif event.found is not None:
-                keep_measured(opened.folder, event.found)
+            elif event.measured is not None:
+                keep_measured(opened.folder, event.measured)
                 if event.seconds is not None:
-                    for stall in event.found.stalls:
+                    for stall in event.measured.stalls:
                         say(f"{name}: {stall}")
-                    say(f"{name}: {_found(event.found)}; measured in {clock(event.seconds)}")
+                    say(f"{name}: {_words(event.measured)}; measured in {clock(event.seconds)}")
             elif event.again:
                 say(f"measuring {name}, {training.recipe.name} again, which finds on disk what was compiled")
             else:
@@ -338,7 +339,7 @@ def _caches(training: Training) -> bool:
     return training.plan.cache in ("pixels", "features")
 
 
-def _found(one: Measured) -> str:
+def _words(one: Measured) -> str:
     if not one.steps:
         each = (one.score_each or 0.0) + (one.answer_each or 0.0)
         return f"scores and answers of a sample {each:.3g} s"

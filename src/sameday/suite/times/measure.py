@@ -37,7 +37,7 @@ class Event:
     work. A measurement without seconds is one that was told before, of which more is known by now."""
 
     number: int
-    found: Measured | None = None
+    measured: Measured | None = None
     seconds: float | None = None
     failed: str | None = None
     again: bool = False
@@ -57,15 +57,15 @@ def measure(every: Sequence[Ask], instead_of: KnownGpu | None = None) -> Generat
         again: list[int] = []
         group = [(number, *every[number]) for number in numbers]
         for event, result in _timed(group, instead_of, before_it):
-            if event.found is not None and result is not None:
-                first[event.number] = event.found
-                if event.seconds is not None and result["compiled"] and matters(event.found, result["total"]):
+            if event.measured is not None and result is not None:
+                first[event.number] = event.measured
+                if event.seconds is not None and result["compiled"] and matters(event.measured, result["total"]):
                     again.append(event.number)
             yield event
         for event, _ in _timed([each for each in group if each[0] in again], instead_of, before_it):
             if event.failed is None:
-                found = None if event.found is None else event.found.after(first[event.number])
-                yield replace(event, found=found, again=True)
+                measured = None if event.measured is None else event.measured.after(first[event.number])
+                yield replace(event, measured=measured, again=True)
 
 
 def shared(trainings: Sequence[Training]) -> list[list[int]]:
@@ -114,8 +114,8 @@ def _timed(
                     break
                 done += 1
                 ending.append((number, (training, evaluation), result))
-                found = _measured((training, evaluation), result, instead_of, before_it)
-                yield Event(number, found, time.monotonic() - began), result
+                measured = _measured((training, evaluation), result, instead_of, before_it)
+                yield Event(number, measured, time.monotonic() - began), result
                 began = time.monotonic()
             end, failed = apart.ended()
         if not done:

@@ -176,8 +176,8 @@ def earlier_runs(folder: SuiteFolder) -> list[Earlier]:
     roots = {folder.path, Path("runs").absolute(), *([folder.path.parent] if folder.path.parent.name == "runs" else [])}
     inside = ("jobs/*/run", "jobs/*/run/stages/*", "earlier/*/run", "earlier/*/run/stages/*")
     patterns = ["*", "*/stages/*", *inside, *(f"*/{each}" for each in inside)]
-    found = {path.parent for root in roots for pattern in patterns for path in root.glob(f"{pattern}/metrics.jsonl")}
-    runs = (_earlier(path, stamp(path / "environment.json")) for path in sorted(found))
+    folders = {path.parent for root in roots for pattern in patterns for path in root.glob(f"{pattern}/metrics.jsonl")}
+    runs = (_earlier(path, stamp(path / "environment.json")) for path in sorted(folders))
     return [run for run in runs if run is not None]
 
 

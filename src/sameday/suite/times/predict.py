@@ -288,11 +288,12 @@ class Predictor:
 
     def _eval(self, name: str, work: Work) -> Estimate:
         state = self.states[name]
-        found = self._answering(name, work, self.folder.run(name), state.started)
+        estimate = self._answering(name, work, self.folder.run(name), state.started)
         loading = self._loading(work)
-        if found.seconds is None or loading is None or "whole" in found.source or self._running(state) is not None:
-            return found
-        return found.plus(loading, BESIDES * loading)
+        whole = "whole" in estimate.source
+        if estimate.seconds is None or loading is None or whole or self._running(state) is not None:
+            return estimate
+        return estimate.plus(loading, BESIDES * loading)
 
     def _answering(self, name: str, work: Work, answers: Path, since: float | None) -> Estimate:
         """An evaluation, or what is left of it: `answers` are below this folder, written `since` then."""

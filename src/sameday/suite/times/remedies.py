@@ -143,9 +143,9 @@ def _order(suite: Suite, gpus: int, left: float, trainings: Mapping[str, Changea
 
 
 def _cache(suite: Suite, gpus: int, left: float, trainings: Mapping[str, Changeable], end: End) -> Iterator[Remedy]:
-    found = cached(suite, trainings)
-    if found is not None:
-        other, names = found
+    change = cached(suite, trainings)
+    if change is not None:
+        other, names = change
         what = f"a cache of features for {', '.join(names)} (`sameday cache` fills it ahead, once for all of them)"
         yield _tried(what, "disk, and the time to fill it; the same model", end(other, gpus), left)
 
