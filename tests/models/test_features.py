@@ -78,7 +78,7 @@ def test_it_takes_no_more_than_there_is_room_for(
     monkeypatch.setattr(features, "LEFT", 0.25)
     memory, each = FeatureMemory(DEVICE), torch.zeros(1, 25, 1, device=DEVICE)
     said = memory.open()
-    assert said == "cache: 0.0 GiB of memory are there for features of images; 0.0 GiB are left to steps"
+    assert said == "cache: features of images may take 0.0 GiB of memory; 0.0 GiB more than needed so far stay free"
     for number in range(20):
         memory.of_all([str(number)], lambda _: each + number)  # noqa: B023
         taken = len(memory) * each.nbytes
@@ -179,7 +179,7 @@ def test_the_same_model_is_trained(
 ) -> None:
     plain, seen = trained(world, tmp_path / "plain", PLANS[name])
     kept, once = trained(world, tmp_path / "kept", PLANS[name] | {"cache": "memory"})
-    assert "GiB of memory are there for features of images" in capsys.readouterr().out
+    assert "cache: features of images may take " in capsys.readouterr().out
     assert once == [1] * images(world) and sum(seen) > len(once), "each once, by itself, in two epochs"
     worst = max(float((kept[n] - plain[n]).norm() / plain[n].norm().clamp(min=1e-9)) for n in plain)
     assert kept.keys() == plain.keys() and worst < 3e-5

@@ -83,13 +83,14 @@ def detect_machine(device: str, instead_of: KnownGpu | None = None) -> Machine:
 
 
 def free_memory(device: torch.device) -> tuple[int, int]:
-    """Bytes that this process could still take of a device's memory, and how many there are. What torch's allocator
-    holds for later is not free."""
+    """Bytes of a device's memory that neither others have nor this process has had at any moment, and how many there
+    are. On a GPU what torch's allocator holds beyond that counts as free: it gives it back where memory runs short."""
     if device.type != "cuda":
         return _free_on_host()
     free, total = torch.cuda.mem_get_info(device)
     may_take = round(total * torch.cuda.get_per_process_memory_fraction(device))
-    return min(free, may_take - torch.cuda.memory_reserved(device)), may_take
+    ours = torch.cuda.memory_reserved(device) + free
+    return min(ours, may_take) - torch.cuda.max_memory_allocated(device), may_take
 
 
 def _free_on_host() -> tuple[int, int]:

@@ -39,7 +39,8 @@ class FeatureMemory(Container[str]):
         """What there is to say about it."""
         self._open = True
         room, left = (max(0, each) / 2**30 for each in self._room())
-        return f"cache: {room:.1f} GiB of memory are there for features of images; {left:.1f} GiB are left to steps"
+        free = f"{left:.1f} GiB more than needed so far stay free"
+        return f"cache: features of images may take {room:.1f} GiB of memory; {free}"
 
     def of_all(self, contents: Sequence[str], make: Callable[[int], Tensor]) -> Tensor:
         """(1 + DeepStack's, tokens, width) over these images. `make` computes one of them by itself, so that its
