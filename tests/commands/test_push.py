@@ -81,6 +81,19 @@ def test_a_dry_run_writes_the_folder(world: Path, trained: Path, tiny_qwen3: Pat
     assert again == "run/push: is there already, and is not overwritten; choose another --out"
 
 
+def test_of_a_checkpoint_nothing_is_pushed_that_only_a_resumed_run_reads(world: Path, trained: Path) -> None:
+    last = sorted((world / "run" / "checkpoints").glob("step-*"))[-1]
+    assert {"state.json", "optimizer.safetensors"} <= {file.name for file in last.iterdir()}
+    said = sameday(world, "push", "run", "me/polyps", "--dry-run", "--checkpoint", last.name)
+    assert said.code == 0, said.err
+    folder = world / "run" / "push"
+    names = {file.name for file in folder.iterdir()}
+    assert fault(folder) is None and "adapter_model.safetensors" in names
+    assert not names & {"state.json", "optimizer.safetensors"}
+    for file in folder.iterdir():
+        assert str(trained).encode() not in file.read_bytes(), f"{file.name}: a path of this machine"
+
+
 def test_the_base_models_name_on_the_hub(world: Path) -> None:
     words = ("--dry-run", "--base", "Qwen/Qwen3-VL-8B-Instruct", "--out", "there", "--checkpoint", "step-2")
     assert sameday(world, "push", "run", "me/polyps", *words).code == 0

@@ -17,7 +17,7 @@ import worlds
 from processes import listing, records, weights
 from safetensors.torch import load_file, save_file
 
-from sameday.commands.evaluate import Request, evaluate
+from sameday.commands.evaluate import Request, evaluate, weights_of
 from sameday.commands.launch import train_from_files
 from sameday.commands.session import Specs
 from sameday.hardware.machine import detect_machine
@@ -393,6 +393,19 @@ def test_two_runs_in_stages_are_compared_stage_by_stage(home: Path) -> None:
         BadInput, match=f"^{run}: is a run in stages; compare them one by one, such as {run}/stages/1-find$"
     ):
         compare_runs(run, run / "stages/1-find")
+
+
+def test_weights_of_a_run_in_stages_that_is_under_way(home: Path, stopped: Path) -> None:
+    run = RunFolder.read(stopped)
+    last = stage_folders(stopped)[-1]
+    stages = f"it is a run in stages, which have checkpoints of their own; the last that was begun is {last}"
+    with pytest.raises(BadInput) as caught:
+        weights_of(run, "last")
+    assert str(caught.value) == f"{stopped}: has no such checkpoint as last; {stages}"
+    with pytest.raises(BadInput) as caught:
+        weights_of(run, None)
+    assert str(caught.value).endswith(f"--checkpoint last, best or step-N takes one of its checkpoints: {stages}")
+    assert weights_of(RunFolder.read(last), "last").parent == last / "checkpoints"
 
 
 def test_other_commands_take_the_first_stage(home: Path) -> None:

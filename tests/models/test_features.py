@@ -3,9 +3,10 @@ twice where there was."""
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sameday.data.questions.sample import images_of
-from sameday.hardware.machine import free_memory
+from sameday.commands.session import Session, Specs
+from sameday.data.questions.sample import ImageRef, images_of
 from sameday.hardware.ranks import Ranks
 from sameday.models import features
 from sameday.models.features import FeatureMemory
+from sameday.profile.timeline import record
 from sameday.record.folder import RunFolder
+from sameday.spec.document import dump_yaml
 from sameday.spec.errors import RunStopped
 from sameday.spec.plan import Plan
+from sameday.tasks.base import Say
+from sameday.tasks.setup import TRAINING
 from sameday.tasks.vqa.setup import VqaSetup
 from sameday.tasks.vqa.task import VqaTask
 from sameday.train.loop import train
+from sameday.tune.trial import FIRST, Job, run
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PLANS: dict[str, dict[str, Any]] = {
@@ -92,15 +98,10 @@ def test_it_takes_no_more_than_there_is_room_for(
         "cache: there is memory for features of 7 images (0.0 GiB); other images are computed when they come\n"
     )
     assert memory.let_go() == "features of 7 images (0.0 GiB)" and memory.let_go() is None and not len(memory)
+    assert memory.open() is None, "it says so once"
     taken = 0
     memory.of_all(["1"], lambda _: each)
     assert not len(memory), "what ran out once would run out again"
-
-
-def test_free_memory_is_a_part_of_what_there_is() -> None:
-    for device in {DEVICE, torch.device("cpu")}:
-        free, total = free_memory(device)
-        assert 0 < free <= total
 
 
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="a CPU has no allocator of torch's own")
@@ -219,6 +220,112 @@ def test_features_go_before_micro_batches_are_cut(
     said = capsys.readouterr().out
     gone = f"features of {short[0]} images (0.0 GiB) are let go of"
     assert f"step 3: out of memory; {gone}, the step is done again" in said and "token budget" not in said
+
+
+@pytest.mark.slow
+def test_a_cpu_that_gives_no_more_memory_is_no_error(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its allocator raises what many errors are."""
+    whole, _ = trained(world, tmp_path / "whole", PLANS["shared"] | {"cache": "memory"})
+    words = ["[enforce fail at alloc_cpu.cpp:124] . DefaultCPUAllocator: can't allocate memory: you tried to"]
+
+    def short(self: FeatureMemory) -> Any:
+        raise RuntimeError(words[0])
+
+    monkeypatch.setattr(FeatureMemory, "_aside", short)
+    found, _ = trained(world, tmp_path / "short", PLANS["shared"] | {"cache": "memory"})
+    assert equal(found, whole)
+    said = capsys.readouterr().err
+    assert said.count("cache: there is memory for features of 0 images (0.0 GiB); other images are computed") == 1
+    words[0] = "something else"
+    with pytest.raises(RuntimeError, match="something else"):
+        trained(world, tmp_path / "wrong", PLANS["shared"] | {"cache": "memory"})
+
+
+@pytest.mark.slow
+def test_features_go_before_a_validation_is_cut(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = PLANS["shared"] | {"cache": "memory"}
+    whole, _ = trained(world, tmp_path / "whole", plan)
+    scored, sizes = VqaTask.score, []
+
+    def score(self: VqaTask, batch: Any) -> Tensor:
+        sizes.append(len(batch.sample_ids))
+        if self.model.memory is not None and len(self.model.memory):
+            raise torch.OutOfMemoryError("planted")
+        return scored(self, batch)
+
+    monkeypatch.setattr(VqaTask, "score", score)
+    found, _ = trained(world, tmp_path / "short", plan)
+    assert equal(found, whole) and sizes[0] == sizes[1] == max(sizes), "the same one again"
+    said = capsys.readouterr().err
+    assert said.count("out of memory in validation: features of ") == 1 and "(0.0 GiB) are let go of\n" in said
+
+
+@pytest.mark.slow
+def test_a_run_whose_features_went_says_of_no_lower_budget(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    computed = VqaTask.loss_sum
+
+    def loss_sum(self: VqaTask, batch: Any, step: int) -> tuple[Tensor, Tensor]:
+        if step == 2 and self.model.memory is not None and len(self.model.memory):
+            raise torch.OutOfMemoryError("planted")
+        return computed(self, batch, step)
+
+    monkeypatch.setattr(VqaTask, "loss_sum", loss_sum)
+    plan = PLANS["shared"] | {"cache": "memory", "save_steps": 1}
+    trained(world, tmp_path / "run", plan, stop_after=4)
+    trained(world, tmp_path / "run", plan)
+    said = capsys.readouterr().out
+    assert "are let go of" in said and "resumed from step-000004" in said and "lowered" not in said
+
+
+def opened(world: Path, folder: Path, say: Say) -> tuple[Session, VqaTask]:
+    recipe = worlds.tiny_recipe(world / "model", num_epochs=9, order="shuffle", effective_batch=4)
+    (folder / "recipe.yaml").write_text(dump_yaml(recipe))
+    for name in ("train.jsonl", "val.jsonl", "images"):
+        (folder / name).symlink_to(world / name)
+    asked = [f"plan.{each}" for each in ("device=cpu", "cache=memory", "share_images=true")]
+    session = Session.start(Specs.from_files(folder / "recipe.yaml", None, asked), say, splits=TRAINING)
+    return session, session.load()
+
+
+@pytest.mark.slow
+def test_a_profile_times_steps_whose_images_are_there(world: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    session, task = opened(world, tmp_path, said.append)
+    with closing(session), counting(task) as calls:
+        record(session, task, 3, 1)
+        there = {image.digest for step in range(6) for i in task.step_ids(step) for image in images_at(task, i)}
+    assert len(calls) == len(there), "each once, in steps that are not timed"
+    assert len([line for line in said if line.startswith("cache: features of images may take ")]) == 1
+
+
+@pytest.mark.slow
+def test_a_trial_times_steps_whose_images_are_there(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, _ = opened(world, tmp_path, print)
+    session.close()
+    data, made = tmp_path / "data.pickle", []
+    data.write_bytes(pickle.dumps(session.setup.drop_too_long(session.audited.splits)))
+    of_all = FeatureMemory.of_all
+
+    def noted(self: FeatureMemory, contents: Sequence[str], make: Any) -> Tensor:
+        made.append(sum(content not in self for content in set(contents)))
+        return of_all(self, contents, make)
+
+    monkeypatch.setattr(FeatureMemory, "of_all", noted)
+    result = run(Job(session.recipe, session.plan, tmp_path, data, 60.0, least=2, most=4))
+    assert result.failed is None and list(result.seconds) == list(range(FIRST, FIRST + 4))
+    assert sum(made) > 0 and not any(made[-5:]), "in the steps that are timed, and the one after them, none is computed"
+
+
+def images_at(task: VqaTask, number: int) -> Sequence[ImageRef]:
+    return task.splits["train"][number].images
 
 
 @pytest.mark.slow

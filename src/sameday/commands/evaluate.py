@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from sameday.commands.session import Session, Specs, note_stop, prepare_environment
 from sameday.commands.stages import evaluate_stages, own_models
-from sameday.record.folder import RunFolder, default_path
+from sameday.record.folder import RunFolder, default_path, stage_folders
 from sameday.record.lock import Lock
 from sameday.record.times import Spent, note, process_age
 from sameday.spec.errors import EXIT_STOPPED, BadInput, EvaluationGivenUp, RunStopped, refuse
@@ -391,6 +391,8 @@ def weights_of(run: RunFolder, which: str | None, to_be: str = "evaluated") -> P
 
     kept = {step: path for step, path in checkpoint.steps(run.checkpoints)}
     listed = f"there are {', '.join(path.name for path in kept.values())}" if kept else "it has none yet"
+    if not kept and (stages := stage_folders(run.path)):
+        listed = f"it is a run in stages, which have checkpoints of their own; the last that was begun is {stages[-1]}"
     number = re.fullmatch(r"step-(\d+)", which or "")
     if which is None:
         folder: Path | None = run.result

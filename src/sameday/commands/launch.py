@@ -103,6 +103,7 @@ def train_from_specs(
                 task = session.load(plan, splits)
                 scores = train(session.recipe, plan, task, run, ranks, stop_after)
             if evaluation is not None:
+                task.let_go()  # answers may need the memory
                 evaluate_result(session, task, run, evaluation)
             return scores
         except RunStopped as stop:

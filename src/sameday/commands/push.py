@@ -11,6 +11,7 @@ from typing import Any
 from sameday.commands.card import card, split_readme, without_folders
 from sameday.commands.evaluate import weights_of
 from sameday.commands.stages import own_models
+from sameday.record.checkpoint import OPTIMIZER, STATE
 from sameday.record.folder import RunFolder
 from sameday.record.manifest import MANIFEST, write_manifest
 from sameday.spec.document import dump_yaml
@@ -105,7 +106,7 @@ def _fill(folder: Path, run: RunFolder, weights: Path, base: str | None, license
         tell(f"the base model {named} is a folder of this machine: --base NAME gives its name on the Hub")
     known = base or (None if here else named or None)
     for file in sorted(weights.iterdir()):
-        if file.name not in (MANIFEST, *TOLD) and file.is_file():
+        if file.name not in (MANIFEST, STATE, OPTIMIZER, *TOLD) and file.is_file():
             _link(file, folder / file.name)
     texts = {name: (weights / name).read_text(encoding="utf-8") for name in TOLD[1:] if (weights / name).is_file()}
     texts |= {

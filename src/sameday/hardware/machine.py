@@ -5,9 +5,8 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -80,31 +79,6 @@ def detect_machine(device: str, instead_of: KnownGpu | None = None) -> Machine:
         )
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return Machine("cpu", "CPU", pages, cores, False)
-
-
-def free_memory(device: torch.device) -> tuple[int, int]:
-    """Bytes of a device's memory that neither others have nor this process has had at any moment, and how many there
-    are. On a GPU what torch's allocator holds beyond that counts as free: it gives it back where memory runs short."""
-    if device.type != "cuda":
-        return _free_on_host()
-    free, total = torch.cuda.mem_get_info(device)
-    may_take = round(total * torch.cuda.get_per_process_memory_fraction(device))
-    ours = torch.cuda.memory_reserved(device) + free
-    return min(ours, may_take) - torch.cuda.max_memory_allocated(device), may_take
-
-
-def _free_on_host() -> tuple[int, int]:
-    """By the kernel's own estimate, and within what a batch system gave to this process's group."""
-    page = os.sysconf("SC_PAGE_SIZE")
-    free, total = os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
-    with suppress(OSError):
-        kib = dict(line.split()[:2] for line in Path("/proc/meminfo").read_text().splitlines())
-        free = 1024 * int(kib.get("MemAvailable:", free // 1024))
-    with suppress(OSError, ValueError):  # no such group, or one without a bound
-        group = Path("/sys/fs/cgroup")
-        bound, taken = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
-        free, total = min(free, bound - taken), min(total, bound)
-    return free, total
 
 
 def most_workers(machine: Machine) -> int:

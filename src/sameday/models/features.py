@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Container, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sameday.hardware.machine import free_memory
+from sameday.hardware.memory import free_memory
 from sameday.spec.words import count, tell
 
 LEFT = 0.25
@@ -27,7 +27,7 @@ class FeatureMemory(Container[str]):
         self._device = device
         self._kept: dict[str, Tensor] = {}
         self._pool: Any = None
-        self._open = False
+        self._open = self._was_opened = False
 
     def __contains__(self, content: object) -> bool:
         return content in self._kept
@@ -35,9 +35,11 @@ class FeatureMemory(Container[str]):
     def __len__(self) -> int:
         return len(self._kept)
 
-    def open(self) -> str:
-        """What there is to say about it."""
-        self._open = True
+    def open(self) -> str | None:
+        """What there is to say about it; None where it was opened before."""
+        if self._was_opened:
+            return None
+        self._open = self._was_opened = True
         room, left = (max(0, each) / 2**30 for each in self._room())
         free = f"{left:.1f} GiB more than needed so far stay free"
         return f"cache: features of images may take {room:.1f} GiB of memory; {free}"
@@ -69,11 +71,14 @@ class FeatureMemory(Container[str]):
 
     def _keep(self, content: str, features: Tensor) -> None:
         """A copy of them, if there is room."""
-        with suppress(torch.OutOfMemoryError):
+        try:
             if features.nbytes <= self._room()[0]:
                 with self._aside():
                     self._kept[content] = features.detach().clone(memory_format=torch.contiguous_format)
                 return
+        except RuntimeError as error:  # a CPU's allocator has no class of its own for it
+            if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+                raise
         self._open = False
         tell(f"cache: there is memory for {self._words()}; other images are computed when they come", sys.stderr)
 

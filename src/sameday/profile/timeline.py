@@ -98,9 +98,13 @@ def record(
         torch.cuda.reset_peak_memory_stats()
     plan, numbers = session.resolved.plan, range(warmup + steps + 2)  # the last are followed by others, as usual
     budget: int | None = None
+    # What is kept from one step for others is there when a step comes again, as most of a run's do.
+    kept_first = numbers if (words := task.warmed_up()) is not None else ()
+    if words is not None:
+        session.say(words)
     while True:
         goods: list[Good] = []
-        order = _order(task, numbers, budget, by)
+        order = [*kept_first, *_order(task, numbers, budget, by)]
         before = len(order) - len(numbers)
         try:
             laps = _timed(session, task, order, budget, goods, partial(_told, progress, before), by)

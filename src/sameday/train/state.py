@@ -36,7 +36,8 @@ class LoopState:
     validated: int = 0
 
     def lower(self, task: Task, budget: int) -> int:
-        self.budget, self.lowered_from = budget, getattr(task.plan, task.budget_field)
+        asked = getattr(task.plan, task.budget_field)
+        self.budget, self.lowered_from = (None, None) if budget == asked else (budget, asked)
         return budget
 
     def compare(self, scores: dict[str, float], by: Best) -> None:

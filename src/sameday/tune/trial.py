@@ -90,22 +90,24 @@ def run(job: Job) -> Result:
         task = session.load(splits=pickle.load(file))
     loading = (loaded := time.perf_counter()) - started
     compiled = job.plan.compile != "none" or job.plan.cuda_graphs
-    # Sizes that were not met before are compiled or recorded first.
     # One more than are timed: the last is not followed by another, which is no usual step.
-    steps = [*range(FIRST if compiled else 1), *range(FIRST, FIRST + job.most + 1)]
+    timed = range(FIRST, FIRST + job.most + 1)
+    # Sizes that were not met before are compiled or recorded first. What is kept from one step for others is there when
+    # a step comes again, as most of a run's do.
+    first = [*range(FIRST if compiled else 1), *(timed if task.warmed_up() is not None else ())]
     seconds: dict[int, float] = {}
     pieces: list[int] = []
     ends, warmed = math.inf, loaded
     try:
-        with closing(session.steps(task)) as stepped, closing(stepped.run(steps)) as done:
+        with closing(session.steps(task)) as stepped, closing(stepped.run([*first, *timed])) as done:
             began = time.perf_counter()
-            for good in done:
+            for number, good in enumerate(done, 1):
                 now = time.perf_counter()
-                if FIRST <= good.step < FIRST + job.most:
+                if number <= len(first):
+                    warmed = now
+                elif good.step < FIRST + job.most:
                     seconds[good.step] = now - began
                     pieces.append(good.micro_batches)
-                elif good.step < FIRST:
-                    warmed = now
                 ends, began = min(ends, now + job.seconds), now
                 if len(seconds) >= job.least and now >= ends:
                     break

@@ -21,6 +21,7 @@ from sameday.data.questions.tables import Say
 from sameday.data.questions.wanted import Reader, Wanted
 from sameday.data.questions.where import Tally
 from sameday.spec.errors import BadInput
+from sameday.spec.words import count
 
 SKIP = "recipe.data.on_bad=skip leaves them out"
 _NOT_FOUND = "not found under"
@@ -175,8 +176,8 @@ def _unsure(result: Audit, wanted: Wanted, path: Path, say: Callable[[str], None
     """What is refused for it; where such questions are kept they are only said."""
     if not result.unsure or wanted.categorizer is None:
         return []
-    count = len({problem.where for problem in result.unsure})
-    heading = f"{count:,} question{'s have' if count > 1 else ' has'} no sure category:"
+    unsure = len({problem.where for problem in result.unsure})
+    heading = f"{unsure:,} question{'s have' if unsure > 1 else ' has'} no sure category:"
     listed = report(result.unsure, heading, path.with_name(f"{path.name}.unsure"))
     if wanted.categorizer.categories.on_unsure == "stop":
         return [f"{listed}\nrecipe.categories.on_unsure=keep takes them as they are"]
@@ -204,7 +205,9 @@ def _check_left(
     if say is not None and tally.skip and (tally.skipped or all_fields):
         say(f"{label}: {tally.passed_over()}")
     if say is not None and result.own_words:
-        say(f"{label}: {result.own_words:,} lines keep their own text, and recipe.prompt is not put around it")
+        keep = "keeps its" if result.own_words == 1 else "keep their"
+        lines = count(result.own_words, "line")
+        say(f"{label}: {lines} {keep} own text, and recipe.prompt is not put around it")
 
 
 def _read(

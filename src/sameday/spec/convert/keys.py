@@ -146,7 +146,7 @@ NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "augmentation": ((False, [], "none"), "images would be changed at random"),
     **dict.fromkeys(("image_size", "image_resolution", "resize", "resized_height", "resized_width"), ((), _RESIZED)),
     "max_image_size": ((), _RESIZED),
-    "val_size": ((0,), "some training questions would be held out; write them to a file of their own"),
+    "val_size": ((0,), "some training questions would be held out (recipe.data.split has shares of them)"),
     "stages": ((), "it may choose questions (recipe.data.where) or train on one stage after another (recipe.stages)"),
     "dataset": ((), "questions would come from a list of the old program; give train_file"),
     "dataset_dir": ((), "questions would come from a list of the old program; give train_file"),

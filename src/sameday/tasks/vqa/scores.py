@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from functools import partial
@@ -16,6 +17,7 @@ from sameday.data.questions.batch import Batch
 from sameday.data.questions.encode import Encoded
 from sameday.data.questions.partition import MicroBatch
 from sameday.hardware.ranks import Ranks
+from sameday.spec.words import tell
 from sameday.tasks.base import ASKED_TO_STOP, NO_MEMORY
 
 if TYPE_CHECKING:
@@ -67,6 +69,9 @@ def _score_or_halve(
     """A micro-batch's scores, in halves where memory runs out; where a single question is too much, its name."""
     with suppress(torch.OutOfMemoryError):
         return task.score(made())
+    if (what := task.let_go()) is not None:
+        tell(f"out of memory in validation: {what} are let go of", sys.stderr)
+        return _score_or_halve(task, encoded, part, partial(_sent, task, encoded, part))
     halves = task.halves(encoded, part)
     if halves is None:
         return encoded[part[0].members[0]].sample.where

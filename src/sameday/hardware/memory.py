@@ -1,0 +1,60 @@
+"""How much of a device's memory this process could still take."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+def free_memory(device: torch.device) -> tuple[int, int]:
+    """Bytes of a device's memory that neither others have nor this process has had at any moment, and how many there
+    are. On a GPU what torch's allocator holds beyond that counts as free: it gives it back where memory runs short."""
+    if device.type != "cuda":
+        return _free_on_host()
+    free, total = torch.cuda.mem_get_info(device)
+    may_take = round(total * torch.cuda.get_per_process_memory_fraction(device))
+    ours = torch.cuda.memory_reserved(device) + free
+    return min(ours, may_take) - torch.cuda.max_memory_allocated(device), may_take
+
+
+def _free_on_host() -> tuple[int, int]:
+    """By the kernel's own estimate, and within what this process may take."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    free, total = os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
+    with suppress(OSError):
+        kib = dict(line.split()[:2] for line in Path("/proc/meminfo").read_text().splitlines())
+        free = 1024 * int(kib.get("MemAvailable:", free // 1024))
+    bounds = list(_of_groups(CGROUPS))
+    of_process, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if of_process != resource.RLIM_INFINITY:
+        bounds.append((of_process, page * int(Path("/proc/self/statm").read_text().split()[0])))
+    for bound, taken in bounds:
+        free, total = min(free, bound - taken), min(total, bound)
+    return free, total
+
+
+def _of_groups(root: Path, listed: Path = Path("/proc/self/cgroup")) -> Iterator[tuple[int, int]]:
+    """What the groups that this process is in, and those above them, may take, and have taken; both versions of control
+    groups. In a container a group's own folder may not be there, and then that of the whole container is."""
+    lines = []
+    with suppress(OSError):
+        lines = listed.read_text().splitlines()
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            top, bound, taken = root, "memory.max", "memory.current"
+        elif "memory" in controllers.split(","):
+            top, bound, taken = root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+        else:
+            continue
+        own = top / path.lstrip("/")
+        for group in (each for each in (own, *own.parents) if each.is_relative_to(top)):
+            with suppress(OSError, ValueError):  # not there, or without a bound
+                yield int((group / bound).read_text()), int((group / taken).read_text())

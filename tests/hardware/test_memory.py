@@ -1,0 +1,58 @@
+"""How much memory a process could still take: never more than the bounds that it is under leave."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from sameday.hardware.memory import _of_groups, free_memory
+
+DEVICES = [torch.device("cpu"), *([torch.device("cuda", 0)] if torch.cuda.is_available() else [])]
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+def test_it_is_a_part_of_what_there_is(device: torch.device) -> None:
+    free, total = free_memory(device)
+    assert 0 < free <= total
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    folder.mkdir(parents=True)
+    for name, text in files.items():
+        (folder / name).write_text(text + "\n")
+
+
+def test_bounds_of_groups_and_of_those_above_them(tmp_path: Path) -> None:
+    job = tmp_path / "slurm" / "job_7"
+    write(tmp_path / "slurm", {"memory.max": "5000", "memory.current": "900"})
+    write(job / "step_0", {"memory.max": "max", "memory.current": "300"})
+    (job / "memory.max").write_text("1000\n")
+    (job / "memory.current").write_text("400\n")
+    listed = tmp_path / "listed"
+    listed.write_text("0::/slurm/job_7/step_0\n")
+    assert list(_of_groups(tmp_path, listed)) == [(1000, 400), (5000, 900)]
+    listed.write_text("0::/of/the/host\n")
+    assert list(_of_groups(tmp_path, listed)) == [], "in a container, whose own folder is the root"
+    write(tmp_path / "memory" / "job", {"memory.limit_in_bytes": "2000", "memory.usage_in_bytes": "10"})
+    (tmp_path / "memory" / "memory.limit_in_bytes").write_text("9223372036854771712")
+    (tmp_path / "memory" / "memory.usage_in_bytes").write_text("50")
+    listed.write_text("12:cpuset:/job\n4:cpu,memory:/job\n0::/\n")
+    assert list(_of_groups(tmp_path, listed)) == [(2000, 10), (9223372036854771712, 50)]
+    assert list(_of_groups(tmp_path, tmp_path / "nowhere")) == []
+
+
+@pytest.mark.slow
+def test_the_bound_of_a_process() -> None:
+    code = (
+        "import resource, torch; from sameday.hardware.memory import free_memory\n"
+        "has = 4096 * int(open('/proc/self/statm').read().split()[0])\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (has + 2**28, has + 2**28))\n"
+        "free, total = free_memory(torch.device('cpu'))\n"
+        "print(0 < free <= 2**28 and total <= has + 2**28)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout == "True\n", done.stderr
