@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -19,7 +18,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
+from sameday.data import loader
 from sameday.data.loader import feed, supply
 from sameday.spec.errors import EXIT_OUT_OF_MEMORY, RunStopped
 from sameday.spec.plan import Plan
@@ -38,6 +39,10 @@ class Made:
 
 def build(job: int) -> list[Made]:
     return [Made(job, os.getpid())]
+
+
+def tensors(job: int) -> list[Tensor]:
+    return [torch.full((4096,), job)]
 
 
 def round_of(plan: Plan, jobs: list[int]) -> set[int]:
@@ -123,7 +128,11 @@ with closing(feed(Plan(workers=2), torch.device("cpu"), [1, 2, 3], lambda _job: 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_worker_that_is_killed_loses_nothing(
-    tmp_path: Path, workers: int, number: int, before: set[multiprocessing.process.BaseProcess]
+    tmp_path: Path,
+    workers: int,
+    number: int,
+    before: set[multiprocessing.process.BaseProcess],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """In the middle of its job, twice: every job's batches come, in order, and the user is told."""
     deadly = {2: tmp_path / "first", 6: tmp_path / "second"}
@@ -137,20 +146,58 @@ def test_a_worker_that_is_killed_loses_nothing(
     how = f"a data worker was ended by {signal.Signals(number).name}"
     how += ", as a system does where memory runs out" if number == signal.SIGKILL else ""
     jobs = list(range(9))
-    with (
-        warnings.catch_warnings(record=True) as told,
-        closing(feed(Plan(workers=workers), CPU, jobs, build_or_die)) as batches,
-    ):
-        warnings.simplefilter("always")
+    with closing(feed(Plan(workers=workers), CPU, jobs, build_or_die)) as batches:
         assert [made.job for made in chain.from_iterable(batches)] == jobs
-    # Newer Pythons warn of every fork of a process with threads, too.
-    assert [text for text in (str(each.message) for each in told) if "use of fork()" not in text] == 2 * [
-        f"{how}: all workers are started again with prefetch 1, and no data is lost"
-    ]
+    again = f"{how}: all workers are started again with prefetch 1, and no data is lost\n"
+    assert capsys.readouterr().err.count(again) == 2
     assert set(multiprocessing.active_children()) <= before
 
 
-def test_a_worker_that_dies_while_nobody_waits_for_it(before: set[multiprocessing.process.BaseProcess]) -> None:
+def test_a_worker_that_dies_after_it_has_sent_a_batch_loses_nothing(
+    before: set[multiprocessing.process.BaseProcess],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A batch's tensors are fetched from the worker when it is received. Its end may be known a moment after that they
+    cannot be."""
+    received, check, alive = list[Tensor](), loader._check_workers, multiprocessing.process.BaseProcess.is_alive
+    looks: dict[str, int] = {"check": 0, "alive": 0}
+
+    def not_yet(what: str) -> bool:
+        looks[what] += 1
+        return looks[what] == 1
+
+    with closing(feed(Plan(workers=1, prefetch=4), CPU, list(range(8)), tensors)) as batches:
+        received += next(batches)
+        [worker] = set(multiprocessing.active_children()) - before
+        time.sleep(0.3)  # the next ones were sent
+        assert worker.pid is not None
+        os.kill(worker.pid, signal.SIGKILL)
+        worker.join()
+        monkeypatch.setattr(loader, "_check_workers", lambda ahead: None if not_yet("check") else check(ahead))
+        monkeypatch.setattr(type(worker), "is_alive", lambda process: not_yet("alive") or alive(process))
+        received += chain.from_iterable(batches)
+    assert [int(each[0]) for each in received] == list(range(8)) and min(looks.values()) > 1
+    assert "ended by SIGKILL" in (said := capsys.readouterr().err) and said.count("no data is lost\n") == 1
+    assert set(multiprocessing.active_children()) <= before
+
+
+def test_what_is_missing_for_a_job_is_no_dead_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "NOTICED", 0.1)
+
+    def missing(job: int) -> list[Made]:
+        raise FileNotFoundError(f"no file for {job}")
+
+    with (
+        closing(feed(Plan(workers=1), CPU, [4], missing)) as batches,
+        pytest.raises(FileNotFoundError, match="no file"),
+    ):
+        list(chain.from_iterable(batches))
+
+
+def test_a_worker_that_dies_while_nobody_waits_for_it(
+    before: set[multiprocessing.process.BaseProcess], capsys: pytest.CaptureFixture[str]
+) -> None:
     """The error must not come in the middle of whatever this process does then."""
     with closing(feed(Plan(workers=2), CPU, list(range(8)), build)) as batches:
         first = [made for _ in range(3) for made in next(batches)]
@@ -158,14 +205,14 @@ def test_a_worker_that_dies_while_nobody_waits_for_it(before: set[multiprocessin
             with contextlib.suppress(ProcessLookupError):
                 os.kill(made.process, signal.SIGKILL)
         time.sleep(0.3)  # here torch's own handler would raise
-        with pytest.warns(UserWarning, match="a data worker was ended by SIGKILL"):
-            rest = list(chain.from_iterable(batches))
+        rest = list(chain.from_iterable(batches))
+    assert "a data worker was ended by SIGKILL" in capsys.readouterr().err
     assert [made.job for made in [*first, *rest]] == list(range(8))
     assert set(multiprocessing.active_children()) <= before
 
 
 def test_a_worker_that_dies_while_another_round_is_waited_for(
-    before: set[multiprocessing.process.BaseProcess],
+    before: set[multiprocessing.process.BaseProcess], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As a training worker does in a validation: the validation goes on, and the training loses nothing."""
     with closing(feed(Plan(workers=1, prefetch=1), CPU, list(range(8)), build)) as train:
@@ -181,8 +228,8 @@ def test_a_worker_that_dies_while_another_round_is_waited_for(
 
         with closing(feed(Plan(workers=1), CPU, [0, 1, 2], kill_the_other)) as validation:
             assert [made.job for made in chain.from_iterable(validation)] == [0, 1, 2]
-        with pytest.warns(UserWarning, match="all workers are started again"):
-            rest = [made.job for made in chain.from_iterable(train)]
+        rest = [made.job for made in chain.from_iterable(train)]
+    assert capsys.readouterr().err.count("all workers are started again") == 1
     assert rest == list(range(1, 8))
     assert set(multiprocessing.active_children()) <= before
 
@@ -195,7 +242,6 @@ def test_workers_that_are_always_killed(before: set[multiprocessing.process.Base
 
     with (
         closing(feed(Plan(workers=1), CPU, [0, 1, 2], die)) as batches,
-        warnings.catch_warnings(action="ignore"),
         pytest.raises(RunStopped) as stopped,
     ):
         list(chain.from_iterable(batches))

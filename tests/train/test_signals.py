@@ -157,11 +157,12 @@ def test_data_workers_that_are_always_killed(home: Path, monkeypatch: pytest.Mon
         return plain(self, step, *more)
 
     words = ("train", "recipe.yaml", "--out", "workers", *SETS)
-    with monkeypatch.context() as patch, pytest.warns(UserWarning, match="all workers are started again"):
+    with monkeypatch.context() as patch:
         patch.setattr(ClassifyTask, "batches", batches)
         said = sameday(home, *words, "--set", "plan.workers=1")
     assert said.code == EXIT_OUT_OF_MEMORY, said.err
-    assert said.err.startswith("data workers were killed 3 times in a row")
+    assert said.err.count("all workers are started again") >= 2
+    assert said.err.splitlines()[-1].startswith("data workers were killed 3 times in a row")
     assert [step for step, _ in checkpoint.steps(home / "workers" / "checkpoints")] == [2, 3]
     assert "resumed from step-000003" in sameday(home, *words).out
     shutil.rmtree(home / "workers" / "checkpoints" / "step-000003")

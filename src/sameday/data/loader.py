@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import gc
 import signal
+import sys
 import threading
-import warnings
+import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Generic, TypedDict, TypeVar
 
@@ -16,8 +17,15 @@ from torch.utils.data import DataLoader, Dataset
 from sameday.data.feed import Feed
 from sameday.spec.errors import EXIT_FAILED, EXIT_OUT_OF_MEMORY, RunStopped
 from sameday.spec.plan import Plan
+from sameday.spec.words import tell
 
 Job = TypeVar("Job")
+
+SENDER_GONE = (ConnectionError, EOFError, FileNotFoundError)
+"""What it raises to receive a batch whose worker has died since it was sent: tensors are fetched from the worker."""
+
+NOTICED = 2.0
+"""Seconds in which the death of such a worker is known."""
 
 TRIES = 3
 """Times in a row that workers may be killed without a batch in between."""
@@ -91,7 +99,7 @@ def stream(
                     alone=True,
                 ) from None
             prefetch = 1
-            warnings.warn(f"{killed}: all workers are started again with prefetch 1, and no data is lost", stacklevel=2)
+            tell(f"{killed}: all workers are started again with prefetch 1, and no data is lost", sys.stderr)
         finally:
             # Workers ignore the signal that Python's own exit would send them, and it would wait for them for ever.
             ahead._shutdown_workers()
@@ -128,6 +136,12 @@ def _next(ahead: Any) -> list[Any] | None:
         return batches
     except RuntimeError:
         _check_workers(ahead)
+        raise
+    except SENDER_GONE:
+        until = time.monotonic() + NOTICED
+        while time.monotonic() < until:
+            _check_workers(ahead)
+            time.sleep(0.05)
         raise
     finally:
         if listens:
