@@ -29,6 +29,7 @@ from sameday.models import compiled
 from sameday.models.build import load_model
 from sameday.models.compiled import Compiled
 from sameday.models.vision_bdh import VisionBDH
+from sameday.record.manifest import write_manifest
 from sameday.spec.errors import EXIT_OUT_OF_MEMORY, BadInput, RunStopped
 from sameday.spec.plan import Plan
 from sameday.tasks.classify.setup import ClassifySetup
@@ -142,6 +143,18 @@ def test_a_saved_model_is_loaded_without_its_recipe(home: Path, tmp_path: Path) 
     other = sets.make_task(home, sets.tiny_recipe(seed=6))
     other.restore(tmp_path)
     assert all(torch.equal(a, b) for a, b in zip(other.trained().values(), task.trained().values(), strict=True))
+
+
+def test_a_saved_model_that_is_not_what_was_written_is_not_loaded(home: Path, tmp_path: Path) -> None:
+    sets.make_task(home, sets.tiny_recipe(seed=5)).save(tmp_path)
+    write_manifest(tmp_path, sorted(tmp_path.iterdir()))
+    load_model(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    damaged = bytearray(weights.read_bytes())
+    damaged[-1] ^= 0x7F
+    weights.write_bytes(damaged)
+    with pytest.raises(BadInput, match=f"^{tmp_path}: model.safetensors is not what was written$"):
+        load_model(tmp_path)
 
 
 def test_the_readme_of_a_saved_model_asks_it(

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from sameday.models.vision_bdh import VisionBDH
 from sameday.models.vit import ViT
+from sameday.record.manifest import MANIFEST, fault
 from sameday.spec.errors import BadInput
 from sameday.spec.identity import as_before
 from sameday.spec.vision import BdhModel, VitModel
@@ -77,6 +78,8 @@ def load_model(folder: Path | str) -> tuple[VisionModel, dict[str, Any]]:
     """A trained model from its folder, in evaluation mode, with what was saved about it: the names of the classes, and
     how pixels between 0 and 1 are normalised."""
     folder = Path(folder)
+    if (folder / MANIFEST).exists() and (why := fault(folder)) is not None:
+        raise BadInput(f"{folder}: {why}")
     about = json.loads((folder / CONFIG).read_text())
     shape: BdhModel | VitModel = as_before(TypeAdapter(BdhModel | VitModel).validate_python(about.pop("model")))
     model = build_model(shape, about["image_size"], len(about["classes"]), seed=0)

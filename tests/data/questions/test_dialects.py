@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sameday.data.questions.audit import audit
-from sameday.data.questions.read import Raw, parse_line
+from sameday.data.questions.read import FORMS, Raw, parse_line
 from sameday.data.questions.sample import Message
 
 EXPECTED = Raw(["a.png"], (Message("user", (0, "What is it?")), Message("assistant", ("a cat",))))
@@ -203,3 +204,12 @@ def test_what_is_wrong_is_named(line: Any, reason: str) -> None:
     with pytest.raises(ValueError) as caught:
         parse_line(line)
     assert reason in str(caught.value)
+
+
+def test_the_readme_has_the_keys_of_every_form() -> None:
+    """As errors name them."""
+    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| (plain|messages|LLaVA) \| (.*) \|$", readme, re.MULTILINE))
+    for name, form in zip(("plain", "messages", "LLaVA"), FORMS, strict=True):
+        keys = [key for each in form.strip("{}").split(", ") for key in each.removesuffix("?").split("|")]
+        assert keys and all(f"`{key}`" in rows[name] for key in keys), (name, keys)
