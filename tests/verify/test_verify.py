@@ -25,7 +25,7 @@ from sameday.spec.plan import Plan
 from sameday.train import commit
 from sameday.verify.compare import compare
 from sameday.verify.limits import LIMITS
-from sameday.verify.processes import Arms
+from sameday.verify.processes import Arms, _failed
 from sameday.verify.trace import Trace
 
 CPU: dict[str, Any] = {"device": "cpu"}
@@ -213,6 +213,17 @@ def test_an_arm_that_fails(world: Path) -> None:
     """The reason comes with the exit code, not a traceback of the parent alone."""
     done = verify(world, "float32.yaml", "--plan", "shared.yaml", "--set", "plan.packing=false", code=2)
     assert "attention split is for packed rows" in done.stderr
+
+
+def test_what_an_arm_refuses_is_said_in_its_own_words(tmp_path: Path) -> None:
+    log, said = tmp_path / "log", "image_backend torchvision needs torchvision, which is not installed; pil is allowed"
+    log.write_text(f"a library: a warning\nerror: {said}\nand what follows\n")
+    assert _failed("plan", 2, " in part 1", log) == f"verify: the arm 'plan' cannot run: {said}\nand what follows"
+    assert _failed("plan", 1, " in part 1", log).startswith(
+        "verify: the arm 'plan' failed with exit code 1 in part 1:\n"
+    )
+    log.write_text("usage: python\n")
+    assert _failed("peer", 2, "", log) == "verify: the arm 'peer' failed with exit code 2:\nusage: python"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -37,6 +37,9 @@ START, QUESTIONS = "start", "questions.json"
 PEER = "peer"
 """Instead of a part: the job is another trainer's."""
 
+ERROR = "error: "
+"""How the sentence begins by which an arm refuses what it was given."""
+
 PR_SET_PDEATHSIG = 1
 
 Plant = Callable[[Any, Any], AbstractContextManager[Any]]
@@ -273,7 +276,7 @@ def main(arguments: list[str]) -> int:
         else:
             run_part(Job.read(path), int(part), partial(os.kill, os.getpid(), signal.SIGKILL))
     except BadInput as error:
-        tell(f"error: {error}", sys.stderr)
+        tell(f"{ERROR}{error}", sys.stderr)
         return EXIT_BAD_INPUT
     except RunStopped as stop:
         tell(stop, sys.stderr)

@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sameday.spec.errors import EXIT_OUT_OF_MEMORY, BadInput
+from sameday.spec.errors import EXIT_BAD_INPUT, EXIT_OUT_OF_MEMORY, BadInput
 from sameday.tasks.base import Say
 from sameday.tasks.registry import setup_of
-from sameday.verify.arm import DIED, PEER, Job
+from sameday.verify.arm import DIED, ERROR, PEER, Job
 
 
 class Arms:
@@ -53,8 +53,7 @@ class Arms:
                 code, log = self._process(name, job, part)
             killed = part == 1 and job.trajectory
             if (job.out / DIED).exists() != killed or (code != 0) != killed:
-                tail = "\n".join(log.read_text(errors="replace").splitlines()[-25:])
-                raise BadInput(f"verify: the arm '{name}' failed with exit code {code} in part {part}:\n{tail}")
+                raise BadInput(_failed(name, code, f" in part {part}", log))
             (job.out / DIED).unlink(missing_ok=True)
             did = {
                 (1, True): "gradients, trained until killed",
@@ -71,8 +70,7 @@ class Arms:
         log = out / "log"
         code = self._wait(["-m", "sameday.verify.arm", str(out / "job.json"), PEER], log)
         if code:
-            tail = "\n".join(log.read_text(errors="replace").splitlines()[-25:])
-            raise BadInput(f"verify: the arm '{name}' failed with exit code {code}:\n{tail}")
+            raise BadInput(_failed(name, code, "", log))
         did = "gradients, trained to the end" if job["trajectory"] else "gradients"
         self.say(f"{name}: {did}, {time.perf_counter() - began:.0f} s")
 
@@ -90,3 +88,14 @@ class Arms:
             if self._stopped:
                 process.kill()
             return process.wait()
+
+
+def _failed(name: str, code: int, where: str, log: Path) -> str:
+    """Where an arm refused what it was given, its own sentence."""
+    lines = log.read_text(errors="replace").splitlines()
+    refused = [number for number, line in enumerate(lines) if line.startswith(ERROR)]
+    if code == EXIT_BAD_INPUT and refused:
+        own = "\n".join(lines[refused[-1] :]).removeprefix(ERROR)
+        return f"verify: the arm '{name}' cannot run: {own}"
+    tail = "\n".join(lines[-25:])
+    return f"verify: the arm '{name}' failed with exit code {code}{where}:\n{tail}"

@@ -27,6 +27,7 @@ from sameday.hardware.signals import StopRequest
 from sameday.models.vlm import VisionLanguageModel
 from sameday.spec.errors import EXIT_STOPPED, BadInput, RunStopped
 from sameday.spec.load import resolve_path
+from sameday.spec.writing import check_folder
 from sameday.tasks.base import Say
 from sameday.tasks.setup import Caching
 from sameday.tasks.vqa.cache import coverage, in_folder, settings_of, write_measured
@@ -61,6 +62,7 @@ def fill_cache(setup: Any, session: Any, asked: Caching) -> bool:
         if asked.what != "fill":
             filling.prune(everything=asked.what == "prune all")
             return True
+        check_folder(folder, "plan.cache_dir")
         say(coverage(filling.store, [image.digest for image in filling.images]))
         check_room(filling.store, estimate(filling.store, filling.jobs))
         measured = None if task is None else filling.measure(task, session.steps(task))
