@@ -104,3 +104,30 @@ def test_data_model_and_adapter_are_refused_together(world: Path, monkeypatch: p
     assert "train.jsonl:1: " in said and said.count("model './nothing'") == 1, (
         "the model is refused once, beside the data"
     )
+
+
+FOREIGN = "which task cot does not have"
+
+
+@pytest.mark.parametrize("command", [("train", "recipe.yaml"), ("eval", "recipe.yaml", "--base")])
+def test_fields_of_other_tasks_do_not_hide_what_the_machine_cannot_do(
+    world: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(VqaTask, "load", lambda *_: pytest.fail("the model is loaded"))
+    write_recipe(world, "model", task="cot")
+    (world / "plan.yaml").write_text(
+        "device: cpu\ncuda_graphs: true\nmicro_batch: 3\nprefetc: 2\nworkers: 255\nlora_kernel: triton\n"
+        "embeddings_on: host\n"
+    )
+    said = refused(world, *command, "--plan", "plan.yaml").splitlines()
+    assert said[0].startswith("plan.yaml:4: prefetc is not a key here; nearest: prefetch")
+    assert sorted(line.split(" is ")[0] for line in said[1:3]) == [
+        "plan.yaml:2: cuda_graphs",
+        "plan.yaml:3: micro_batch",
+    ]
+    assert all(FOREIGN in line for line in said[1:3])
+    assert said[3].startswith("plan.workers 255: each is a process with memory of its own, and this machine has ")
+    assert said[4].startswith("plan.lora_kernel triton needs ")
+    assert said[5].startswith("plan.embeddings_on host spares ")
+    assert len(said) == 6

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from sameday.commands.session import Session, Specs, note_stop, prepare_environment
+from sameday.commands.session import Session, Specs, all_of_a_plan, note_stop, prepare_environment
 from sameday.commands.stages import evaluate_stages, own_models
 from sameday.record.folder import RunFolder, default_path, stage_folders
 from sameday.record.lock import Lock
@@ -304,14 +304,16 @@ def read_request(asked: Request) -> tuple[RunFolder | None, Specs]:
         run = RunFolder.read(path)
         recipe, home = specs.recipe, specs.home  # of one fingerprint, and how to evaluate may be newer
     if asked.plan is not None:
-        plan = load_plan(asked.plan, recipe=recipe)
+        with all_of_a_plan(home):
+            plan = load_plan(asked.plan, recipe=recipe)
     else:
         plan = setup_of(recipe, home).for_evaluation(run.plan)
         cores = len(os.sched_getaffinity(0))  # the machine that trained may have had more
         plan = plan.model_copy(update={"workers": min(plan.workers, cores)})
     own, plan_sets = split_sets(asked.sets)
     refuse(f"--set {each}: {run.path} was trained by its recipe; only plan.KEY may be set" for each in own)
-    set_ = load_plan(None, plan_sets, recipe)
+    with all_of_a_plan(home):
+        set_ = load_plan(None, plan_sets, recipe)
     fields = {each.partition("=")[0].split(".")[1].strip() for each in plan_sets}
     return run, Specs(recipe, home, plan.model_copy(update={name: getattr(set_, name) for name in fields}))
 

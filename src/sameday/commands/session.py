@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sameday.record.folder import RunFolder
 from sameday.record.times import Spent
 from sameday.spec.errors import EXIT_OUT_OF_MEMORY, BadInput, NothingToLearn, RunStopped, refuse
-from sameday.spec.load import load_specs
+from sameday.spec.load import BadPlan, load_specs
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.spec.sets import split_sets
@@ -53,9 +53,11 @@ class Specs:
 
     @classmethod
     def from_files(cls, recipe_path: Path, plan_path: Path | None, sets: Sequence[str]) -> Specs:
-        recipe, plan = load_specs(recipe_path, plan_path, sets)
+        home = recipe_path.resolve().parent
+        with all_of_a_plan(home):
+            recipe, plan = load_specs(recipe_path, plan_path, sets)
         fixed = {text.partition("=")[0].split(".")[1].strip() for text in split_sets(sets)[1]}
-        return cls(recipe, recipe_path.resolve().parent, plan, plan_path is None, tuple(sorted(fixed)))
+        return cls(recipe, home, plan, plan_path is None, tuple(sorted(fixed)))
 
     def first_stage(self, say: Say) -> Specs:
         """For commands that look at a single training."""
@@ -247,6 +249,27 @@ def resolve(plan: Plan, setup: TaskSetup, machine: Machine) -> Resolved:
         problems.append(str(error))
     refuse(problems)
     return resolved
+
+
+@contextmanager
+def all_of_a_plan(home: Path) -> Iterator[None]:
+    """What is wrong with a plan wherever it runs is told together with what this machine cannot do of the rest."""
+    try:
+        yield
+    except BadPlan as bad:
+        here = [] if bad.recipe is None else _problems_here(bad.rest, setup_of(bad.recipe, home))
+        raise BadInput("\n".join([str(bad), *here])) from None
+
+
+def _problems_here(plan: Plan, setup: TaskSetup) -> list[str]:
+    prepare_environment(plan)
+    from sameday.hardware.machine import detect_machine, device_kind
+
+    try:
+        resolve(plan, setup, detect_machine(device_kind(plan)))
+    except BadInput as error:
+        return str(error).splitlines()
+    return []
 
 
 def prepare_environment(plan: Plan) -> None:

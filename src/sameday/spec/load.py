@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from sameday.spec.document import Document, parsed, read_document, show
-from sameday.spec.errors import BadInput, refuse
+from sameday.spec.errors import BadInput
 from sameday.spec.explain import shown, validate
 from sameday.spec.identity import as_before
 from sameday.spec.plan import Plan, foreign
@@ -21,6 +21,18 @@ from sameday.spec.sets import divided, split_sets
 Spec = TypeVar("Spec", bound=Strict)
 Made = TypeVar("Made")
 KeyPath = tuple[Any, ...]
+
+
+class BadPlan(BadInput):
+    """A plan that is wrong whatever machine it runs on. `rest` is what is good of it, which the machine may not be able
+    to follow either, and `recipe` what it was for; None where that is wrong too."""
+
+    def __init__(self, text: str, rest: Plan, recipe: Recipe | None) -> None:
+        super().__init__(text, rest, recipe)
+        self.rest, self.recipe = rest, recipe
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 def _apply_sets(document: Document, sets: Sequence[str]) -> list[str]:
@@ -83,6 +95,8 @@ def _unless(problems: Sequence[str], make: Callable[[], Made]) -> Made:
     """What is made, unless there are problems, or come up now: all of them are told together."""
     try:
         made = make()
+    except BadPlan as error:
+        raise BadPlan("\n".join([*problems, str(error)]), error.rest, error.recipe) from None
     except BadInput as error:
         problems = [*problems, str(error)]
     if problems:
@@ -147,9 +161,10 @@ def _plan_of(document: Document, recipe: Recipe | type[Recipe] | None) -> Plan:
         lines.append(str(error))
         plan = Plan(**{name: value for name, value in document.values.items() if _is_good(name, value)})
     problems = foreign(plan, recipe) if recipe is not None else {}
-    refuse(
-        [*lines, *(f"{document.place((k,))}: {k} is {shown(getattr(plan, k))}; {why}" for k, why in problems.items())]
-    )
+    lines += [f"{document.place((k,))}: {k} is {shown(getattr(plan, k))}; {why}" for k, why in problems.items()]
+    if lines:
+        rest = plan.model_copy(update={name: getattr(Plan(), name) for name in problems})
+        raise BadPlan("\n".join(lines), rest, recipe if isinstance(recipe, Recipe) else None)
     return plan
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sameday.commands.session import Session, Specs, resolve
+from sameday.commands.session import Session, Specs, all_of_a_plan, resolve
 from sameday.spec.errors import BadInput
 from sameday.spec.load import load_plan
 from sameday.spec.plan import Claim, Plan, changed
@@ -45,7 +45,8 @@ def verify_plan(asked: Asked, say: Say) -> Report:
     recipe, plan, home = session.recipe, session.plan, session.home
     for choice in session.choices() if specs.automatic else ():
         say(choice)
-    against = load_plan(asked.against, (), recipe) if asked.against is not None else plain_beside(plan)
+    with all_of_a_plan(home):
+        against = load_plan(asked.against, (), recipe) if asked.against is not None else plain_beside(plan)
     resolve(against, session.setup, session.machine)  # before an arm has run for minutes
     fields = changed(against, plan, recipe.dropout > 0)
     same_masks = all(claim != "statistical" for *_, claim in fields.values())
