@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from sameday.spec import limits
 from sameday.spec.errors import EXIT_BAD_INPUT, EXIT_DISK_FULL, BadInput, RunStopped
 from sameday.spec.words import tell
 
@@ -17,6 +18,17 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _whole(bound: limits.Bound, help: str, least: int | None = None) -> Any:
+    """An option that is a whole number. typer's own refusal of a large one has no reason."""
+
+    def checked(option: typer.CallbackParam, value: int | None) -> int | None:
+        bound.check(option.opts[0], value)
+        return value
+
+    return typer.Option(min=least, help=help, callback=checked)
+
 
 Sets = Annotated[
     list[str],
@@ -40,10 +52,10 @@ def train(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder. Default: runs/NAME-FINGERPRINT.")] = None,
     sets: Sets = [],  # noqa: B006 (typer reads it, nothing changes it)
-    max_steps: Annotated[int | None, typer.Option(help="Short for --set recipe.max_steps=N.")] = None,
-    limit: Annotated[int | None, typer.Option(help="Short for --set recipe.data.limit=N.")] = None,
+    max_steps: Annotated[int | None, _whole(limits.RUN_STEPS, "Short for --set recipe.max_steps=N.")] = None,
+    limit: Annotated[int | None, _whole(limits.SAMPLES, "Short for --set recipe.data.limit=N.")] = None,
     stop_after: Annotated[
-        int | None, typer.Option(min=1, help="Stop at this step, saved; the same command without it goes on.")
+        int | None, _whole(limits.RUN_STEPS, "Stop at this step, saved; the same command without it goes on.", least=1)
     ] = None,
     on_bad: Annotated[
         Literal["stop", "skip"] | None, typer.Option(help="Short for --set recipe.data.on_bad=….")
@@ -104,7 +116,7 @@ def evaluate(
         typer.Option("--cascade/--no-cascade", help="Answers of earlier stages go into the prompts of later ones."),
     ] = None,
     max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, max=32768, help="Longest answer, in tokens. Default: 64.")
+        int | None, _whole(limits.NEW_TOKENS, "Longest answer, in tokens. Default: 64.", least=1)
     ] = None,
     scores_only: Annotated[bool, typer.Option("--scores-only", help="Generate no answers.")] = False,
     sets: Sets = [],  # noqa: B006 (typer reads it, nothing changes it)
@@ -186,12 +198,14 @@ def verify(
         Path | None,
         typer.Option(help="The plan it must equal, or `transformers`: a plain loop of it and PEFT. Default: plain."),
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps of each arm, at least 4. Default: 8.")] = None,
+    steps: Annotated[int | None, _whole(limits.VERIFIED_STEPS, "Steps of each arm, at least 4. Default: 8.")] = None,
     precision: Annotated[
         Literal["float32", "bf16"] | None,
         typer.Option(help="Compare in this format. Default: the recipe's; against transformers float32."),
     ] = None,
-    ranks: Annotated[int | None, typer.Option(min=1, help="Processes that the plan's arm runs on. Default: 1.")] = None,
+    ranks: Annotated[
+        int | None, _whole(limits.RANKS, "Processes that the plan's arm runs on. Default: 1.", least=1)
+    ] = None,
     sets: Sets = [],  # noqa: B006 (typer reads it, nothing changes it)
     recipes: Annotated[
         bool, typer.Option("--recipes", help="Finished runs of different recipes: compare metrics over seeds.")
@@ -211,8 +225,8 @@ def profile(
     plan: Annotated[
         Path | None, typer.Option(help="How it is run (YAML). Without it: chosen for this machine.")
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Steps that are timed.")] = 20,
-    warmup: Annotated[int, typer.Option(min=1, help="Steps before them.")] = 5,
+    steps: Annotated[int, _whole(limits.TIMED_STEPS, "Steps that are timed.", least=1)] = 20,
+    warmup: Annotated[int, _whole(limits.WARM_UP_STEPS, "Steps before them.", least=1)] = 5,
     trace: Annotated[
         Path | None, typer.Option(help="Write a trace of a few steps here (.json, .json.gz), for ui.perfetto.dev.")
     ] = None,
@@ -307,7 +321,9 @@ SuiteOut = Annotated[Path | None, typer.Option("--out", help="Folder of all jobs
 def suite_plan(
     path: SuitePath,
     out: SuiteOut = None,
-    gpus: Annotated[int | None, typer.Option(min=0, help="Plan for so many, there or not. Default: as run.")] = None,
+    gpus: Annotated[
+        int | None, _whole(limits.GPUS, "Plan for so many, there or not. Default: as run.", least=0)
+    ] = None,
     measure: Annotated[
         bool, typer.Option("--measure", help="Time some steps of trainings that no record tells the pace of.")
     ] = False,
@@ -331,7 +347,7 @@ def suite_plan(
 def suite_run(
     path: SuitePath,
     out: SuiteOut = None,
-    gpus: Annotated[int | None, typer.Option(min=0, help="GPUs to use. Default: the suite's, or all.")] = None,
+    gpus: Annotated[int | None, _whole(limits.GPUS, "GPUs to use. Default: the suite's, or all.", least=0)] = None,
     again: Annotated[
         list[str], typer.Option(metavar="JOB", help="Do this job anew, and all that wait for it; the old one is kept.")
     ] = [],  # noqa: B006 (typer reads it, nothing changes it)
@@ -419,7 +435,7 @@ def suite_watch(
     host: Annotated[
         str, typer.Option(help="Address to listen at. Others than 127.0.0.1 can be reached by others.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8765,
+    port: Annotated[int, _whole(limits.PORTS, "0: any that is free.", least=0)] = 8765,
 ) -> None:
     """One live page about a suite, for a browser: graph, curves, GPUs, deadline, logs. It only looks."""
     from sameday.suite.page.watch import watch

@@ -3,15 +3,20 @@ of the machine."""
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
+import typer
 from pydantic import BaseModel
 from typed import refused
 
+from sameday.cli import app
 from sameday.commands.session import Specs
 from sameday.spec.classify import ClassifyRecipe
 from sameday.spec.errors import BadInput
@@ -20,6 +25,7 @@ from sameday.spec.load import load_plan, load_recipe
 from sameday.spec.plan import Plan
 from sameday.spec.reading import SPEC, read_file
 from sameday.spec.registry import RECIPES
+from sameday.spec.suite import Suite
 
 ASKED = "model: tiny\ndata: {train: t}\n"
 IMAGES = "task: classify\ndata: {path: set}\n"
@@ -133,13 +139,77 @@ BOUNDED_OTHERWISE = {
 
 
 def test_no_whole_number_is_without_a_bound_and_each_bound_has_its_reason() -> None:
-    specs: list[type[BaseModel]] = [Plan, *RECIPES.values()]
+    specs: list[type[BaseModel]] = [Plan, Suite, *RECIPES.values()]
     for name, field in (each for spec in specs for each in counts_of(spec)):
         bound = [limit.le for limit in field.metadata if hasattr(limit, "le")]
         if not bound:
             assert name in BOUNDED_OTHERWISE, f"{name} takes any number"
         else:
             assert field.json_schema_extra["why_at_most"] and bound[0] <= 2**63 - 1, name
+
+
+def whole_options(group: typer.Typer, *words: str) -> Iterator[tuple[str, ...]]:
+    """Every option of every command that takes a whole number, as words that are typed before the number."""
+    for inner in group.registered_groups:
+        assert inner.typer_instance is not None and isinstance(inner.name, str)
+        yield from whole_options(inner.typer_instance, *words, inner.name)
+    for command in group.registered_commands:
+        function = command.callback
+        assert function is not None
+        kinds = get_type_hints(function)
+        needed = [
+            {"kind": "--kind=pixels", "out": "--out=x"}.get(name, "x")
+            for name, parameter in inspect.signature(function).parameters.items()
+            if parameter.default is inspect.Parameter.empty
+        ]
+        for name, kind in kinds.items():
+            if kind is int or int in get_args(kind):
+                yield (*words, command.name or function.__name__, *needed, f"--{name.replace('_', '-')}")
+
+
+WHOLE_OPTIONS = [*whole_options(app)]
+
+
+def test_whole_options_are_found() -> None:
+    found = {(*words[: 1 + (words[0] == "suite")], words[-1]) for words in WHOLE_OPTIONS}
+    assert {("profile", "--warmup"), ("verify", "--steps"), ("suite", "plan", "--gpus")} <= found
+
+
+@pytest.mark.parametrize("words", WHOLE_OPTIONS, ids=" ".join)
+def test_no_whole_number_that_is_typed_is_without_a_bound(folder: Path, words: tuple[str, ...]) -> None:
+    """Said before anything is read: none of the files is there."""
+    said = re.fullmatch(rf"{words[-1]} {10**30}: [a-z].*[a-z]; at most (\d+)", refused(folder, *words, str(10**30)))
+    assert said and int(said[1]) < 2**31
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("profile x --steps 1000000000", "the times of every step are held in memory; at most 10000"),
+        ("profile x --warmup 10001", "none of them is timed, and a run's own warm-up is of a few; at most 10000"),
+        ("suite plan x --gpus 1000000000", "no suite has more; at most 1024"),
+        ("eval x --max-new-tokens 32769", "room for so many is kept for each question that is answered at once; at"),
+        ("suite watch x --port 65536", "ports have 16 bits; at most 65535"),
+    ],
+)
+def test_silly_numbers_that_are_typed(folder: Path, words: str, said: str) -> None:
+    *_, option, number = words.split()
+    assert refused(folder, *words.split()).startswith(f"{option} {number}: {said}")
+
+
+def test_silly_numbers_of_a_suite(folder: Path) -> None:
+    Path("recipe.yaml").write_text(ASKED)
+    Path("suite.yaml").write_text(
+        "gpus: 1000000000\njobs:\n  a: {do: train, recipe: recipe.yaml, gpu: 1024}\n"
+        "  b: {do: train, recipe: recipe.yaml, gpus: 100000, nodes: 100000}\n"
+    )
+    assert refused(folder, "suite", "plan", "suite.yaml").splitlines() == [
+        "suite.yaml:1: gpus is 1000000000; must be less than or equal to 1024: no suite has more",
+        "suite.yaml:3: jobs.a.gpu is 1024; must be less than or equal to 1023: they are counted from 0, and no suite "
+        "has more",
+        "suite.yaml:4: jobs.b.gpus is 100000; must be less than or equal to 1024: no suite has more",
+        "suite.yaml:4: jobs.b.nodes is 100000; must be less than or equal to 1024: no suite has more",
+    ]
 
 
 def test_usual_numbers_are_far_from_the_bounds(folder: Path) -> None:

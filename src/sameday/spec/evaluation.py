@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from sameday.spec.limits import at_most
+from sameday.spec.limits import NEW_TOKENS, at_most
 from sameday.spec.recipe import Strict
 
 FINDINGS, QUESTION = "{findings}", "{question}"
@@ -24,7 +24,7 @@ class Evaluation(Strict):
     max_new_tokens: int = Field(
         64,
         ge=1,
-        **at_most(32768, "room for so many is kept for each question that is answered at once"),
+        **at_most(*NEW_TOKENS),
         description="An answer that has not ended by then is cut.",
     )
     context: str = Field(

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from sameday.spec.document import Document, read_document
 from sameday.spec.errors import BadInput, refuse
 from sameday.spec.explain import validate
-from sameday.spec.limits import at_most
+from sameday.spec.limits import GPU_NUMBERS, GPUS, at_most
 from sameday.spec.recipe import Strict
 
 Kind = Literal["cache", "train", "eval", "tune"]
@@ -93,9 +93,14 @@ class SuiteJob(Strict):
     plan: str | None = Field(None, description="Path of a plan, or the name of a tune job, whose plan is taken.")
     set: tuple[str, ...] = Field((), description="As --set takes it, after the suite's own.")
     after: tuple[str, ...] = Field((), description="Jobs that must be done before, besides `of` and `plan`.")
-    gpus: int = Field(1, ge=0, **at_most(1024, "no suite has more"), description="0: a CPU is enough.")
-    gpu: int | None = Field(None, ge=0, description="This GPU and no other, on this machine.")
-    nodes: int = Field(1, ge=1, **at_most(1024, "no suite has more"), description="SLURM: `gpus` on each of them.")
+    gpus: int = Field(1, ge=0, **at_most(*GPUS), description="0: a CPU is enough.")
+    gpu: int | None = Field(
+        None,
+        ge=0,
+        **at_most(*GPU_NUMBERS),
+        description="This GPU and no other, on this machine.",
+    )
+    nodes: int = Field(1, ge=1, **at_most(*GPUS), description="SLURM: `gpus` on each of them.")
     expected: Duration | None = Field(None, description="How long it takes, where the user knows better.")
     kind: Literal["pixels", "features"] | None = Field(None, description="cache: of what.")
     split: Literal["train", "val", "test"] | None = Field(None, description="eval: which part of the data.")
@@ -145,7 +150,7 @@ class Suite(Strict):
 
     name: str | None = Field(None, description="Default: the file's.")
     deadline: Duration | None = Field(None, description="For all of it, from when it is run first.")
-    gpus: int | None = Field(None, ge=0, description="Of this machine that it may use. Default: all; 0: none.")
+    gpus: int | None = Field(None, ge=0, **at_most(*GPUS), description="That it may use here. Default: all; 0: none.")
     at_once: int = Field(1, ge=1, **at_most(256, "a machine"), description="Jobs at once that use no GPU.")
     plan: str | None = Field(None, description="Of all jobs that name none.")
     set: tuple[str, ...] = ()

@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from sameday.commands.session import Session, Specs, all_of_a_plan, resolve
-from sameday.spec.errors import BadInput
+from sameday.spec.limits import RANKS
 from sameday.spec.load import load_plan
 from sameday.spec.plan import Claim, Plan, changed
 from sameday.verify.peer.run import NAME, verify_against_peer
 from sameday.verify.processes import Arms, Say
 from sameday.verify.report import Report
 from sameday.verify.trial import Trial, make_trial, needs_reference, plain_beside, reference_job
-
-MOST_RANKS = 64
 
 
 @dataclass(frozen=True)
@@ -35,8 +33,7 @@ class Asked:
 
 
 def verify_plan(asked: Asked, say: Say) -> Report:
-    if asked.ranks > MOST_RANKS:
-        raise BadInput(f"--ranks {asked.ranks}: each is a process with the whole model in memory; at most {MOST_RANKS}")
+    RANKS.check("--ranks", asked.ranks)
     if asked.against == Path(NAME):
         return verify_against_peer(asked.recipe, asked.plan, asked.sets, asked.steps, asked.precision, asked.ranks, say)
     specs = Specs.from_files(asked.recipe, asked.plan, asked.sets).first_stage(say)

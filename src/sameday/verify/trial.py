@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from sameday.spec.errors import BadInput
+from sameday.spec.limits import VERIFIED_STEPS
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.verify.arm import Job
 
-LEAST_STEPS, MOST_STEPS = 4, 1000
+LEAST_STEPS = 4
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,7 @@ def make_trial(recipe: Recipe, steps: int, precision: str | None = None, dropout
     """`dropout` stays on where all arms draw the same masks."""
     if steps < LEAST_STEPS:
         raise BadInput(f"--steps {steps}: must be at least {LEAST_STEPS}, for two epochs, a kill and a resume")
-    if steps > MOST_STEPS:
-        raise BadInput(f"--steps {steps}: the weights of every step are recorded; at most {MOST_STEPS}")
+    VERIFIED_STEPS.check("--steps", steps)
     per_epoch, batch = steps // 2, recipe.effective_batch
     warm = recipe.warmup_ratio if recipe.warmup_steps is None else recipe.warmup_steps
     changes: dict[str, Any] = {"max_steps": steps, "warmup_ratio": 0.0, "warmup_steps": 2 if warm else None}
