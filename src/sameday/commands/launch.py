@@ -21,7 +21,7 @@ from sameday.spec.evaluation import Evaluation
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe, differences
 from sameday.spec.words import count, tell
-from sameday.tasks.base import Task
+from sameday.tasks.base import Say, Task
 from sameday.tasks.registry import setup_of
 from sameday.tasks.setup import TRAINING, Caching
 
@@ -142,11 +142,13 @@ def splits_of(specs: Specs, evaluation: Evaluation | None) -> tuple[str, ...]:
 def check_batch(session: Session, whole: bool = True) -> None:
     """Steps of fewer samples than the recipe says would be another recipe's. A stage, which is not the `whole` run, may
     have few samples, and is told of."""
-    recipe, there = session.recipe, session.audited.sizes["train"]
+    refuse_few(session.recipe, session.audited.sizes["train"], whole, session.say)
+
+
+def refuse_few(recipe: Recipe, there: int, whole: bool, say: Say) -> None:
+    """The same of so many samples."""
     if recipe.effective_batch > there and not whole:
-        session.say(
-            f"few {recipe.sample}s: each step has {there}, fewer than recipe.effective_batch {recipe.effective_batch}"
-        )
+        say(f"few {recipe.sample}s: each step has {there}, fewer than recipe.effective_batch {recipe.effective_batch}")
     elif (problem := too_few(recipe, there)) is not None:
         raise BadInput(problem)
 
@@ -203,4 +205,6 @@ def cache_from_files(recipe_path: Path, plan_path: Path | None, sets: Sequence[s
     if asked.kind == "pixels" and not asked.measure:
         specs = replace(specs, automatic=False)  # no step is computed, and all cores may decode
     with closing(Session.start(specs, tell, splits=(*TRAINING, "test"))) as session:
+        if asked.times_steps:
+            check_batch(session, whole=not specs.recipe.stage_recipes())
         return session.setup.fill_cache(session, asked)

@@ -50,6 +50,8 @@ class Specs:
     plan: Plan
     automatic: bool = False
     fixed: tuple[str, ...] = ()
+    part: bool = False
+    """Whether the recipe is one stage of a run, which may have fewer samples than a step."""
 
     @classmethod
     def from_files(cls, recipe_path: Path, plan_path: Path | None, sets: Sequence[str]) -> Specs:
@@ -68,7 +70,7 @@ class Specs:
             f"the recipe has {len(stages)} stages: this is about the first one, {stages[0].name}; --set "
             "recipe.stages=[] and --set recipe.data.where={...} choose other questions"
         )
-        return replace(self, recipe=stages[0].recipe)
+        return replace(self, recipe=stages[0].recipe, part=True)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from sameday.commands.launch import check_batch
 from sameday.commands.session import Session, Specs
 from sameday.profile import quiet
 from sameday.profile.summary import lines, steps_of, summed_up, wrapped
@@ -39,12 +40,12 @@ def profile(
     check_output("--json", json_path, (recipe_path, plan_path))
     if trace is not None:
         _check_trace(trace, (recipe_path, plan_path, json_path))
-    with closing(
-        Session.start(Specs.from_files(recipe_path, plan_path, sets).first_stage(say), say, splits=TRAINING)
-    ) as session:
+    specs = Specs.from_files(recipe_path, plan_path, sets).first_stage(say)
+    with closing(Session.start(specs, say, splits=TRAINING)) as session:
         from sameday.hardware.peaks import measure
         from sameday.profile.timeline import record, with_fewer_threads
 
+        check_batch(session, whole=not specs.part)
         for choice in session.choices():
             say("\n".join(wrapped(choice)))
         task = session.load()

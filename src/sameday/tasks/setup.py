@@ -55,6 +55,11 @@ class Caching:
     what: Literal["fill", "check", "prune", "prune all"] = "fill"
     measure: bool = False
 
+    @property
+    def times_steps(self) -> bool:
+        """Features come from a model, whose steps are timed in passing."""
+        return self.measure or (self.kind == "features" and self.what == "fill")
+
 
 @dataclass(frozen=True)
 class Resolved:

@@ -17,6 +17,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from sameday.commands.launch import check_batch
 from sameday.commands.session import Session, Specs
 from sameday.hardware.signals import orderly_end
 from sameday.spec.document import dump_yaml
@@ -281,6 +282,7 @@ def _ground(specs: Specs, say: Say) -> Ground:
     # So that nothing asks the driver how many GPUs there are before a trial has a process of its own.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     session = Session.start(specs, say, splits=TRAINING)
+    check_batch(session, whole=not specs.part)
     setup, asked = session.setup, specs.plan
     _forked.set_forkserver_preload([*LOADED, *setup.modules])
     splits = setup.drop_too_long(session.audited.splits)

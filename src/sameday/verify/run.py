@@ -16,7 +16,7 @@ from sameday.spec.plan import Claim, Plan, changed
 from sameday.verify.peer.run import NAME, verify_against_peer
 from sameday.verify.processes import Arms, Say
 from sameday.verify.report import Report
-from sameday.verify.trial import Trial, make_trial, needs_reference, plain_beside, reference_job
+from sameday.verify.trial import Trial, check_data, make_trial, needs_reference, plain_beside, reference_job
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ def verify_plan(asked: Asked, say: Say) -> Report:
     specs = Specs.from_files(asked.recipe, asked.plan, asked.sets).first_stage(say)
     trial = make_trial(specs.recipe, asked.steps, asked.precision)  # refuses too few steps before anything is loaded
     session = Session.start(specs, ranks=asked.ranks)
+    check_data(trial, session, not specs.part, say)
     recipe, plan, home = session.recipe, session.plan, session.home
     for choice in session.choices() if specs.automatic else ():
         say(choice)

@@ -7,10 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sameday.commands.launch import refuse_few
+from sameday.commands.session import Session, silent
 from sameday.spec.errors import BadInput
 from sameday.spec.limits import VERIFIED_STEPS
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
+from sameday.tasks.base import Say
 from sameday.verify.arm import Job
 
 LEAST_STEPS = 4
@@ -49,6 +52,15 @@ def make_trial(recipe: Recipe, steps: int, precision: str | None = None, dropout
         changes["precision"] = precision
     few = {"train": per_epoch * batch - batch // 2, "val": min(32, 2 * batch)}
     return Trial(recipe.model_copy(update=changes), steps, few, per_epoch + 1, dropout)
+
+
+def check_data(trial: Trial, session: Session, whole: bool, say: Say) -> None:
+    """Before an arm is started: whether a step can have as many samples as it says. No more of them are looked at than
+    an arm would read. Of several sets so few may leave out what others have, so that all are counted before a recipe is
+    refused."""
+    setup = session.setup
+    if setup.audit(silent, ("train",), trial.few).sizes["train"] < trial.recipe.effective_batch:
+        refuse_few(trial.recipe, setup.audit(silent, ("train",)).sizes["train"], whole, say)
 
 
 def plain_beside(plan: Plan) -> Plan:

@@ -19,7 +19,7 @@ from sameday.tasks.setup import TaskSetup
 from sameday.verify.arm import QUESTIONS, START, Job
 from sameday.verify.processes import Arms, Say
 from sameday.verify.report import Report
-from sameday.verify.trial import make_trial
+from sameday.verify.trial import check_data, make_trial
 
 NAME = "transformers"
 PRECISION = "float32"
@@ -41,6 +41,7 @@ def verify_against_peer(
     # Chosen and checked for the format that is compared in.
     specs = replace(asked, recipe=asked.recipe.model_copy(update={"precision": trial.recipe.precision}))
     session = Session.start(specs, ranks=ranks)
+    check_data(trial, session, True, say)
     for choice in session.choices() if specs.automatic else ():
         say(choice)
     began = time.perf_counter()
