@@ -473,11 +473,11 @@ def test_a_newer_checkpoint_is_in_another_folder(world: Path, monkeypatch: pytes
     """What is last may be another one once the model is loaded: its folder is then the one that is held."""
     load, held = Session.load, list[Path]()
 
-    def newer(self: Session, *words: Any) -> Any:
+    def newer(self: Session, **more: Any) -> Any:
         held.extend(path.parent for path in world.rglob(".lock"))
         if not (world / "run/checkpoints/step-000003").exists():
             shutil.copytree(world / "run/checkpoints/step-000002", world / "run/checkpoints/step-000003")
-        return load(self, *words)
+        return load(self, **more)
 
     def appended(self: PredictionFile, given: Any) -> None:
         held.extend(path.parent for path in world.rglob(".lock"))

@@ -1,5 +1,5 @@
 """Before a run on a CPU begins: that it is on a CPU, how long it takes at least, and a format that the CPU is slow at.
-What would take days must be asked for."""
+What would take days must be asked for. Other commands say so of what is large."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ import torch
 import worlds
 from hypothesis import given
 from hypothesis import strategies as st
-from typed import refused, sameday
+from typed import refused, sameday, write_recipe
 
 from sameday.commands import outlook
 from sameday.commands.outlook import Outlook, matmul_rate
+from sameday.commands.session import Session
 from sameday.hardware.ranks import Ranks
 from sameday.spec.document import dump_yaml
+from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
 from sameday.tasks.classify.setup import ClassifySetup
 from sameday.tasks.vqa.setup import VqaSetup
+from sameday.tune import command
+from sameday.verify.processes import Arms
 
 pytestmark = pytest.mark.usefixtures("own_signals")
 
@@ -75,6 +79,119 @@ def test_a_format_that_the_cpu_is_slow_at(home: Path, monkeypatch: pytest.Monkey
         assert refused(home, *long).endswith(f"all the same. {sentence}")
     rates["bf16"] = 1e11
     assert "slower" not in sameday(home, *TRAIN, "--set", "recipe.precision=bf16", "--set", "recipe.seed=8", *asked).out
+
+
+ON_QUESTIONS = {
+    "eval": ("eval", "recipe.yaml", "--base", "--split", "val"),
+    "profile": ("profile", "recipe.yaml"),
+    "tune": ("tune", "recipe.yaml", "--minutes", "1", "-o", "found.yaml"),
+    "verify": ("verify", "recipe.yaml"),
+    "verify beside transformers": ("verify", "recipe.yaml", "--against", "transformers"),
+    "cache": ("cache", "recipe.yaml", "--kind", "features"),
+}
+LOADED = "the model would be loaded here"
+
+
+@pytest.fixture
+def asked(tmp_path: Path, tiny_qwen3: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A recipe for questions, on a machine without a GPU, up to where a model is loaded."""
+
+    def stop(*_: object, **__: object) -> None:
+        raise BadInput(LOADED)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(Session, "load", stop)
+    monkeypatch.setattr(Arms, "run", stop)
+    monkeypatch.setattr(command, "_explored", stop)
+    return write_recipe(worlds.write_world(tmp_path, 3, counts=(3, 2), hard=False), tiny_qwen3)
+
+
+@pytest.mark.parametrize("words", ON_QUESTIONS.values(), ids=ON_QUESTIONS)
+def test_whatever_loads_a_large_model_says_that_it_is_on_a_cpu(
+    asked: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    sentence = "device: cpu, because torch finds no GPU here\n"
+    small = sameday(asked, *words)
+    assert small.err.endswith(f"error: {LOADED}\n") and "finds no GPU" not in small.out + small.err
+    monkeypatch.setattr(outlook, "LARGE", 1)
+    large = sameday(asked, *words)
+    assert large.err.endswith(f"error: {LOADED}\n") and (large.out + large.err).count(sentence) == 1
+    typed = sameday(asked, *words, "--set", "plan.device=cpu")
+    assert typed.err.endswith(f"error: {LOADED}\n") and "finds no GPU" not in typed.out + typed.err
+
+
+@pytest.mark.parametrize("words", ON_QUESTIONS.values(), ids=ON_QUESTIONS)
+def test_a_format_that_a_large_model_is_slow_in(
+    asked: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(outlook, "matmul_rate", {"bf16": 1e9, "float32": 2.4e11}.__getitem__)
+    monkeypatch.setattr(outlook, "LARGE", 1)
+    said = sameday(asked, *words, "--set", "recipe.precision=bf16")
+    slow = "bf16 matmuls are about 240 times slower than float32 ones on this CPU: recipe.precision float32 is"
+    assert (slow in said.out + said.err) == ("transformers" not in words), "beside transformers it is float32"
+
+
+@pytest.mark.parametrize("name", [name for name in ON_QUESTIONS if name != "cache"])
+def test_days_of_other_commands_must_be_asked_for(asked: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(outlook, "WORTH_TIMING", 1.0)
+    monkeypatch.setattr(outlook, "matmul_rate", lambda _precision: 10.0)
+    said = refused(asked, *ON_QUESTIONS[name]).splitlines()[-1]
+    assert re.fullmatch(
+        r"plan\.device auto: torch finds no GPU here, and a CPU would take at least about [\d,]+ days \(.*\); "
+        r"--set plan\.device=cpu begins it all the same",
+        said,
+    )
+    begun = sameday(asked, *ON_QUESTIONS[name], "--set", "plan.device=cpu")
+    assert begun.err.endswith(f"error: {LOADED}\n")
+    takes = r"on this CPU (\d+ steps take|the loss of val takes) at least about [\d,]+ days \("
+    assert re.search(takes, begun.out + begun.err)
+
+
+def test_an_evaluation_of_images_is_looked_at_too(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sameday(home, *TRAIN).code == 0
+    monkeypatch.setattr(outlook, "WORTH_TIMING", 1.0)
+    monkeypatch.setattr(outlook, "matmul_rate", lambda _precision: 1e6)
+    said = sameday(home, "eval", "run", "--split", "val")
+    assert said.code == 0 and said.out.startswith(
+        "device: cpu, because torch finds no GPU here\non this CPU the loss of"
+    )
+
+
+STAGES = (*TRAIN, "--set", "recipe.stages=[{name: one, max_steps: 1000}, {name: two, max_steps: 1000}]")
+
+
+def test_stages_are_judged_together(asked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither of them takes a day; what is asked to stop early does not take long."""
+    monkeypatch.setattr(outlook, "WORTH_TIMING", 1.0)
+    total: list[float] = []
+    monkeypatch.setattr(outlook, "matmul_rate", lambda _precision: total[0] if total else 1e18)
+    one_step = r"all stages together take at least about .* \((\S+) FLOP of matmuls at"
+    said = sameday(asked, *STAGES)
+    (flop,) = re.findall(one_step, said.out)
+    total.append(float(flop) / (33 * 3600))  # 33 hours
+    assert re.fullmatch(
+        r"plan\.device auto: torch finds no GPU here, and a CPU would take at least about 33 hours \(.*\); --set "
+        r"plan\.device=cpu begins it all the same",
+        refused(asked, *STAGES),
+    )
+    assert not (asked / "run").exists()
+    for words in (("--stop-after", "1200"), ("--set", "plan.device=cpu")):
+        assert refused(asked, *STAGES, *words) == LOADED
+    assert "33 hours" in refused(asked, *STAGES, "--stop-after", "2000")
+
+
+def test_a_finished_stage_is_not_ahead(tmp_path: Path, tiny_qwen3: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(outlook, "WORTH_TIMING", 1.0)
+    monkeypatch.setattr(outlook, "matmul_rate", lambda _precision: 1e18)
+    write_recipe(worlds.write_world(tmp_path, 3, counts=(3, 2), hard=False), tiny_qwen3)
+    stages = (*TRAIN, "--set", "recipe.stages=[{name: one, max_steps: 1}, {name: two, max_steps: 3}]")
+    together = r"\non this CPU all stages together take at least about 0 seconds \((\S+) FLOP"
+    first = sameday(tmp_path, *stages, "--stop-after", "1")
+    second = sameday(tmp_path, *stages)
+    assert (first.code, second.code) == (75, 0)
+    (one,), (three,) = (re.findall(together, f"\n{each.out}") for each in (first, second))
+    assert float(three) / float(one) == pytest.approx(3, rel=0.1)
 
 
 @given(st.floats(1e6, 1e20), st.floats(1e6, 1e13), st.floats(1e6, 1e13))

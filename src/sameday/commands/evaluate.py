@@ -66,12 +66,12 @@ class Target:
     answers: Path
 
 
-def evaluate(asked: Request, group: Ranks | None = None) -> dict[str, float]:
+def evaluate(asked: Request, group: Ranks | None = None, trained: bool = False) -> dict[str, float]:
     """Ranks share the work; the first one says and records the outcome. A `group` of them may have been joined before,
-    for all stages of a run."""
+    for all stages of a run. What was `trained` just now on a CPU is evaluated there, however long it takes."""
     run, specs = read_request(asked)
     if run is not None and asked.adapter is None and not asked.base and (own := own_models(run.path)):
-        return _evaluate_each(asked, run, specs, own, group)
+        return _evaluate_each(asked, run, specs, own, group, trained)
     setup = setup_of(specs.recipe, specs.home)
     evaluation = _evaluation(asked, setup)
     folder: Path | None = None
@@ -92,7 +92,7 @@ def evaluate(asked: Request, group: Ranks | None = None) -> dict[str, float]:
             ranks.from_first(lambda: _lock(target.answers, alone))
         for choice in session.choices() if run is None else ():
             session.say(choice)
-        task = session.load()
+        task = session.load(splits=None if trained else _outlook(session, evaluation.split))
         for line in task.notes:
             session.say(line)
         if folder is not None and run is not None:
@@ -122,7 +122,7 @@ def evaluate(asked: Request, group: Ranks | None = None) -> dict[str, float]:
 
 
 def _evaluate_each(
-    asked: Request, run: RunFolder, specs: Specs, own: Mapping[str, Path], group: Ranks | None
+    asked: Request, run: RunFolder, specs: Specs, own: Mapping[str, Path], group: Ranks | None, trained: bool
 ) -> dict[str, float]:
     """A run whose stages have models of their own: each on its own questions, and all of their answers in one file."""
     from sameday.evaluate.predictions import METRICS, PREDICTIONS, PredictionFile, read_predictions
@@ -152,7 +152,7 @@ def _evaluate_each(
         if setup.generates and not asked.scores_only:
             group.from_first(lambda: _lock(together_in, alone))
         outs = {folder: None if out is None else out / folder.relative_to(run.path) for folder in own.values()}
-        each = lambda folder: evaluate(replace(typed, what=folder, out=outs[folder]), group)  # noqa: E731
+        each = lambda folder: evaluate(replace(typed, what=folder, out=outs[folder]), group, trained)  # noqa: E731
         made = evaluate_stages(run.path, own, evaluation.split, each, group, out)
         if asked.scores_only or not setup.generates or not group.first:
             return made.scores
@@ -184,6 +184,17 @@ def evaluate_result(session: Session, task: Task, run: RunFolder, evaluation: Ev
         _evaluated(session, task, evaluation, target, spent)
     if session.ranks.first:
         note(run.path, "evaluate", time.perf_counter() - began, split=evaluation.split, parts=spent)
+
+
+def _outlook(session: Session, split: str) -> Any:
+    """Says what an evaluation on a CPU has before it. The data as it was made ready for that, which takes a while."""
+    if session.device.type != "cpu":
+        return None
+    from sameday.commands.outlook import check_scores
+
+    splits = session.ranks.from_first(lambda: session.setup.drop_too_long(session.audited.splits))
+    session.ranks.from_first(lambda: check_scores(session, splits, split))
+    return splits
 
 
 def _check_scores(path: Path) -> None:

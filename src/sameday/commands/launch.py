@@ -207,4 +207,8 @@ def cache_from_files(recipe_path: Path, plan_path: Path | None, sets: Sequence[s
     with closing(Session.start(specs, tell, splits=(*TRAINING, "test"))) as session:
         if asked.times_steps:
             check_batch(session, whole=not specs.recipe.stage_recipes())
+        if asked.loads_model:
+            from sameday.commands.outlook import check_steps
+
+            check_steps(session, session.audited.splits, 0)
         return session.setup.fill_cache(session, asked)

@@ -1,5 +1,5 @@
-"""What a run on a CPU has before it, said before it begins: how long it takes at least, and whether its numeric format
-is one that this CPU is slow at."""
+"""What a command on a CPU has before it, said before a model is loaded: how long it takes at least, and whether its
+numeric format is one that this CPU is slow at."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ import torch
 from sameday.commands.session import Session
 from sameday.hardware.peaks import CPU_SHAPES, Precision, best_seconds, number_format
 from sameday.spec.errors import BadInput
+from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
+from sameday.spec.words import count
+from sameday.tasks.base import Say
 
 WORTH_TIMING = 1e12
 """FLOP from which on a run is worth an estimate: minutes on a few cores."""
@@ -22,6 +25,9 @@ REFUSED = 24 * 3600.0
 """Seconds from which on a CPU must be asked for."""
 SLOW_FORMAT = 4.0
 """Times slower than float32 from which on a numeric format is worth a word."""
+LARGE = 1e9
+"""Numbers of a model from which on a CPU is worth a word, whatever is computed with it."""
+NO_GPU = "torch finds no GPU here"
 BRIEF = 0.2
 """Seconds that timing a matmul takes: long enough for a moment in which no other program is at work."""
 
@@ -59,33 +65,72 @@ class Outlook:
 def check_cpu(session: Session, splits: Any, steps: int | None) -> None:
     """Says what a run of at most so many steps on a CPU has before it; BadInput where nobody asked for a CPU, and it
     would take days."""
-    if session.device.type != "cpu":
-        return
-    flop = _run_flop(session, splits, steps)
-    ahead, why = None, "torch finds no GPU here"
-    precision = session.recipe.precision
-    if flop >= WORTH_TIMING or precision == "bf16":
-        rate = matmul_rate(precision)
-        ahead = Outlook(flop, precision, rate, matmul_rate("float32") if precision == "bf16" else rate)
-    slow = None if ahead is None else ahead.slow_format()
-    if session.plan.device == "auto" and ahead is not None and ahead.seconds > REFUSED:
-        raise BadInput(
-            f"plan.device auto: {why}, and a CPU would take {ahead.estimate()}; --set plan.device=cpu begins it all "
-            f"the same{'' if slow is None else f'. {slow}'}"
-        )
-    if session.plan.device == "auto":
-        session.say(f"device: cpu, because {why}")
-    if ahead is not None and flop >= WORTH_TIMING:
-        session.say(f"on this CPU the run takes {ahead.estimate()}")
-    if slow is not None:
-        session.say(slow)
+    if session.device.type == "cpu":
+        total, step = work_of(session, splits)
+        _say_all(session, min(total, steps or total) * step, "the run takes", session.say)
 
 
-def _run_flop(session: Session, splits: Any, steps: int | None) -> float:
+def check_steps(session: Session, splits: Any, steps: int, say: Say | None = None) -> None:
+    """The same of a few steps that train nothing. Of small models there is nothing to say."""
+    if session.device.type == "cpu":
+        flop = steps * work_of(session, splits)[1] if steps else 0.0
+        _say_large(session, flop, f"{count(steps, 'step')} take", say or session.say)
+
+
+def check_scores(session: Session, splits: Any, split: str) -> None:
+    """The same of the loss of a split, which is the least that an evaluation computes."""
+    if session.device.type == "cpu":
+        # Training goes at least twice as far again to get back to what is trained.
+        flop = session.setup.epoch_flop(session.resolved.plan, {"train": splits[split]}) / 3 if splits.get(split) else 0
+        _say_large(session, flop, f"the loss of {split} takes", session.say)
+
+
+def check_together(plan: Plan, precision: Precision, flop: float, say: Say) -> None:
+    """The same of what is left of all stages of a run, each of which says by itself that it is on a CPU."""
+    ahead = _outlook(flop, precision) if flop >= WORTH_TIMING else None
+    if ahead is not None:
+        _refuse_days(plan, ahead)
+        say(f"on this CPU all stages together take {ahead.estimate()}")
+
+
+def work_of(session: Session, splits: Any) -> tuple[int, float]:
+    """How many steps the whole run has, and the FLOP of each."""
     recipe: Recipe = session.recipe
     an_epoch = -(-session.audited.sizes["train"] // recipe.effective_batch)
     total = recipe.max_steps or recipe.num_epochs * an_epoch
-    return session.setup.epoch_flop(session.resolved.plan, splits) * min(total, steps or total) / an_epoch
+    return total, session.setup.epoch_flop(session.resolved.plan, splits) / an_epoch
+
+
+def _say_large(session: Session, flop: float, what: str, say: Say) -> None:
+    if flop >= WORTH_TIMING or session.setup.parameters() >= LARGE:
+        _say_all(session, flop, what, say)
+
+
+def _say_all(session: Session, flop: float, what: str, say: Say) -> None:
+    precision = session.recipe.precision
+    ahead = _outlook(flop, precision) if flop >= WORTH_TIMING or precision == "bf16" else None
+    if ahead is not None:
+        _refuse_days(session.plan, ahead)
+    if session.plan.device == "auto":
+        say(f"device: cpu, because {NO_GPU}")
+    if ahead is not None and flop >= WORTH_TIMING:
+        say(f"on this CPU {what} {ahead.estimate()}")
+    if ahead is not None and (slow := ahead.slow_format()) is not None:
+        say(slow)
+
+
+def _outlook(flop: float, precision: Precision) -> Outlook:
+    rate = matmul_rate(precision)
+    return Outlook(flop, precision, rate, matmul_rate("float32") if precision == "bf16" else rate)
+
+
+def _refuse_days(plan: Plan, ahead: Outlook) -> None:
+    if plan.device == "auto" and ahead.seconds > REFUSED:
+        slow = ahead.slow_format()
+        raise BadInput(
+            f"plan.device auto: {NO_GPU}, and a CPU would take {ahead.estimate()}; --set plan.device=cpu begins it all "
+            f"the same{'' if slow is None else f'. {slow}'}"
+        )
 
 
 def matmul_rate(precision: Precision) -> float:

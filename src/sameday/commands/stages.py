@@ -62,6 +62,9 @@ class Staged:
     data: dict[str, str]
     files: Files
     without: str | None = None
+    steps: int = 0
+    flop: float = 0.0
+    """Of each step on a CPU; 0 on a GPU."""
 
 
 def train_stages(specs: Specs, out: Path | None, stop_after: int | None) -> dict[str, float]:
@@ -80,7 +83,7 @@ def train_stages(specs: Specs, out: Path | None, stop_after: int | None) -> dict
             from sameday.commands.evaluate import Request, evaluate
 
             began = time.perf_counter()
-            evaluate(Request(path), ranks)
+            evaluate(Request(path), ranks, trained=True)
             if ranks.first:
                 note(path, "evaluate", time.perf_counter() - began)
         return scores
@@ -92,7 +95,7 @@ def _checked(specs: Specs) -> tuple[list[Staged], Plan]:
     """Every stage as far as it can be without training the one before: all that is wrong with any of them is found
     before the first begins."""
     from sameday.commands.launch import check_batch, splits_of
-    from sameday.commands.outlook import check_cpu
+    from sameday.commands.outlook import work_of
 
     needed = splits_of(specs, getattr(specs.recipe, "evaluate", None))
     staged: list[Staged] = []
@@ -104,11 +107,11 @@ def _checked(specs: Specs) -> tuple[list[Staged], Plan]:
             with closing(Session.start(replace(specs, recipe=stage.recipe), silent, splits=needed)) as session:
                 check_batch(session, whole=False)
                 splits = session.setup.drop_too_long(session.audited.splits)
-                check_cpu(session, splits, None)
+                steps, flop = work_of(session, splits) if session.device.type == "cpu" else (0, 0.0)
                 plan = session.plan if not any(each.samples for each in staged) else plan
                 digests = session.setup.data_digests(splits)
                 files = session.setup.data_files(splits)
-                staged.append(Staged(stage, folder, session.audited.sizes, digests, files))
+                staged.append(Staged(stage, folder, session.audited.sizes, digests, files, steps=steps, flop=flop))
         except NothingToLearn as error:
             staged.append(Staged(stage, folder, {}, {}, {}, str(error)))
         except BadInput as error:
@@ -137,6 +140,7 @@ class _Run:
         if ended and self.ranks.from_first(self._has_result):
             self.say(f"finished already: all {len(self.record)} stages are done, in {self.path}")
             return self._last.scores or {}
+        self.ranks.from_first(lambda: self._check_cpu(stop_after))
         try:
             self.ranks.from_first(lambda: opened.append(RunFolder.open(*asked)))
             self.ranks.from_first(self._write)
@@ -223,6 +227,17 @@ class _Run:
     @property
     def _last(self) -> Entry:
         return [entry for entry in self.record if entry.status == FINISHED][-1]
+
+    def _check_cpu(self, stop_after: int | None) -> None:
+        """Of all stages that are left, before the first of them begins: together they may take days."""
+        from sameday.commands.outlook import check_together
+
+        flop, done = 0.0, 0
+        for entry, each in zip(self.record, self.staged, strict=True):
+            left = each.steps if stop_after is None else min(each.steps, max(0, stop_after - done))
+            flop += 0.0 if entry.status == FINISHED else left * each.flop
+            done += entry.steps if entry.status == FINISHED else each.steps
+        check_together(self.plan, self.recipe.precision, flop, self.say)
 
     # Training
 

@@ -42,13 +42,16 @@ def profile(
         _check_trace(trace, (recipe_path, plan_path, json_path))
     specs = Specs.from_files(recipe_path, plan_path, sets).first_stage(say)
     with closing(Session.start(specs, say, splits=TRAINING)) as session:
+        from sameday.commands.outlook import check_steps
         from sameday.hardware.peaks import measure
         from sameday.profile.timeline import record, with_fewer_threads
 
         check_batch(session, whole=not specs.part)
         for choice in session.choices():
             say("\n".join(wrapped(choice)))
-        task = session.load()
+        splits = session.setup.drop_too_long(session.audited.splits)
+        check_steps(session, splits, warmup + steps)
+        task = session.load(splits=splits)
         for note in task.notes:
             say(note)
         say(f"{steps_of(warmup)} to warm up, {steps} to time")

@@ -56,6 +56,10 @@ class Caching:
     measure: bool = False
 
     @property
+    def loads_model(self) -> bool:
+        return self.measure or self.kind == "features"
+
+    @property
     def times_steps(self) -> bool:
         """Features come from a model, whose steps are timed in passing."""
         return self.measure or (self.kind == "features" and self.what == "fill")
@@ -177,6 +181,10 @@ class TaskSetup(ABC):
         """About how many FLOP the matmuls of an epoch of training take at least, for data that is ready to be loaded; 0
         where nobody can say."""
         return 0.0
+
+    def parameters(self) -> int:
+        """About how many numbers the model has; 0 where nobody can say."""
+        return 0
 
     def frozen(self) -> Hashable | None:
         """What names the weights that are loaded and that no training changes: where two recipes have the same, `kept`

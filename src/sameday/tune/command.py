@@ -279,6 +279,8 @@ def _write(option: str, path: Path, text: str) -> None:
 
 
 def _ground(specs: Specs, say: Say) -> Ground:
+    from sameday.commands.outlook import check_steps
+
     # So that nothing asks the driver how many GPUs there are before a trial has a process of its own.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     session = Session.start(specs, say, splits=TRAINING)
@@ -286,6 +288,7 @@ def _ground(specs: Specs, say: Say) -> Ground:
     setup, asked = session.setup, specs.plan
     _forked.set_forkserver_preload([*LOADED, *setup.modules])
     splits = setup.drop_too_long(session.audited.splits)
+    check_steps(session, splits, LEAST + 1)  # of the plain plan alone
     every = choices(setup, session.machine)
     known = [differing(choice, session.resolved) for choice in every if not set(specs.fixed) & set(choice.fields)]
     chosen = {name: getattr(session.plan, name) for choice in known for name in choice.fields}

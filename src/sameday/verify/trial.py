@@ -55,12 +55,19 @@ def make_trial(recipe: Recipe, steps: int, precision: str | None = None, dropout
 
 
 def check_data(trial: Trial, session: Session, whole: bool, say: Say) -> None:
-    """Before an arm is started: whether a step can have as many samples as it says. No more of them are looked at than
-    an arm would read. Of several sets so few may leave out what others have, so that all are counted before a recipe is
-    refused."""
-    setup = session.setup
-    if setup.audit(silent, ("train",), trial.few).sizes["train"] < trial.recipe.effective_batch:
+    """Before an arm is started: whether a step can have as many samples as it says, and what its steps take on a CPU.
+    No more samples are looked at than an arm would read. Of several sets so few may leave out what others have, so that
+    all are counted before a recipe is refused."""
+    from sameday.commands.outlook import check_steps
+
+    setup, batch = session.setup, trial.recipe.effective_batch
+    audited = setup.audit(silent, ("train",), trial.few)
+    if audited.sizes["train"] < batch:
         refuse_few(trial.recipe, setup.audit(silent, ("train",)).sizes["train"], whole, say)
+    if session.device.type == "cpu":
+        few = replace(session, recipe=trial.recipe, audited=audited)
+        # Two arms; a third one is for some formats alone.
+        check_steps(few, setup.drop_too_long(audited.splits), 2 * trial.steps, say)
 
 
 def plain_beside(plan: Plan) -> Plan:

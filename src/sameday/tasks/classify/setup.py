@@ -95,6 +95,9 @@ class ClassifySetup(TaskSetup):
         model = build_model(self.recipe.model, self.recipe.data.image_size, len(pictures.classes), self.recipe.seed)
         return float(count_images(model, len(pictures)).needed.total)
 
+    def parameters(self) -> int:
+        return int(self.recipe.model.parameters())
+
     def load(self, plan: Plan, device: torch.device, splits: Any) -> ClassifyTask:
         from sameday.tasks.classify.task import ClassifyTask
 

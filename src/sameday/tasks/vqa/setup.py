@@ -277,6 +277,12 @@ class VqaSetup(TaskSetup):
         tokens *= seen_in_epoch(samples, [part.weight for part in self.recipe.data.sets]) / len(samples)
         return 2 * matmuls * tokens * language_weights(self.config.get_text_config())
 
+    def parameters(self) -> int:
+        """Of the language model: nearly all of them."""
+        from sameday.tasks.vqa.automatic import language_weights
+
+        return language_weights(self.config.get_text_config())
+
     def load(self, plan: Plan, device: torch.device, splits: Any) -> VqaTask:
         from sameday.tasks.vqa.task import VqaTask
 
