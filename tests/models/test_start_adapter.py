@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -114,6 +115,14 @@ def test_every_tensor_is_there_of_its_shape_and_finite(
 ) -> None:
     change(world.copy(MANIFEST), how)
     assert sentence in world.refusal()
+
+
+def test_of_many_tensors_the_first_few_are_named_with_the_count(world: World) -> None:
+    change(world.copy(MANIFEST), renamed)
+    said, each = world.refusal(), r"base_model\.model\.model\.\S+\.weight"
+    first = rf"{each}, {each}, {each} and {COUNT - 3} more"
+    lacks = rf"{WEIGHTS} lacks {COUNT} of the {COUNT} tensors that the recipe needs: {first}"
+    assert re.search(rf"{lacks}; {WEIGHTS} has {FOREIGN} \({COUNT}\): {first}", said), said
 
 
 def test_files_that_are_not_what_was_written(world: World) -> None:

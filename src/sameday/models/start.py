@@ -34,6 +34,8 @@ ASIDE = frozenset(
 """Settings of PEFT that change nothing about the weights of an adapter. All others must be at their defaults."""
 MOST_NAMES = 8
 """Of a list of layers, that are shown."""
+SHOWN = 3
+"""Tensors with the same fault that are named; a name has about 75 letters, and an adapter has hundreds of them."""
 OWN_STARTS = (True, False, "gaussian", "orthogonal", "eva")
 """Ways to draw new adapters which leave the base model as it is."""
 
@@ -254,7 +256,7 @@ def _wrong_tensors(model: nn.Module, targets: list[str] | str, lora: Lora, folde
     lacking = sorted(needed.keys() - there)
     if lacking:
         which = f"{len(lacking)} of the {len(needed)} tensors that the recipe needs"
-        yield f"{WEIGHTS} lacks {which}: {first_names(lacking)}"
+        yield f"{WEIGHTS} lacks {which}: {first_names(lacking, SHOWN)}"
     for names, what in (
         (sorted(there - needed.keys()), "tensors of no layer that the recipe adapts"),
         (other, "tensors of another shape"),
@@ -262,4 +264,4 @@ def _wrong_tensors(model: nn.Module, targets: list[str] | str, lora: Lora, folde
         (whole, "tensors that are no floating-point numbers"),
     ):
         if names:
-            yield f"{WEIGHTS} has {what} ({len(names)}): {first_names(names)}"
+            yield f"{WEIGHTS} has {what} ({len(names)}): {first_names(names, SHOWN)}"
