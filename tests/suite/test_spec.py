@@ -179,3 +179,13 @@ def test_states(tmp_path: Path) -> None:
     with folder.hold("a") as mine, folder.hold("a") as other:
         assert (mine, other, folder.held("a")) == (True, False, True)
     assert not folder.held("a")
+
+
+def test_the_only_job_is_there_although_it_is_wrong(home: Path) -> None:
+    (home / "night.yaml").write_text("jobs:\n  exp1: {recipe: exp.yaml}\n")
+    with pytest.raises(BadInput) as caught:
+        load_suite(home / "night.yaml")
+    assert str(caught.value) == f"{home / 'night.yaml'}:2: jobs.exp1.do is missing"
+    (home / "night.yaml").write_text("jobs: {}\n")
+    with pytest.raises(BadInput, match=r":1: jobs is \{\}; must have at least 1 item, not 0$"):
+        load_suite(home / "night.yaml")

@@ -84,6 +84,8 @@ class _Problem:
         """As much of it as is not about keys that were taken away, or stood in for."""
         if gone & set(map(str, self.path)):
             return None
+        if gone and self.error["type"] == "too_short":
+            return None  # what was taken away is what it lacks
         if self.error["type"] != "value_error":
             return self
         names = "|".join(map(re.escape, (*gone, STAND_IN)))
