@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sameday.data.problems import KINDS, Problem, grouped, in_lines, report
+from sameday.data.problems import KEPT, KINDS, Problem, grouped, in_lines, report
 
 
 def test_few_problems_are_told_one_by_one() -> None:
@@ -39,8 +39,29 @@ def test_many_of_a_kind_are_counted_and_listed_in_a_file(tmp_path: Path, monkeyp
         "t:6: image 'img6.jpg' not found under /data",
         r"t:7: answer is \ud800 empty",
     ]
-    report(problems[:50], "", Path("t"))
-    assert len(path.read_text().splitlines()) == 50  # the newest list of a file takes the place of the one before
+
+
+def test_each_report_has_a_list_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One command may report several times about one file: for each stage, each split, each of several sets."""
+    monkeypatch.setenv("SAMEDAY_CACHE_HOME", str(tmp_path))
+    problems = [Problem(f"t:{n}", "bad") for n in range(50)]
+    said = [report(problems[:size], "", Path("t")).splitlines()[-1] for size in (50, 40, 50)]
+    listed = [Path(line.partition(" are listed in ")[2]) for line in said]
+    assert said[:2] == [f"all {size} are listed in {path}" for size, path in zip((50, 40), listed, strict=False)]
+    assert [len(path.read_text().splitlines()) for path in listed] == [50, 40, 50] and listed[0] == listed[2]
+
+
+def test_old_lists_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SAMEDAY_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "problems"
+    folder.mkdir()
+    for age in range(KEPT + 5):
+        (folder / f"{age}.txt").touch()
+        os.utime(folder / f"{age}.txt", (1e9 - age, 1e9 - age))
+    where = report([Problem(f"t:{n}", "bad") for n in range(9)], "", Path("t")).splitlines()[-1]
+    left = sorted(folder.iterdir(), key=lambda path: -path.stat().st_mtime)
+    assert where == f"all 9 are listed in {left[0]}" and len(left) == KEPT
+    assert [path.name for path in left[1:]] == [f"{age}.txt" for age in range(KEPT - 1)]
 
 
 def test_a_list_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -500,6 +501,20 @@ def test_one_class_and_all_problems_at_once(tmp_path: Path) -> None:
             shutil.rmtree(tmp_path / "set" / split / name)
     with pytest.raises(BadInput, match="has one class, stripes: there is nothing to tell apart"):
         setup.audit(print)
+
+
+def test_the_bad_images_of_each_split_have_a_list(tmp_path: Path) -> None:
+    write_patterns(tmp_path / "set", train=12, test=4, layout="folders")
+    for split, bad in (("train", 9), ("test", 5)):
+        for number in range(bad):
+            (tmp_path / "set" / split / "rings" / f"broken{number}.png").write_bytes(b"no image")
+    setup = ClassifySetup(sets.tiny_recipe(data={"path": "set", "val": 0}), tmp_path)
+    with pytest.raises(BadInput) as error:
+        setup.audit(print, ("train", "test"))
+    listed = re.findall(r"^all (\d+) are listed in (.+)$", str(error.value), re.MULTILINE)
+    assert {int(count) for count, _ in listed} == {9, 5}
+    for count, path in listed:
+        assert len(Path(path).read_text().splitlines()) == int(count)
 
 
 def test_a_choice_gives_way_to_what_was_asked_for(home: Path) -> None:

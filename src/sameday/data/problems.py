@@ -3,7 +3,9 @@ to a file."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +19,8 @@ SHOWN = 3
 """Problems of one kind that are shown with their places."""
 KINDS = 20
 """Kinds that are shown."""
+KEPT = 100
+"""Lists that are kept, the newest ones."""
 # What differs between problems of one kind: an image's name, a value, a number.
 _VARIES = re.compile(r"""(?<=image )(?:'[^']*'|"[^"]*")|(?<=is )(?:'[^']*'|"[^"]*")|\d+""")
 
@@ -30,8 +34,7 @@ class Problem:
 
 
 def report(problems: Sequence[Problem], heading: str, of: Path) -> str:
-    """The heading, the problems by kind, and where all of them are listed, if not here. `of` is what was checked: its
-    next list takes the place of this one."""
+    """The heading, the problems by kind, and where all of them are listed, if not here. `of` is what was checked."""
     lines, whole = grouped(problems)
     return "\n".join([heading, *lines, *([] if whole else [_write_list(problems, of)])])
 
@@ -61,20 +64,28 @@ def grouped(problems: Sequence[Problem]) -> tuple[list[str], bool]:
 
 
 def _write_list(problems: Sequence[Problem], of: Path) -> str:
-    """In the user's cache folder: a folder of data belongs to the user, and may be read-only."""
+    """In the user's cache folder: a folder of data belongs to the user, and may be read-only. Lists that differ have
+    files of their own: one command may check a file for several splits or stages, or several at once."""
     home, lost = cache_home(), "the whole list could not be written"
     if home is None:
         return f"{lost}: there is no cache folder; SAMEDAY_CACHE_HOME may name one"
-    name = hashlib.blake2b(str(of.absolute()).encode(errors="surrogateescape"), digest_size=6).hexdigest()
-    path = home / "problems" / f"{of.name[:50]}-{name}.txt"
-    text = "".join(f"{problem.where}: {problem.what}\n" for problem in problems)
+    # Half a surrogate may stand in what is told.
+    text = "".join(f"{problem.where}: {problem.what}\n" for problem in problems).encode(errors="backslashreplace")
+    about = os.fsencode(of.absolute()) + b"\0" + text
+    path = home / "problems" / f"{of.name[:50]}-{hashlib.blake2b(about, digest_size=6).hexdigest()}.txt"
     try:
-        # Half a surrogate may stand in what is told.
-        write_text(path, text.encode(errors="backslashreplace").decode())
+        write_text(path, text.decode())
+        _remove_old(path.parent)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         return f"{lost} to {path}: {reason}"
     return f"all {len(problems)} are listed in {path}"
+
+
+def _remove_old(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # another command removes one that is old too
+        for path in sorted(folder.glob("*.txt"), key=lambda path: path.stat().st_mtime)[:-KEPT]:
+            path.unlink(missing_ok=True)
 
 
 def _count(number: int, noun: str) -> str:
