@@ -96,6 +96,47 @@ def test_while_a_step_is_logged(home: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert_same_run(run, home / "reference")
 
 
+CHARTS = """
+import sys, threading, time
+from pathlib import Path
+from processes import largest_file
+from sameday.record.board import Board
+from sameday.spec.errors import RunStopped
+board = Board(Path(sys.argv[1]), 1)
+try:
+    with largest_file(4096):
+        for step in range(1, 1000):
+            board.add("train", {"loss": 1.0}, step)
+            time.sleep(0.001)
+        board._writer.flush()
+except RunStopped as stop:
+    print(stop)
+board.close()
+def other():
+    raise OSError(28, "of another thread")
+thread = threading.Thread(target=other)
+thread.start()
+thread.join()
+"""
+
+
+def test_while_the_charts_thread_writes(tmp_path: Path) -> None:
+    """The library's own traceback of it, which says nothing more, is not shown; that of any other thread is."""
+    done = subprocess.run(
+        [sys.executable, "-c", CHARTS, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert re.fullmatch(
+        rf"no room for a chart in {re.escape(str(tmp_path))}: File too large\. It takes about 100 bytes and [\d,]+ are "
+        r"free: a quota or a limit on files is in the way\. Make room and run again\.\n",
+        done.stdout,
+    ), done.stdout + done.stderr
+    assert done.stderr.count("Traceback") == 1 and "of another thread" in done.stderr, done.stderr
+
+
 def test_before_a_run_has_begun(home: Path) -> None:
     with largest_file(64):
         said = sameday(home, *RUN, "unbegun")

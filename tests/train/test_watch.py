@@ -74,7 +74,7 @@ def test_each_interval_is_one_line(run: RunFolder, capsys: pytest.CaptureFixture
 def test_charts_are_open_before_the_first_step_and_no_step_waits_for_their_file(run: RunFolder) -> None:
     with Watch(run, 10, 1, CPU) as watch:
         watch.starts(0, 1)
-        board, writer = watch.board, watch.board.file_writer.event_writer._async_writer._writer
+        board, writer = watch.board, watch.board._writer.file_writer.event_writer._async_writer._writer
         with writer_held(writer):
             for step in range(1, 5):
                 watch.step(good(step, 1.0, 1.0))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,8 +15,8 @@ from sameday.hardware.machine import detect_machine
 from sameday.hardware.nvml import gpu_use
 from sameday.hardware.phases import silence
 from sameday.hardware.stalls import Stalls
+from sameday.record.board import Board
 from sameday.record.folder import RunFolder
-from sameday.record.room import room_for
 from sameday.record.times import What, note, process_age
 from sameday.record.track import Tracker
 from sameday.spec.words import clock, first_names, tell, visible
@@ -47,7 +47,7 @@ class Watch:
         self._losses: list[float] | None = None  # of the latest steps
         self._stalls = Stalls(ahead=device.type == "cuda")
         self.live: Any = None
-        self.board: Any = None
+        self.board: Board | None = None
         self.tracker = Tracker(track, run, self.say) if run is not None and track != "none" else None
         self.gpu = gpu_use(device)
         self.device_name = detect_machine(device.type).name
@@ -137,18 +137,12 @@ class Watch:
             note(self.run.path, what, time.perf_counter() - began, step=step)
 
     def _open_board(self, step: int) -> None:
-        """A resumed run goes through some steps again: what was charted of them, from `step` on, is taken back."""
         if self.board is None and self.run is not None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            # A thread writes. Where its queue is full, a step would wait for it.
-            self.board = SummaryWriter(str(self.run.path / "tensorboard"), max_queue=1000, purge_step=step)
+            self.board = Board(self.run.path, step)
 
     def _chart(self, group: str, values: dict[str, Any], step: int) -> None:
-        assert self.run is not None
-        with room_for("a chart", self.run.path, 100, "Make room and run again."):
-            for name, value in values.items():
-                self.board.add_scalar(f"{group}/{name}", value, step)
+        assert self.board is not None
+        self.board.add(group, values, step)
         if self.tracker is not None:
             self.tracker.log({f"{group}/{name}": value for name, value in values.items()}, step)
 
@@ -171,5 +165,4 @@ class Watch:
         if self.live is not None:
             self.live.stop()
         if self.board is not None:
-            with suppress(OSError):  # a full disk: the records have said so, or will at their next step
-                self.board.close()
+            self.board.close()
