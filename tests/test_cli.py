@@ -9,12 +9,15 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from processes import largest_file
 from safetensors.torch import load_file, save_file
 from typed import Said, refused, sameday, write_recipe
 from worlds import write_world
@@ -23,10 +26,12 @@ from sameday.api import load
 from sameday.models.families import known_families
 from sameday.record.folder import RunFolder, read_metrics
 from sameday.record.manifest import MANIFEST, write_manifest
+from sameday.spec.convert import conversion
 from sameday.spec.convert.config import convert
-from sameday.spec.errors import EXIT_DIVERGED, BadInput
+from sameday.spec.errors import EXIT_DISK_FULL, EXIT_DIVERGED, BadInput
 from sameday.spec.load import load_plan, load_recipe
 from sameday.spec.vqa import VqaRecipe
+from sameday.spec.writing import write_text
 
 CPU = ("--set", "plan.device=cpu")
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
@@ -542,6 +547,34 @@ def test_convert_refuses_what_would_be_another_model(tmp_path: Path) -> None:
     done = sameday(tmp_path, "convert", "old.yaml", "-o", "new", "--drop", "load_in_4bit", "--drop", "ours")
     assert done.code == 0, done.err
     assert "2 keys dropped:" in done.out and (tmp_path / "new" / "recipe.yaml").exists()
+
+
+def test_convert_on_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither its folder nor one of the two files."""
+    words = ("convert", str(EXAMPLES / "trainer_config.yaml"), "-o", "new/folder")
+    with largest_file(20):
+        said = sameday(tmp_path, *words)
+    assert said.code == EXIT_DISK_FULL and re.fullmatch(
+        r"no room for recipe\.yaml in .*new/folder: File too large\. It takes about [\d,]+ bytes and [\d,]+ are free: "
+        r"a quota or a limit on files is in the way\. Make room and run again\.\n",
+        said.err,
+    ), said.err
+    assert not (tmp_path / "new").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(conversion, "write_text", written_before("plan.yaml"))
+        said = sameday(tmp_path, *words)
+    assert said.code == EXIT_DISK_FULL and said.err.startswith("no room for plan.yaml in "), said.err
+    assert not (tmp_path / "new").exists()
+
+
+def written_before(name: str) -> Callable[[Path, str], None]:
+    """`write_text` on a disk that is full from the file of this name on."""
+
+    def write(path: Path, text: str) -> None:
+        with largest_file(0) if path.name == name else nullcontext():
+            write_text(path, text)
+
+    return write
 
 
 def test_convert_writes_files_that_load(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from sameday.spec import limits
-from sameday.spec.errors import EXIT_BAD_INPUT, EXIT_DISK_FULL, BadInput, RunStopped
+from sameday.spec.errors import EXIT_DISK_FULL, BadInput, RunStopped
 from sameday.spec.words import tell
 
 app = typer.Typer(
@@ -462,14 +462,19 @@ def main() -> None:
         app()
     except BadInput as error:
         tell(f"error: {error}", sys.stderr)
-        sys.exit(EXIT_BAD_INPUT)
+        sys.exit(error.code)
     except RunStopped as stop:
         tell(stop, sys.stderr)
         sys.exit(stop.code)
     except OSError as error:
-        from sameday.record.room import no_room
+        from sameday.record.room import AGAIN, no_room, sentence
+        from sameday.spec.writing import NotWritten
 
-        if no_room(error) is None:
+        if (why := no_room(error)) is None:
             raise
-        tell(f"no room: {error}; make room and run again", sys.stderr)
+        if isinstance(error, NotWritten):
+            path = Path(error.filename)
+            tell(sentence(path.name, path.parent, error.size, why, AGAIN), sys.stderr)
+        else:
+            tell(f"no room: {error}; make room and run again", sys.stderr)
         sys.exit(EXIT_DISK_FULL)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sameday.cache.build import Job, estimate
 from sameday.cache.store import CacheFull, CacheReadOnly, Store, in_bytes, prune
-from sameday.spec.errors import BadInput
+from sameday.spec.errors import EXIT_DISK_FULL, BadInput
 
 INSIDE = "SAMEDAY_TEST_INSIDE_A_NAMESPACE"
 FORK = multiprocessing.get_context("fork")
@@ -191,6 +191,7 @@ def test_full_disk(disk: Path) -> None:
     full, there = caught.value, assert_right(store, jobs, whole=False)
     assert 10 <= there <= 20 and no_thread_is_left() and not parts(store)
     left = estimate(store, jobs)
+    assert full.code == EXIT_DISK_FULL
     assert (full.needed, full.free, len(left.missing)) == (left.needed, left.free, 40 - there)
     assert full.needed > 20 * 100_000 and full.free < 4 * 104_000
     assert str(full) == (

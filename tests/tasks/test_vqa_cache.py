@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,7 @@ import worlds
 from arms import Stage
 from PIL import Image
 from torch import Tensor
+from typed import sameday
 
 from sameday.cache import store as store_module
 from sameday.cache.key import differences
@@ -33,7 +35,7 @@ from sameday.hardware.ranks import Ranks
 from sameday.kernels.bdh import interpreted
 from sameday.models import vlm
 from sameday.spec.document import dump_yaml
-from sameday.spec.errors import EXIT_STOPPED, BadInput
+from sameday.spec.errors import EXIT_DISK_FULL, EXIT_STOPPED, BadInput
 from sameday.spec.plan import Plan
 from sameday.tasks.setup import Caching
 from sameday.tasks.vqa import cache
@@ -394,6 +396,18 @@ def test_one_image_under_many_names_is_one_entry(home: Path) -> None:
     filling = Filling("pixels", make(home).processor, images_of(splits), home / "cache", print)
     filling.fill(workers=2)
     assert len(list(images.iterdir())) == len(kept) > len(filling.store.contents()) == 4
+
+
+def test_a_cache_without_room_leaves_with_the_code_of_a_full_disk(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / "recipe.yaml").write_text(dump_yaml(worlds.tiny_recipe(home / "model")))
+    monkeypatch.setattr("sameday.cache.build.free_bytes", lambda _: 1_000)
+    said = sameday(home, "cache", "recipe.yaml", "--kind", "pixels", "--set", "plan.device=cpu")
+    assert said.code == EXIT_DISK_FULL
+    assert re.fullmatch(
+        r"error: .*sameday-cache/\S+: pixels of \d+ images need .* of disk, and 1\.0 kB are free; make room, or choose "
+        r"another folder\n",
+        said.err,
+    ), said.err
 
 
 def test_a_build_that_is_asked_to_stop_goes_on_later(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,7 @@ from processes import assert_same_run, largest_file
 from safetensors import SafetensorError
 from typed import Said, sameday
 
+from sameday.commands import launch
 from sameday.record import checkpoint
 from sameday.record.room import SLACK, no_room, room_for
 from sameday.spec.document import dump_yaml
@@ -79,6 +80,25 @@ def test_while_a_checkpoint_is_saved(home: Path, monkeypatch: pytest.MonkeyPatch
     assert [checkpoint.fault(path) for _, path in kept] == [None, None]
     assert sameday(home, *RUN, run.name).code == 0
     assert_same_run(run, home / "reference")
+
+
+def test_between_announcement_and_first_step(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = launch._announce
+
+    def announce(*given: Any) -> None:
+        with largest_file(1):
+            plain(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(launch, "_announce", announce)
+        said = sameday(home, *RUN, "announced")
+    assert said.code == EXIT_DISK_FULL and re.fullmatch(
+        r"no room for skipped\.json in announced: File too large\. It takes about 3 bytes and [\d,]+ are free: "
+        r"a quota or a limit on files is in the way\. Make room and run again\.\n",
+        said.err,
+    ), said.err
+    noted = json.loads((home / "announced" / "stopped.json").read_text())
+    assert (noted["code"], noted["why"]) == (EXIT_DISK_FULL, said.err.rstrip("\n")) and not hidden(home / "announced")
 
 
 def test_while_a_step_is_logged(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +169,11 @@ def test_where_no_run_stops(home: Path, tmp_path: Path) -> None:
     """Whatever command meets it has the code and a sentence."""
     with largest_file(1000):
         said = sameday(home, "report", "reference", "-o", str(tmp_path / "report.html"))
-    assert said.code == EXIT_DISK_FULL and said.err.startswith("no room: ") and "Traceback" not in said.err
+    assert said.code == EXIT_DISK_FULL and re.fullmatch(
+        rf"no room for report\.html in {re.escape(str(tmp_path))}: File too large\. It takes about [\d,]+ bytes and "
+        r"[\d,]+ are free: a quota or a limit on files is in the way\. Make room and run again\.\n",
+        said.err,
+    ), said.err
     assert not list(tmp_path.iterdir())
 
 
@@ -193,21 +217,26 @@ print(checkpoint.fault(disk / "step-1"), sorted(path.name for path in disk.iterd
 """
 
 
-def test_a_small_disk(tmp_path: Path) -> None:
-    """A real one, in memory, where this user may mount one."""
+def on_a_small_disk(tmp_path: Path, script: str, *given: str) -> list[str]:
+    """What a script prints with a real disk in this folder, in memory, where this user may mount one."""
     unshare = shutil.which("unshare")
     mount = ["sh", "-c", 'mount -t tmpfs -o size=128k none "$0" && exec "$@"', str(tmp_path)]
     if unshare is None or subprocess.run([unshare, "-rm", *mount, "true"], capture_output=True).returncode:
         pytest.skip("no disk can be mounted without being root here")
-    command = [unshare, "-rm", *mount, sys.executable, "-c", SMALL_DISK, str(tmp_path)]
+    command = [unshare, "-rm", *mount, sys.executable, "-c", script, str(tmp_path), *given]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    sentence, left = done.stdout.splitlines()
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+def test_a_small_disk(tmp_path: Path) -> None:
+    sentence, left = on_a_small_disk(tmp_path, SMALL_DISK)
     assert left == "None ['step-1']", "the old checkpoint is whole, and nothing is left of the new one"
     found = re.fullmatch(
         rf"no room for checkpoint step-2 in {re.escape(str(tmp_path))}: No space left on device\. It takes about "
         r"90,000 bytes and ([\d,]+) are free: ([\d,]+) bytes are missing\.",
         sentence,
     )
-    assert found, done.stdout + done.stderr
+    assert found, sentence
     free, missing = (int(text.replace(",", "")) for text in found.groups())
     assert free + missing == 90000 and 0 < free < 128 * 1024 - 40000

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor
 
 from sameday.cache.store import CacheFull, CacheReadOnly, Store, free_bytes, in_bytes
-from sameday.spec.errors import BadInput
+from sameday.spec.errors import BadInput, DiskTooSmall
 
 MARGIN = 0.02
 """Of what is to be written: file systems keep some of their own for each file."""
@@ -85,7 +85,7 @@ def estimate(store: Store, jobs: Sequence[Job[Item]]) -> Estimate[Item]:
 
 def check_room(store: Store, plan: Estimate[Item]) -> None:
     if plan.free < plan.needed:
-        raise BadInput(
+        raise DiskTooSmall(
             f"{store.folder}: {store.settings.kind} of {len(plan.missing)} images need {in_bytes(plan.needed)} of "
             f"disk, and {in_bytes(plan.free)} are free; make room, or choose another folder"
         )

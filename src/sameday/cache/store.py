@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from sameday.cache.key import Settings, differences, parse
-from sameday.spec.errors import BadInput
+from sameday.spec.errors import BadInput, DiskTooSmall
 
 SETTINGS = "settings.json"
 MAX_HEADER = 1 << 20
@@ -68,7 +68,7 @@ class BadEntry(ValueError):
         return f"{self.path}: {self.reason}"
 
 
-class CacheFull(BadInput):
+class CacheFull(DiskTooSmall):
     """No room on the disk, or in the quota. What was written before stays."""
 
     def __init__(self, folder: Path, needed: int, free: int, more: str = "") -> None:

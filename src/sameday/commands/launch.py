@@ -84,12 +84,9 @@ def train_from_specs(
             asked = (path, session.recipe, session.plan, session.home)
             ranks.from_first(lambda: opened.append(RunFolder.open(*asked)))
             run = opened[0] if opened else RunFolder(*asked)
-            if ranks.first:
-                _announce(session, run)
-            ranks.wait()
+            ranks.from_first(lambda: _announce(session, run))
             task, run.spent = session.load(splits=splits), session.spent
-            if ranks.first:
-                _tell_loaded(session, run, task)
+            ranks.from_first(lambda: _tell_loaded(session, run, task))
             plan = session.resolved.plan
             try:
                 scores = train(session.recipe, plan, task, run, ranks, stop_after)

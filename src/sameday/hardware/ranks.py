@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sameday.spec.errors import EXIT_BAD_INPUT, BadInput
+from sameday.spec.errors import BadInput
 
 Value = TypeVar("Value")
 
@@ -84,7 +84,7 @@ class Ranks:
         if raised is not None and self.first:
             raise raised
         if raised is not None:
-            sys.exit(getattr(raised, "code", EXIT_BAD_INPUT if isinstance(raised, BadInput) else 1))
+            sys.exit(getattr(raised, "code", 1))
         return value
 
     def wait(self) -> None:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from sameday.record.room import no_room, room_for
+from sameday.record.room import AGAIN, no_room, room_for
 
 
 class Board:
@@ -33,7 +33,7 @@ class Board:
             self._writer.close()
 
     def _room(self) -> contextlib.AbstractContextManager[None]:
-        return room_for("a chart", self._run, 100, "Make room and run again.")
+        return room_for("a chart", self._run, 100, AGAIN)
 
 
 def _leave_a_full_disk_to_the_run() -> None:

@@ -19,10 +19,10 @@ from typing import IO, Any
 
 from sameday.record.lock import Lock
 from sameday.record.manifest import fault
-from sameday.record.room import room_for
+from sameday.record.room import AGAIN, room_for
 from sameday.record.times import TIMES
 from sameday.spec.document import dump_yaml
-from sameday.spec.errors import BadInput
+from sameday.spec.errors import BadInput, RunStopped
 from sameday.spec.identity import as_before
 from sameday.spec.load import load_recorded_plan, load_recorded_recipe, resolve_path
 from sameday.spec.plan import Plan
@@ -115,6 +115,10 @@ def run_files(folder: Path) -> list[Path]:
     return [*(folder / name for name in (*asked, *told, *measured)), *scores]
 
 
+def _as_json(obj: Any) -> str:
+    return json.dumps(plain(obj), indent=2, allow_nan=False) + "\n"
+
+
 def plain(value: Any) -> Any:
     """Plain JSON data. NaN and infinities become null, because JSON has no word for them."""
     if hasattr(value, "item") and not isinstance(value, float):  # scalars of numpy and torch
@@ -201,14 +205,15 @@ class RunFolder:
         folder = cls(path, recipe, plan, recipe_dir.absolute())
         folder._made = not path.exists()
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            with room_for("a run's files", path, 2**14, AGAIN):
+                path.mkdir(parents=True, exist_ok=True)
             folder._fresh = not any(path.iterdir())
         except OSError as error:
             raise BadInput(f"{path}: cannot be a run folder: {error.strerror}") from None
         folder._lock = Lock(path)
         try:
             folder._check_inputs()
-            with room_for("a run's files", path, 2**14, "Make room and run again."):
+            with room_for("a run's files", path, 2**14, AGAIN):
                 folder._start()
         except BaseException:
             folder.discard()
@@ -255,7 +260,7 @@ class RunFolder:
             self._file = open(self.metrics_path, "a", encoding="utf-8")  # noqa: SIM115 (open while the run is)
         line = json.dumps(plain(record), allow_nan=False) + "\n"
         before = os.fstat(self._file.fileno()).st_size
-        with room_for("the record of a step", self.path, len(line), "Make room and run again."):
+        with room_for("the record of a step", self.path, len(line), AGAIN):
             try:
                 self._file.write(line)
                 self._file.flush()
@@ -275,15 +280,19 @@ class RunFolder:
                 say(f"{problem}; left out, the file as it was is {aside.name}")
         self._keep([record for record in records if record.get("step", 0) <= step])
 
-    def write_json(self, name: str, obj: Any) -> Path:
-        """Write one file of the folder as JSON, whole or not at all."""
-        write_text(self.path / name, json.dumps(plain(obj), indent=2, allow_nan=False) + "\n")
+    def write_json(self, name: str, obj: Any, then: str = AGAIN) -> Path:
+        """Write one file of the folder as JSON, whole or not at all; `then` is what to do where the disk is full."""
+        self._write(name, _as_json(obj), then)
         return self.path / name
+
+    def _write(self, name: str, text: str, then: str = AGAIN) -> None:
+        with room_for(name, self.path, len(text.encode()), then):
+            write_text(self.path / name, text)
 
     def stopped(self, why: str, code: int) -> None:
         """Note what ended the run before its last step, for whoever looks at it later."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        with contextlib.suppress(OSError):  # a full disk may be the reason itself
+        with contextlib.suppress(OSError, RunStopped):  # a full disk may be the reason itself
             self.write_json(STOPPED, {"why": why, "code": code, "time": now})
 
     def discard(self) -> None:
@@ -315,7 +324,7 @@ class RunFolder:
     def _keep(self, records: list[dict[str, Any]]) -> None:
         self._close_file()
         if records or self.metrics_path.exists():
-            write_text(self.metrics_path, "".join(json.dumps(record) + "\n" for record in records))
+            self._write(self.metrics_path.name, "".join(json.dumps(record) + "\n" for record in records))
 
     def _check_inputs(self) -> None:
         """The result takes the place of a folder that has its name."""
@@ -357,7 +366,7 @@ class RunFolder:
         if about is None:
             return
         write_text(self.path / "plan.yaml", dump_yaml(self.plan))
-        self.write_json("environment.json", about)
+        write_text(self.path / "environment.json", _as_json(about))
         # Last, because it is what makes this a run folder.
         if not self.resumed:
             write_text(self.path / "recipe.yaml", dump_yaml(self.recipe))

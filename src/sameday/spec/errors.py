@@ -14,6 +14,14 @@ EXIT_STOPPED = 75  # asked to stop, checkpoint saved: run the same command again
 class BadInput(ValueError):
     """Names the bad value, where it stands, and what is allowed. Shown to the user without a traceback."""
 
+    code = EXIT_BAD_INPUT
+
+
+class DiskTooSmall(BadInput):
+    """What a command was to write has no room, which is known before it is written, or what was written stays."""
+
+    code = EXIT_DISK_FULL
+
 
 class NothingToLearn(BadInput):
     """The recipe leaves no sample of the data, and nothing else is wrong: one of several trainings may be left out."""

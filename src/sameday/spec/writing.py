@@ -15,6 +15,12 @@ OUR_JSON = b"{\n"
 """How what commands write as JSON begins; a line of questions does not."""
 
 
+class NotWritten(OSError):
+    """Of a file that was to have `size` bytes."""
+
+    size = 0
+
+
 def same_file(one: Path, other: Path) -> bool:
     """Whether what is written to one is written over the other. Pipes and devices may serve twice."""
     if os.path.exists(one) and os.path.exists(other):
@@ -61,7 +67,7 @@ def check_folder(path: Path, option: str) -> None:
 
 @contextlib.contextmanager
 def folder_on_trial(path: Path) -> Iterator[None]:
-    """The folder is there inside; what had to be made for it is gone again afterwards."""
+    """The folder is there inside; what had to be made for it is gone again afterwards, unless something is in it."""
     lacking = [each for each in (path.absolute(), *path.absolute().parents) if not os.path.lexists(each)]
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -78,7 +84,8 @@ def _takes_bytes(path: Path) -> bool:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a whole file or nothing: a reader sees the old one or the new one. A link keeps pointing where it does."""
+    """Write a whole file or nothing: a reader sees the old one or the new one. A link keeps pointing where it does.
+    Where a disk is full, NotWritten."""
     if _takes_bytes(path):
         path.write_text(text, encoding="utf-8")
         return
@@ -93,8 +100,10 @@ def write_text(path: Path, text: str) -> None:
         os.replace(temporary, path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:
-            error.filename = str(path)  # a full disk does not say whose
+        if type(error) is OSError:  # of none of its kinds, as that of a full disk, which does not say whose
+            lost = NotWritten(error.errno, error.strerror, str(path))
+            lost.size = len(text.encode())
+            raise lost from None
         raise
     sync(path.parent)  # the rename itself lives in the folder
 

@@ -10,7 +10,7 @@ from typing import Any
 from sameday.data.questions.guess import SUFFIXES, by_split, question_files
 from sameday.data.questions.tables import Say
 from sameday.spec.dataset import HubName, hub_name
-from sameday.spec.errors import BadInput
+from sameday.spec.errors import BadInput, DiskTooSmall
 from sameday.spec.load import resolve_path
 from sameday.spec.words import first_names
 
@@ -107,14 +107,14 @@ def _all_kinds() -> list[str]:
 
 
 def check_room(what: str, size: int, say: Say) -> None:
-    """Says how much is to be downloaded; BadInput where the disk of the cache has no room for it."""
+    """Says how much is to be downloaded; DiskTooSmall where the disk of the cache has no room for it."""
     from huggingface_hub import constants
 
     cache = Path(constants.HF_HUB_CACHE)
     free = shutil.disk_usage(next(each for each in (cache, *cache.parents) if each.exists())).free
     text = f"{what}: {size / 1e9:.1f} GB to download to {cache}, where {free / 1e9:.1f} GB are free"
     if size > free:
-        raise BadInput(f"{text}. HF_HOME names another place.")
+        raise DiskTooSmall(f"{text}. HF_HOME names another place.")
     say(text)
 
 

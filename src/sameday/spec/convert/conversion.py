@@ -15,7 +15,7 @@ from sameday.spec.errors import BadInput
 from sameday.spec.load import resolve_path
 from sameday.spec.plan import Plan
 from sameday.spec.vqa import VqaRecipe
-from sameday.spec.writing import write_text
+from sameday.spec.writing import folder_on_trial, write_text
 
 UNSAID = (
     "No config says what the old program does in its own code: look there for a prompt around the question, labels "
@@ -73,8 +73,15 @@ def write(conversion: Conversion, out_dir: Path) -> tuple[Path, Path]:
     for path, text in specs.items():
         if path.exists() and path.read_text(encoding="utf-8") != text:
             raise BadInput(f"{path}: already there, with other contents; choose another -o")
-    for path, text in specs.items():
-        write_text(path, text)
+    new = [path for path in specs if not path.exists()]
+    with folder_on_trial(out_dir):  # a folder that is made stays only with both of them
+        try:
+            for path, text in specs.items():
+                write_text(path, text)
+        except OSError:
+            for path in new:
+                path.unlink(missing_ok=True)
+            raise
     return out_dir / "recipe.yaml", out_dir / "plan.yaml"
 
 

@@ -26,7 +26,8 @@ from sameday.data.questions.source import FEATURES, Source
 from sameday.models.features import FeatureMemory
 from sameday.models.tower import NUMBERS
 from sameday.models.vlm import VisionLanguageModel
-from sameday.spec.errors import BadInput
+from sameday.record.room import no_room
+from sameday.spec.errors import BadInput, DiskTooSmall
 from sameday.spec.plan import Plan
 from sameday.spec.vlm import VlmRecipe
 from sameday.spec.words import tell
@@ -97,9 +98,8 @@ def in_folder(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise BadInput(
-            f"plan.cache_dir {folder}: {error.strerror or error}: {error.filename or ''}".rstrip(": ")
-        ) from None
+        kind = BadInput if no_room(error) is None else DiskTooSmall
+        raise kind(f"plan.cache_dir {folder}: {error.strerror or error}: {error.filename or ''}".rstrip(": ")) from None
 
 
 def automatic(
