@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from sameday.record import checkpoint
 from sameday.record.room import SLACK, no_room, room_for
 from sameday.spec.document import dump_yaml
 from sameday.spec.errors import EXIT_DISK_FULL, RunStopped
+from sameday.train import state
 from sameday.train.watch import Watch
 
 pytestmark = pytest.mark.usefixtures("own_signals")
@@ -79,6 +81,30 @@ def test_while_a_checkpoint_is_saved(home: Path, monkeypatch: pytest.MonkeyPatch
     assert [step for step, _ in kept] == [1, 2] and not hidden(run)
     assert [checkpoint.fault(path) for _, path in kept] == [None, None]
     assert sameday(home, *RUN, run.name).code == 0
+    assert_same_run(run, home / "reference")
+
+
+def test_while_the_best_step_is_noted(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint before it is whole, and is what the run goes on from."""
+    run, plain = home / "noting", state._tidy
+
+    def tidy(plan: Any, folder: Any, now: Any) -> None:
+        with largest_file(8) if now.best is not None else nullcontext():
+            plain(plan, folder, now)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(state, "_tidy", tidy)
+        said = sameday(home, *RUN, run.name)
+    step, newest = checkpoint.steps(run / "checkpoints")[-1]
+    assert said.code == EXIT_DISK_FULL and checkpoint.fault(newest) is None
+    assert re.fullmatch(
+        r"no room for checkpoints/best\.json in noting: File too large\. It takes about \d+ bytes and [\d,]+ are free: "
+        rf"a quota or a limit on files is in the way\. Make room and run again: it goes on from step {step}\.\n",
+        said.err,
+    ), said.err
+    assert json.loads((run / "stopped.json").read_text())["why"] == said.err.rstrip("\n")
+    again = sameday(home, *RUN, run.name)
+    assert again.code == 0 and f"resumed from {newest.name}" in again.out
     assert_same_run(run, home / "reference")
 
 

@@ -126,7 +126,7 @@ def save(recipe: Recipe, plan: Plan, run: RunFolder, task: Task, steps: Steps, s
     name = checkpoint.name_of(state.step)
     with room_for(f"checkpoint {name}", run.path, need, then):
         checkpoint.write(run.checkpoints, name, fill, {**asdict(state), **about})
-        _tidy(plan, run, state)
+    _tidy(plan, run, state)
 
 
 def begin_unless_finished(
@@ -160,12 +160,12 @@ def finish_run(
     if by is not None and best is not None:
         scores = {name: score for name, score in best.items() if name != "step"}
         result = {"weights": "best", "step": best["step"], "metric": by.metric, "value": best[by.metric]}
+    _tidy(plan, run, state)  # once more, for a run killed before it could
     with room_for(f"the finished {run.result.name}", run.path, need, then):
-        _tidy(plan, run, state)  # once more, for a run killed before it could
         if result["step"] != state.step:
             _take_back(task, run, result["step"])
         checkpoint.write(run.path, run.result.name, task.save, None)
-        run.write_json("eval.json", {"val": scores, "best": best, "result": result})
+        run.write_json("eval.json", {"val": scores, "best": best, "result": result}, then)
     if by is not None:
         value = f", {result['metric']} {result['value']:.4g}" if "metric" in result else ""
         say(f"{run.result.name}/ has the {result['weights']} weights: step {result['step']}{value}")
@@ -180,5 +180,6 @@ def _take_back(task: Task, run: RunFolder, step: int) -> None:
 
 def _tidy(plan: Plan, run: RunFolder, state: LoopState) -> None:
     if state.best is not None:
-        run.write_json(f"checkpoints/{checkpoint.BEST}", state.best)
+        then = f"Make room and run again: it goes on from step {state.step}."
+        run.write_json(f"checkpoints/{checkpoint.BEST}", state.best, then)
     checkpoint.prune(run.checkpoints, plan.save_total_limit, state.step, state.best["step"] if state.best else None)
