@@ -46,8 +46,8 @@ def test_a_new_run_writes_what_was_asked_for(tmp_path: Path) -> None:
     assert {"torch", "transformers", "peft"} <= environment["versions"].keys()
     assert "sameday" in environment["versions"] or not installed("sameday"), "it may be run from its source"
     assert {"started", "hostname", "platform", "command", "sameday"} <= environment.keys()
-    assert not list(run.path.glob("*.tmp")) and not list(run.path.glob(".*.tmp"))
     run.close()
+    assert not list(run.path.glob("*.tmp")) and not list(run.path.glob(".*.tmp"))
     again = RunFolder.read(run.path)
     assert (again.recipe, again.plan, again.recipe_dir) == (run.recipe, Plan(), tmp_path / "a")
     assert again.metrics == []

@@ -226,6 +226,65 @@ def test_what_is_missing_is_said(free: int, said: str, tmp_path: Path, monkeypat
         raise OSError(28, os.strerror(28))
 
 
+FULL_DISK = """
+import os, sys
+from pathlib import Path
+from sameday.record.folder import RunFolder
+from sameday.spec.errors import RunStopped
+from sameday.spec.load import load_plan, load_recipe
+disk = Path(sys.argv[1])
+def fill():
+    with open(disk / "filler", "ab", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            pass
+def stop(act):
+    try:
+        act()
+    except RunStopped as stop:
+        print(stop)
+        return stop
+def show():
+    print((disk / "run" / "stopped.json").read_text().replace(chr(10), ""))
+asked = (disk / "run", load_recipe(Path(sys.argv[2])), load_plan(None), disk)
+run = RunFolder.open(*asked)
+fill()
+stopped = stop(lambda: run.write_json("choices.json", {"device": "x" * 4000}))
+run.stopped(str(stopped), stopped.code)
+show()
+run.close()
+fill()
+(disk / "run" / "metrics.jsonl").write_text("")
+stop(lambda: RunFolder.open(*asked))
+show()
+print(sorted(path.name for path in (disk / "run").iterdir()))
+(disk / "filler").unlink()
+RunFolder.open(*asked).close()
+print(sorted(path.name for path in (disk / "run").iterdir()))
+"""
+
+
+def test_a_disk_without_a_free_byte(home: Path, tmp_path: Path) -> None:
+    """What ended a run is noted there all the same, and when it cannot go on there; nothing else is left."""
+    there = ["environment.json", "metrics.jsonl", "plan.yaml", "recipe.yaml"]
+    lines = on_a_small_disk(tmp_path, FULL_DISK, str(home / "recipe.yaml"))
+    disk = re.escape(f"{tmp_path}/run")
+    first = (
+        rf"no room for choices\.json in {disk}: No space left on device\. It takes about (4,\d+) bytes and 0 are free: "
+        r"\1 bytes are missing\. Make room and run again\."
+    )
+    again = (
+        rf"no room for a run's files in {disk}: No space left on device\. It takes about 16,384 bytes and 0 are free: "
+        r"16,384 bytes are missing\. Make room and run again\."
+    )
+    for expected, sentence, noted in ((first, *lines[:2]), (again, *lines[2:4])):
+        assert re.fullmatch(expected, sentence), lines
+        assert (json.loads(noted)["why"], json.loads(noted)["code"]) == (sentence, EXIT_DISK_FULL)
+    assert lines[4:] == [str(sorted([*there, "stopped.json"])), str(there)]
+
+
 SMALL_DISK = """
 import sys
 from pathlib import Path

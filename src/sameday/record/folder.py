@@ -20,6 +20,7 @@ from typing import IO, Any
 from sameday.record.lock import Lock
 from sameday.record.manifest import fault
 from sameday.record.room import AGAIN, room_for
+from sameday.record.stopped import STOPPED, give_room_back, keep_room, note_stopped
 from sameday.record.times import TIMES
 from sameday.spec.document import dump_yaml
 from sameday.spec.errors import BadInput, RunStopped
@@ -36,10 +37,6 @@ DISTRIBUTIONS = (
     *("bitsandbytes", "safetensors", "numpy", "pillow", "pydantic"),
 )
 """Packages whose versions may decide what a run computes."""
-STOPPED = "stopped.json"
-"""Why a run ended before its last step; gone when it goes on."""
-
-
 STAGES = "stages.json"
 """What became of each stage of a run in stages, in order."""
 
@@ -213,10 +210,11 @@ class RunFolder:
         folder._lock = Lock(path)
         try:
             folder._check_inputs()
-            with room_for("a run's files", path, 2**14, AGAIN):
-                folder._start()
-        except BaseException:
+            folder._start()
+        except BaseException as error:
             folder.discard()
+            if isinstance(error, RunStopped) and not folder._fresh:  # no room for what a run that goes on records
+                folder.stopped(str(error), error.code)
             folder.close()
             raise
         return folder
@@ -291,9 +289,7 @@ class RunFolder:
 
     def stopped(self, why: str, code: int) -> None:
         """Note what ended the run before its last step, for whoever looks at it later."""
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        with contextlib.suppress(OSError, RunStopped):  # a full disk may be the reason itself
-            self.write_json(STOPPED, {"why": why, "code": code, "time": now})
+        note_stopped(self.path, why, code)
 
     def discard(self) -> None:
         """Take back what was written for a run that could not begin. One that has begun stays."""
@@ -313,6 +309,7 @@ class RunFolder:
 
     def _release(self) -> None:
         if self._lock is not None:
+            give_room_back(self.path)
             self._lock.release()
 
     def _close_file(self) -> None:
@@ -365,11 +362,13 @@ class RunFolder:
         about, self._about = self._about, None
         if about is None:
             return
-        write_text(self.path / "plan.yaml", dump_yaml(self.plan))
-        write_text(self.path / "environment.json", _as_json(about))
-        # Last, because it is what makes this a run folder.
-        if not self.resumed:
-            write_text(self.path / "recipe.yaml", dump_yaml(self.recipe))
+        with room_for("a run's files", self.path, 2**14, AGAIN):
+            keep_room(self.path)
+            write_text(self.path / "plan.yaml", dump_yaml(self.plan))
+            write_text(self.path / "environment.json", _as_json(about))
+            # Last, because it is what makes this a run folder.
+            if not self.resumed:
+                write_text(self.path / "recipe.yaml", dump_yaml(self.recipe))
 
     @property
     def begun(self) -> bool:

@@ -71,8 +71,9 @@ def _taken(folder: Path) -> int | None:
     if not _is_there(path, lock):
         os.close(lock)
         return None
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
+    with contextlib.suppress(OSError):  # on a full disk nobody is told who has it
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
     return lock
 
 

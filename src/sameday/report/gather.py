@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sameday.record.folder import STOPPED, RunFolder, sound_metrics, stage_folders
+from sameday.record.folder import RunFolder, sound_metrics, stage_folders
+from sameday.record.stopped import STOPPED
 from sameday.report.answers import Answers, read_answers
 from sameday.report.beside import MOST, OLD_PHASES, Profile, Tune, Verdict, read_beside, read_json
 from sameday.report.words import count, in_order

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from sameday.record.folder import STOPPED
+from sameday.record.stopped import STOPPED
 from sameday.spec.errors import EXIT_STOPPED
 from sameday.spec.suite import NAME, Suite
 from sameday.spec.writing import write_text

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from sameday.evaluate.predictions import METRICS
-from sameday.record.folder import STOPPED
+from sameday.record.stopped import STOPPED
 from sameday.spec.errors import EXIT_BAD_INPUT, EXIT_OK, EXIT_STOPPED, BadInput
 from sameday.spec.words import tell
 from sameday.spec.writing import write_text
