@@ -182,6 +182,28 @@ def test_a_worker_that_dies_after_it_has_sent_a_batch_loses_nothing(
     assert set(multiprocessing.active_children()) <= before
 
 
+def test_the_death_of_a_worker_that_cannot_be_reached_any_more_is_waited_for() -> None:
+    """What tells of it comes while it is waited for, and must not end the wait with an error of its own."""
+
+    def die() -> None:
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    worker = multiprocessing.get_context("fork").Process(target=die)
+
+    class Ahead:
+        _workers = (worker,)
+
+        def __next__(self) -> None:
+            raise ConnectionResetError("by peer")
+
+    worker.start()
+    heard = signal.getsignal(signal.SIGCHLD)
+    with pytest.raises(loader._WorkerKilled, match="ended by SIGKILL"):
+        loader._next(Ahead())
+    assert signal.getsignal(signal.SIGCHLD) == heard
+
+
 def test_what_is_missing_for_a_job_is_no_dead_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "NOTICED", 0.1)
 

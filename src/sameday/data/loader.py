@@ -128,24 +128,26 @@ def _started(loader: DataLoader[Any]) -> Any:
 def _next(ahead: Any) -> list[Any] | None:
     """The next job's batches, or None after the last. A worker that dies while it sends them would be waited for
     without an end: its death is heard of at once. That of another round's worker is for that round to hear of."""
-    listens = _in_main_thread()
-    before = signal.signal(signal.SIGCHLD, lambda *_: _raise_if_died(ahead)) if listens else None
+    listens, before = _in_main_thread(), signal.getsignal(signal.SIGCHLD)
     try:
-        _check_workers(ahead)  # what died before
-        batches: list[Any] | None = next(ahead, None)
-        return batches
-    except RuntimeError:
-        _check_workers(ahead)
-        raise
-    except SENDER_GONE:
-        until = time.monotonic() + NOTICED
-        while time.monotonic() < until:
-            _check_workers(ahead)
-            time.sleep(0.05)
-        raise
-    finally:
+        try:
+            if listens:
+                signal.signal(signal.SIGCHLD, lambda *_: _raise_if_died(ahead))
+            _check_workers(ahead)  # what died before
+            batches: list[Any] | None = next(ahead, None)
+            return batches
+        finally:
+            if listens:
+                signal.signal(signal.SIGCHLD, before)
+    except (RuntimeError, *SENDER_GONE) as error:
         if listens:
-            signal.signal(signal.SIGCHLD, before)
+            signal.signal(signal.SIGCHLD, before)  # what is heard of may have broken off the line above
+        until = time.monotonic() + (NOTICED if isinstance(error, SENDER_GONE) else 0.0)
+        _check_workers(ahead)
+        while time.monotonic() < until:
+            time.sleep(0.05)
+            _check_workers(ahead)
+        raise
 
 
 def _raise_if_died(ahead: Any) -> None:
@@ -157,11 +159,14 @@ def _check_workers(ahead: Any) -> None:
     codes = [worker.exitcode for worker in ahead._workers if worker.exitcode]
     if not codes:
         return
-    if _in_main_thread():
+    listens, before = _in_main_thread(), signal.getsignal(signal.SIGCHLD)
+    if listens:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for worker in ahead._workers:
         worker.kill()  # they may wait for a lock that the dead one held
         worker.join()
+    if listens:
+        signal.signal(signal.SIGCHLD, before)
     ahead._workers_done_event = threading.Event()  # so may this one
     raise _WorkerKilled(codes)
 
