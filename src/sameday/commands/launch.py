@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sameday.commands.batch import check_batch
 from sameday.commands.changed import refuse_changed
 from sameday.commands.evaluate import evaluate_result
 from sameday.commands.session import ASKED_FOR, Session, Specs, note_stop
@@ -19,9 +20,9 @@ from sameday.record.folder import RunFolder, as_begun, default_path, refuse_othe
 from sameday.spec.errors import BadInput, CompileFailed, RunStopped
 from sameday.spec.evaluation import Evaluation
 from sameday.spec.plan import Plan
-from sameday.spec.recipe import Recipe, differences
+from sameday.spec.recipe import differences
 from sameday.spec.words import count, tell
-from sameday.tasks.base import Say, Task
+from sameday.tasks.base import Task
 from sameday.tasks.registry import setup_of
 from sameday.tasks.setup import TRAINING, Caching
 
@@ -134,33 +135,6 @@ def splits_of(specs: Specs, evaluation: Evaluation | None) -> tuple[str, ...]:
     if (lacking := setup_of(specs.recipe, specs.home).lacks(evaluation.split)) is not None:
         raise BadInput(f"recipe.evaluate.split is {evaluation.split}, and {lacking}")
     return tuple(dict.fromkeys((*TRAINING, evaluation.split)))
-
-
-def check_batch(session: Session, whole: bool = True) -> None:
-    """Steps of fewer samples than the recipe says would be another recipe's. A stage, which is not the `whole` run, may
-    have few samples, and is told of."""
-    refuse_few(session.recipe, session.audited.sizes["train"], whole, session.say)
-
-
-def refuse_few(recipe: Recipe, there: int, whole: bool, say: Say) -> None:
-    """The same of so many samples."""
-    if recipe.effective_batch > there and not whole:
-        say(f"few {recipe.sample}s: each step has {there}, fewer than recipe.effective_batch {recipe.effective_batch}")
-    elif (problem := too_few(recipe, there)) is not None:
-        raise BadInput(problem)
-
-
-def too_few(recipe: Recipe, there: int) -> str | None:
-    """What is wrong with a run of a recipe on so many samples; None where each step can have as many as it says."""
-    if recipe.effective_batch <= there:
-        return None
-    limit = getattr(getattr(recipe, "data", None), "limit", None)
-    more = "" if limit is None else f"; recipe.data.limit (--limit) {limit} leaves no more"
-    are, allowed = ("is", "1") if there == 1 else ("are", f"1 to {there}")
-    return (
-        f"recipe.effective_batch is {recipe.effective_batch}, and there {are} {count(there, recipe.sample)} to "
-        f"train on, so that no step could have as many; allowed: {allowed}{more}"
-    )
 
 
 def _check_data(session: Session, path: Path, splits: Any) -> None:

@@ -94,7 +94,8 @@ def train_stages(specs: Specs, out: Path | None, stop_after: int | None) -> dict
 def _checked(specs: Specs) -> tuple[list[Staged], Plan]:
     """Every stage as far as it can be without training the one before: all that is wrong with any of them is found
     before the first begins."""
-    from sameday.commands.launch import check_batch, splits_of
+    from sameday.commands.batch import check_batch
+    from sameday.commands.launch import splits_of
     from sameday.commands.outlook import work_of
 
     needed = splits_of(specs, getattr(specs.recipe, "evaluate", None))

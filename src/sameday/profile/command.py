@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from sameday.commands.launch import check_batch
+from sameday.commands.batch import check_batch
 from sameday.commands.session import Session, Specs
 from sameday.profile import quiet
 from sameday.profile.summary import lines, steps_of, summed_up, wrapped

@@ -17,7 +17,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from sameday.commands.launch import check_batch
+from sameday.commands.batch import check_batch
 from sameday.commands.session import Session, Specs
 from sameday.hardware.signals import orderly_end
 from sameday.spec.document import dump_yaml

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sameday.commands.launch import refuse_few
+from sameday.commands.batch import refuse_few
 from sameday.commands.session import Session, silent
 from sameday.spec.errors import BadInput
 from sameday.spec.limits import VERIFIED_STEPS

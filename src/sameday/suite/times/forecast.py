@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from sameday.commands.launch import too_few
+from sameday.commands.batch import too_few
 from sameday.hardware.signals import orderly_end
 from sameday.spec.errors import BadInput, refuse
 from sameday.spec.suite import Suite
