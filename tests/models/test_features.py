@@ -199,13 +199,9 @@ def test_a_run_that_was_stopped_goes_on_in_the_same_bits(world: Path, tmp_path: 
     assert equal(parts, whole) and 0 < len(calls) <= images(world)
 
 
-@pytest.mark.slow
-def test_features_go_before_micro_batches_are_cut(
-    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plan = PLANS["shared"] | {"cache": "memory"}
-    whole, once = trained(world, tmp_path / "whole", plan)
-    computed, short = VqaTask.loss_sum, []
+def short_in_the_third_step(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """As long as features are kept: how many there were each time."""
+    computed, short = VqaTask.loss_sum, list[int]()
 
     def loss_sum(self: VqaTask, batch: Any, step: int) -> tuple[Tensor, Tensor]:
         if step == 2 and self.model.memory is not None and len(self.model.memory):
@@ -214,6 +210,16 @@ def test_features_go_before_micro_batches_are_cut(
         return computed(self, batch, step)
 
     monkeypatch.setattr(VqaTask, "loss_sum", loss_sum)
+    return short
+
+
+@pytest.mark.slow
+def test_features_go_before_micro_batches_are_cut(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = PLANS["shared"] | {"cache": "memory"}
+    whole, once = trained(world, tmp_path / "whole", plan)
+    short = short_in_the_third_step(monkeypatch)
     capsys.readouterr()
     found, calls = trained(world, tmp_path / "short", plan)
     assert equal(found, whole) and len(short) == 1 and len(calls) > len(once)
@@ -268,14 +274,7 @@ def test_features_go_before_a_validation_is_cut(
 def test_a_run_whose_features_went_says_of_no_lower_budget(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    computed = VqaTask.loss_sum
-
-    def loss_sum(self: VqaTask, batch: Any, step: int) -> tuple[Tensor, Tensor]:
-        if step == 2 and self.model.memory is not None and len(self.model.memory):
-            raise torch.OutOfMemoryError("planted")
-        return computed(self, batch, step)
-
-    monkeypatch.setattr(VqaTask, "loss_sum", loss_sum)
+    short_in_the_third_step(monkeypatch)
     plan = PLANS["shared"] | {"cache": "memory", "save_steps": 1}
     trained(world, tmp_path / "run", plan, stop_after=4)
     trained(world, tmp_path / "run", plan)

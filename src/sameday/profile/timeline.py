@@ -24,7 +24,7 @@ from sameday.profile import quiet
 from sameday.profile.kinds import by_kind, by_name
 from sameday.record.folder import RunFolder
 from sameday.spec.errors import EXIT_STOPPED, RunStopped
-from sameday.tasks.base import Task, lower_budget
+from sameday.tasks.base import Task, gone_through_before, lower_budget
 from sameday.train.steps import Good, Steps
 from sameday.train.watch import Watch
 
@@ -98,13 +98,10 @@ def record(
         torch.cuda.reset_peak_memory_stats()
     plan, numbers = session.resolved.plan, range(warmup + steps + 2)  # the last are followed by others, as usual
     budget: int | None = None
-    # What is kept from one step for others is there when a step comes again, as most of a run's do.
-    kept_first = numbers if (words := task.warmed_up()) is not None else ()
-    if words is not None:
-        session.say(words)
+    first = gone_through_before(task, numbers, session.say)
     while True:
         goods: list[Good] = []
-        order = [*kept_first, *_order(task, numbers, budget, by)]
+        order = [*first, *_order(task, numbers, budget, by)]
         before = len(order) - len(numbers)
         try:
             laps = _timed(session, task, order, budget, goods, partial(_told, progress, before), by)

@@ -314,6 +314,16 @@ def checked_finite(scores: dict[str, float], whose: str) -> dict[str, float]:
     return scores
 
 
+def gone_through_before(task: Task, steps: Sequence[int], say: Say = lambda _: None) -> Sequence[int]:
+    """These steps, where the task keeps something of one for others: computed again, they are as most of a run's are.
+    None of them where it keeps nothing."""
+    words = task.warmed_up()
+    if words is None:
+        return ()
+    say(words)
+    return steps
+
+
 def lower_budget(
     sample: str, task: Task, step: int, budget: int | None, ranks: Ranks, say: Say, again: str = "the step is"
 ) -> int:

@@ -17,7 +17,7 @@ from sameday.spec.errors import EXIT_OUT_OF_MEMORY, BadInput, RunStopped
 from sameday.spec.load import recipe_from
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
-from sameday.tasks.base import total_steps
+from sameday.tasks.base import gone_through_before, total_steps
 from sameday.verify.arm import die_with_parent
 
 FIRST = 4
@@ -92,9 +92,8 @@ def run(job: Job) -> Result:
     compiled = job.plan.compile != "none" or job.plan.cuda_graphs
     # One more than are timed: the last is not followed by another, which is no usual step.
     timed = range(FIRST, FIRST + job.most + 1)
-    # Sizes that were not met before are compiled or recorded first. What is kept from one step for others is there when
-    # a step comes again, as most of a run's do.
-    first = [*range(FIRST if compiled else 1), *(timed if task.warmed_up() is not None else ())]
+    # Sizes that were not met before are compiled or recorded first.
+    first = [*range(FIRST if compiled else 1), *gone_through_before(task, timed)]
     seconds: dict[int, float] = {}
     pieces: list[int] = []
     ends, warmed = math.inf, loaded

@@ -21,6 +21,7 @@ from sameday.spec.load import recipe_from
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.spec.words import tell
+from sameday.tasks.base import gone_through_before
 from sameday.tasks.setup import TRAINING
 
 if TYPE_CHECKING:  # it need not be loaded to start an arm
@@ -182,8 +183,7 @@ def _fixed_gradients(witness: Any, session: Session, job: Job, folder: Path) -> 
 
     ranks, losses, numbers = session.ranks, [], range(job.steps)
     witness.training(True)
-    # What is kept from one step for others is there when a step comes again: that is how most of a run's are computed.
-    first = () if witness.warmed_up() is None else numbers
+    first = gone_through_before(witness, numbers)
     with closing(session.steps(witness.unwatched())) as steps:
         if ranks.first:
             save_tensors(folder / "start.safetensors", steps.trained)
