@@ -68,7 +68,8 @@ def timed(out: Path, point: Point, args: argparse.Namespace, loaded: Loaded) -> 
     data = data_of(out, f"growth {wide}×{high} {point.questions} of {point.pictures}", row, tiny)
     fields = recipe_of(out, data, row, tiny) | {"max_pixels": MOST_PIXELS, "effective_batch": point.batch}
     del fields["data"]["val"]  # for which more would be compiled
-    with closing(start(out, fields, args.plan, tiny)) as session:
+    # An image is in it as it comes the first time.
+    with closing(start(out, fields, ["keep_features=false", *args.plan], tiny)) as session:
         task = loaded.task(session)
         with closing(session.steps(task)) as steps:
             before = warmed(session, task, steps)

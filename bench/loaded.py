@@ -6,9 +6,10 @@ from __future__ import annotations
 import copy
 import gc
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -31,7 +32,16 @@ from sameday.tasks.warm_up import warm_up
 from sameday.train.steps import Steps
 
 FREE_OF_RECIPE = {"name", "data", "order", "effective_batch", "max_pixels"}
-FREE_OF_PLAN = {"checkpointing", "cuda_graphs", "token_budget", "workers", "cache", "cache_dir", "embeddings_on"}
+FREE_OF_PLAN = {
+    "checkpointing",
+    "cuda_graphs",
+    "token_budget",
+    "workers",
+    "cache",
+    "cache_dir",
+    "embeddings_on",
+    "keep_features",
+}
 """Fields that no model is made of, or none that cannot be changed: read by the task, or by the model when it computes.
 Where any other differs, the model is loaded again."""
 REST = 3.0
@@ -149,6 +159,23 @@ def warmed(session: Session, task: Task, steps: Steps) -> float:
     return seconds
 
 
-def floors(session: Session, task: Task, steps: Iterable[int], peaks: Peaks) -> list[float]:
-    """The least seconds of these steps, as the plan cuts them: `floor_of` without that of samples one at a time."""
-    return [bound(task.cost(step, None, session.ranks), peaks).seconds for step in steps]
+def floors(session: Session, task: VqaTask, steps: range, peaks: Peaks) -> list[float]:
+    """The least seconds of these steps of a run, as the plan cuts them: `floor_of` without that of samples one at a
+    time. What the tower made of an image in an earlier step is there if it is now."""
+
+    def contents(step: int) -> set[str]:
+        return {image.digest for i in task.step_ids(step) for image in task.splits["train"][i].images}
+
+    def seconds(step: int) -> float:
+        return bound(task.cost(step, None, session.ranks), peaks).seconds
+
+    memory = task.model.memory
+    if memory is None:
+        return [seconds(step) for step in steps]
+    before = {each for step in range(steps.start) for each in contents(step) if each in memory}
+    least = []
+    for step in steps:
+        with patch.object(task.model, "memory", before):
+            least.append(seconds(step))
+        before |= {each for each in contents(step) if each in memory}
+    return least

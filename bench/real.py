@@ -8,7 +8,9 @@
                                                               what is compiled before the first step, what that takes
                                                               the first time and again, whether a later step stalls
 
-Weights are random. In rows of kept features, with `plan.cache memory`, the tower's output of the first epoch is there.
+Weights are random. Mixtures are timed in the first epoch. Of the other rows those of kept features are timed from the
+second one on, when what the tower made of all images is there, and the others without `plan.keep_features`, as in a
+first epoch: the line below the row has the first epoch of the plan that keeps them.
 Of each row: seconds of a step, median (least to most) of those after the first twenty, or that epoch; its floor,
 the mean over its steps; the share of the floor that is reached, of all steps together; how much of the time kernels
 fill; GiB that tensors took and that the allocator held; what the warm-up before the first step took and the first
@@ -95,11 +97,13 @@ ROWS = {
 }
 ROWS |= {
     f"{name}{KEPT}": replace(ROWS[name], kept=True)
-    for name in ("2 of 1280×1024", "768×576, shuffle", "16 of 1280×1024")
+    for name in ("768×576, by_image", "2 of 1280×1024", "768×576, shuffle", "16 of 1280×1024")
 }
 """Those of the same name have the same data."""
 SAID = ("compiled what", "recorded ", "went through what", "out of memory in the warm-up", "cuda_graphs: ")
 """How a run's lines about its warm-up, and about what is recorded in it, begin."""
+EPOCHS = 3
+"""Of a whole run."""
 MIXTURE = (400, 40, 0)
 """Pictures to train and validate on."""
 
@@ -138,8 +142,8 @@ def timed(out: Path, name: str, row: Row, args: argparse.Namespace, loaded: Load
     """One row."""
     tiny = args.size == "tiny"
     fields = recipe_of(out, data_of(out, name, row, tiny), row, tiny)
-    kept = ["cache=memory"] if row.kept else []
-    with closing(start(out, fields, [*kept, *args.plan], tiny)) as session:
+    keeps = [] if row.pictures is None else [f"keep_features={str(row.kept).lower()}"]
+    with closing(start(out, fields, [*keeps, *args.plan], tiny)) as session:
         plan = session.setup.low_memory(session.resolved.plan) if row.least_memory else session.resolved.plan
         task = loaded.task(session, plan)
         count, warm = args.steps or row.steps, row.warm
@@ -158,6 +162,7 @@ def timed(out: Path, name: str, row: Row, args: argparse.Namespace, loaded: Load
         "seconds": seconds,
         "warm": warm,
         "median": usual,
+        "first_epoch": statistics.median(seconds[warm // 2 : warm]) if row.kept else None,
         "floor": statistics.fmean(least),
         "share": sum(least) / sum(seconds[warm:]),
         "busy": line.busy,
@@ -207,6 +212,15 @@ def words(one: dict[str, Any]) -> str:
     )
 
 
+def below(one: dict[str, Any]) -> Iterator[str]:
+    """What is told of a row besides."""
+    if one["first_epoch"] is not None:
+        yield f"{one['first_epoch']:.3f} s in the first epoch"
+    if one["kernels"]:
+        yield f"kernels, ms of a step: {kind_words(one['kernels'])}"
+        yield clock_words(one["gpu"])
+
+
 def clock_words(gpu: Mapping[str, float]) -> str:
     """A GPU that is at its limit of power is slower than while its peak was measured."""
     if "power_watts" not in gpu:
@@ -219,7 +233,7 @@ def whole_run(out: Path, args: argparse.Namespace) -> None:
     tiny = args.size == "tiny"
     name = args.only[0] if len(args.only) == 1 else "mixture"
     row = ROWS[name]
-    fields = recipe_of(out, data_of(out, name, row, tiny), row, tiny) | {"num_epochs": 3}
+    fields = recipe_of(out, data_of(out, name, row, tiny), row, tiny) | {"num_epochs": EPOCHS}
     (out / "recipe.yaml").write_text(dump_yaml(recipe_from(fields)))
     sets = [f"--set=plan.{each}" for each in args.plan] + (["--set=plan.device=cpu"] if tiny else [])
     compiled = out / f"compiled-{time.time():.0f}"
@@ -233,6 +247,7 @@ def whole_run(out: Path, args: argparse.Namespace) -> None:
         steps = [each["seconds"] for each in read_metrics(run / "metrics.jsonl") if "split" not in each]
         took = time.perf_counter() - began
         print(stalls(steps, pixels_of(out, fields), read_times(run), f"run {number}: {took:.0f} s"), flush=True)
+        print(f"    {by_epoch(steps, EPOCHS)}", flush=True)
         for line in (out / f"run-{number}.log").read_text().splitlines():
             if line.startswith(SAID) or " stalled: " in line:
                 print(f"    {line}", flush=True)
@@ -261,6 +276,13 @@ def pixels_of(out: Path, fields: Mapping[str, Any]) -> list[int]:
         return {Path(image) for sample in step for image in conversation(sample)["images"]}
 
     return [sum(map(size, paths(step))) for step in samples_of(out, fields)]
+
+
+def by_epoch(steps: Sequence[float], epochs: int) -> str:
+    """Images of an epoch may be there from the one before."""
+    each = len(steps) // epochs
+    sums = ", ".join(f"{sum(steps[epoch * each : (epoch + 1) * each]):.1f}" for epoch in range(epochs))
+    return f"seconds of the {each} steps of each epoch: {sums}"
 
 
 def stalls(steps: Sequence[float], pixels: Sequence[int], times: Sequence[dict[str, Any]], name: str) -> str:
@@ -330,8 +352,8 @@ def main() -> None:
     for name in args.only:
         found.append(timed(out, name, ROWS[name], args, loaded))
         print(words(found[-1]), flush=True)
-        if kernels := found[-1]["kernels"]:
-            print(f"{'':34s} kernels, ms of a step: {kind_words(kernels)}; {clock_words(found[-1]['gpu'])}", flush=True)
+        if row_words := list(below(found[-1])):
+            print(f"{'':34s} {'; '.join(row_words)}", flush=True)
     print(loaded.peak_words(), flush=True)
     loaded.drop()  # other trainers need the memory
     if args.json is not None:

@@ -86,7 +86,7 @@ BEST = {
     "pin_memory": True,
     "workers": 4,
 }
-ALL_OF_IT = BEST | {"share_text": True, "cuda_graphs": True, "lora_kernel": "triton", "cache": "memory"}
+ALL_OF_IT = BEST | {"share_text": True, "cuda_graphs": True, "lora_kernel": "triton", "keep_features": True}
 SHARED = {"share_images": True, "packing": True, "max_questions": None, "label_only_logits": True}
 
 

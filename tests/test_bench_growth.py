@@ -72,7 +72,7 @@ def test_a_task_over_a_model_that_served_another_is_as_one_loaded_anew(sessions:
     assert all(parameter.grad is None for parameter in task.trained().values())
     assert losses(second, task) == losses(second, anew)
     peaks = loaded.peaks(second)
-    assert floors(second, task, [1], peaks) == [floor_of(second.setup, anew, 1, peaks).plan.seconds]
+    assert floors(second, task, range(1, 2), peaks) == [floor_of(second.setup, anew, 1, peaks).plan.seconds]
 
 
 def test_a_task_of_cached_features_is_as_one_loaded_anew(sessions: tuple[Session, Session], tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_task_of_cached_features_is_as_one_loaded_anew(sessions: tuple[Session
     assert losses(second, loaded.task(second, plans[0])) == found, "what the first one left is read"
     kept = [len(list((tmp_path / each).rglob("*.safetensors"))) for each in "ab"]
     assert kept[0] == kept[1] > 0
-    in_memory = loaded.task(second, second.resolved.plan.model_copy(update={"cache": "memory"}))
+    in_memory = loaded.task(second, second.resolved.plan.model_copy(update={"keep_features": True}))
     assert in_memory.model.keep is None and in_memory.model.memory is not None
     last = loaded.task(first).model
     assert last.keep is None and last.memory is None, "the next one keeps nothing"
@@ -102,6 +102,24 @@ def test_rows_of_kept_features_are_timed_when_all_are_there() -> None:
         assert replace(row, kept=False) == ROWS[name.removesuffix(KEPT)]
         assert row.warm * BATCH >= sum(count for _, count in row.pictures or ()) and row.warm >= WARM
     assert {row.warm for row in ROWS.values() if not row.kept} == {WARM}
+
+
+def test_floors_have_no_tower_for_images_of_earlier_steps(sessions: tuple[Session, Session]) -> None:
+    """As far as they are there after the run; those of a plan that keeps none have it always."""
+    loaded, (_, session) = Loaded(), sessions
+    plan, peaks = session.resolved.plan, loaded.peaks(session)
+    usual = floors(session, loaded.task(session, plan), range(4), peaks)
+    task = loaded.task(session, plan.model_copy(update={"keep_features": True}))
+    assert task.model.memory is not None and floors(session, task, range(4), peaks) == usual, "nothing is there yet"
+    losses(session, task)
+    there = set(task.model.memory._kept)
+    come = [
+        {image.digest for i in task.step_ids(step) for image in task.splits["train"][i].images} for step in range(4)
+    ]
+    assert there == come[0] | come[1] | come[2] and come[1] & come[0], "five images"
+    found = floors(session, task, range(4), peaks)
+    assert found[0] == usual[0] and found[1] < usual[1]
+    assert floors(session, task, range(1, 4), peaks) == found[1:]
 
 
 def test_another_model_is_loaded_again(out: Path, sessions: tuple[Session, Session]) -> None:

@@ -9,7 +9,8 @@ from unittest.mock import patch
 from catalogue import SHARED, planted
 from torch import Tensor
 
-PIXELS, FEATURES, MEMORY = (SHARED | {"cache": kind} for kind in ("pixels", "features", "memory"))
+PIXELS, FEATURES = (SHARED | {"cache": kind} for kind in ("pixels", "features"))
+MEMORY = SHARED | {"keep_features": True}
 
 
 def _served(task: Any, change: Callable[[Tensor], Tensor]) -> Any:

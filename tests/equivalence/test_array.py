@@ -29,15 +29,17 @@ VALUES = {device: trial_values(setup, device, QUESTION) for device, setup in SET
 PLANS = {device: trial_plans(setup, device, QUESTION) for device, setup in SETUPS.items()}
 NO_SPLIT, NO_FUSED = ((("packing", False), ("attention", kernel)) for kernel in OF_PIECES)
 NO_BUDGET = (("activation_budget", 0.5), ("compile", "none"))
+NOTHING_TO_KEEP = (("keep_features", True), ("cache", "features"))
 GRAPHS = ("cuda_graphs", True)
 IMPOSSIBLE = {
-    "cpu": [NO_SPLIT, NO_BUDGET],
+    "cpu": [NO_SPLIT, NO_BUDGET, NOTHING_TO_KEEP],
     "cuda": [
         NO_SPLIT,
         NO_FUSED,
         (("packing", False), GRAPHS),
         NO_BUDGET,
         *((("attention", kernel), GRAPHS) for kernel in ("sdpa", "flex")),
+        NOTHING_TO_KEEP,
     ],
 }
 

@@ -17,15 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sameday.commands.session import Session, Specs
+from sameday.commands.session import Session, Specs, _plan
 from sameday.data.questions.sample import ImageRef, images_of
+from sameday.hardware.machine import Machine
 from sameday.hardware.ranks import Ranks
 from sameday.models import features
 from sameday.models.features import FeatureMemory
 from sameday.profile.timeline import record
 from sameday.record.folder import RunFolder
 from sameday.spec.document import dump_yaml
-from sameday.spec.errors import RunStopped
+from sameday.spec.errors import BadInput, RunStopped
 from sameday.spec.plan import Plan
 from sameday.tasks.base import Say
 from sameday.tasks.setup import TRAINING
@@ -34,6 +35,8 @@ from sameday.tasks.vqa.task import VqaTask
 from sameday.train.loop import train
 from sameday.tune.trial import FIRST, Job, run
 
+H200 = Machine("cuda", "NVIDIA H200", 140 * 2**30, 16, True, 2**17, (9, 0))
+CPU = Machine("cpu", "CPU", 2**34, 2, False)
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PLANS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -179,20 +182,20 @@ def test_the_same_model_is_trained(
     world: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain, seen = trained(world, tmp_path / "plain", PLANS[name])
-    kept, once = trained(world, tmp_path / "kept", PLANS[name] | {"cache": "memory"})
+    kept, once = trained(world, tmp_path / "kept", PLANS[name] | {"keep_features": True})
     assert "cache: features of images may take " in capsys.readouterr().out
     assert once == [1] * images(world) and sum(seen) > len(once), "each once, by itself, in two epochs"
     worst = max(float((kept[n] - plain[n]).norm() / plain[n].norm().clamp(min=1e-9)) for n in plain)
     assert kept.keys() == plain.keys() and worst < 3e-5
     monkeypatch.setattr(features, "LEFT", 2.0)
-    without, often = trained(world, tmp_path / "full", PLANS[name] | {"cache": "memory"})
+    without, often = trained(world, tmp_path / "full", PLANS[name] | {"keep_features": True})
     assert equal(without, kept), "for none there is room: the same bits"
     assert len(often) > len(once) and set(often) == {1}
 
 
 @pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_in_the_same_bits(world: Path, tmp_path: Path) -> None:
-    plan = PLANS["shared"] | {"cache": "memory", "save_steps": 1}
+    plan = PLANS["shared"] | {"keep_features": True, "save_steps": 1}
     whole, _ = trained(world, tmp_path / "whole", plan)
     trained(world, tmp_path / "parts", plan, stop_after=3)
     parts, calls = trained(world, tmp_path / "parts", plan)
@@ -217,7 +220,7 @@ def short_in_the_third_step(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_features_go_before_micro_batches_are_cut(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = PLANS["shared"] | {"cache": "memory"}
+    plan = PLANS["shared"] | {"keep_features": True}
     whole, once = trained(world, tmp_path / "whole", plan)
     short = short_in_the_third_step(monkeypatch)
     capsys.readouterr()
@@ -233,27 +236,27 @@ def test_a_cpu_that_gives_no_more_memory_is_no_error(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its allocator raises what many errors are."""
-    whole, _ = trained(world, tmp_path / "whole", PLANS["shared"] | {"cache": "memory"})
+    whole, _ = trained(world, tmp_path / "whole", PLANS["shared"] | {"keep_features": True})
     words = ["[enforce fail at alloc_cpu.cpp:124] . DefaultCPUAllocator: can't allocate memory: you tried to"]
 
     def short(self: FeatureMemory) -> Any:
         raise RuntimeError(words[0])
 
     monkeypatch.setattr(FeatureMemory, "_aside", short)
-    found, _ = trained(world, tmp_path / "short", PLANS["shared"] | {"cache": "memory"})
+    found, _ = trained(world, tmp_path / "short", PLANS["shared"] | {"keep_features": True})
     assert equal(found, whole)
     said = capsys.readouterr().err
     assert said.count("cache: there is memory for features of 0 images (0.0 GiB); other images are computed") == 1
     words[0] = "something else"
     with pytest.raises(RuntimeError, match="something else"):
-        trained(world, tmp_path / "wrong", PLANS["shared"] | {"cache": "memory"})
+        trained(world, tmp_path / "wrong", PLANS["shared"] | {"keep_features": True})
 
 
 @pytest.mark.slow
 def test_features_go_before_a_validation_is_cut(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = PLANS["shared"] | {"cache": "memory"}
+    plan = PLANS["shared"] | {"keep_features": True}
     whole, _ = trained(world, tmp_path / "whole", plan)
     scored, sizes = VqaTask.score, []
 
@@ -275,7 +278,7 @@ def test_a_run_whose_features_went_says_of_no_lower_budget(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     short_in_the_third_step(monkeypatch)
-    plan = PLANS["shared"] | {"cache": "memory", "save_steps": 1}
+    plan = PLANS["shared"] | {"keep_features": True, "save_steps": 1}
     trained(world, tmp_path / "run", plan, stop_after=4)
     trained(world, tmp_path / "run", plan)
     said = capsys.readouterr().out
@@ -287,7 +290,7 @@ def opened(world: Path, folder: Path, say: Say) -> tuple[Session, VqaTask]:
     (folder / "recipe.yaml").write_text(dump_yaml(recipe))
     for name in ("train.jsonl", "val.jsonl", "images"):
         (folder / name).symlink_to(world / name)
-    asked = [f"plan.{each}" for each in ("device=cpu", "cache=memory", "share_images=true")]
+    asked = [f"plan.{each}" for each in ("device=cpu", "keep_features=true", "share_images=true")]
     session = Session.start(Specs.from_files(folder / "recipe.yaml", None, asked), say, splits=TRAINING)
     return session, session.load()
 
@@ -330,7 +333,7 @@ def images_at(task: VqaTask, number: int) -> Sequence[ImageRef]:
 @pytest.mark.slow
 def test_the_floor_has_no_tower_for_what_is_kept(world: Path) -> None:
     recipe = worlds.tiny_recipe(world / "model", order="by_image", effective_batch=4)
-    task = worlds.make_task(world, recipe, Plan(**PLANS["shared"], cache="memory"))
+    task = worlds.make_task(world, recipe, Plan(**PLANS["shared"], keep_features=True))
     task.training(True)
     before = task.cost(0, None, Ranks())
     task.warmed_up()
@@ -341,14 +344,44 @@ def test_the_floor_has_no_tower_for_what_is_kept(world: Path) -> None:
     assert after.copy_bytes == before.copy_bytes and after.disk_bytes == before.disk_bytes, (
         "files are read all the same"
     )
-    cached = worlds.make_task(world, recipe, Plan(**PLANS["shared"], cache="memory"))
+    cached = worlds.make_task(world, recipe, Plan(**PLANS["shared"], keep_features=True))
     assert cached.cost(0, None, Ranks()) == before
 
 
 def test_an_evaluation_keeps_nothing(world: Path) -> None:
     setup = VqaSetup(worlds.tiny_recipe(world / "model"), world)
-    assert {kind: setup.for_evaluation(Plan(cache=kind)).cache for kind in ("memory", "pixels", "features")} == {
-        "memory": "none",
-        "pixels": "pixels",
-        "features": "features",
-    }
+    assert not setup.for_evaluation(Plan(keep_features=True)).keep_features
+
+
+def test_what_a_disk_has_is_not_kept_besides(world: Path) -> None:
+    setup = VqaSetup(worlds.tiny_recipe(world / "model"), world)
+    with pytest.raises(BadInput) as error:
+        setup.resolve_auto(Plan(cache="features", keep_features=True), CPU)
+    assert str(error.value) == (
+        "plan.keep_features true keeps what the tower computes, and plan.cache features is read instead; allowed: false"
+    )
+
+
+# An automatic plan
+
+
+def test_an_automatic_plan_keeps_them_on_a_gpu_where_nothing_of_the_images_is_trained(world: Path) -> None:
+    reason = "an image that comes again need not go through the vision tower again"
+    frozen, trained = (
+        VqaSetup(worlds.tiny_recipe(world / "model", precision="bf16", train_vision=train), world)
+        for train in (False, True)
+    )
+    plan, why = frozen.choose_plan(H200, 1)
+    assert plan.keep_features and why["keep_features"] == reason and plan.cache == "none"
+    assert ("keep_features", True) not in frozen.cannot(H200) and ("keep_features", True) in trained.cannot(H200)
+    assert not frozen.low_memory(plan).keep_features
+    tried = [choice.name for choice in frozen.choices(H200)]
+    assert "keep_features" in tried and "keep_features" not in [choice.name for choice in trained.choices(H200)]
+    for setup, machine in ((trained, H200), (frozen, CPU)):
+        other, reasons = setup.choose_plan(machine, 1)
+        assert not other.keep_features and "keep_features" not in reasons
+    for cache, keeps in (("none", True), ("pixels", True), ("features", False)):
+        specs = Specs(frozen.recipe, world, Plan(cache=cache), True, ("cache",))
+        beside, reasons = _plan(specs, frozen, H200, 1)
+        assert (beside.cache, beside.keep_features) == (cache, keeps)
+    assert reasons["keep_features"] == "true cannot go with what was asked for: plan.cache features"

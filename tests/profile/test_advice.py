@@ -100,7 +100,7 @@ def cuts_to_try(facts: Facts, plan: Plan) -> list[dict[str, Any]]:
     return [change for change in (differing(plan, each) for each in changes) if change]
 
 
-TRAINED_TOWER = frozenset({("cache", "features"), ("cache", "memory"), ("cuda_graphs", True)})
+TRAINED_TOWER = frozenset({("cache", "features"), ("keep_features", True), ("cuda_graphs", True)})
 LARGER = Cut({"token_budget": 32768}, 1.0, 0.17)
 WHOLE = Cut({"micro_batch": None}, 1.0, 0.0008)
 PLANTED: dict[str, tuple[Facts, str, str]] = {
@@ -245,8 +245,8 @@ def test_what_holds_a_step_up_is_named_first(name: str) -> None:
 
 
 def test_a_good_plan_is_left_alone() -> None:
-    assert [each.remedy for each in advise(GPU)] == ["plan.cache features"]
-    (only,) = advise(GPU)
+    assert [each.remedy for each in advise(GPU)] == ["plan.keep_features true", "plan.cache features"]
+    (only,) = named(GPU, "cache")
     assert only.at_most == pytest.approx(0.271 / (0.271 - 0.033), rel=1e-3)
     assert only.bound == "if 12.2% of the step went away"
     assert only.why == (
@@ -373,16 +373,18 @@ def test_text_that_is_computed_for_each_question_is_named() -> None:
 
 def test_features_are_kept_in_memory_that_is_free() -> None:
     plain = changed(GPU, {}, {"cache": "none"})
-    (memory,) = (each for each in named(plain, "cache") if each.change == {"cache": "memory"})
+    (memory,) = named(plain, "keep_features")
+    assert memory.change == {"keep_features": True}
     assert memory.at_most == pytest.approx(0.271 / (0.271 - 0.030), rel=1e-2) and memory.why == (
         "the frozen tower is 11.1% of the step, and an image that comes again need not be computed again, as far as "
         "there is memory that steps leave free"
     )
     for other in (replace(plain, used=0.7 * plain.memory), replace(plain, cannot=TRAINED_TOWER)):
-        assert {"cache": "memory"} not in [each.change for each in advise(other)]
-    for cache in ("pixels", "features", "memory"):
-        found = [each.change for each in advise(changed(GPU, {}, {"cache": cache}))]
-        assert {"cache": "memory"} not in found and ({"cache": "features"} in found) == (cache == "pixels")
+        assert not named(other, "keep_features")
+    assert named(changed(GPU, {}, {"cache": "pixels"}), "keep_features"), "decoded images may be on a disk besides"
+    for kept in ({"cache": "features"}, {"keep_features": True}):
+        found = [name for each in advise(changed(GPU, {}, {"cache": "none"} | kept)) for name in each.change]
+        assert "keep_features" not in found and "cache" not in found
 
 
 def test_a_worker_needs_a_core() -> None:
@@ -415,6 +417,7 @@ def as_written(value: Any) -> str:
 def can_run(facts: Facts, fields: dict[str, Any]) -> Plan:
     """A plan with these fields, those of the task, that is not refused to begin with."""
     own = {name: value for name, value in fields.items() if name in facts.fields}
+    own |= {"keep_features": False} if own.get("cache") == "features" else {}
     plan = facts.plan.model_copy(update=own | ({"cuda_graphs": False} if facts.device == "cpu" else {}))
     of_one_size = plan.cuda_graphs and facts.fields == CLASSIFY
     return plan.model_copy(update={"pin_memory": False}) if of_one_size and plan.workers else plan
@@ -450,7 +453,8 @@ FACTS = st.builds(
     st.fixed_dictionaries(
         {
             "workers": st.integers(1, 20),
-            "cache": st.sampled_from(["none", "pixels", "features", "memory"]),
+            "cache": st.sampled_from(["none", "pixels", "features"]),
+            "keep_features": st.booleans(),
             "share_images": st.booleans(),
             "checkpointing": st.sampled_from(["none", "selective", "full"]),
             "label_only_logits": st.booleans(),
@@ -473,7 +477,7 @@ def test_promises_are_bounds(facts: Facts) -> None:
     for each in found:
         assert each.at_most >= 1.02 and each.why and "nan" not in each.why
         # Kept features make the floor another one; with fewer threads a step was timed.
-        other = each.change.get("cache") in ("features", "memory") or "environment" in each.change
+        other = each.change.get("cache") == "features" or {"keep_features", "environment"} & each.change.keys()
         assert each.at_most <= max(1.0, highest) * 1.000001 or other
     assert [each.likely for each in found] == sorted((each.likely for each in found), reverse=True)
     assert len({each.remedy for each in found}) == len(found)
@@ -511,7 +515,7 @@ def test_nothing_is_advised_that_a_task_cannot_follow(facts: Facts, data: st.Dat
     """Fields that it does not have, and values that its recipe cannot use here. Another task has cuts of its own."""
     for each in advise(facts):
         for name, value in each.change.items():
-            if name in ("level_kernel", "cache", "cuda_graphs", "checkpointing", "label_only_logits"):
+            if name in ("level_kernel", "cache", "keep_features", "cuda_graphs", "checkpointing", "label_only_logits"):
                 cannot = replace(facts, cannot=frozenset({(name, value)}), cuts=())
                 assert all(other.change.get(name) != value for other in advise(cannot))
     lacking = data.draw(st.sampled_from(sorted(facts.fields - COMMON)))

@@ -232,7 +232,7 @@ def test_every_field_of_another_task_is_seen(task: str) -> None:
         **{"share_text": True, "activation_budget": 0.5},
         **{"checkpointing": "full", "attention": "sdpa", "label_only_logits": True, "eval_token_budget": 1},
         **{"lora_kernel": "triton", "embeddings_on": "host"},
-        **{"cache": "pixels", "cache_dir": "elsewhere"},
+        **{"cache": "pixels", "cache_dir": "elsewhere", "keep_features": True},
         **{"micro_batch": 1, "compile_mode": "max-autotune", "level_kernel": "fused", "cuda_graphs": True},
         **{"images_on": "device", "eval_batch": 1},
     }

@@ -134,12 +134,20 @@ def test_features_give_the_same_model(home: Path, plan: dict[str, Any]) -> None:
     assert equal(learned(reading), found)
 
 
-@pytest.mark.parametrize(("kind", "bitwise"), [("pixels", True), ("features", False), ("memory", False)])
-def test_verify_agrees(world: Path, tmp_path: Path, kind: str, bitwise: bool) -> None:
+@pytest.mark.parametrize(
+    ("plan", "bitwise"),
+    [
+        ({"cache": "pixels"}, True),
+        ({"cache": "features"}, False),
+        ({"keep_features": True}, False),
+        ({"cache": "pixels", "keep_features": True}, False),
+    ],
+)
+def test_verify_agrees(world: Path, tmp_path: Path, plan: dict[str, Any], bitwise: bool) -> None:
     recipe = worlds.tiny_recipe(world / "model", order="by_image", effective_batch=4)
     stage = Stage(tmp_path, world, recipe, steps=4)
     for _ in ("cold", "warm"):
-        found = stage.compare(Plan(cache=kind, cache_dir=str(tmp_path / "cache")))
+        found = stage.compare(Plan(**plan, cache_dir=str(tmp_path / "cache")))
         assert not found.differences, found.differences
         assert found.bitwise or not bitwise
 
@@ -224,10 +232,10 @@ def test_features_of_a_tower_or_projector_with_adapters_are_refused(home: Path, 
         "plan.cache features keeps what vision tower and projector make of an image, and recipe.lora.target_modules "
         f"trains {parts}; allowed: none, pixels, auto"
     )
-    with pytest.raises(BadInput, match=f"plan.cache memory keeps what .* trains {parts}; allowed: none, pixels, auto"):
-        setup.resolve_auto(Plan(cache="memory"), machine)
+    with pytest.raises(BadInput, match=f"plan.keep_features true keeps what .* trains {parts}; allowed: false"):
+        setup.resolve_auto(Plan(keep_features=True), machine)
     setup.resolve_auto(Plan(cache="pixels"), machine)
-    cannot = {("cache", "features"), ("cache", "memory"), ("cuda_graphs", True)}
+    cannot = {("cache", "features"), ("keep_features", True), ("cuda_graphs", True)}
     triton = {("lora_kernel", "triton"), ("attention", "fused"), ("embeddings_on", "host")}
     assert setup.cannot(machine) == cannot | (set() if interpreted() else triton)
     (home / "recipe.yaml").write_text(dump_yaml(recipe))

@@ -221,3 +221,7 @@ def test_what_was_asked_for_stands_beside_an_automatic_plan(two_layers: Path, tm
     rows, why = planned(packing=False)
     assert not rows.cuda_graphs and "cannot go with what was asked for: plan.packing false" in why["cuda_graphs"]
     assert not planned(attention="flex")[0].cuda_graphs
+    both, why = planned(packing=False, cache="features")
+    assert not both.cuda_graphs and not both.keep_features and both.compile == "layers"
+    words = "true cannot go with what was asked for: plan.cache features, plan.packing false"
+    assert (why["cuda_graphs"], why["keep_features"]) == (words, words)

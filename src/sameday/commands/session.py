@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain, combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 ASKED_FOR = "asked for"
 """Why a plan field has its value, where no choice was made."""
+MOST_TAKEN_BACK = 2
+"""Choices that may contradict what was asked for, each another part of it."""
 
 
 def silent(_text: str) -> None:
@@ -216,14 +219,16 @@ def _plan(specs: Specs, setup: TaskSetup, machine: Machine, ranks: int) -> tuple
 def _beside(
     asked: Mapping[str, Any], plan: Plan, chosen: Sequence[str], setup: TaskSetup, machine: Machine
 ) -> tuple[Plan, dict[str, str]]:
-    """A choice that cannot go with what was asked for is taken back, one of them, the last that helps."""
+    """Choices that cannot go with what was asked for are taken back, as few as will do, the last that help."""
     if not asked or _follows(setup, plan, machine):
         return plan, {}
-    for name in reversed(chosen):
-        other = plan.model_copy(update={name: getattr(Plan(), name)})
+    beside = ", ".join(f"plan.{each} {in_yaml(value)}" for each, value in asked.items())
+    some = (combinations(reversed(chosen), number) for number in range(1, MOST_TAKEN_BACK + 1))
+    for names in chain.from_iterable(some):
+        other = plan.model_copy(update={name: getattr(Plan(), name) for name in names})
         if _follows(setup, other, machine):
-            beside = ", ".join(f"plan.{each} {in_yaml(value)}" for each, value in asked.items())
-            return other, {name: f"{in_yaml(getattr(plan, name))} cannot go with what was asked for: {beside}"}
+            why = f"cannot go with what was asked for: {beside}"
+            return other, {name: f"{in_yaml(getattr(plan, name))} {why}" for name in names}
     return plan, {}
 
 

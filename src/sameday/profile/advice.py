@@ -279,20 +279,18 @@ def _decoder(facts: Facts) -> Iterator[Remedy]:
     if facts.offers("label_only_logits", True):
         why = f"logits of every place, {_share(facts, loss)} forward and more backward, and the last layer's MLP too"
         yield _remedy(facts, {"label_only_logits": True}, min(4 * loss, loss + backward), why, 1.5 * loss)
-    if facts.plan.cache not in ("features", "memory"):
+    if facts.plan.cache != "features" and not facts.plan.keep_features:
         yield from _features(facts, tower)
 
 
 def _features(facts: Facts, tower: float) -> Iterator[Remedy]:
     """Of a frozen tower, kept. The floor has the tower in it."""
-    # Pixels from a disk are decoded again without it.
-    free = facts.room and facts.plan.cache == "none"
-    if free and facts.offers("cache", "memory") and _worth(facts, tower):
+    if facts.room and facts.offers("keep_features", True) and _worth(facts, tower):
         why = (
             f"the frozen tower is {_share(facts, tower)}, and an image that comes again need not be computed again, as "
             "far as there is memory that steps leave free"
         )
-        yield _remedy(facts, {"cache": "memory"}, tower, why, 0.9 * tower, floor=False)
+        yield _remedy(facts, {"keep_features": True}, tower, why, 0.9 * tower, floor=False)
     prepared = min(facts.time(*EXPOSED), facts.preparing) + facts.time("copy")
     if facts.offers("cache", "features") and tower and _worth(facts, tower + prepared):
         data = f", and its images go with it: {_rows(facts, *DATA)}" if facts.time(*DATA) else ""

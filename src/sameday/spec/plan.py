@@ -153,6 +153,13 @@ class Plan(Strict):
         "Triton kernels. auto: the best of the others that is there.",
         needs="token rows",
     )
+    keep_features: bool = _field(
+        False,
+        "rounding",
+        "Keep the frozen vision tower's output in device memory that training leaves free, of as many images as there "
+        "is room for: an image that comes again is not computed again.",
+        needs="image cache",
+    )
     embeddings_on: Literal["device", "host"] = _field(
         "device",
         "bitwise",
@@ -215,13 +222,12 @@ class Plan(Strict):
         "and augmented there. auto: on the device where they fit.",
         needs="images in memory",
     )
-    cache: Literal["none", "pixels", "features", "memory", "auto"] = _field(
+    cache: Literal["none", "pixels", "features", "auto"] = _field(
         "none",
         "rounding",
-        "Keep what images become, each content once. pixels: decoded and resized, on disk. features: the frozen vision "
-        "tower's output, on disk. memory: the same in device memory that training leaves free, of as many images as "
-        "there is room for. What is missing is made and kept on the way. auto: what `sameday cache` measured to be "
-        "faster here, where it is complete on disk.",
+        "Keep what images become on disk, each content once. pixels: decoded and resized. features: the frozen vision "
+        "tower's output. What is missing is made and kept on the way. auto: what `sameday cache` measured to be faster "
+        "here, where it is complete.",
         needs="image cache",
         same_bits=("none", "pixels"),
     )

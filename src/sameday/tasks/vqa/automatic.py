@@ -106,6 +106,28 @@ def _fused_problems(machine: Machine, precision: str, decoder: Callable[[], Deco
         yield f"{asked} has tiles for heads of width {there}, and this model's have {width}; allowed: auto, sdpa, split"
 
 
+def problems_beside_attention(
+    plan: Plan, recipe: VlmRecipe, machine: Machine, decoder: Callable[[], Decoder] = Decoder
+) -> Iterator[str]:
+    yield from lora_problems(plan, recipe, machine)
+    yield from table_problems(plan, recipe, machine, decoder)
+    yield from graph_problems(plan, recipe, machine, decoder)
+    yield from feature_problems(plan, recipe)
+
+
+def feature_problems(plan: Plan, recipe: VlmRecipe) -> Iterator[str]:
+    """Why what a vision tower makes of images cannot be kept as the plan asks for."""
+    on_disk = "plan.cache features"
+    asked = [(on_disk, "none, pixels, auto")] if plan.cache == "features" else []
+    asked += [("plan.keep_features true", "false")] if plan.keep_features else []
+    if recipe.trains_image_parts:
+        for field, allowed in asked:
+            trained = image_parts_words(recipe)
+            yield f"{field} keeps what vision tower and projector make of an image, and {trained}; allowed: {allowed}"
+    elif len(asked) == 2:
+        yield f"plan.keep_features true keeps what the tower computes, and {on_disk} is read instead; allowed: false"
+
+
 def lora_problems(plan: Plan, recipe: VlmRecipe, machine: Machine) -> Iterator[str]:
     """Why the kernels that a plan asks for cannot run."""
     if plan.lora_kernel == "plain":
@@ -171,7 +193,7 @@ def table_problems(
 
 def low_memory(plan: Plan, recipe: VlmRecipe, machine: Machine, decoder: Callable[[], Decoder] = Decoder) -> Plan:
     """The same plan with as little memory as there are fields for."""
-    less = plan.model_copy(update={"checkpointing": "full", "cuda_graphs": False})
+    less = plan.model_copy(update={"checkpointing": "full", "cuda_graphs": False, "keep_features": False})
     hosted = less.model_copy(update={"embeddings_on": "host"})
     spares = machine.device == "cuda" and not any(table_problems(hosted, recipe, machine, decoder))
     return hosted if spares else less
@@ -211,7 +233,7 @@ def cannot(recipe: VlmRecipe, machine: Machine, decoder: Callable[[], Decoder] =
         ("attention", "fused"): problems_of(Plan(**SHARING, attention="fused"), machine, recipe.precision, decoder),
         ("embeddings_on", "host"): table_problems(Plan(embeddings_on="host"), recipe, machine, decoder),
     }
-    images = [("cache", "features"), ("cache", "memory")] if recipe.trains_image_parts else []
+    images = [("cache", "features"), ("keep_features", True)] if recipe.trains_image_parts else []
     return frozenset([*images, *(value for value, why in problems.items() if any(why))])
 
 
@@ -241,6 +263,8 @@ def choose_plan(
         return Plan(**fields), why
     pick("optimizer_impl", "fused", f"one kernel on {machine.shown_name}")
     pick("pin_memory", True, "copies to the GPU do not block")
+    if not recipe.trains_image_parts:
+        pick("keep_features", True, "an image that comes again need not go through the vision tower again")
     workers = max(1, min(8, machine.cores // ranks - 1))
     pick("workers", workers, f"{machine.cores} cores for {ranks} {'process' if ranks == 1 else 'processes'}")
     if machine.triton:

@@ -61,7 +61,7 @@ class Opened:
     """Where a plan's images come from, which kind that is, and what a user should know about it."""
 
     source: Source
-    kind: Literal["none", "pixels", "features", "memory"]
+    kind: Literal["none", "pixels", "features"]
     notes: list[str]
 
 
@@ -73,10 +73,21 @@ def open_cache(
     model: VisionLanguageModel,
     contents: Collection[str],
 ) -> Opened:
-    kind, notes = plan.cache, list[str]()
-    if kind == "memory":
+    opened = _open_on_disk(recipe, plan, folder, processor, model, contents)
+    if plan.keep_features and opened.kind != "features":
         model.memory = FeatureMemory(model.device)
-        return Opened(Source(processor), kind, notes)
+    return opened
+
+
+def _open_on_disk(
+    recipe: VlmRecipe,
+    plan: Plan,
+    folder: Path,
+    processor: ImageProcessor,
+    model: VisionLanguageModel,
+    contents: Collection[str],
+) -> Opened:
+    kind, notes = plan.cache, list[str]()
     with in_folder(folder):
         if kind == "auto":
             kind, why = automatic(recipe, plan, folder, processor, model, contents)
@@ -129,7 +140,16 @@ def automatic(
 
 
 ASIDE = (
-    *("cache", "cache_dir", "log_steps", "eval_steps", "eval_token_budget", "save_steps", "save_total_limit"),
+    *(
+        "cache",
+        "cache_dir",
+        "keep_features",
+        "log_steps",
+        "eval_steps",
+        "eval_token_budget",
+        "save_steps",
+        "save_total_limit",
+    ),
     "track",
 )
 """Plan fields that a step's time does not depend on."""

@@ -52,7 +52,7 @@ def fill_cache(setup: Any, session: Any, asked: Caching) -> bool:
     folder = resolve_path(setup.home, plan.cache_dir)
     task = None
     if asked.kind == "features" or asked.measure:
-        task = session.load(plan.model_copy(update={"cache": "none"}))
+        task = session.load(plan.model_copy(update={"cache": "none", "keep_features": False}))
     processor = load_processor(setup.family, recipe, setup.home)
     with in_folder(folder):
         model = None if task is None else task.model

@@ -17,7 +17,7 @@ from sameday.spec.vqa import VqaRecipe
 from sameday.tasks.base import LeftOut, Say
 from sameday.tasks.setup import DATA, TRAINING, Audited, Caching, Choice, Resolved, TaskSetup
 from sameday.tasks.vqa.trials import SHARING, choices, cuts, trial_values
-from sameday.tasks.vqa.words import image_parts_words, recipe_words
+from sameday.tasks.vqa.words import recipe_words
 
 if TYPE_CHECKING:
     import torch
@@ -308,12 +308,10 @@ class VqaSetup(TaskSetup):
         return choose_plan(self.recipe, machine, self.config, ranks, self._decoder)
 
     def check_plan(self, plan: Plan, machine: Machine) -> None:
-        from sameday.tasks.vqa.automatic import attention_kernel, graph_problems, lora_problems, table_problems
+        from sameday.tasks.vqa.automatic import attention_kernel, problems_beside_attention
 
-        refuse(lora_problems(plan, self.recipe, machine))
-        refuse(table_problems(plan, self.recipe, machine, self._decoder))
         attention_kernel(plan, machine, self.recipe.precision, self._decoder)
-        refuse(graph_problems(plan, self.recipe, machine, self._decoder))
+        refuse(problems_beside_attention(plan, self.recipe, machine, self._decoder))
 
     def _decoder(self) -> Decoder:
         """What is wrong with a model is told where it is loaded."""
@@ -328,16 +326,9 @@ class VqaSetup(TaskSetup):
             return Decoder()
 
     def resolve_auto(self, plan: Plan, machine: Machine) -> Resolved:
-        from sameday.tasks.vqa.automatic import attention_kernel, graph_problems, lora_problems, table_problems
+        from sameday.tasks.vqa.automatic import attention_kernel, problems_beside_attention
 
-        problems = list(lora_problems(plan, self.recipe, machine))
-        problems += table_problems(plan, self.recipe, machine, self._decoder)
-        problems += graph_problems(plan, self.recipe, machine, self._decoder)
-        if plan.cache in ("features", "memory") and self.recipe.trains_image_parts:
-            problems.append(
-                f"plan.cache {plan.cache} keeps what vision tower and projector make of an image, and "
-                f"{image_parts_words(self.recipe)}; allowed: none, pixels, auto"
-            )
+        problems = list(problems_beside_attention(plan, self.recipe, machine, self._decoder))
         if self.recipe.base_format == "nf4":
             from sameday.models.nf4 import lacking
 
@@ -409,8 +400,8 @@ class VqaSetup(TaskSetup):
     def for_evaluation(self, plan: Plan) -> Plan:
         """LoRA's kernels compute nothing where there is no gradient, there is room for all weights, and no image comes
         twice."""
-        changes = {"cuda_graphs": False, "lora_kernel": "plain", "embeddings_on": "device"}
-        return plan.model_copy(update=changes | ({"cache": "none"} if plan.cache == "memory" else {}))
+        changes = {"cuda_graphs": False, "lora_kernel": "plain", "embeddings_on": "device", "keep_features": False}
+        return plan.model_copy(update=changes)
 
     def fits_two_arms(self, memory: int) -> bool:
         """A reference takes twice the weights in float32 and about as much for activations, another arm the weights

@@ -33,6 +33,8 @@ def choices(recipe: VlmRecipe, machine: Machine, cannot: frozenset[tuple[str, An
         Choice("checkpointing", ({"checkpointing": "none"}, {"checkpointing": "selective"})),
         Choice("token_budget", budgets, climb=True, cuts=True),
     ]
+    if machine.device == "cuda" and ("keep_features", True) not in cannot:
+        tried.append(Choice("keep_features", ({"keep_features": True},)))
     if compiles:
         padded = tuple({"compile": "layers", "pad_to_multiple": multiple} for multiple in (32, 128))
         tried.append(Choice("compile", padded))
@@ -68,11 +70,12 @@ def trial_values(device: str, size: int) -> dict[str, tuple[Any, ...]]:
         "checkpointing": ("none", "selective", "full"),
         "activation_budget": (1.0, 0.5),
         "attention": ("auto", "sdpa", "split", *(("flex", "fused") if device == "cuda" else ())),
+        "keep_features": (False, True),
         "embeddings_on": ("device", *(("host",) if device == "cuda" else ())),
         "label_only_logits": (False, True),
         "lora_kernel": ("plain", *(("triton",) if device == "cuda" else ())),
         "cuda_graphs": (False, *((True,) if device == "cuda" else ())),
-        "cache": ("none", "pixels", "features", "memory"),
+        "cache": ("none", "pixels", "features"),
         "cache_dir": ("sameday-cache", "sameday-cache/other"),
         "eval_token_budget": (None, 3 * size),
     }
