@@ -32,7 +32,8 @@ from sameday.kernels.split import Dense, Segments
 from sameday.models import vlm_flops
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
-from sameday.tasks.vqa.automatic import Decoder, attention_kernel, graph_problems
+from sameday.tasks.vqa.automatic import attention_kernel
+from sameday.tasks.vqa.problems import Decoder, graph_problems
 from sameday.tasks.vqa.recorded import shape_of_part
 from sameday.tasks.vqa.setup import VqaSetup
 from sameday.tasks.vqa.task import VqaTask

@@ -26,7 +26,8 @@ from sameday.models import host_table
 from sameday.models.host_table import HostTable, embeddings_to_host, tables
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
-from sameday.tasks.vqa.automatic import Decoder, low_memory, table_problems
+from sameday.tasks.vqa.automatic import low_memory
+from sameday.tasks.vqa.problems import Decoder, table_problems
 from sameday.tasks.vqa.setup import VqaSetup
 from sameday.tasks.vqa.task import VqaTask
 from sameday.train.steps import Steps

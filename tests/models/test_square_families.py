@@ -27,7 +27,8 @@ from sameday.hardware.machine import detect_machine
 from sameday.models.families import family_of
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
-from sameday.tasks.vqa.automatic import Decoder, attention_kernel
+from sameday.tasks.vqa.automatic import attention_kernel
+from sameday.tasks.vqa.problems import Decoder
 from sameday.tasks.vqa.setup import VqaSetup
 from sameday.verify.peer import loop
 

@@ -16,7 +16,8 @@ from sameday.hardware.machine import Machine, detect_machine
 from sameday.spec.plan import Plan
 from sameday.spec.vlm import VlmRecipe
 from sameday.tasks.cot.setup import CotSetup
-from sameday.tasks.vqa.automatic import TIMED_RANK, lora_kernel, lora_problems
+from sameday.tasks.vqa.automatic import TIMED_RANK, lora_kernel
+from sameday.tasks.vqa.problems import lora_problems
 from sameday.tasks.vqa.setup import VqaSetup
 from sameday.tune.search import SearchState, leave_out
 from sameday.tune.space import choices

@@ -22,15 +22,9 @@ from sameday.hardware.ranks import Ranks
 from sameday.models.vlm_flops import executed
 from sameday.spec.plan import OF_PIECES, Plan
 from sameday.tasks.cot.setup import CotSetup
-from sameday.tasks.vqa.automatic import (
-    BYTES_PER_ACTIVATION,
-    FEWEST_TOKENS,
-    Decoder,
-    choose_plan,
-    graph_problems,
-    language_bytes,
-)
+from sameday.tasks.vqa.automatic import BYTES_PER_ACTIVATION, FEWEST_TOKENS, choose_plan, language_bytes
 from sameday.tasks.vqa.launches import HOST_SECONDS, SHARE, layer_flop, most_recorded
+from sameday.tasks.vqa.problems import Decoder, graph_problems
 from sameday.tasks.vqa.setup import VqaSetup
 from sameday.verify.registry import trial_values
 

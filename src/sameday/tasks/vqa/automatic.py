@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
-from sameday.hardware.kernels import without_flash, without_fused
+from sameday.hardware.kernels import without_flash
 from sameday.hardware.machine import Machine
-from sameday.kernels.bdh import interpreted
-from sameday.kernels.fused_attention import WIDTHS
-from sameday.kernels.lora_launch import MOST
 from sameday.spec.errors import refuse
-from sameday.spec.plan import OF_PIECES, Plan, fields_of
+from sameday.spec.plan import Plan, fields_of
 from sameday.spec.vlm import VlmRecipe
 from sameday.tasks.vqa.launches import most_recorded
-from sameday.tasks.vqa.trials import SHARING
+from sameday.tasks.vqa.problems import (
+    NO_PIECES,
+    Decoder,
+    attention_problems,
+    fused_problems,
+    graph_problems,
+    lora_limits,
+    table_problems,
+)
 from sameday.tasks.vqa.words import image_parts_words
 
 BYTES_PER_ACTIVATION = 30 * 2
@@ -33,16 +38,6 @@ TIMED_LORA = ((9, 0),)
 """Compute capabilities of GPUs on which LoRA's Triton kernels were timed and are faster than plain ones."""
 TIMED_RANK = 16
 """Up to which rank they are: at 64 they are not (`bench/lora.py`), and between the two nobody has looked."""
-NO_PIECES = "attention cannot follow this model's layers, of which some see a window or images in both directions"
-
-
-class Decoder(NamedTuple):
-    """What plans depend on of a model: whether kernels of pieces can follow what its layers see, how wide its heads
-    are, and whether embeddings and logits have weights of their own."""
-
-    splits: bool = True
-    width: int = WIDTHS[-1]
-    own_head: bool = True
 
 
 def attention_kernel(
@@ -51,7 +46,7 @@ def attention_kernel(
     """Which kernel runs where rows hold several questions, and why. BadInput where the one asked for cannot. `decoder`
     is asked where it matters: it may have to read the model's configuration."""
     no_flash = without_flash(machine, precision)
-    refuse(problems_of(plan, machine, precision, decoder))
+    refuse(attention_problems(plan, machine, precision, decoder))
     if plan.attention != "auto":
         return plan.attention, "asked for"
     if not plan.share_images and not plan.packing:
@@ -61,7 +56,7 @@ def attention_kernel(
     cannot = None if not plan.packing or no_flash or decoder().splits else f"split {NO_PIECES}"
     if plan.packing and not no_flash and not cannot:
         timed = (machine.capability, decoder().width) in TIMED_FUSED
-        if timed and not any(_fused_problems(machine, precision, decoder)):
+        if timed and not any(fused_problems(machine, precision, decoder)):
             return "fused", "rows are packed, and one pass over all that a piece sees is faster than several calls"
         return "split", "rows are packed and there is flash attention"
     missing = no_flash or cannot or "rows are not packed, which flash attention needs"
@@ -70,90 +65,10 @@ def attention_kernel(
     return "sdpa", f"without Triton only the dense mask is there, and {missing}"
 
 
-def problems_of(
-    plan: Plan, machine: Machine, precision: str, decoder: Callable[[], Decoder] = Decoder
-) -> Iterator[str]:
-    """Everything for which a plan cannot run on this machine, or its attention not follow the model."""
-    asked, no_flash = f"plan.attention {plan.attention}", without_flash(machine, precision)
-    if plan.attention == "flex" and machine.device == "cpu":
-        yield "plan.attention flex has no backward pass on a CPU; allowed there: auto, sdpa, split"
-    elif plan.attention == "flex" and not machine.triton:
-        yield "plan.attention flex needs Triton, which is not installed; allowed: auto, sdpa, split"
-    if plan.attention in OF_PIECES and not plan.packing:
-        yield f"{asked} is for packed rows: set plan.packing true, or attention sdpa or flex"
-    if plan.attention == "split" and machine.device == "cuda" and no_flash:
-        yield f"{asked} is flash attention on a GPU, and {no_flash}; allowed: sdpa, flex"
-    if plan.attention == "fused":
-        yield from _fused_problems(machine, precision, decoder)
-    if plan.activation_budget < 1 and plan.compile == "none":
-        yield f"plan.activation_budget {plan.activation_budget:g} is for compiled layers: set plan.compile layers"
-    if plan.attention in OF_PIECES and not decoder().splits:
-        yield f"{asked}: {plan.attention} {NO_PIECES}; allowed: auto, sdpa, flex"
-
-
-def _fused_problems(machine: Machine, precision: str, decoder: Callable[[], Decoder]) -> Iterator[str]:
-    asked = "plan.attention fused"
-    if machine.device == "cpu" and not interpreted():
-        yield f"{asked} needs Triton, which there is not on a CPU; allowed there: auto, sdpa, split"
-    elif machine.device == "cpu" and precision == "bf16":
-        yield f"{asked} has no bf16 in Triton's interpreter; allowed there: float32, or auto, sdpa, split"
-    elif machine.device == "cuda" and not machine.triton:
-        yield f"{asked} needs Triton, which is not installed; allowed: auto, sdpa, split"
-    elif machine.device == "cuda" and (why := without_fused(machine)):
-        yield f"{asked} is Triton kernels that copy tiles by tensor maps, and {why}; allowed: auto, sdpa, flex, split"
-    elif (width := decoder().width) not in WIDTHS:
-        there = ", ".join(map(str, WIDTHS))
-        yield f"{asked} has tiles for heads of width {there}, and this model's have {width}; allowed: auto, sdpa, split"
-
-
-def problems_beside_attention(
-    plan: Plan, recipe: VlmRecipe, machine: Machine, decoder: Callable[[], Decoder] = Decoder
-) -> Iterator[str]:
-    yield from lora_problems(plan, recipe, machine)
-    yield from table_problems(plan, recipe, machine, decoder)
-    yield from graph_problems(plan, recipe, machine, decoder)
-    yield from feature_problems(plan, recipe)
-
-
-def feature_problems(plan: Plan, recipe: VlmRecipe) -> Iterator[str]:
-    """Why what a vision tower makes of images cannot be kept as the plan asks for."""
-    on_disk = "plan.cache features"
-    asked = [(on_disk, "none, pixels, auto")] if plan.cache == "features" else []
-    asked += [("plan.keep_features true", "false")] if plan.keep_features else []
-    if recipe.trains_image_parts:
-        for field, allowed in asked:
-            trained = image_parts_words(recipe)
-            yield f"{field} keeps what vision tower and projector make of an image, and {trained}; allowed: {allowed}"
-    elif len(asked) == 2:
-        yield f"plan.keep_features true keeps what the tower computes, and {on_disk} is read instead; allowed: false"
-
-
-def lora_problems(plan: Plan, recipe: VlmRecipe, machine: Machine) -> Iterator[str]:
-    """Why the kernels that a plan asks for cannot run."""
-    if plan.lora_kernel == "plain":
-        return
-    asked, allowed = f"plan.lora_kernel {plan.lora_kernel}", "allowed: plain"
-    yield from (f"{asked} {why}; {allowed}" for why in _lora_limits(recipe))
-    if not (machine.triton or interpreted()):
-        where = "on a CPU" if machine.device == "cpu" else "here"
-        yield f"{asked} needs Triton, which there is not {where}; {allowed}"
-    elif machine.device == "cpu" and recipe.precision == "bf16":
-        yield f"{asked} has no bf16 in Triton's interpreter; allowed there: float32, or plain"
-
-
-def _lora_limits(recipe: VlmRecipe) -> Iterator[str]:
-    if recipe.train != "lora":
-        yield f"is for adapters, and recipe.train is {recipe.train}"
-    elif recipe.lora.dora:
-        yield "does not compute DoRA, and recipe.lora.dora is true"
-    elif recipe.lora.r > MOST:
-        yield f"has tiles for ranks up to {MOST}, and recipe.lora.r is {recipe.lora.r}"
-
-
 def lora_kernel(recipe: VlmRecipe, machine: Machine) -> tuple[str, str]:
     """What computes adapters on a GPU with Triton, whose layers are compiled, and why."""
     untimed = (f"is not known to be faster {where}" for where in _lora_untimed(recipe, machine))
-    why_not = next(chain(_lora_limits(recipe), untimed), None)
+    why_not = next(chain(lora_limits(recipe), untimed), None)
     if why_not is not None:
         return "plain", f"triton {why_not}"
     gpus = "GPUs of compute capability " + ".".join(map(str, machine.capability))
@@ -174,67 +89,12 @@ def _lora_untimed(recipe: VlmRecipe, machine: Machine) -> Iterator[str]:
         yield f"outside the language model, and {image_parts_words(recipe)}"
 
 
-def table_problems(
-    plan: Plan, recipe: VlmRecipe, machine: Machine, decoder: Callable[[], Decoder] = Decoder
-) -> Iterator[str]:
-    """Why the table of embeddings cannot lie where the plan asks for."""
-    if plan.embeddings_on == "device":
-        return
-    asked, allowed = "plan.embeddings_on host", "allowed: device"
-    if machine.device == "cpu" and not interpreted():
-        yield f"{asked} spares a GPU's memory, and there is no GPU; {allowed}"
-    elif machine.device == "cuda" and not machine.triton:
-        yield f"{asked} needs Triton, which is not installed; {allowed}"
-    if recipe.train != "lora":
-        yield f"{asked} is for a table that is not trained, and recipe.train is {recipe.train}; {allowed}"
-    elif not decoder().own_head:
-        yield f"{asked} is for models whose head has weights of its own, and this one's are the table; {allowed}"
-
-
 def low_memory(plan: Plan, recipe: VlmRecipe, machine: Machine, decoder: Callable[[], Decoder] = Decoder) -> Plan:
     """The same plan with as little memory as there are fields for."""
     less = plan.model_copy(update={"checkpointing": "full", "cuda_graphs": False, "keep_features": False})
     hosted = less.model_copy(update={"embeddings_on": "host"})
     spares = machine.device == "cuda" and not any(table_problems(hosted, recipe, machine, decoder))
     return hosted if spares else less
-
-
-def graph_problems(
-    plan: Plan, recipe: VlmRecipe, machine: Machine, decoder: Callable[[], Decoder] = Decoder
-) -> Iterator[str]:
-    """Why micro-batches cannot be recorded, where the plan asks for it."""
-    if not plan.cuda_graphs:
-        return
-    needs = "plan.cuda_graphs true needs"
-    if machine.device == "cpu":
-        yield f"{needs} a GPU; allowed here: false"
-        return
-    no_flash = without_flash(machine, recipe.precision)
-    if not plan.packing:
-        yield f"{needs} packed rows: set plan.packing true; allowed here: false"
-    elif plan.attention not in ("auto", *OF_PIECES):
-        yield f"{needs} plan.attention {' or '.join(OF_PIECES)}, and it is {plan.attention}; allowed here: false"
-    elif plan.attention != "fused" and no_flash:
-        yield f"{needs} split attention, which is flash attention on a GPU, and {no_flash}; allowed here: false"
-    elif not decoder().splits:
-        yield f"{needs} split attention, and split {NO_PIECES}; allowed here: false"
-    if recipe.base_format == "nf4":
-        yield f"{needs} kernels that can be recorded, and those of recipe.base_format nf4 cannot; allowed here: false"
-    if recipe.trains_image_parts:
-        words = image_parts_words(recipe)
-        yield f"{needs} a frozen vision tower and projector, and {words}; allowed here: false"
-
-
-def cannot(recipe: VlmRecipe, machine: Machine, decoder: Callable[[], Decoder] = Decoder) -> frozenset[tuple[str, Any]]:
-    """Plan fields with values that a recipe cannot use on this machine, however the others are set."""
-    problems: dict[tuple[str, Any], Iterator[str]] = {
-        ("cuda_graphs", True): graph_problems(Plan(**SHARING, cuda_graphs=True), recipe, machine, decoder),
-        ("lora_kernel", "triton"): lora_problems(Plan(lora_kernel="triton"), recipe, machine),
-        ("attention", "fused"): problems_of(Plan(**SHARING, attention="fused"), machine, recipe.precision, decoder),
-        ("embeddings_on", "host"): table_problems(Plan(embeddings_on="host"), recipe, machine, decoder),
-    }
-    images = [("cache", "features"), ("keep_features", True)] if recipe.trains_image_parts else []
-    return frozenset([*images, *(value for value, why in problems.items() if any(why))])
 
 
 def choose_plan(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sameday.models.families.base import Family
     from sameday.spec.dataset import QuestionSet
     from sameday.spec.evaluation import Evaluation
-    from sameday.tasks.vqa.automatic import Decoder
+    from sameday.tasks.vqa.problems import Decoder
     from sameday.tasks.vqa.task import VqaTask
 
 Loaded = TypeVar("Loaded", bound="VqaTask")
@@ -308,14 +308,16 @@ class VqaSetup(TaskSetup):
         return choose_plan(self.recipe, machine, self.config, ranks, self._decoder)
 
     def check_plan(self, plan: Plan, machine: Machine) -> None:
-        from sameday.tasks.vqa.automatic import attention_kernel, problems_beside_attention
+        from sameday.tasks.vqa.automatic import attention_kernel
+        from sameday.tasks.vqa.problems import problems_beside_attention
 
         attention_kernel(plan, machine, self.recipe.precision, self._decoder)
         refuse(problems_beside_attention(plan, self.recipe, machine, self._decoder))
 
     def _decoder(self) -> Decoder:
         """What is wrong with a model is told where it is loaded."""
-        from sameday.tasks.vqa.automatic import Decoder, head_width
+        from sameday.tasks.vqa.automatic import head_width
+        from sameday.tasks.vqa.problems import Decoder
 
         try:
             config = self.config
@@ -326,7 +328,8 @@ class VqaSetup(TaskSetup):
             return Decoder()
 
     def resolve_auto(self, plan: Plan, machine: Machine) -> Resolved:
-        from sameday.tasks.vqa.automatic import attention_kernel, problems_beside_attention
+        from sameday.tasks.vqa.automatic import attention_kernel
+        from sameday.tasks.vqa.problems import problems_beside_attention
 
         problems = list(problems_beside_attention(plan, self.recipe, machine, self._decoder))
         if self.recipe.base_format == "nf4":
@@ -443,7 +446,7 @@ class VqaSetup(TaskSetup):
         return cuts(device, plan)
 
     def cannot(self, machine: Machine) -> frozenset[tuple[str, Any]]:
-        from sameday.tasks.vqa.automatic import cannot
+        from sameday.tasks.vqa.problems import cannot
 
         return cannot(self.recipe, machine, self._decoder)
 

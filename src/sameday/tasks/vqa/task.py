@@ -43,7 +43,7 @@ from sameday.spec.staged import staged
 from sameday.spec.vlm import VlmRecipe
 from sameday.tasks.base import Answer, LeftOut, StepCost, Task, WarmUpBatch
 from sameday.tasks.vqa.answers import answers, generation_gaps
-from sameday.tasks.vqa.automatic import Decoder, attention_kernel
+from sameday.tasks.vqa.automatic import attention_kernel
 from sameday.tasks.vqa.cache import Opened, open_cache
 from sameday.tasks.vqa.cost import step_cost
 from sameday.tasks.vqa.digests import (
@@ -58,6 +58,7 @@ from sameday.tasks.vqa.digests import (
 from sameday.tasks.vqa.launches import most_recorded
 from sameday.tasks.vqa.loading import Checked, drop_too_long, load_encoder, load_family, load_processor
 from sameday.tasks.vqa.plain import conversation
+from sameday.tasks.vqa.problems import Decoder
 from sameday.tasks.vqa.recorded import Recorder, Shapes, plan_shapes, shape_of_part
 from sameday.tasks.vqa.scores import evaluate, judged
 from sameday.tasks.vqa.warm import warm_up_batches
