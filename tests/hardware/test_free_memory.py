@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sameday.hardware.memory import _of_groups, free_memory
+from sameday.hardware.memory import _of_groups, free_memory, segments_grow
 
 DEVICES = [torch.device("cpu"), *([torch.device("cuda", 0)] if torch.cuda.is_available() else [])]
 
@@ -18,6 +18,24 @@ DEVICES = [torch.device("cpu"), *([torch.device("cuda", 0)] if torch.cuda.is_ava
 def test_it_is_a_part_of_what_there_is(device: torch.device) -> None:
     free, total = free_memory(device)
     assert 0 < free <= total
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "grow"),
+    [
+        ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", True),
+        ("PYTORCH_ALLOC_CONF", "max_split_size_mb:64, expandable_segments: True", True),
+        ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False", False),
+        ("PYTORCH_CUDA_ALLOC_CONF", "", False),
+    ],
+)
+def test_the_environment_says_whether_segments_grow(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, grow: bool
+) -> None:
+    for each in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        monkeypatch.delenv(each, raising=False)
+    monkeypatch.setenv(name, value)
+    assert segments_grow() == grow
 
 
 def write(folder: Path, files: dict[str, str]) -> None:

@@ -3,7 +3,11 @@ twice where there was."""
 
 from __future__ import annotations
 
+import os
 import pickle
+import subprocess
+import sys
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -123,6 +127,26 @@ def test_on_a_gpu_they_lie_apart_from_what_steps_take_and_are_given_back() -> No
     assert with_all < reserved + 2**28, "the segment was still whole"
     memory.let_go()
     assert torch.cuda.memory_reserved() <= with_all - 4 * 2**24
+
+
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="a CPU has no allocator of torch's own")
+def test_they_are_kept_where_segments_grow() -> None:
+    lines = """
+        import torch
+        from sameday.models import features
+        features.LEFT = 0.0
+        memory = features.FeatureMemory(torch.device("cuda"))
+        memory.open()
+        for number in range(4):
+            memory.of_all([str(number)], lambda _: torch.ones(1, 2**22, 1, device="cuda"))
+        taken = torch.cuda.memory_allocated()
+        memory.let_go()
+        print(len(memory), taken - torch.cuda.memory_allocated(), torch.cuda.memory_reserved())
+    """
+    own = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    command = [sys.executable, "-c", textwrap.dedent(lines)]
+    done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["0", str(4 * 2**24), "0"], done.stderr
 
 
 # A run

@@ -24,6 +24,12 @@ def free_memory(device: torch.device) -> tuple[int, int]:
     return min(ours, may_take) - torch.cuda.max_memory_allocated(device), may_take
 
 
+def segments_grow() -> bool:
+    """Whether torch's allocator was told to let its segments grow, so that tensors do not cut them into pieces."""
+    set_to = (os.environ.get(name, "") for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
+    return any("expandable_segments:True" in "".join(each.split()) for each in set_to)
+
+
 def _free_on_host() -> tuple[int, int]:
     """By the kernel's own estimate, and within what this process may take."""
     page = os.sysconf("SC_PAGE_SIZE")
