@@ -146,7 +146,9 @@ def test_they_are_kept_where_segments_grow() -> None:
     own = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     command = [sys.executable, "-c", textwrap.dedent(lines)]
     done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=120)
-    assert done.stdout.split() == ["0", str(4 * 2**24), "0"], done.stderr
+    assert not done.returncode, done.stderr
+    kept, given_back, held = map(int, done.stdout.split())
+    assert (kept, given_back) == (0, 4 * 2**24) and held < 2**24
 
 
 # A run
