@@ -163,19 +163,16 @@ def floors(session: Session, task: VqaTask, steps: range, peaks: Peaks) -> list[
     """The least seconds of these steps of a run, as the plan cuts them: `floor_of` without that of samples one at a
     time. What the tower made of an image in an earlier step is there if it is now."""
 
-    def contents(step: int) -> set[str]:
-        return {image.digest for i in task.step_ids(step) for image in task.splits["train"][i].images}
-
     def seconds(step: int) -> float:
         return bound(task.cost(step, None, session.ranks), peaks).seconds
 
     memory = task.model.memory
     if memory is None:
         return [seconds(step) for step in steps]
-    before = {each for step in range(steps.start) for each in contents(step) if each in memory}
+    before = {each for step in range(steps.start) for each in task.contents_of(step) if each in memory}
     least = []
     for step in steps:
         with patch.object(task.model, "memory", before):
             least.append(seconds(step))
-        before |= {each for each in contents(step) if each in memory}
+        before |= {each for each in task.contents_of(step) if each in memory}
     return least

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ from sameday.data.questions.sample import ImageRef, images_of
 from sameday.hardware.machine import Machine
 from sameday.hardware.ranks import Ranks
 from sameday.models import features
-from sameday.models.features import FeatureMemory
+from sameday.models.features import FeatureMemory, share_made
 from sameday.profile.timeline import record
 from sameday.record.folder import RunFolder
 from sameday.spec.document import dump_yaml
@@ -79,6 +80,24 @@ def test_what_comes_back_is_what_was_made(batches: Sequence[Sequence[int]], open
     assert all(str(number) in memory for number in made) or len(batches) <= opened
 
 
+@given(st.lists(st.sets(st.integers(0, 9), max_size=6), max_size=8), st.integers(0, 12))
+def test_the_share_that_is_made_is_what_a_run_makes(steps: Sequence[set[int]], most: int) -> None:
+    memory, made = FeatureMemory(DEVICE), list[int]()
+
+    def make(number: int) -> Tensor:
+        made.append(number)
+        return image(number)
+
+    memory.open()
+    with patch.object(FeatureMemory, "_room", lambda _: (10**9 if len(memory) < most else 0, 0)):
+        for step in steps:
+            if step:
+                memory.of_all(sorted(map(str, step)), lambda i, step=step: make(sorted(step)[i]))
+    needed = sum(map(len, steps))
+    share = share_made([sorted(map(str, step)) for step in steps], most)
+    assert share == (len(made) / needed if needed else 0.0)
+
+
 def test_it_takes_no_more_than_there_is_room_for(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -92,10 +111,12 @@ def test_it_takes_no_more_than_there_is_room_for(
     memory, each = FeatureMemory(DEVICE), torch.zeros(1, 25, 1, device=DEVICE)
     said = memory.open()
     assert said == "cache: features of images may take 0.0 GiB of memory; 0.0 GiB more than needed so far stay free"
+    assert memory.most() == 0, "it is not known how large they are"
     for number in range(20):
         memory.of_all([str(number)], lambda _: each + number)  # noqa: B023
         taken = len(memory) * each.nbytes
-    assert len(memory) == 7, "750 bytes of 1,000, 100 for each"
+        assert memory.most() == 7, number
+    assert len(memory) == memory.most() == 7, "750 bytes of 1,000, 100 for each"
     for number in range(20):
         got = memory.of_all([str(number)], lambda _: each + number)  # noqa: B023
         assert torch.equal(got, each + number)

@@ -227,7 +227,7 @@ def test_remedies_are_suites_that_a_user_could_write() -> None:
         epochs = [each for each in other.jobs["one"].set if "num_epochs" in each]
         if "recipe.order=by_image" in other.jobs["one"].set:
             return None
-        if "plan.cache=features" in other.jobs["one"].set:
+        if {"plan.cache=features", "plan.keep_features=false"} <= set(other.jobs["one"].set):
             return 70.0
         return 100.0 * (int(epochs[0][-1]) / 5 if epochs else 1.0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
@@ -13,12 +14,16 @@ import pytest
 import sets
 import torch
 import worlds
+from hypothesis import given
+from hypothesis import strategies as st
 
-from sameday.commands.session import Specs
+from sameday.commands.session import Session, Specs
 from sameday.data.questions.source import Source
 from sameday.hardware.known import KNOWN
 from sameday.hardware.machine import Machine, detect_machine
 from sameday.hardware.ranks import Ranks
+from sameday.models import features
+from sameday.models.features import share_made
 from sameday.models.kept import KeptBase
 from sameday.models.load import load_base
 from sameday.spec.errors import BadInput
@@ -32,6 +37,7 @@ from sameday.suite.times.pace import pace_of
 from sameday.suite.times.trial import Asked, in_turn
 from sameday.suite.times.work import Training
 from sameday.tasks.registry import setup_of
+from sameday.tasks.setup import TRAINING
 from sameday.train.steps import Steps
 
 CPU = Plan(device="cpu")
@@ -174,6 +180,48 @@ def test_a_cache_is_timed_when_it_is_filled(world: Path, two_layers: Path, monke
     (found,) = in_turn([Asked(Specs(recipe, world, plan), None, None, filled=True)])
     assert len(found["steps"]) == 3 and not ready[0] and all(ready[-3:])
     assert not (world / "sameday-cache").exists()
+
+
+@given(
+    st.lists(st.floats(0.1, 9), min_size=2, max_size=9),
+    st.floats(0, 5),
+    st.floats(0.05, 1),
+    st.floats(0, 1),
+)
+def test_a_step_costs_what_it_makes(rest: list[float], making: float, made: float, in_all: float) -> None:
+    """Whatever share was made when it was timed; what the first one took besides stays with it."""
+    first = [rest[0] + made * making + 30, *(each + made * making for each in rest[1:])]
+    found = trial.with_share(first, rest, made, in_all)
+    assert found == pytest.approx([rest[0] + in_all * making + 30, *(each + in_all * making for each in rest[1:])])
+    assert trial.with_share(first, rest, 0.0, in_all) == first == trial.with_share(first, rest[:1], made, in_all)
+
+
+def test_features_that_stay_in_memory_are_a_part_of_a_pace(
+    world: Path, two_layers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most steps of two epochs find them there, and those that are timed first do not."""
+    monkeypatch.setattr(features, "LEFT", 0.0)
+    orders: list[list[int]] = []
+    until_enough = trial._until_enough
+
+    def timed(stepped: Any, order: Sequence[int], *more: Any) -> list[float]:
+        orders.append(list(order)[:4])
+        until_enough(stepped, orders[-1], *more)
+        return [[9.0, 5.0, 5.0, 5.0], [3.0, 3.0, 3.0, 3.0]][len(orders) - 1]
+
+    monkeypatch.setattr(trial, "_until_enough", timed)
+    recipe = worlds.tiny_recipe(
+        two_layers, effective_batch=4, num_epochs=2, order="by_image", data={**DATA, "val": None}
+    )
+    specs = Specs(recipe, world, CPU.model_copy(update={"keep_features": True}))
+    (found,) = in_turn([Asked(specs, None, None)])
+    assert len(orders) == 2 and orders[0] == orders[1]
+    with closing(Session.start(specs, print, splits=TRAINING)) as session:
+        task = session.load()
+        steps = [task.contents_of(step) for step in range(found["total"])]
+    made, in_all = (share_made(some, 99) for some in (steps[:4], steps))
+    assert 0 < in_all < made <= 1
+    assert found["steps"][1:] == pytest.approx([3 + 2 * in_all / made] * 3)
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ computed again."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -16,6 +16,16 @@ from sameday.spec.words import count, tell
 
 LEFT = 0.25
 """The share of the memory that stays free: steps differ in what they take, and allocators lose some between tensors."""
+
+
+def share_made(steps: Iterable[Collection[str]], most: int) -> float:
+    """Of the images of these steps the share that has to be made, if the first `most` of them are kept."""
+    kept, made, needed = set[str](), 0, 0
+    for contents in steps:
+        new = [each for each in contents if each not in kept]
+        made, needed = made + len(new), needed + len(contents)
+        kept.update(new[: most - len(kept)])
+    return made / needed if needed else 0.0
 
 
 class FeatureMemory(Container[str]):
@@ -53,6 +63,13 @@ class FeatureMemory(Container[str]):
             if content not in each:
                 each[content] = self._kept[content] if content in self._kept else self._made(content, make(number))
         return torch.cat([each[content] for content in contents], 1)
+
+    def most(self) -> int:
+        """How many images it will keep, by those that it has: other images may be larger or smaller."""
+        if not self._open or not self._kept:
+            return len(self._kept)
+        each = sum(features.nbytes for features in self._kept.values()) / len(self._kept)
+        return len(self._kept) + max(0, int(self._room()[0] / each))
 
     def let_go(self) -> str | None:
         """Of all features, and keep no more. What that was, if there was any."""

@@ -168,6 +168,11 @@ class Task(ABC):
         """Called before the first step of a run, when it is known what memory steps take. What there is to say then."""
         return None
 
+    def share_made(self, steps: Iterable[int]) -> float | None:
+        """Where something of a step is kept for others: the share of it that has to be made in a run that begins with
+        these steps; None where nothing is kept."""
+        return None
+
     def let_go(self) -> str | None:
         """Of what is kept in memory for speed alone, where a step ran out of it: what that was, if there was any."""
         return None

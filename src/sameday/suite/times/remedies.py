@@ -85,7 +85,8 @@ def cached(suite: Suite, trainings: Mapping[str, Changeable]) -> tuple[Suite, li
         for name, each in trainings.items()
         if "image cache" in each.recipe.has and each.plan.cache == "none" and not each.expected
     ]
-    return (changed(suite, chosen, ["plan.cache=features"]), chosen) if chosen else None
+    sets = ["plan.cache=features", "plan.keep_features=false"]  # what a disk has is not kept besides
+    return (changed(suite, chosen, sets), chosen) if chosen else None
 
 
 def _gpus(suite: Suite, gpus: int, left: float, end: End) -> Iterator[Remedy]:

@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sameday.commands.session import Session, Specs, prepare_environment, silent
@@ -192,16 +192,21 @@ def _steps(session: Session, task: Task, asked: Asked) -> tuple[float, dict[str,
         # Compiled before the first step, as a run does it: a graph that is made meanwhile is no step's time.
         compiled = sum(warm_up(task, range(total), None, session.ranks, stepped.warm_up, watch).values())
         stalls: list[str] = []
-        steps = _until_enough(stepped, timed_steps(total), watch, stalls)
+        steps, in_all = _until_enough(stepped, timed_steps(total), watch, stalls), 0.0
         if asked.filled:
             compiled += max(0.0, steps[0] - median(steps))
             # Their images are there by now.
             steps = _until_enough(stepped, timed_steps(total)[: len(steps)], watch, stalls)
+        elif task.share_made(()) is not None:
+            order = timed_steps(total)[: len(steps)]
+            kept = _until_enough(stepped, order, watch, stalls)
+            made, in_all = (task.share_made(some) or 0.0 for some in (order, range(total)))
+            steps = with_share(steps, kept, made, in_all)
         steps[:1] = [steps[0] + compiled]
         # An epoch's last step has fewer samples, for which a graph of its own may have to be made.
         odd, again = [good.seconds for good in stepped.run([last, last])] if len(steps) <= last < total else (0, 0)
     about = {"steps": steps, "total": total, "last_step": max(0.0, odd - again), "stalls": stalls}
-    return opening, about | _floor(session, task, min(total, len(steps)))
+    return opening, about | _floor(session, task, min(total, len(steps)), in_all)
 
 
 def _until_enough(stepped: Steps, order: Sequence[int], watch: Watch, stalls: list[str]) -> list[float]:
@@ -219,6 +224,16 @@ def _until_enough(stepped: Steps, order: Sequence[int], watch: Watch, stalls: li
             if enough(steps):
                 break
     return steps
+
+
+def with_share(first: Sequence[float], kept: Sequence[float], made: float, in_all: float) -> list[float]:
+    """Seconds of steps in a run in which the share `in_all` of what steps keep for each other has to be made. They were
+    timed when the share `made` of it was, and `kept` are those of the same steps when all of it was there."""
+    if not made or len(kept) < 2:
+        return list(first)
+    pairs = list(zip(first, kept, strict=False))[1:]  # the first one may have compiled
+    making = max(0.0, sum(one - other for one, other in pairs)) / len(pairs) / made
+    return [each - (made - in_all) * making for each in first]
 
 
 def _answered_split(session: Session, evaluation: Evaluation | None) -> str | None:
@@ -261,17 +276,25 @@ def _check_memory(session: Session, instead_of: KnownGpu | None) -> None:
         raise BadInput(f"{session.machine.name} has {has}, and a plan for {asked} cannot be tried on it")
 
 
-def _floor(session: Session, task: Task, steps: int) -> dict[str, float]:
-    """What a step needs at least, and the device's rates; nothing of a CPU."""
+def _floor(session: Session, task: Task, steps: int, made: float) -> dict[str, float]:
+    """What a step needs at least, and the device's rates; nothing of a CPU. Of what steps keep for each other the share
+    `made` has to be made."""
     if session.device.type != "cuda":
         return {}
-    costs = [task.cost(step, None, session.ranks).flop for step in range(min(steps, FLOORS))]
+    flop = least_flop(session, task, steps)
+    if made and task.let_go() is not None:
+        flop += made * (least_flop(session, task, steps) - flop)
     best = _peaks(session.device, session.recipe.precision)
     return {
-        "flop": sum(costs) / len(costs),
+        "flop": flop,
         "flop_per_second": best.flop_per_second,
         "memory_bytes_per_second": best.memory_bytes_per_second,
     }
+
+
+def least_flop(session: Session, task: Task, steps: int) -> float:
+    """Of a step, on the average of the first ones."""
+    return fmean(task.cost(step, None, session.ranks).flop for step in range(min(steps, FLOORS)))
 
 
 @cache

@@ -29,6 +29,7 @@ from sameday.data.seen import Seen
 from sameday.hardware.machine import detect_machine
 from sameday.hardware.phases import during
 from sameday.hardware.ranks import Ranks, joined_size
+from sameday.models.features import share_made
 from sameday.models.flops import Counted
 from sameday.models.generate import Logits
 from sameday.models.handover import save_readme, save_settings, settings_size
@@ -281,6 +282,16 @@ class VqaTask(Task):
 
     def warmed_up(self) -> str | None:
         return None if self.model.memory is None else self.model.memory.open()
+
+    def share_made(self, steps: Iterable[int]) -> float | None:
+        memory = self.model.memory
+        if memory is None:
+            return None
+        return share_made(map(self.contents_of, steps), memory.most())
+
+    def contents_of(self, step: int) -> set[str]:
+        """Of its images."""
+        return {image.digest for i in self.step_ids(step) for image in self.splits["train"][i].images}
 
     def let_go(self) -> str | None:
         return None if self.model.memory is None else self.model.memory.let_go()
