@@ -115,6 +115,16 @@ def test_errors_are_those_of_the_command_line(world: Path, tmp_path: Path) -> No
             lambda: api.evaluate("a", max_new_tokens=0, base=1),  # type: ignore[arg-type]
             "max_new_tokens is 0; a whole number of at least 1 is needed\nbase is 1; must be True or False",
         ),
+        (
+            lambda: api.verify("a", steps=10**6, ranks=65),
+            "steps is 1000000: the weights of every step are recorded; at most 1000\n"
+            "ranks is 65: each is a process with the whole model in memory; at most 64",
+        ),
+        (
+            lambda: api.evaluate("a", max_new_tokens=10**9),
+            "max_new_tokens is 1000000000: room for so many is kept for each question that is answered at once; "
+            "at most 32768",
+        ),
     ],
 )
 def test_arguments_of_another_kind_are_refused(call: Callable[[], Any], words: str) -> None:

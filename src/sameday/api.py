@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from sameday.spec import limits
 from sameday.spec.errors import BadInput, RunStopped, refuse
 from sameday.spec.words import in_yaml
 
@@ -27,6 +28,15 @@ __all__ = ["BadInput", "Loaded", "Run", "RunStopped", "Verdict", "evaluate", "lo
 File = str | Path
 Settings = Mapping[str, Any]
 """What --set takes: {"recipe.learning_rate": 1e-4, "plan.workers": 2}."""
+BOUNDS = {
+    "stop_after": limits.RUN_STEPS,
+    "max_steps": limits.RUN_STEPS,
+    "limit": limits.SAMPLES,
+    "max_new_tokens": limits.NEW_TOKENS,
+    "steps": limits.VERIFIED_STEPS,
+    "ranks": limits.RANKS,
+}
+"""Of arguments that are whole numbers, as on the command line."""
 SUCH = '{"image": "a.png", "question": "What is there?"}'
 
 
@@ -339,8 +349,13 @@ def _sets(values: Settings | None) -> list[str]:
 def _no_counts(**named: Any) -> Iterator[str]:
     """What is wrong with them, where they are given. True is 1 to Python, and nobody's number."""
     for name, value in named.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        if value is None:
+            continue
+        most, why = BOUNDS[name]
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             yield f"{name} is {value!r}; a whole number of at least 1 is needed"
+        elif value > most:
+            yield f"{name} is {value}: {why}; at most {most}"
 
 
 def _no_choices(**named: tuple[Any, tuple[Any, ...]]) -> Iterator[str]:
