@@ -110,7 +110,7 @@ def test_it_takes_no_more_than_there_is_room_for(
     monkeypatch.setattr(features, "LEFT", 0.25)
     memory, each = FeatureMemory(DEVICE), torch.zeros(1, 25, 1, device=DEVICE)
     said = memory.open()
-    assert said == "cache: features of images may take 0.0 GiB of memory; 0.0 GiB more than needed so far stay free"
+    assert said == "keep_features: up to 0.0 GiB for features of images; 0.0 GiB more than needed so far stay free"
     assert memory.most() == 0, "it is not known how large they are"
     for number in range(20):
         memory.of_all([str(number)], lambda _: each + number)  # noqa: B023
@@ -123,7 +123,7 @@ def test_it_takes_no_more_than_there_is_room_for(
     assert len(memory) == 7 and [str(n) in memory for n in range(20)] == [True] * 7 + [False] * 13
     said = capfd.readouterr().err
     assert said == (
-        "cache: there is memory for features of 7 images (0.0 GiB); other images are computed when they come\n"
+        "keep_features: there is room for features of 7 images (0.0 GiB); others are computed when they come\n"
     )
     assert memory.let_go() == "features of 7 images (0.0 GiB)" and memory.let_go() is None and not len(memory)
     assert memory.open() is None, "it says so once"
@@ -230,7 +230,7 @@ def test_the_same_model_is_trained(
 ) -> None:
     plain, seen = trained(world, tmp_path / "plain", PLANS[name])
     kept, once = trained(world, tmp_path / "kept", PLANS[name] | {"keep_features": True})
-    assert "cache: features of images may take " in capsys.readouterr().out
+    assert "keep_features: up to " in capsys.readouterr().out
     assert once == [1] * images(world) and sum(seen) > len(once), "each once, by itself, in two epochs"
     worst = max(float((kept[n] - plain[n]).norm() / plain[n].norm().clamp(min=1e-9)) for n in plain)
     assert kept.keys() == plain.keys() and worst < 3e-5
@@ -293,7 +293,7 @@ def test_a_cpu_that_gives_no_more_memory_is_no_error(
     found, _ = trained(world, tmp_path / "short", PLANS["shared"] | {"keep_features": True})
     assert equal(found, whole)
     said = capsys.readouterr().err
-    assert said.count("cache: there is memory for features of 0 images (0.0 GiB); other images are computed") == 1
+    assert said.count("keep_features: there is room for features of 0 images (0.0 GiB); others are computed") == 1
     words[0] = "something else"
     with pytest.raises(RuntimeError, match="something else"):
         trained(world, tmp_path / "wrong", PLANS["shared"] | {"keep_features": True})
@@ -350,7 +350,7 @@ def test_a_profile_times_steps_whose_images_are_there(world: Path, tmp_path: Pat
         record(session, task, 3, 1)
         there = {image.digest for step in range(6) for i in task.step_ids(step) for image in images_at(task, i)}
     assert len(calls) == len(there), "each once, in steps that are not timed"
-    assert len([line for line in said if line.startswith("cache: features of images may take ")]) == 1
+    assert len([line for line in said if line.startswith("keep_features: up to ")]) == 1
 
 
 @pytest.mark.slow

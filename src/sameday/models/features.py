@@ -52,7 +52,7 @@ class FeatureMemory(Container[str]):
         self._open = self._was_opened = True
         room, left = (max(0, each) / 2**30 for each in self._room())
         free = f"{left:.1f} GiB more than needed so far stay free"
-        return f"cache: features of images may take {room:.1f} GiB of memory; {free}"
+        return f"keep_features: up to {room:.1f} GiB for features of images; {free}"
 
     def of_all(self, contents: Sequence[str], make: Callable[[int], Tensor]) -> Tensor:
         """(1 + DeepStack's, tokens, width) over these images. `make` computes one of them by itself, so that its
@@ -97,7 +97,7 @@ class FeatureMemory(Container[str]):
             if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
                 raise
         self._open = False
-        tell(f"cache: there is memory for {self._words()}; other images are computed when they come", sys.stderr)
+        tell(f"keep_features: there is room for {self._words()}; others are computed when they come", sys.stderr)
 
     def _room(self) -> tuple[int, int]:
         """Bytes that features may still take, and that are left free."""
