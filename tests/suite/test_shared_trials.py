@@ -183,17 +183,21 @@ def test_a_cache_is_timed_when_it_is_filled(world: Path, two_layers: Path, monke
 
 
 @given(
-    st.lists(st.floats(0.1, 9), min_size=2, max_size=9),
-    st.floats(0, 5),
+    st.lists(st.floats(0.1, 9), min_size=4, max_size=9),
+    st.floats(0.2, 1),
     st.floats(0.05, 1),
     st.floats(0, 1),
+    st.integers(1, 3),
 )
-def test_a_step_costs_what_it_makes(rest: list[float], making: float, made: float, in_all: float) -> None:
-    """Whatever share was made when it was timed; what the first one took besides stays with it."""
-    first = [rest[0] + made * making + 30, *(each + made * making for each in rest[1:])]
-    found = trial.with_share(first, rest, made, in_all)
-    assert found == pytest.approx([rest[0] + in_all * making + 30, *(each + in_all * making for each in rest[1:])])
-    assert trial.with_share(first, rest, 0.0, in_all) == first == trial.with_share(first, rest[:1], made, in_all)
+def test_a_step_costs_what_it_makes(first: list[float], there: float, made: float, in_all: float, odd: int) -> None:
+    """Whatever share was made when it was timed, and though one step took far longer when all was there."""
+    kept = [each * there for each in first]
+    usual = [each * (there + (1 - there) * in_all / made) for each in first]
+    assert trial.with_share(first, kept, made, in_all) == pytest.approx(usual)
+    kept[odd] *= 100
+    found = trial.with_share([*first, *first], [*kept, *(each * there for each in first)], made, in_all)
+    assert found == pytest.approx([*usual, *usual]) and min(found) > 0
+    assert trial.with_share(first, kept, 0.0, in_all) == first == trial.with_share(first, kept[:1], made, in_all)
 
 
 def test_features_that_stay_in_memory_are_a_part_of_a_pace(
@@ -221,7 +225,7 @@ def test_features_that_stay_in_memory_are_a_part_of_a_pace(
         steps = [task.contents_of(step) for step in range(found["total"])]
     made, in_all = (share_made(some, 99) for some in (steps[:4], steps))
     assert 0 < in_all < made <= 1
-    assert found["steps"][1:] == pytest.approx([3 + 2 * in_all / made] * 3)
+    assert found["steps"][1:] == pytest.approx([3 + 2 * in_all / made] * 3), "of five seconds three are there"
 
 
 @pytest.mark.slow

@@ -229,11 +229,11 @@ def _until_enough(stepped: Steps, order: Sequence[int], watch: Watch, stalls: li
 def with_share(first: Sequence[float], kept: Sequence[float], made: float, in_all: float) -> list[float]:
     """Seconds of steps in a run in which the share `in_all` of what steps keep for each other has to be made. They were
     timed when the share `made` of it was, and `kept` are those of the same steps when all of it was there."""
-    if not made or len(kept) < 2:
+    ratios = [after / before for before, after in zip(first, kept, strict=False)][1:]  # the first one may have compiled
+    if not made or not ratios:
         return list(first)
-    pairs = list(zip(first, kept, strict=False))[1:]  # the first one may have compiled
-    making = max(0.0, sum(one - other for one, other in pairs)) / len(pairs) / made
-    return [each - (made - in_all) * making for each in first]
+    there = min(1.0, median(ratios))  # few steps of a machine that others use too are far off
+    return [each * (there + (1 - there) * in_all / made) for each in first]
 
 
 def _answered_split(session: Session, evaluation: Evaluation | None) -> str | None:
