@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,28 @@ def test_a_finished_run_stays_as_it_is(home: Path) -> None:
     assert said.code == 0 and f"finished already: all {STEPS} steps are done" in said.out
     after = [path for path in (home / "whole").rglob("*") if path.is_file() and path.name != ".lock"]
     assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in after} == before
+
+
+@pytest.mark.parametrize("what", ["gone", "cut", "gone but for an early one"])
+def test_a_finished_run_needs_no_checkpoints(home: Path, what: str) -> None:
+    """People make room with them. What was trained stays, and its record."""
+    run = home / f"without {what}"
+    shutil.copytree(home / "whole", run)
+    checkpoints = sorted(run.glob("checkpoints/step-*"))
+    for path in checkpoints[1 if what.endswith("one") else 0 :]:
+        if what == "cut":
+            (path / "model.safetensors").write_bytes(b"cut")
+        else:
+            shutil.rmtree(path)
+    files = [path for path in run.rglob("*") if path.is_file() and path.name != ".lock"]
+    before = {path: path.read_bytes() for path in files}
+    said = sameday(home, *TRAIN, "--out", run.name)
+    assert said.code == 0 and f"finished already: all {STEPS} steps are done" in said.out
+    if not what.endswith("one"):
+        assert f"no checkpoint can be gone on from, and none is needed: {run.name}/model is whole" in said.out
+    assert "begins again" not in said.out
+    after = [path for path in run.rglob("*") if path.is_file() and path.name != ".lock"]
+    assert {path: path.read_bytes() for path in after} == before
 
 
 def test_a_score_that_is_not_finite_is_said_each_time(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,6 +79,9 @@ def restore(recipe: Recipe, task: Task, run: RunFolder, steps: Steps, say: Calla
             continue
         say(f"resumed from {newest.path.name}")
         return _lowered(state, task, say)
+    if run.resumed and run.finished_scores() is not None:
+        say(f"no checkpoint can be gone on from, and none is needed: {run.result} is whole")
+        return LoopState()
     if failed is not None:  # some weights may have been taken from it: this is no start any more
         raise BadInput(f"{run.path}: no checkpoint can be gone on from: {failed}; choose another --out")
     if there := len(checkpoint.steps(run.checkpoints)):
@@ -132,9 +135,9 @@ def save(recipe: Recipe, plan: Plan, run: RunFolder, task: Task, steps: Steps, s
 def begin_unless_finished(
     run: RunFolder, state: LoopState, total: int, say: Callable[[str], None]
 ) -> dict[str, float] | None:
-    """The scores of a run that has its weights already, whole. Where something is left to do, None, and its folder is
-    ready for the steps after `state.step`."""
-    scores = run.finished_scores() if state.step == total else None
+    """The scores of a run that has its weights already, whole, whatever became of its checkpoints: they are written
+    last. Where something is left to do, None, and its folder is ready for the steps after `state.step`."""
+    scores = run.finished_scores() if run.resumed else None
     if scores is None:
         why = checkpoint.fault(run.result) if state.step == total and run.result.is_dir() else None
         if why is not None:
