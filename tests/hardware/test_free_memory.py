@@ -63,6 +63,22 @@ def test_bounds_of_groups_and_of_those_above_them(tmp_path: Path) -> None:
     assert list(_of_groups(tmp_path, tmp_path / "nowhere")) == []
 
 
+def test_pages_of_files_are_as_good_as_free(tmp_path: Path) -> None:
+    """In a container, data that was read fills the rest."""
+    listed, stat = tmp_path / "listed", "anon 100\nfile 850\nshmem 50\n"
+    write(tmp_path / "job", {"memory.max": "1000", "memory.current": "950"})
+    (tmp_path / "job" / "memory.stat").write_text(stat + "inactive_file 600\nactive_file 200\n")
+    listed.write_text("0::/job\n")
+    assert list(_of_groups(tmp_path, listed)) == [(1000, 150)]
+    first = tmp_path / "memory" / "job"
+    write(first, {"memory.limit_in_bytes": "2000", "memory.usage_in_bytes": "1900"})
+    (first / "memory.stat").write_text("inactive_file 7\ntotal_inactive_file 900\ntotal_active_file 100\n")
+    listed.write_text("4:memory:/job\n")
+    assert list(_of_groups(tmp_path, listed)) == [(2000, 900)]
+    (first / "memory.stat").write_text("not what it was\n")
+    assert list(_of_groups(tmp_path, listed)) == [(2000, 1900)]
+
+
 @pytest.mark.slow
 def test_the_bound_of_a_process() -> None:
     code = (

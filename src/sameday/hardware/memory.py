@@ -47,20 +47,30 @@ def _free_on_host() -> tuple[int, int]:
 
 
 def _of_groups(root: Path, listed: Path = Path("/proc/self/cgroup")) -> Iterator[tuple[int, int]]:
-    """What the groups that this process is in, and those above them, may take, and have taken; both versions of control
-    groups. In a container a group's own folder may not be there, and then that of the whole container is."""
+    """What the groups that this process is in, and those above them, may take, and have taken for good: pages of files
+    are given back where memory runs short. Both versions of control groups. In a container a group's own folder may not
+    be there, and then that of the whole container is."""
     lines = []
     with suppress(OSError):
         lines = listed.read_text().splitlines()
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if not controllers:
-            top, bound, taken = root, "memory.max", "memory.current"
+            top, bound, taken, files = root, "memory.max", "memory.current", ""
         elif "memory" in controllers.split(","):
-            top, bound, taken = root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+            top, bound, taken, files = root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"
         else:
             continue
         own = top / path.lstrip("/")
         for group in (each for each in (own, *own.parents) if each.is_relative_to(top)):
             with suppress(OSError, ValueError):  # not there, or without a bound
-                yield int((group / bound).read_text()), int((group / taken).read_text())
+                limit, used = int((group / bound).read_text()), int((group / taken).read_text())
+                yield limit, max(0, used - _of_files(group, files))
+
+
+def _of_files(group: Path, prefix: str) -> int:
+    """Bytes of a control group's pages that only hold what files have."""
+    with suppress(OSError, ValueError):
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return sum(int(stat.get(f"{prefix}{kind}_file", 0)) for kind in ("inactive", "active"))
+    return 0
