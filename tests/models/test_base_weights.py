@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from pathlib import Path
 
@@ -38,6 +40,24 @@ def test_a_tensor_of_another_shape(world: Path) -> None:
     changed(world, **{TENSOR: torch.zeros(3, 3)})
     assert "base: its weights cannot be read: " in refused(world, *WORDS)
     assert not (world / "run").exists()
+
+
+@pytest.mark.parametrize(("part", "key"), [("text_config", "num_hidden_layers"), ("vision_config", "depth")])
+def test_a_configuration_of_fewer_layers(world: Path, part: str, key: str) -> None:
+    """Another model, with the weights of this one."""
+    path = world / "base" / "config.json"
+    config = json.loads(path.read_text())
+    config[part][key] -= 1
+    path.write_text(json.dumps(config))
+    said = refused(world, *WORDS)
+    assert re.search(r"base: its weights have \d+ tensors for which its config.json has no layer: model\.", said)
+    assert not (world / "run").exists()
+
+
+def test_tensors_of_no_layer_are_passed_over(world: Path) -> None:
+    """Older releases of libraries saved buffers too."""
+    changed(world, **{"model.language_model.rotary_emb.inv_freq": torch.ones(4)})
+    assert sameday(world, *WORDS).code == 0
 
 
 def test_a_tensor_that_is_not_finite(world: Path) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch import nn
 
 from sameday.models.families import family_of
 from sameday.spec.errors import BadInput
 from sameday.spec.staged import staged
 from sameday.spec.vlm import VlmRecipe
-from sameday.spec.words import first_names
+from sameday.spec.words import count, first_names
+
+_NUMBER = re.compile(r"\.\d+\.")
 
 
 def load_base(model: str, recipe: VlmRecipe, device: torch.device) -> Any:
@@ -40,11 +44,23 @@ def load_base(model: str, recipe: VlmRecipe, device: torch.device) -> Any:
     lacking = sorted(loaded["missing_keys"])
     if lacking:
         raise BadInput(f"{model}: its weights lack {len(lacking)} of the model's tensors: {first_names(lacking)}")
+    if extra := _of_more_layers(loaded["unexpected_keys"], base):
+        raise BadInput(
+            f"{model}: its weights have {count(len(extra), 'tensor')} for which its config.json has no layer: "
+            f"{first_names(extra)}"
+        )
     bad = [name for name, parameter in base.named_parameters() if not parameter.isfinite().all()]
     if bad:
         raise BadInput(f"{model}: holds weights that are not finite: {first_names(bad)}")
     base.name_or_path = base.config._name_or_path = model  # adapters name their base, and a copy is soon gone
     return base.eval()
+
+
+def _of_more_layers(names: Iterable[str], model: nn.Module) -> list[str]:
+    """Of tensors that a model has no place for, those that it has in other layers. What else a file holds besides,
+    such as buffers of an older release, belongs to no layer that was left out."""
+    known = {_NUMBER.sub(".N.", name) for name in model.state_dict()}
+    return sorted(name for name in names if _NUMBER.sub(".N.", name) in known)
 
 
 def read_weights(read: Callable[[], Any], folder: Path | str) -> Any:
