@@ -69,6 +69,9 @@ def test_trl_that_learns_answers_alone(tmp_path: Path) -> None:
     assert (done.trainer.name, done.told_by) == ("TRL", "the command sft_vlm")
     assert (recipe.learning_rate, recipe.max_length, recipe.effective_batch) == (2e-5, None, 256)
     assert (recipe.lora.r, recipe.lora.alpha, recipe.lora.dropout) == (16, 32, 0.05)
+    assert recipe.answer_end == "turn" and whys(done)["recipe.answer_end"] == (
+        "all that follows a prompt is learned, the line break behind the answer's end token too"
+    )
     assert (recipe.precision, recipe.schedule, done.plan.checkpointing) == ("bf16", "linear", "full")
     check_written(done, tmp_path)
     plain = converted(tmp_path, {key: value for key, value in old.items() if key != "use_peft"})

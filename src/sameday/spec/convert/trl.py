@@ -108,6 +108,7 @@ TRAINER = Trainer(
     handled=("use_peft", "dataset_name", "completion_only_loss", "assistant_only_loss"),
     data=("dataset_name",),
     defaults=_defaults,
+    answer_end=("turn", "all that follows a prompt is learned, the line break behind the answer's end token too"),
     own_nulls={"max_length": "null: nothing is cut", "gradient_checkpointing": "null: off"},
     no_nulls=("learning_rate", "lora_r", "lora_alpha", "lora_dropout", "bnb_4bit_quant_type"),
     prepare=_prepare,
