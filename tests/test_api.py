@@ -151,8 +151,10 @@ def test_a_model_that_is_made_of_its_data_is_loaded_too(tmp_path: Path) -> None:
         loaded.answers([])
 
 
-def test_load(world: Path, run: api.Run) -> None:
-    loaded = sameday.load(run, set=CPU)
+def test_load(world: Path, run: api.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run.path.parent)
+    loaded = sameday.load(run.path.name, set=CPU)
+    monkeypatch.chdir(tmp_path)
     assert not loaded.model.training and loaded.run.scores == pytest.approx(run.scores)
     rows = [json.loads(line) for line in (world / "val.jsonl").read_text().splitlines()]
     asked = [{"image": row["image"], "question": row["question"]} for row in rows]

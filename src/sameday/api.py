@@ -309,7 +309,8 @@ def load(run: Run | File, checkpoint: str | None = None, *, set: Settings | None
         task = session.load()
     task.restore(weights)
     task.training(False)
-    return Loaded(Run(folder.path, folder.finished_scores() or {}), task)
+    # Questions may be asked from another folder later.
+    return Loaded(Run(folder.path.absolute(), folder.finished_scores() or {}), task)
 
 
 def _files(**named: File | Run | None) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,18 +12,22 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from unittest.mock import patch
 
 import pytest
 import sets
+import torch
 import worlds
 from arms import Stage, run
 
 from sameday.spec.document import dump_yaml
+from sameday.spec.errors import EXIT_BAD_INPUT, EXIT_DISK_FULL, DiskTooSmall
 from sameday.spec.load import load_recipe
 from sameday.spec.plan import Plan
 from sameday.train import commit
+from sameday.verify.arm import _check_disk
 from sameday.verify.compare import compare
 from sameday.verify.limits import LIMITS
 from sameday.verify.processes import Arms, _failed
@@ -218,12 +223,26 @@ def test_an_arm_that_fails(world: Path) -> None:
 def test_what_an_arm_refuses_is_said_in_its_own_words(tmp_path: Path) -> None:
     log, said = tmp_path / "log", "image_backend torchvision needs torchvision, which is not installed; pil is allowed"
     log.write_text(f"a library: a warning\nerror: {said}\nand what follows\n")
-    assert _failed("plan", 2, " in part 1", log) == f"verify: the arm 'plan' cannot run: {said}\nand what follows"
-    assert _failed("plan", 1, " in part 1", log).startswith(
-        "verify: the arm 'plan' failed with exit code 1 in part 1:\n"
-    )
+    own = f"verify: the arm 'plan' cannot run: {said}\nand what follows"
+    for code in (EXIT_BAD_INPUT, EXIT_DISK_FULL):
+        error = _failed("plan", code, " in part 1", log)
+        assert (str(error), error.code) == (own, code)
+    other = _failed("plan", 1, " in part 1", log)
+    assert str(other).startswith("verify: the arm 'plan' failed with exit code 1 in part 1:\n")
     log.write_text("usage: python\n")
-    assert _failed("peer", 2, "", log) == "verify: the arm 'peer' failed with exit code 2:\nusage: python"
+    assert str(_failed("peer", 2, "", log)) == "verify: the arm 'peer' failed with exit code 2:\nusage: python"
+
+
+def test_a_disk_without_room_for_an_arm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is computed, with the bytes that are missing."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    job = SimpleNamespace(out=tmp_path, steps=4)
+    task = SimpleNamespace(trained=lambda: {"a": torch.zeros(100)})
+    with pytest.raises(DiskTooSmall) as error:
+        _check_disk(cast(Any, job), task)
+    assert error.value.code == EXIT_DISK_FULL and str(error.value).startswith(
+        f"{tmp_path}: an arm of 4 steps keeps about 6,400 bytes here, and 1,000 are free: 5,400 are missing; set TMPDIR"
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sameday.spec.errors import EXIT_BAD_INPUT, BadInput, RunStopped
+from sameday.spec.errors import BadInput, DiskTooSmall, RunStopped
 from sameday.spec.load import recipe_from
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
@@ -245,9 +245,9 @@ def _check_disk(job: Job, task: Any) -> None:
     each = 4 * sum(parameter.numel() for parameter in task.trained().values())
     need, free = each * job.steps * 4, shutil.disk_usage(job.out).free
     if need > free:
-        raise BadInput(
-            f"{job.out}: an arm of {job.steps} steps keeps about {need / 2**30:.1f} GiB here, and {free / 2**30:.1f} "
-            "are free; set TMPDIR to a larger disk, or ask for fewer --steps (at least 4)"
+        raise DiskTooSmall(
+            f"{job.out}: an arm of {job.steps} steps keeps about {need:,} bytes here, and {free:,} are free: "
+            f"{need - free:,} are missing; set TMPDIR to a larger disk, or ask for fewer --steps (at least 4)"
         )
 
 
@@ -277,7 +277,7 @@ def main(arguments: list[str]) -> int:
             run_part(Job.read(path), int(part), partial(os.kill, os.getpid(), signal.SIGKILL))
     except BadInput as error:
         tell(f"{ERROR}{error}", sys.stderr)
-        return EXIT_BAD_INPUT
+        return error.code
     except RunStopped as stop:
         tell(stop, sys.stderr)
         return stop.code

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sameday.spec.errors import EXIT_BAD_INPUT, EXIT_OUT_OF_MEMORY, BadInput
+from sameday.spec.errors import EXIT_OUT_OF_MEMORY, BadInput, DiskTooSmall
 from sameday.tasks.base import Say
 from sameday.tasks.registry import setup_of
 from sameday.verify.arm import DIED, ERROR, PEER, Job
@@ -53,7 +53,7 @@ class Arms:
                 code, log = self._process(name, job, part)
             killed = part == 1 and job.trajectory
             if (job.out / DIED).exists() != killed or (code != 0) != killed:
-                raise BadInput(_failed(name, code, f" in part {part}", log))
+                raise _failed(name, code, f" in part {part}", log)
             (job.out / DIED).unlink(missing_ok=True)
             did = {
                 (1, True): "gradients, trained until killed",
@@ -70,7 +70,7 @@ class Arms:
         log = out / "log"
         code = self._wait(["-m", "sameday.verify.arm", str(out / "job.json"), PEER], log)
         if code:
-            raise BadInput(_failed(name, code, "", log))
+            raise _failed(name, code, "", log)
         did = "gradients, trained to the end" if job["trajectory"] else "gradients"
         self.say(f"{name}: {did}, {time.perf_counter() - began:.0f} s")
 
@@ -90,12 +90,13 @@ class Arms:
             return process.wait()
 
 
-def _failed(name: str, code: int, where: str, log: Path) -> str:
+def _failed(name: str, code: int, where: str, log: Path) -> BadInput:
     """Where an arm refused what it was given, its own sentence."""
     lines = log.read_text(errors="replace").splitlines()
     refused = [number for number, line in enumerate(lines) if line.startswith(ERROR)]
-    if code == EXIT_BAD_INPUT and refused:
+    kinds = {kind.code: kind for kind in (BadInput, DiskTooSmall)}
+    if code in kinds and refused:
         own = "\n".join(lines[refused[-1] :]).removeprefix(ERROR)
-        return f"verify: the arm '{name}' cannot run: {own}"
+        return kinds[code](f"verify: the arm '{name}' cannot run: {own}")
     tail = "\n".join(lines[-25:])
-    return f"verify: the arm '{name}' failed with exit code {code}{where}:\n{tail}"
+    return BadInput(f"verify: the arm '{name}' failed with exit code {code}{where}:\n{tail}")
