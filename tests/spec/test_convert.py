@@ -522,6 +522,17 @@ def test_images_are_resized_as_the_old_program_did(tmp_path: Path, old: dict[str
     assert missing == (backend == "torchvision" and importlib.util.find_spec("torchvision") is None)
 
 
+@pytest.mark.parametrize("name", ["train.py", "train.ipynb"])
+def test_a_program_is_no_config(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("import transformers\n")
+    with pytest.raises(BadInput) as error:
+        convert(tmp_path / name)
+    assert str(error.value) == (
+        f"{tmp_path / name}: is a program, and what it would do is not known before it runs; allowed: a trainer's "
+        "config in YAML or JSON, or a shell script with its command line"
+    )
+
+
 def test_where_an_answer_ended_is_set_or_said(tmp_path: Path) -> None:
     factory = {"template": "qwen3_vl", "stage": "sft", "finetuning_type": "lora", "cutoff_len": 1024}
     assert converted(tmp_path, **factory).recipe.answer_end == "turn"

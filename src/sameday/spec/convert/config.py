@@ -50,6 +50,11 @@ def examine(
     data: Mapping[str, str] | None = None,
 ) -> _Converter:
     """What becomes of each key, and what is refused."""
+    if path.suffix in (".py", ".ipynb") and path.is_file():
+        raise BadInput(
+            f"{path}: is a program, and what it would do is not known before it runs; allowed: a trainer's config in "
+            "YAML or JSON, or a shell script with its command line"
+        )
     document, command = read_script(path) if is_script(path) else (read_document(path), "")
     try:
         whose, told_by = recognise((key for key, _ in keys.leaves(document.values, "")), command, trainer)
