@@ -523,6 +523,32 @@ def test_nothing_but_answers_is_kept_of_an_earlier_start(
     assert answered(task, tmp_path, False, []) == before
 
 
+def test_a_prompt_is_told_as_the_model_read_it(world: Path) -> None:
+    """Also where its answer is kept of an earlier release, whose prompts had no white space around them."""
+    layouts = ("<image>\n{}", "{} \n<image>", "See <image>: {}", "{}")
+    read = ("\n{}", "{} \n<image>", "See <image>: {}", "{}")
+    rows = [json.loads(line) for line in (world / "test.jsonl").read_text().splitlines()]
+    for n, row in enumerate(rows):
+        said = layouts[n % 4].format(row["question"])
+        turns = [{"from": "human", "value": said}, {"from": "gpt", "value": row["answer"]}]
+        rows[n] = {"image": row["image"], "conversations": turns}
+    (world / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    about = world / "run/environment.json"
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"recipe_dir": str(world)}))
+    asked = [row["conversations"][0]["value"].replace("<image>", "").strip() for row in rows]
+    done(world, "run")
+    folder = world / "run/answers/adapter-test"
+    made, path = lines_of(folder), folder / "predictions.jsonl"
+    plain = [text.removeprefix("See : ") for text in asked]
+    assert [row["prompt"] for row in made] == [read[n % 4].format(text) for n, text in enumerate(plain)]
+    earlier = [row | {"prompt": text, "prediction": "kept"} for row, text in zip(made, asked, strict=True)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in earlier))
+    assert "10 of 10 answers are there already" in done(world, "run").out
+    again = lines_of(folder)
+    assert {row["prediction"] for row in again} == {"kept"}
+    assert [row["prompt"] for row in again] == [row["prompt"] for row in made]
+
+
 def test_an_answer_to_another_prompt_is_not_kept(task: VqaTask, tmp_path: Path) -> None:
     """In a cascade prompts hold answers: one that was lost may come out otherwise, under another plan."""
     whole = answered(task, tmp_path, True, [])

@@ -57,7 +57,8 @@ def answer_split(
             own = [samples[number] for number in stage]
             prompted = [findings.asked(sample) for sample in own]
             for sample, now in zip(own, prompted, strict=True):
-                if sample.id in kept and kept[sample.id].prompt != now.prompt:
+                # Files of earlier releases have the text alone.
+                if sample.id in kept and kept[sample.id].prompt not in (now.turn, now.prompt):
                     del known[sample.id]  # an answer of an earlier stage was lost, and is another now
             done = [number for number, sample in enumerate(own) if sample.id in known]
             try:
@@ -89,7 +90,7 @@ def _prediction(sample: Sample, prompted: Sample, answer: Answer) -> Prediction:
         stage=sample.stage,
         type=sample.type,
         question=sample.question,
-        prompt=prompted.prompt,
+        prompt=prompted.turn,
         answer=sample.answer,
         prediction=answer.text,
         tokens=answer.tokens,

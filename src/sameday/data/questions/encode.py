@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from sameday.data.questions.sample import Message, Sample
+from sameday.data.questions.sample import TEXT_MARK, Message, Sample
 from sameday.spec.errors import BadInput
 
 if TYPE_CHECKING:
     from sameday.data.questions.processor import ImageProcessor
 
 
-TEXT_MARK = "\u00a7"
-"""Stands for a question's text, to see what a chat template puts behind it."""
 OWN = 2
 """Tokens before its first target that a question shares with no other: the one that predicts it, whose logits must be
 the question's own, and one before, so that none of its predicting places ends up in a fork."""

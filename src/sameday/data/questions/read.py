@@ -8,10 +8,9 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from sameday.data.questions.sample import Message, last_user_text
+from sameday.data.questions.sample import PLACEHOLDER, Message, last_user_text
 from sameday.spec.questions import stage_number
 
-PLACEHOLDER = "<image>"
 FORMS = (
     "{image|image_filename, question, answer, stage?, type?, instruction?}",
     "{messages, images}",

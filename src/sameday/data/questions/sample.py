@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import dropwhile
 from pathlib import Path
 
+PLACEHOLDER = "<image>"
+"""Stands in a text where an image does."""
+TEXT_MARK = "\u00a7"
+"""Stands for a question's text, to see what a chat template puts around it."""
 SET_SPAN = 10**8
 """Ids of the questions of one set; those of the next that is mixed with it begin there."""
 WITHOUT_IMAGE = "line "
@@ -58,8 +63,16 @@ class Sample:
 
     @property
     def prompt(self) -> str:
-        """The text of the last user turn, as the model reads it."""
+        """The text of the last user turn, without white space around it."""
         return last_user_text(self.messages)
+
+    @property
+    def turn(self) -> str:
+        """The last user turn as the model reads it, with all its line breaks. An image is PLACEHOLDER, but for those at
+        the beginning, which are left out."""
+        parts = next(m.parts for m in reversed(self.messages) if m.role == "user")
+        texts = dropwhile(lambda part: isinstance(part, int), parts)
+        return "".join(part if isinstance(part, str) else PLACEHOLDER for part in texts)
 
     @property
     def answer(self) -> str:

@@ -108,7 +108,7 @@ class VqaSetup(TaskSetup):
         return Wanted.by(self.recipe, self.home)
 
     def _special_texts(self, special: Sequence[str]) -> Iterator[str]:
-        from sameday.data.questions.read import PLACEHOLDER
+        from sameday.data.questions.sample import PLACEHOLDER
 
         recipe, prompt = self.recipe, self.recipe.prompt
         texts = {"system_prompt": recipe.system_prompt or ""}
