@@ -20,6 +20,7 @@ from sameday.data.questions.summary import (
     steps_in,
     summary_of,
 )
+from sameday.data.questions.turns import layouts_differ
 from sameday.spec.load import resolve_path
 from sameday.spec.vlm import VlmRecipe
 from sameday.spec.words import count, in_one_line
@@ -49,6 +50,9 @@ def screen(given: Given, looked: Looked, encoder: Encoder | None, width: int) ->
     yield from _sentences(there[first], width)
     for (one, other), images in on_several_sides(looked.splits).items():
         yield from _wrapped(common_images(one, other, images), width)
+    prompt = None if given.recipe is None else given.recipe.prompt
+    if differ := layouts_differ(looked.splits, prompt, lambda: None if encoder is None else encoder.user_turn):
+        yield from _wrapped(differ, width)
     yield ""
     yield from _sharing(looked.splits[first], encoder, given.recipe, width)
     yield ""

@@ -8,11 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from sameday.data.questions.encode import Encoder
+from sameday.data.questions.turns import IMAGE, Asked, UserTurn
 from sameday.models.families.base import Family
+from sameday.models.start import ORIGIN, origin_of
+from sameday.spec.errors import BadInput
 from sameday.spec.vlm import VlmRecipe
 
 IMAGE_SETTINGS, VIDEO_SETTINGS = "preprocessor_config.json", "video_preprocessor_config.json"
 WHOLE_SETTINGS = "processor_config.json"
+ASKED = "asked"
+"""Where `origin.json` has in which layouts the training questions were asked."""
 
 SMALL_FILES = 10_000
 """About how many bytes README, chat template and the other settings take."""
@@ -54,6 +59,20 @@ def save_settings(folder: Path, family: Family, encoder: Encoder) -> None:
         _write(folder / VIDEO_SETTINGS, {"video_processor_type": family.video_processor} | whole)
 
 
+def save_asked(folder: Path, asked: Asked) -> None:
+    """Beside an adapter, for whoever makes another folder of it without the training data."""
+    _write(folder / ORIGIN, {**(origin_of(folder, str(folder)) or {}), ASKED: asked.json()})
+
+
+def asked_of(folder: Path) -> Asked:
+    """Of nothing where an earlier release wrote the adapter."""
+    told = (origin_of(folder, str(folder)) or {}).get(ASKED)
+    try:
+        return Asked() if told is None else Asked.from_json(told)
+    except (ValueError, TypeError, KeyError):
+        raise BadInput(f"{folder}: {ORIGIN} is not what a run wrote") from None
+
+
 def settings_size(encoder: Encoder) -> int:
     """About how many bytes these files take, with the README: nearly all of them are the tokenizer's."""
     return len(encoder.tokenizer.backend_tokenizer.to_str(pretty=True).encode()) + SMALL_FILES
@@ -65,23 +84,28 @@ def save_readme(
     encoder: Encoder,
     recipe: VlmRecipe,
     base: str,
+    asked: Asked,
     asking: tuple[str, str] | None = None,
     fingerprint: str | None = None,
 ) -> None:
-    """In place of PEFT's, which says nothing about this adapter. `asking` is Python, imports and lines, that asks a
-    model once it is loaded; None generates one answer. `fingerprint` is the run's, where `recipe` is not what was
-    trained but what lies in the folder."""
+    """In place of PEFT's, which says nothing about this adapter. `asked` says in which layouts the training
+    questions were. `asking` is Python, imports and lines, that asks a model once it is loaded; None generates one
+    answer in the most common of these layouts. `fingerprint` is the run's, where `recipe` is not what was trained but
+    what lies in the folder."""
     adapter, processor = recipe.train == "lora", encoder.processor
     where = {"base_model": base, "library_name": "peft" if adapter else "transformers"}
     header = "".join(f"{key}: {json.dumps(value)}\n" for key, value in where.items())
     kind, of = "a LoRA adapter of" if adapter else "the whole of", fingerprint or recipe.fingerprint
     at = "" if recipe.revision is None else f", revision `{recipe.revision}`"
+    asking = ("", _generating(family, recipe, asked)) if asking is None else asking
+    lines, layout = _lines(family, encoder, recipe, base, asking), asked.words()
     (folder / "README.md").write_text(
         f"---\n{header}---\n\n# {recipe.name}\n\n"
         f"Trained weights: {kind} `{base}`{at} (recipe {of}). Tokenizer, chat template and image "
         f"settings beside them are those of the training: images of {processor.min_pixels} to {processor.max_pixels} "
         f"pixels, resized by {processor.backend}. With other settings the answers may be worse.{_stored(recipe)}\n\n"
-        f"Run in this folder, with an image beside:\n\n```python\n{_lines(family, encoder, recipe, base, asking)}```\n",
+        + (f"{layout}\n\n" if layout else "")
+        + f"Run in this folder, with an image beside:\n\n```python\n{lines}```\n",
         encoding="utf-8",
     )
 
@@ -125,14 +149,14 @@ def _loading(source: str, recipe: VlmRecipe) -> str:
     return lines
 
 
-def _lines(family: Family, encoder: Encoder, recipe: VlmRecipe, base: str, asking: tuple[str, str] | None) -> str:
+def _lines(family: Family, encoder: Encoder, recipe: VlmRecipe, base: str, asking: tuple[str, str]) -> str:
     adapter, kind = recipe.train == "lora", encoder.processor.library_class
     four_bits = recipe.base_format == "nf4"
     source = repr(base if adapter else ".")
     if adapter and recipe.revision is not None:
         source += f", revision={recipe.revision!r}"
     peft = "PeftModel" + (", prepare_model_for_kbit_training" if four_bits and recipe.precision != "bf16" else "")
-    imports, lines = ("", _generating(family, recipe)) if asking is None else asking
+    imports, lines = asking
     return (
         "import numpy as np\nimport torch\n"
         + (f"from peft import {peft}\n" if adapter else "")
@@ -149,20 +173,32 @@ def _lines(family: Family, encoder: Encoder, recipe: VlmRecipe, base: str, askin
     )
 
 
-def prompt_in_python(family: Family, recipe: VlmRecipe) -> str:
+def prompt_in_python(family: Family, recipe: VlmRecipe, asked: Asked) -> str:
     """From `image` and `question` to `inputs`."""
-    system = [] if recipe.system_prompt is None else [{"role": "system", "content": recipe.system_prompt}]
+    own = recipe.system_prompt if asked.system is None else asked.system
+    system = [] if own is None else [{"role": "system", "content": own}]
     chat = "".join(f"{json.dumps(message, ensure_ascii=False)}, " for message in system)
-    return _prompt(recipe) + (
-        'asked = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": question}]}\n'
+    return (_prompt(recipe) if asked.turn.in_template else "") + (
+        f'asked = {{"role": "user", "content": [{_content(asked.turn)}]}}\n'
         f"chat = [{chat}asked]\n"
         "text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)\n"
         f"{family.inputs_in_python()}"
     )
 
 
-def _generating(family: Family, recipe: VlmRecipe) -> str:
-    return prompt_in_python(family, recipe) + (
+def _content(turn: UserTurn) -> str:
+    """In Python: its images and texts, and among them the `question`."""
+    before, behind = (json.dumps(text, ensure_ascii=False) if text else "" for text in turn.around)
+    question = " + ".join(filter(None, [before, "question", behind]))
+    texts = [question if n == turn.at else json.dumps(part, ensure_ascii=False) for n, part in enumerate(turn.parts)]
+    return ", ".join(
+        '{"type": "image"}' if part == IMAGE else f'{{"type": "text", "text": {text}}}'
+        for part, text in zip(turn.parts, texts, strict=True)
+    )
+
+
+def _generating(family: Family, recipe: VlmRecipe, asked: Asked) -> str:
+    return prompt_in_python(family, recipe, asked) + (
         "answer = model.generate(**inputs.to(device), do_sample=False, max_new_tokens=64)\n"
         'print(tokenizer.decode(answer[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))\n'
     )

@@ -195,6 +195,10 @@ class Encoder:
             return 0
         return self._behind_end(self._tokenize(self._said("a")))
 
+    def user_turn(self, parts: tuple[str | int, ...]) -> str:
+        """A user turn in the chat template, up to its answer."""
+        return self._render((Message("user", parts),), generate=True)
+
     def _render(self, messages: tuple[Message, ...], generate: bool) -> str:
         chat: list[dict[str, Any]] = [
             {

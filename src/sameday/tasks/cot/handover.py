@@ -7,6 +7,7 @@ import textwrap
 from pathlib import Path
 
 from sameday.data.questions.encode import Encoder
+from sameday.data.questions.turns import Asked
 from sameday.models import handover
 from sameday.models.families.base import Family
 from sameday.models.heads import WEIGHTS
@@ -53,9 +54,9 @@ for stage, question in questions:
 """
 
 
-def save_readme(folder: Path, family: Family, encoder: Encoder, recipe: CotRecipe, base: str) -> None:
+def save_readme(folder: Path, family: Family, encoder: Encoder, recipe: CotRecipe, base: str, asked: Asked) -> None:
     full, adapter = recipe.heads.rank == "full", recipe.train == "lora"
-    prompt = handover.prompt_in_python(family, recipe)
+    prompt = handover.prompt_in_python(family, recipe, asked)
     asking = ASKING.format(
         weights=WEIGHTS,
         whole="model.get_base_model()" if adapter else "model",
@@ -63,4 +64,4 @@ def save_readme(folder: Path, family: Family, encoder: Encoder, recipe: CotRecip
         prompt=textwrap.indent(prompt, "    ").rstrip(),
         added='heads[f"W.{stage}"] @ z' if full else 'heads[f"B.{stage}"] @ (heads[f"A.{stage}"] @ z)',
     )
-    handover.save_readme(folder, family, encoder, recipe, base, (IMPORTS, asking))
+    handover.save_readme(folder, family, encoder, recipe, base, asked, (IMPORTS, asking))

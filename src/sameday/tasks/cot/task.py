@@ -203,7 +203,7 @@ class CotTask(VqaTask):
     def save(self, folder: Path) -> None:
         super().save(folder)
         self.heads.save(folder)
-        save_readme(folder, self.model.family, self.encoder, self.recipe, self.model.name)
+        save_readme(folder, self.model.family, self.encoder, self.recipe, self.model.name, self.asked)
 
     def restore(self, folder: Path) -> None:
         super().restore(folder)

@@ -92,6 +92,7 @@ class VqaSetup(TaskSetup):
             say(f"{why}; the run has no {name} scores")
         if few is None:
             self._say_unused_templates(audited, say)
+            self._say_layouts(audited, say)
         if reading.skipped:
             say(f"left out: {report(reading.skipped, in_lines(reading.skipped), self.home / data.train)}")
         sizes = {name: len(samples) for name, samples in audited.items()}
@@ -131,6 +132,12 @@ class VqaSetup(TaskSetup):
         there = {str(getattr(sample, prompt.by)) for samples in audited.values() for sample in samples}
         for name in prompt.templates.keys() - there:
             say(f"recipe.prompt.templates.{name}: no question has the {prompt.by} {name}")
+
+    def _say_layouts(self, audited: Mapping[str, Sequence[Sample]], say: Say) -> None:
+        from sameday.data.questions.turns import layouts_differ
+
+        if differ := layouts_differ(audited, self.recipe.prompt, lambda: self._encoder.user_turn):
+            say(differ)
 
     def _family_or_error(self, say: Say) -> tuple[Family | None, BadInput | None]:
         """Data is audited whatever is wrong with the model, and what is wrong with the data is said first."""
@@ -367,7 +374,7 @@ class VqaSetup(TaskSetup):
     def merge(self, weights: Path, out: Path, say: Say) -> None:
         import torch
 
-        from sameday.models.handover import save_readme, save_settings
+        from sameday.models.handover import asked_of, save_readme, save_settings
         from sameday.models.merge import merge
         from sameday.models.nf4 import lacking
         from sameday.models.start import check_start
@@ -380,11 +387,12 @@ class VqaSetup(TaskSetup):
         if recipe.base_format == "nf4" and (why := lacking(device.type)) is not None:
             raise BadInput(why)
         check_start(self._without_weights, self.family, recipe, weights, base, "merge")
+        asked = asked_of(weights)  # before merging: a run under way may remove its checkpoint meanwhile
         done = merge(self._without_weights, recipe, base, weights, out, say, device)
         whole = recipe.model_copy(update={"train": "all", "base_format": "precision"})
         encoder = load_encoder(recipe, self.home, load_processor(self.family, recipe, self.home))
         save_settings(out, self.family, encoder)
-        save_readme(out, self.family, encoder, whole, base, fingerprint=recipe.fingerprint)
+        save_readme(out, self.family, encoder, whole, base, asked, fingerprint=recipe.fingerprint)
         kept = f"{recipe.precision} rounds what the adapter changes by {done.rounding:.2%}"
         say(f"{done.tensors} tensors, {done.changed} of them changed by the adapter; {kept}")
 

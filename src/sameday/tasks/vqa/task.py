@@ -25,6 +25,7 @@ from sameday.data.questions.sets import seen_in_epoch
 from sameday.data.questions.shape_choice import fitting
 from sameday.data.questions.shapes import Shape
 from sameday.data.questions.source import ReadImage, Source
+from sameday.data.questions.turns import Asked
 from sameday.data.seen import Seen
 from sameday.hardware.machine import detect_machine
 from sameday.hardware.phases import during
@@ -32,7 +33,7 @@ from sameday.hardware.ranks import Ranks, joined_size
 from sameday.models.features import share_made
 from sameday.models.flops import Counted
 from sameday.models.generate import Logits
-from sameday.models.handover import save_readme, save_settings, settings_size
+from sameday.models.handover import save_asked, save_readme, save_settings, settings_size
 from sameday.models.heads import WEIGHTS as HEADS
 from sameday.models.heads import has_heads
 from sameday.models.load import load_base
@@ -358,7 +359,14 @@ class VqaTask(Task):
     def save(self, folder: Path) -> None:
         self.model.save(folder)
         save_settings(folder, self.model.family, self.encoder)
-        save_readme(folder, self.model.family, self.encoder, self.recipe, self.model.name)
+        if self.recipe.train == "lora":
+            save_asked(folder, self.asked)
+        save_readme(folder, self.model.family, self.encoder, self.recipe, self.model.name, self.asked)
+
+    @cached_property
+    def asked(self) -> Asked:
+        """The layouts of the training questions."""
+        return Asked.of(self.splits.get("train", []), self.recipe.prompt, self.encoder.user_turn)
 
     def bytes_beside(self) -> int:
         return settings_size(self.encoder)
