@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from sameday.cli import main
+from sameday.cli import run
+from sameday.hardware.signals import ASKING
 
 FIELDS: dict[str, Any] = {
     "name": "small",
@@ -43,15 +45,17 @@ def sameday(folder: Path, *words: str) -> Said:
         contextlib.redirect_stderr(err),
     ):
         patch.setattr(sys, "argv", ["sameday", *words])
-        before = dict(os.environ)
+        before, handlers = dict(os.environ), {number: signal.getsignal(number) for number in ASKING}
         try:
-            main()
+            run()
             code = 0
         except SystemExit as leave:
             code = int(leave.code or 0)
         finally:
             os.environ.clear()
             os.environ.update(before)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
     return Said(code, out.getvalue(), err.getvalue())
 
 

@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from typer.core import TyperCommand
 
+from sameday.hardware.screen import go_on_without_output, guard_streams
+from sameday.hardware.signals import finishes, stops_at_once
 from sameday.spec import limits
 from sameday.spec.errors import EXIT_DISK_FULL, BadInput, RunStopped
 from sameday.spec.words import tell
@@ -62,12 +65,11 @@ def train(
     ] = None,
 ) -> None:
     """Train, or go on with a run that was stopped: the same command again."""
-    from sameday.commands.launch import train_from_files
-    from sameday.hardware.signals import stops_at_once
-
     short = {"max_steps": max_steps, "data.limit": limit, "data.on_bad": on_bad}
     sets = [*sets, *(f"recipe.{name}={value}" for name, value in short.items() if value is not None)]
     with stops_at_once():
+        from sameday.commands.launch import train_from_files
+
         train_from_files(recipe, plan, out, sets, stop_after)
 
 
@@ -88,6 +90,8 @@ def data(
     """What a set of questions is like, on one screen: images, answers, duplicates, problems, what sharing gives."""
     from sameday.commands.data import inspect_data
 
+    if recipe is not None:
+        go_on_without_output()  # until it is written
     inspect_data(what, model, recipe, image_root)
 
 
@@ -122,11 +126,10 @@ def evaluate(
     sets: Sets = [],  # noqa: B006 (typer reads it, nothing changes it)
 ) -> None:
     """Loss and other scores of a run's weights, or of others, and the answers that they generate."""
-    from sameday.commands.evaluate import Request
-    from sameday.commands.evaluate import evaluate as run
-    from sameday.hardware.signals import stops_at_once
-
     with stops_at_once():
+        from sameday.commands.evaluate import Request
+        from sameday.commands.evaluate import evaluate as run
+
         run(Request(what, split, checkpoint, adapter, base, plan, out, cascade, max_new_tokens, scores_only, sets))
 
 
@@ -457,7 +460,29 @@ def suite_report(
     tell(f"written: {report_suite(path, out, html)}")
 
 
+class _Lasting(TyperCommand):
+    """A command that a closed pipe or a full disk under its log does not end."""
+
+    def invoke(self, ctx: Any) -> Any:
+        go_on_without_output()
+        return super().invoke(ctx)
+
+
+ONLY_PRINT = (data, suite_status, suite_logs)
+"""Commands that are for nothing but what they print: `| head` ends them."""
+for _each in (*app.registered_commands, *suite.registered_commands):
+    _each.cls = None if _each.callback in ONLY_PRINT else _Lasting
+
+
 def main() -> None:
+    """The whole of a process."""
+    guard_streams()
+    with finishes():
+        run()
+
+
+def run() -> None:
+    """The command that was typed, in this process; SystemExit has its code."""
     try:
         app()
     except BadInput as error:

@@ -19,6 +19,7 @@ from typed import Said, sameday
 from sameday.commands.session import Session
 from sameday.hardware.signals import AskedToStop, StopRequest, stops_at_once, unbroken
 from sameday.record import checkpoint
+from sameday.record.folder import RunFolder
 from sameday.spec.document import dump_yaml
 from sameday.spec.errors import EXIT_OUT_OF_MEMORY, EXIT_STOPPED, RunStopped
 from sameday.tasks.classify.task import ClassifyTask
@@ -126,6 +127,25 @@ def test_a_signal_that_something_else_took_is_not_lost(monkeypatch: pytest.Monke
         except AskedToStop:
             with StopRequest() as loop:
                 assert loop.asked
+
+
+def test_a_signal_after_a_run_is_finished(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It changes nothing: all is saved and said."""
+    plain = RunFolder.close
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "close", lambda folder: (asked(), plain(folder))[1])
+        said = sameday(home, "train", "recipe.yaml", "--out", "finished", *SETS)
+    assert (said.code, said.err) == (0, "")
+    assert_same_run(home / "finished", home / "reference")
+
+
+def test_a_signal_that_comes_too_late_for_one_ends_what_follows() -> None:
+    """As in the last line of a training that an evaluation follows."""
+    with stops_at_once():
+        with StopRequest():
+            asked()
+        with StopRequest() as evaluation:
+            assert evaluation.asked
 
 
 def test_what_must_not_be_broken_is_finished_first() -> None:

@@ -14,7 +14,7 @@ from sameday.commands.changed import refuse_changed
 from sameday.commands.evaluate import evaluate_result
 from sameday.commands.session import ASKED_FOR, Session, Specs, note_stop
 from sameday.data.problems import Problem, grouped
-from sameday.hardware.signals import AskedToStop, stopped_early
+from sameday.hardware.signals import AskedToStop, nothing_left_to_stop, stopped_early
 from sameday.record import checkpoint
 from sameday.record.folder import RunFolder, as_begun, default_path, refuse_other_recipe
 from sameday.spec.errors import BadInput, CompileFailed, RunStopped
@@ -103,6 +103,8 @@ def train_from_specs(
             if evaluation is not None:
                 task.let_go()  # answers may need the memory
                 evaluate_result(session, task, run, evaluation)
+            if group is None:
+                nothing_left_to_stop()
             return scores
         except RunStopped as stop:
             note_stop(stop, ranks, opened)

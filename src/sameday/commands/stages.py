@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from sameday.commands.changed import Files, refuse_changed
 from sameday.commands.session import Session, Specs, note_stop, prepare_environment, silent
 from sameday.evaluate.predictions import write_json
-from sameday.hardware.signals import AskedToStop, stopped_early
+from sameday.hardware.signals import AskedToStop, nothing_left_to_stop, stopped_early
 from sameday.record.folder import STAGES, RunFolder, begun, default_path, refuse_other_recipe
 from sameday.record.manifest import MANIFEST, fault, weights_digest
 from sameday.record.times import note
@@ -86,6 +86,7 @@ def train_stages(specs: Specs, out: Path | None, stop_after: int | None) -> dict
             evaluate(Request(path), ranks, trained=True)
             if ranks.first:
                 note(path, "evaluate", time.perf_counter() - began)
+        nothing_left_to_stop()
         return scores
     finally:
         ranks.leave()

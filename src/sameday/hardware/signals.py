@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from sameday.spec.errors import EXIT_STOPPED, RunStopped
+
+ASKING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+"""What asks a process to stop."""
 
 
 class AskedToStop(BaseException):
@@ -25,17 +29,23 @@ class StopRequest:
     raises = False
     """Whether the next signal is raised."""
 
+    def __init__(self, last: bool = False) -> None:
+        """`last`: after this the process leaves."""
+        self.last = last
+
     def __enter__(self) -> StopRequest:
         # Whoever listened before may have heard one, and raised it where Python drops what is raised (in `__del__`).
         self.asked = any(each.asked for each in _listening)
         _listening.append(self)
-        self._before = {n: signal.signal(n, self._ask) for n in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
+        self._before = {n: signal.signal(n, self._ask) for n in ASKING}
         return self
 
     def __exit__(self, kind: object, *_more: object) -> None:
         _listening.remove(self)
-        # A run that leaves early stays deaf: a second signal must not change the code it leaves with.
-        if kind is not RunStopped:
+        for outer in _listening[-1:]:
+            outer.asked |= self.asked  # which came too late for this: what follows does not begin
+        # A process that leaves stays deaf: a second signal must not change the code it leaves with.
+        if not self.last and kind is not RunStopped:
             self.restore()
 
     def restore(self) -> None:
@@ -62,6 +72,29 @@ class StopRequest:
             raise AskedToStop
 
 
+@contextmanager
+def finishes() -> Iterator[None]:
+    """Around all that a process does. After it, while the interpreter takes apart what is loaded, the first of each
+    signal changes nothing: what was asked for is done, or was refused, and the exit code says so. A second one ends a
+    process that hangs there."""
+    try:
+        yield
+    finally:
+        if sys.platform == "linux":
+            _pass_over_once([number for number in ASKING if signal.getsignal(number) is not signal.SIG_IGN])
+
+
+def _pass_over_once(numbers: Sequence[int]) -> None:
+    """By the system's own means: Python gives up its handlers long before it has left. A handler set by `sysv_signal`
+    is gone after its first call, and `abs` does nothing with the number that it gets."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # those that come in between wait
+    library = ctypes.CDLL(None)
+    for number in numbers:
+        signal.signal(number, signal.SIG_DFL)
+        library.sysv_signal(number, ctypes.cast(library.abs, ctypes.c_void_p))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+
+
 _listening: list[StopRequest] = []
 """Those that are entered, the innermost last."""
 
@@ -81,15 +114,21 @@ def unbroken() -> Iterator[None]:
         raise AskedToStop
 
 
+def nothing_left_to_stop() -> None:
+    """What was asked for is done: a signal from here on is not raised, and changes nothing."""
+    for each in _listening:
+        each.raises = False
+
+
 def stopped_early() -> RunStopped:
     return RunStopped("asked to stop: nothing is lost, and the same command goes on", EXIT_STOPPED)
 
 
 @contextmanager
 def stops_at_once() -> Iterator[None]:
-    """Around a command that can be run again: while nothing in it listens, as when a model is loaded, a signal ends it
-    where it is, as a run that was asked to stop."""
-    with StopRequest() as stop:
+    """Around a command that can be run again, with which its process ends: while nothing in it listens, as when a model
+    is loaded, a signal ends it where it is, as a run that was asked to stop."""
+    with StopRequest(last=True) as stop:
         try:
             with stop.at_once():
                 yield

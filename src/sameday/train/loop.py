@@ -35,8 +35,8 @@ def train(
     best_every = None if recipe.best is None else recipe.best.every
     cadence = Cadence(total, task.epoch_ends(total), plan.save_steps, plan.eval_steps, stop_after, best_every)
     with (
-        _watch(run if ranks.first else None, total, plan, task) as watch,
         StopRequest() as stop,
+        _watch(run if ranks.first else None, total, plan, task) as watch,
         closing(Steps(recipe, plan, task, ranks, lambda: stop.asked)) as steps,
     ):
         state = _resumed(recipe, task, run, ranks, steps, watch, cadence)

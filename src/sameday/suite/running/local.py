@@ -4,7 +4,6 @@ is known about them is in files: a runner that was killed leaves jobs that go on
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shutil
 import signal
@@ -12,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,23 +54,7 @@ def run(opened: OpenSuite, gpus: int | None = None, again: Collection[str] = (),
         left = {name: each.seconds for name, each in remaining(suite, opened.home, opened.folder).items()}
         order = starting_order(suite, there, left)
         with _Asked() as asked:
-            return Runner(opened, there, order, _while_heard(say), asked).run()
-
-
-def _while_heard(say: Callable[[str], Any]) -> Callable[[str], None]:
-    """A pipe or a terminal that was closed ends no suite: jobs that wait still start, and the status tells of them."""
-
-    def saying(text: str) -> None:
-        try:
-            say(text)
-        except OSError as error:
-            if error.errno not in (errno.EPIPE, errno.EIO):
-                raise
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, sys.stdout.fileno())
-            os.close(nowhere)
-
-    return saying
+            return Runner(opened, there, order, say, asked).run()
 
 
 # Before anything begins
