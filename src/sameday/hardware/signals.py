@@ -87,8 +87,10 @@ def finishes() -> Iterator[None]:
 def _pass_over_once(numbers: Sequence[int]) -> None:
     """By the system's own means: Python gives up its handlers long before it has left. A handler set by `sysv_signal`
     is gone after its first call, and `abs` does nothing with the number that it gets."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # those that come in between wait
     library = ctypes.CDLL(None)
+    if not hasattr(library, "sysv_signal"):  # not every C library has it
+        return
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # those that come in between wait
     for number in numbers:
         signal.signal(number, signal.SIG_DFL)
         library.sysv_signal(number, ctypes.cast(library.abs, ctypes.c_void_p))
