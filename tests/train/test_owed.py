@@ -112,6 +112,22 @@ def test_a_finished_run_needs_no_checkpoints(home: Path, what: str) -> None:
     assert {path: path.read_bytes() for path in after} == before
 
 
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_run_that_has_nothing_left_says_that_it_begins_again(home: Path, finished: bool) -> None:
+    run = home / f"nothing left, finished {finished}"
+    shutil.copytree(home / "whole", run)
+    shutil.rmtree(run / "checkpoints")
+    why = ""
+    if finished:
+        (run / "model" / "model.safetensors").write_bytes(b"cut")
+        why = f"{run.name}/model: model.safetensors is not what was written; "
+    else:
+        shutil.rmtree(run / "model")
+    said = sameday(home, *TRAIN, "--out", run.name, "--stop-after", "2")
+    assert said.code == EXIT_STOPPED
+    assert f"\n{why}there is no checkpoint to go on from: the run begins again at its first step\n" in said.out
+
+
 def test_a_score_that_is_not_finite_is_said_each_time(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = ClassifyTask.evaluate
     spoilt = lambda *args: {**plain(*args), "loss": float("nan")}  # noqa: E731

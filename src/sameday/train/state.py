@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from sameday.record import checkpoint
-from sameday.record.folder import RunFolder
+from sameday.record.folder import RunFolder, sound_metrics
 from sameday.record.room import room_for
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
@@ -87,6 +87,10 @@ def restore(recipe: Recipe, task: Task, run: RunFolder, steps: Steps, say: Calla
     if there := len(checkpoint.steps(run.checkpoints)):
         which = "the only checkpoint cannot" if there == 1 else f"none of {there} checkpoints can"
         say(f"{which} be gone on from: the run begins again at its first step")
+    elif run.resumed and any("split" not in record for record in sound_metrics(run.metrics_path)[0]):
+        lost = checkpoint.fault(run.result) if run.result.is_dir() else None
+        why = "" if lost is None else f"{run.result}: {lost}; "
+        say(f"{why}there is no checkpoint to go on from: the run begins again at its first step")
     return LoopState()
 
 

@@ -135,6 +135,11 @@ def test_a_system_turn_of_the_data_is_asked_with() -> None:
     found = Asked.of(samples(rows), None, as_written)
     assert found.system == "Be brief."
     assert found.words().endswith(" The system turn is that of 2 of 3 training questions.")
+    few = Asked.of(samples([*rows[1:], plain("where?")]), None, as_written)
+    assert few.system is None and few.words().endswith(
+        " 1 of 3 training questions had a system turn of their own, which the lines below do not ask with."
+    )
+    assert "system" not in Asked.of(samples([plain("red?")]), None, as_written).words()
     assert Asked.from_json(json.loads(json.dumps(found.json()))) == found
 
 

@@ -106,7 +106,11 @@ class Asked:
             )
             said = f"The lines below ask as {same}; there were others, too: {_listed(others)}."
         if self.system is None:
-            return said
+            own = whole - self.systems[0][1] if self.systems else 0
+            left = f"{own:,} of {count(whole, 'training question')}"
+            return (
+                f"{said} {left} had a system turn of their own, which the lines below do not ask with." if own else said
+            )
         return f"{said} The system turn is that of {self.systems[0][1]:,} of {count(whole, 'training question')}."
 
 
