@@ -47,6 +47,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "plain": {},
     "shared": {"share_images": True, "packing": True, "max_questions": None, "label_only_logits": True},
 }
+KEPT = PLANS["shared"] | {"keep_features": True}
 
 
 @pytest.fixture(autouse=True)
@@ -242,7 +243,7 @@ def test_the_same_model_is_trained(
 
 @pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_in_the_same_bits(world: Path, tmp_path: Path) -> None:
-    plan = PLANS["shared"] | {"keep_features": True, "save_steps": 1}
+    plan = KEPT | {"save_steps": 1}
     whole, _ = trained(world, tmp_path / "whole", plan)
     trained(world, tmp_path / "parts", plan, stop_after=3)
     parts, calls = trained(world, tmp_path / "parts", plan)
@@ -267,7 +268,7 @@ def short_in_the_third_step(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_features_go_before_micro_batches_are_cut(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = PLANS["shared"] | {"keep_features": True}
+    plan = KEPT
     whole, once = trained(world, tmp_path / "whole", plan)
     short = short_in_the_third_step(monkeypatch)
     capsys.readouterr()
@@ -283,27 +284,27 @@ def test_a_cpu_that_gives_no_more_memory_is_no_error(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its allocator raises what many errors are."""
-    whole, _ = trained(world, tmp_path / "whole", PLANS["shared"] | {"keep_features": True})
+    whole, _ = trained(world, tmp_path / "whole", KEPT)
     words = ["[enforce fail at alloc_cpu.cpp:124] . DefaultCPUAllocator: can't allocate memory: you tried to"]
 
     def short(self: FeatureMemory) -> Any:
         raise RuntimeError(words[0])
 
     monkeypatch.setattr(FeatureMemory, "_aside", short)
-    found, _ = trained(world, tmp_path / "short", PLANS["shared"] | {"keep_features": True})
+    found, _ = trained(world, tmp_path / "short", KEPT)
     assert equal(found, whole)
     said = capsys.readouterr().err
     assert said.count("keep_features: there is room for features of 0 images (0.0 GiB); others are computed") == 1
     words[0] = "something else"
     with pytest.raises(RuntimeError, match="something else"):
-        trained(world, tmp_path / "wrong", PLANS["shared"] | {"keep_features": True})
+        trained(world, tmp_path / "wrong", KEPT)
 
 
 @pytest.mark.slow
 def test_features_go_before_a_validation_is_cut(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = PLANS["shared"] | {"keep_features": True}
+    plan = KEPT
     whole, _ = trained(world, tmp_path / "whole", plan)
     scored, sizes = VqaTask.score, []
 
@@ -325,7 +326,7 @@ def test_a_run_whose_features_went_says_of_no_lower_budget(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     short_in_the_third_step(monkeypatch)
-    plan = PLANS["shared"] | {"keep_features": True, "save_steps": 1}
+    plan = KEPT | {"save_steps": 1}
     trained(world, tmp_path / "run", plan, stop_after=4)
     trained(world, tmp_path / "run", plan)
     said = capsys.readouterr().out
@@ -380,7 +381,7 @@ def images_at(task: VqaTask, number: int) -> Sequence[ImageRef]:
 @pytest.mark.slow
 def test_the_floor_has_no_tower_for_what_is_kept(world: Path) -> None:
     recipe = worlds.tiny_recipe(world / "model", order="by_image", effective_batch=4)
-    task = worlds.make_task(world, recipe, Plan(**PLANS["shared"], keep_features=True))
+    task = worlds.make_task(world, recipe, Plan(**KEPT))
     task.training(True)
     before = task.cost(0, None, Ranks())
     task.warmed_up()
@@ -391,7 +392,7 @@ def test_the_floor_has_no_tower_for_what_is_kept(world: Path) -> None:
     assert after.copy_bytes == before.copy_bytes and after.disk_bytes == before.disk_bytes, (
         "files are read all the same"
     )
-    cached = worlds.make_task(world, recipe, Plan(**PLANS["shared"], keep_features=True))
+    cached = worlds.make_task(world, recipe, Plan(**KEPT))
     assert cached.cost(0, None, Ranks()) == before
 
 

@@ -73,25 +73,13 @@ def open_cache(
     model: VisionLanguageModel,
     contents: Collection[str],
 ) -> Opened:
-    opened = _open_on_disk(recipe, plan, folder, processor, model, contents)
-    if plan.keep_features and opened.kind != "features":
-        model.memory = FeatureMemory(model.device)
-    return opened
-
-
-def _open_on_disk(
-    recipe: VlmRecipe,
-    plan: Plan,
-    folder: Path,
-    processor: ImageProcessor,
-    model: VisionLanguageModel,
-    contents: Collection[str],
-) -> Opened:
     kind, notes = plan.cache, list[str]()
     with in_folder(folder):
         if kind == "auto":
             kind, why = automatic(recipe, plan, folder, processor, model, contents)
             notes.append(f"cache: {kind}, because {why}")
+        if plan.keep_features and kind != "features":
+            model.memory = FeatureMemory(model.device)
         if kind == "none":
             return Opened(Source(processor), kind, notes)
         store = Store(folder, settings_of(kind, processor, model))
