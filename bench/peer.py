@@ -268,11 +268,11 @@ class Collator:
 # The measurement
 
 
-def candidates(known: int | None, last: int | None) -> tuple[int, ...]:
+def candidates(known: int | None, last: int | None, first: Sequence[int]) -> Sequence[int]:
     """Micro-batches to try: all at first; later what was best for such images, or what was best before and less."""
     if known is not None:
         return (known,)
-    return MICRO if last is None else tuple(max(1, last // part) for part in (1, 2, 4))
+    return first if last is None else tuple(max(1, last // part) for part in (1, 2, 4))
 
 
 def measured(job: Job) -> Iterator[dict[str, Any]]:
@@ -284,7 +284,7 @@ def measured(job: Job) -> Iterator[dict[str, Any]]:
     for row in job["rows"]:
         questions = [json.loads(line) for line in Path(row["questions"]).read_text().splitlines()]
         first, best, most, fit = last is None, None, BATCH, 0
-        for micro in candidates(best_of.get(row["images"]), last):
+        for micro in candidates(best_of.get(row["images"]), last, job.get("micro") or MICRO):
             if micro > most or (fit == 2 and not first) or time.time() > job["until"]:
                 continue
             result = timed(make, questions, micro, job, best)

@@ -3,6 +3,7 @@ SFTTrainer, liger-kernel, Unsloth. Each in its own process, at its best setting 
 
     python bench/peers.py OUT                                 one GPU, Qwen3-VL-8B's shapes; OUT/real.json stands beside
     python bench/peers.py OUT --only liger unsloth --rows "2 of 1280×1024" --seconds 120
+    python bench/peers.py OUT --only unsloth --micro 4        with that micro-batch alone, where little time is left
     python bench/peers.py OUT --size tiny                     tries the script on a CPU
 
 The same model folder, images, questions and order; LoRA r=4 on q, k, v and o with dropout 0.05, bf16, fused AdamW, 16
@@ -99,6 +100,7 @@ def job_of(out: Path, peer: str, rows: Sequence[Mapping[str, str]], args: argpar
         "rows": rows,
         "device": "cpu" if tiny else "cuda",
         "steps": args.steps,
+        "micro": args.micro,
         "compile": args.compile and peer != "unsloth",
         "scratch": str(folder / f"{peer}-scratch"),
         "out": str(folder / f"{peer}.jsonl"),
@@ -175,6 +177,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--rows", nargs="+", choices=tuple(ROWS), default=MEASURED)
     parser.add_argument("--steps", type=int, default=10, help="that are timed")
+    parser.add_argument("--micro", type=int, nargs="+", choices=(4, 8, 16), help="that the first row tries")
     parser.add_argument("--seconds", type=float, default=90, help="of each trainer, its start included")
     parser.add_argument("--compile", action="store_true")
     args = parser.parse_args()

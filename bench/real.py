@@ -6,7 +6,8 @@
     python bench/real.py OUT --peers                          other trainers too, as `bench/peers.py` runs them
     python bench/real.py OUT --run [--only ROW]               `sameday train` of the mixture for three epochs, twice:
                                                               what is compiled before the first step, what that takes
-                                                              the first time and again, whether a later step stalls
+                                                              the first time and again, whether a later step stalls;
+                                                              with --steps N the first run ends after that many
 
 Weights are random. Mixtures are timed in the first epoch. Of the other rows those of kept features are timed from the
 second one on, when what the tower made of all images is there, and the others without `plan.keep_features`, as in a
@@ -57,6 +58,7 @@ from sameday.profile.timeline import FAR, record
 from sameday.record.folder import read_metrics
 from sameday.record.times import read_times
 from sameday.spec.document import dump_yaml
+from sameday.spec.errors import EXIT_STOPPED
 from sameday.spec.load import recipe_from
 from sameday.tasks.registry import setup_of
 from sameday.tasks.vqa.plain import conversation
@@ -241,13 +243,18 @@ def whole_run(out: Path, args: argparse.Namespace) -> None:
     for number in range(1, 3):
         run, began = out / f"run-{time.time():.0f}", time.perf_counter()
         command = [sys.executable, "-m", "sameday", "train", str(out / "recipe.yaml"), "--out", str(run), *sets]
+        first = args.steps is not None and number == 1
+        command += [f"--stop-after={args.steps}"] if first else []
         with (out / f"run-{number}.log").open("w") as log:
-            if subprocess.run(command, stdout=log, stderr=log, env={**os.environ, **caches}).returncode:
-                raise SystemExit((out / f"run-{number}.log").read_text()[-3000:])
+            code = subprocess.run(command, stdout=log, stderr=log, env={**os.environ, **caches}).returncode
+        if code != (EXIT_STOPPED if first else 0):
+            raise SystemExit((out / f"run-{number}.log").read_text()[-3000:])
         steps = [each["seconds"] for each in read_metrics(run / "metrics.jsonl") if "split" not in each]
         took = time.perf_counter() - began
-        print(stalls(steps, pixels_of(out, fields), read_times(run), f"run {number}: {took:.0f} s"), flush=True)
-        print(f"    {by_epoch(steps, EPOCHS)}", flush=True)
+        pixels = pixels_of(out, fields)[: len(steps)]
+        print(stalls(steps, pixels, read_times(run), f"run {number}: {took:.0f} s"), flush=True)
+        if not first:
+            print(f"    {by_epoch(steps, EPOCHS)}", flush=True)
         for line in (out / f"run-{number}.log").read_text().splitlines():
             if line.startswith(SAID) or " stalled: " in line:
                 print(f"    {line}", flush=True)
@@ -293,7 +300,7 @@ def stalls(steps: Sequence[float], pixels: Sequence[int], times: Sequence[dict[s
         for number, (each, seen) in enumerate(zip(steps, pixels, strict=True), 1)
         if number > WARM and each > FAR * usual
     ]
-    first = sum(steps[:WARM]) - WARM * usual
+    first = sum(steps[:WARM]) - len(steps[:WARM]) * usual
     looks = [each["seconds"] for each in times if each["what"] == "validate"]
     beyond = looks[0] - min(looks) if looks else 0.0
     before = sum(each.get("parts", {}).get("compile", 0.0) for each in times if each["what"] == "start")

@@ -101,7 +101,7 @@ class Steps:
             self.clock.on_step_end(None, None, control)
 
 
-def tried(monkeypatch: pytest.MonkeyPatch, folder: Path, seconds: float) -> list[dict[str, Any]]:
+def tried(monkeypatch: pytest.MonkeyPatch, folder: Path, seconds: float, **more: Any) -> list[dict[str, Any]]:
     hours = Hours()
     monkeypatch.setattr(peer, "time", hours)
     monkeypatch.setattr(peer, "mark", hours.time)
@@ -111,7 +111,7 @@ def tried(monkeypatch: pytest.MonkeyPatch, folder: Path, seconds: float) -> list
         {"name": name, "questions": str(folder / "questions.jsonl"), "images": images}
         for name, images in (("small", "a"), ("large", "b"), ("small again", "a"))
     ]
-    return list(peer.measured({"peer": "some", "rows": rows, "steps": 4, "until": hours.now + seconds}))
+    return list(peer.measured({"peer": "some", "rows": rows, "steps": 4, "until": hours.now + seconds, **more}))
 
 
 @pytest.mark.slow
@@ -129,6 +129,12 @@ def test_the_first_row_tries_every_micro_batch_and_the_others_what_was_best(
     ]
     assert results[0]["seconds"] == [0.5] * 4
     assert [results[i]["why"] for i in (1, 2)] == ["out of memory", "slower, 1.000 s each"]
+
+
+def test_micro_batches_of_the_first_row_can_be_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    results = tried(monkeypatch, tmp_path, 1000, micro=[4])
+    assert [(each["row"], each["micro"]) for each in results][:1] == [("small", 4)]
+    assert {each["micro"] for each in results if each["row"] == "small"} == {4}
 
 
 def test_a_trainer_that_runs_out_of_time_says_how_far_it_came(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
