@@ -20,7 +20,8 @@ from typed import refused, sameday, write_recipe
 
 from sameday.commands.card import split_readme
 from sameday.record.manifest import fault
-from sameday.spec.load import load_recipe
+from sameday.spec.load import load_plan, load_recipe
+from sameday.spec.plan import Plan, changed
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +33,21 @@ def trained(tmp_path_factory: pytest.TempPathFactory, tiny_qwen3: Path) -> Path:
     said = sameday(folder, "train", "recipe.yaml", "--out", "run", "--set", "plan.device=cpu")
     assert said.code == 0, said.err
     (folder / "run" / "eval-test.json").write_text(json.dumps({"loss": 1.5, "exact_match": 0.25}))
-    judged = {"verdict": "rounding", "recipe": load_recipe(folder / "recipe.yaml").fingerprint}
-    (folder / "run" / "verify.json").write_text(json.dumps(judged))
+    judged(folder / "run")
     return folder
+
+
+def judged(run: Path, **fields: Any) -> None:
+    """A verdict in the run: its plan beside the plain one, but for these fields."""
+    recipe, plan = load_recipe(run / "recipe.yaml"), load_plan(run / "plan.yaml")
+    told = changed(Plan(), plan.model_copy(update=fields), recipe.dropout > 0)
+    verdict = {
+        "verdict": "rounding",
+        "recipe": recipe.fingerprint,
+        "against": "plain: one sample at a time",
+        "fields": {name: {"against": a, "plan": b, "claim": claim} for name, (a, b, claim) in told.items()},
+    }
+    (run / "verify.json").write_text(json.dumps(verdict))
 
 
 @pytest.fixture
@@ -45,6 +58,30 @@ def world(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     shutil.copytree(trained / "run", tmp_path / "world" / "run")
     return tmp_path / "world"
+
+
+VERIFIED = "| the same model as another plan trains | verified |"
+
+
+def card_of(world: Path) -> list[str]:
+    shutil.rmtree(world / "run" / "push", ignore_errors=True)
+    said = sameday(world, "push", "run", "me/polyps", "--dry-run")
+    assert said.code == 0, said.err
+    return (world / "run" / "push" / "README.md").read_text().splitlines()
+
+
+def test_only_a_verdict_of_the_runs_own_plan_is_on_the_card(world: Path) -> None:
+    run = world / "run"
+    judged(run)
+    assert VERIFIED in card_of(world)
+    judged(run, max_questions=3)
+    assert VERIFIED not in card_of(world)
+    recipe = load_recipe(run / "recipe.yaml").fingerprint
+    for names, verified in ((["run", "other"], True), (["one", "other"], False)):
+        (run / "verify.json").write_text(json.dumps({"verdict": "rounding", "recipe": recipe, "runs": names}))
+        assert (VERIFIED in card_of(world)) is verified
+    (run / "verify.json").write_text(json.dumps({"verdict": "rounding", "recipe": recipe}))  # it does not say of what
+    assert VERIFIED not in card_of(world)
 
 
 def test_a_dry_run_writes_the_folder(world: Path, trained: Path, tiny_qwen3: Path) -> None:
@@ -69,7 +106,7 @@ def test_a_dry_run_writes_the_folder(world: Path, trained: Path, tiny_qwen3: Pat
         "| validation | samples | 5 |",
         f"| recipe | {fingerprint} |",
         "| steps | 2 |",
-        "| the same model as another plan trains | verified |",
+        VERIFIED,
         "  train: train.jsonl",
     ):
         assert line in body.splitlines(), line

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from sameday.record.folder import RunFolder
+from sameday.record.judged import judged_plan, of_other_runs, unlike
 from sameday.record.times import read_times
 from sameday.spec.document import dump_yaml
 from sameday.spec.words import clock
@@ -84,18 +85,33 @@ def _record(run: RunFolder) -> str:
     versions = environment.get("versions")
     steps = [each for each in run.metrics if "split" not in each and isinstance(each.get("seconds"), int | float)]
     devices = sorted({str(each["device"]) for each in read_times(run.path) if each.get("device")})
-    judged = _read(run.path / "verify.json")
-    verified = judged.get("recipe") == run.recipe.fingerprint and judged.get("verdict") in SAME
     rows = {
         "recipe": run.recipe.fingerprint,
         "steps": len({each.get("step") for each in steps}),
         "time of the steps": clock(sum(each["seconds"] for each in steps)),
         "device": ", ".join(devices),
         "versions": ", ".join(f"{k} {v}" for k, v in versions.items()) if isinstance(versions, dict) else "",
-        "the same model as another plan trains": "verified" if verified else "",
+        "the same model as another plan trains": "verified" if _verified(run) else "",
     }
     lines = [f"| {name} | {value} |" for name, value in rows.items() if value]
     return "\n".join(["## Record\n", "| | |", "|---|---|", *lines])
+
+
+def _verified(run: RunFolder) -> bool:
+    """Whether a verdict in the run is of its recipe, and of its own plan or the run itself."""
+    verdict = _read(run.path / "verify.json")
+    if verdict.get("recipe") != run.recipe.fingerprint or verdict.get("verdict") not in SAME:
+        return False
+    if isinstance(names := verdict.get("runs"), list):
+        return not of_other_runs([str(name) for name in names], run.path)
+    fields = verdict.get("fields")
+    told = (
+        {name: pair.get("plan") for name, pair in fields.items() if isinstance(pair, dict)}
+        if isinstance(fields, dict)
+        else {}
+    )
+    judged = judged_plan(str(verdict.get("against")), told)
+    return bool(judged) and not unlike(run.plan, judged)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from sameday.record.judged import judged_plan
 from sameday.spec.errors import BadInput
-from sameday.spec.plan import Plan
 from sameday.spec.reading import JSON, read_file
 from sameday.spec.removed import without_removed
 
@@ -173,9 +173,7 @@ class Verdict(Lenient):
 
     @property
     def judged(self) -> dict[str, Any]:
-        """The plan that was judged, as far as it is known: beside the plain plan whole, otherwise where two differ."""
-        plain = Plan().model_dump(mode="json") if (self.against or "").startswith("plain: ") else {}
-        return plain | {name: pair.plan for name, pair in self.fields.items()}
+        return judged_plan(self.against or "", {name: pair.plan for name, pair in self.fields.items()})
 
 
 COMMANDS: dict[str, type[Lenient]] = {"profile": Profile, "tune": Tune, "verify": Verdict}
