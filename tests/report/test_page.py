@@ -438,3 +438,16 @@ def test_nothing_out_of_a_file_changes_how_the_rest_is_shown(runs: Runs) -> None
     run.label = "a\x1b[2J\x00\u202egnp.exe\x9b"
     page = render([run])
     assert not set(page) & set("\x1b\x00\u202e\x9b") and "a\\x1b[2J\\x00\\u202egnp.exe\\x9b" in page
+
+
+def test_runs_of_other_data_do_not_ask_for_the_same_model(runs: Runs, copied: Any, tmp_path: Path) -> None:
+    first, second = copied(runs.images), tmp_path / "second"
+    shutil.copytree(first, second)
+    same = "whatever their plans, these runs ask for the same model"
+    assert same in Reader(render(gather([first, second]))).text
+    for state in (second / "checkpoints").glob("*/state.json"):
+        record = json.loads(state.read_text())
+        state.write_text(json.dumps(record | {"digests": record["digests"] | {"training data": "other"}}))
+    said = Reader(render(gather([first, second]))).text
+    assert "second has the recipe of images, but another training data." in said
+    assert same not in said

@@ -372,6 +372,30 @@ def test_scores_of_other_questions_or_weights_are_noted(copy: Callable[..., Path
     assert [name for name, run in others.items() if note in joined(compare_recipes([one, run]))] == ["weight", "fewer"]
 
 
+def record_digests(run: Path, **digests: str) -> None:
+    """As if its model or data had had another content."""
+    state = run / f"checkpoints/step-{STEPS:06d}/state.json"
+    record = json.loads(state.read_text())
+    record["digests"] |= {name.replace("_", " "): digest for name, digest in digests.items()}
+    state.write_text(json.dumps(record))
+    list_anew(state.parent)
+
+
+def test_data_that_changed_between_two_recipes_is_noted(copy: Callable[..., Path]) -> None:
+    one, two = (copy("plain", f"{rate}", {"loss": 1.0}, learning_rate=rate) for rate in (0.1, 0.2))
+    assert "note: " not in joined(compare_recipes([one, two]))
+    record_digests(two, training_data="other", validation_data="other")
+    said = joined(compare_recipes([one, two]))
+    assert f"note: The recipes of {one} and {two} name the same training data, but it was another for each." in said
+    judged = f"{one} and {two} were validated on different data: their validation scores are not of one kind."
+    assert f"note: {judged}" in said
+    shorter = copy("plain", "shorter", {"loss": 1.0}, max_length=500)  # which may leave other questions out
+    record_digests(shorter, training_data="other")
+    assert "note: " not in joined(compare_recipes([one, shorter]))
+    shutil.rmtree(two / "checkpoints")  # nothing tells any more
+    assert "note: " not in joined(compare_recipes([one, two]))
+
+
 def test_recipes_that_cannot_be_compared(home: Path, copy: Callable[..., Path]) -> None:
     plain, seed1, other = home / "plain", home / "seed1", copy("plain", learning_rate=0.5)
     assert refused(lambda: compare_recipes([plain, seed1])) == (

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from sameday.record.folder import RunFolder, sound_metrics, stage_folders
+from sameday.record.inputs import Inputs
+from sameday.record.judged import unlike
 from sameday.record.stopped import STOPPED
 from sameday.report.answers import Answers, read_answers
 from sameday.report.beside import MOST, OLD_PHASES, Profile, Tune, Verdict, read_beside, read_json
@@ -30,8 +32,6 @@ ENDS = {
     EXIT_DISK_FULL: "disk full",
     EXIT_STOPPED: "asked to stop",
 }
-SELDOM = ("log_steps", "eval_steps", "save_steps", "save_total_limit", "track")
-"""Plan fields that do not say how a step is computed."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,7 @@ class Run:
     missing: list[Missing] = field(default_factory=list)
     trained: bool = True
     """Otherwise its weights came from elsewhere, and were evaluated."""
+    inputs: Inputs | None = None
     named_before: frozenset[str] = frozenset()
     """Fingerprints that earlier releases gave this recipe."""
     damaged: str = ""
@@ -131,11 +132,8 @@ class Run:
         return timed[1:] or timed
 
     def unlike(self, plan: dict[str, Any]) -> list[str]:
-        """Fields of this plan that say how a step is computed, and say it otherwise than the run's. auto may have
-        become either."""
-        here = self.plan.model_dump(mode="json")
-        told = [name for name, given in plan.items() if name in here and "auto" not in (here[name], given)]
-        return [name for name in told if name not in SELDOM and here[name] != plan[name]]
+        """Fields of this plan that say how a step is computed, and say it otherwise than the run's."""
+        return unlike(self.plan, plan)
 
     @property
     def own_profile(self) -> Profile | None:
@@ -260,6 +258,7 @@ def _read_run(path: Path, label: str, profile: Path | None, tune: Path | None, v
         tune=_beside(path / "tune.json", tune, Tune),
         verdict=_beside(path / "verify.json", verdict, Verdict),
         answers=read_answers(path),
+        inputs=Inputs.of(label, folder.recipe, folder.checkpoints),
         named_before=_named_before(folder),
         damaged=damaged,
     )

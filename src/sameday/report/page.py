@@ -83,6 +83,7 @@ def _context(runs: Sequence[Run], now: datetime) -> dict[str, Any]:
         "version": sameday.__version__,
         "heading": " and ".join(dict.fromkeys(kind.name for kind in kinds)),
         "kinds": [(kind, words.recipe_words(kind.runs[0].recipe)) for kind in kinds],
+        "other_inputs": tables.other_inputs_of(runs),
         "glance": tables.glance(runs),
         "said": [*tables.same_losses(runs), *validated_once(runs)],
         "charts": [(chart, Markup(chart.svg), Markup(chart.wide)) for chart in training_curves(runs)],

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
+from sameday.record.inputs import other_inputs
+from sameday.record.judged import of_other_runs
 from sameday.report.beside import Ablated, Found, Timed, Tune, Verdict
 from sameday.report.curves import points_of, window
 from sameday.report.gather import Run, amount_of
@@ -153,6 +154,12 @@ def same_losses(runs: Sequence[Run]) -> Iterator[str]:
             said = f"differ by at most {apart:.1e}, relative" if apart else "are equal to the bit"
             shared = count(len(both), "step")
             yield f"Over the {shared} that both have, the losses of {first.label} and {run.label} {said}."
+
+
+def other_inputs_of(runs: Sequence[Run]) -> list[str]:
+    """Where a recipe's files had another content for one run than for another."""
+    # A suite calls its runs otherwise than their folders.
+    return other_inputs([replace(run.inputs, label=run.label) for run in runs if run.inputs is not None])
 
 
 # Recipes and plans
@@ -405,9 +412,7 @@ def _not_of(run: Run, verdict: Verdict) -> Iterator[tuple[str, str]]:
     odd = run.unlike(verdict.judged)
     if odd:
         yield "another plan", f": it differs from the run's in {', '.join(odd)}"
-    # By their names, for paths are as they were typed; one that names no folder may mean any.
-    names = {Path(path).name for path in verdict.runs}
-    if names and not names & {run.path.resolve().name, "", ".."}:
+    if of_other_runs(verdict.runs, run.path):
         yield "other runs", f": {' and '.join(verdict.runs)}"
 
 

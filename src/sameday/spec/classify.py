@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
@@ -61,6 +61,7 @@ class ClassifyRecipe(Recipe):
     sample: ClassVar[str] = "image"
     plain: ClassVar[str] = "a whole step at once, nothing fused"
     scored_by: ClassVar[tuple[str, ...]] = ("data.path", "data.val", "data.split_seed", "data.limit", "label_smoothing")
+    names: ClassVar[Mapping[str, tuple[str, ...]]] = {"training data": ("data",)}
     scores: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
 
     task: Literal["classify"] = Field("classify", description="What is learned: labels of images.")

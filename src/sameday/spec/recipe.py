@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
@@ -62,6 +62,8 @@ class Recipe(Strict):
     """How the plain plan goes through a step."""
     scored_by: ClassVar[tuple[str, ...]] = ()
     """Fields that decide what a validation score means: where they differ, scores are not of one kind."""
+    names: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Of the inputs whose contents a run records, by their names there: the fields that say which they are."""
 
     scores: ClassVar[tuple[str, ...]] = ("loss",)
     """What validation gives: scores that the best weights may be chosen by."""

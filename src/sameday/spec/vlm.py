@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr, model_validator
@@ -34,6 +34,13 @@ class VlmRecipe(Recipe):
         "loss_weight",
         "answer_end",
     )
+    names: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "base model": ("model", "revision", "precision", "base_format", "double_quant"),
+        "training data": (
+            *("data", "categories", "prompt", "system_prompt", "stages", "stage_before"),
+            *("model", "revision", "min_pixels", "max_pixels", "image_backend", "max_length"),  # questions too long
+        ),
+    }
     scores: ClassVar[tuple[str, ...]] = ("loss", "exact_match")
 
     model: str = Field(

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from sameday.record import checkpoint
 from sameday.record.folder import RunFolder, plain, stage_folders
+from sameday.record.inputs import Inputs, other_inputs
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import changed
 from sameday.spec.reading import JSON, read_file
@@ -141,18 +142,17 @@ def compare_runs(a: Path, b: Path) -> RunsReport:
 
 def _same_inputs(one: RunFolder, two: RunFolder) -> list[str]:
     """A recipe names its model and data; what they held stands in the checkpoints. A note where it cannot be read."""
-    digests = []
-    for run in (one, two):
-        try:
-            _, newest = checkpoint.steps(run.checkpoints)[-1]
-            digests.append(json.loads(read_file(newest / checkpoint.STATE, JSON))["digests"])
-        except (IndexError, OSError, ValueError, KeyError):
+    a, b = (_inputs(run) for run in (one, two))
+    for run, known in ((one, a), (two, b)):
+        if known.digests is None:
             return [f"base model and training data are not compared: {run.path} has no checkpoint that names them"]
-    # An older release may have recorded fewer of them, and another plan may have others.
-    names = [name for name, digest in digests[0].items() if digests[1].get(name, digest) != digest]
-    if names:
+    if names := a.unlike(b):
         raise BadInput(f"{two.path}: has the recipe of {one.path}, but another {' and another '.join(names)}")
     return []
+
+
+def _inputs(run: RunFolder) -> Inputs:
+    return Inputs.of(str(run.path), run.recipe, run.checkpoints)
 
 
 def _other_results(one: RunFolder, two: RunFolder) -> Iterator[str]:
@@ -292,6 +292,8 @@ def compare_recipes(runs: Sequence[Path]) -> RecipesReport:
     every = [each for seeds in scores.values() for each in seeds.values()]
     if len({each.get("samples") for each in every}) > 1 or set(before.scored_by) & fields.keys():
         text.append("note: the validation samples, or their weights in the loss, differ: scores are not of one kind")
+    every_run = [run for _, group in groups.values() for run in group]
+    text += [f"note: {line}" for line in other_inputs([_inputs(run) for run in every_run])]
     for name in every[0]:
         if name != "samples" and all(name in each for each in every):
             text += _score_lines(name, {k: [each[name] for each in seeds.values()] for k, seeds in scores.items()})
