@@ -131,3 +131,22 @@ def test_fields_of_other_tasks_do_not_hide_what_the_machine_cannot_do(
     assert said[4].startswith("plan.lora_kernel triton needs ")
     assert said[5].startswith("plan.embeddings_on host spares ")
     assert len(said) == 6
+
+
+@pytest.mark.parametrize("names", [["recipe.yaml"], ["plan.yaml"], ["recipe.yaml", "plan.yaml"]])
+def test_a_recipe_that_lies_where_the_run_would_be(world: Path, names: list[str]) -> None:
+    """A run writes a recipe of its own, without comments and with what --set says."""
+    kept = {name: (world / name).read_text() if name == "recipe.yaml" else "{}  # mine\n" for name in names}
+    (world / "kept").mkdir()
+    for name, text in kept.items():
+        (world / "kept" / name).write_text(text)
+    before = listing(world)
+    said = refused(world, "train", "recipe.yaml", "--out", "kept", "--set", "plan.device=cpu", "--limit", "4")
+    its, it = " and its ".join(names), "it" if len(names) == 1 else "them"
+    assert said == (f"kept: its {its} would be written over: no run wrote {it}; choose another --out, such as kept/run")
+    assert listing(world) == before
+    assert {name: (world / "kept" / name).read_text() for name in names} == kept
+    here = refused(world, "train", "recipe.yaml", "--out", ".", "--set", "plan.device=cpu")
+    assert here.startswith(
+        ".: its recipe.yaml would be written over: no run wrote it; choose another --out, such as run"
+    )

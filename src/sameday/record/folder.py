@@ -324,7 +324,14 @@ class RunFolder:
             self._write(self.metrics_path.name, "".join(json.dumps(record) + "\n" for record in records))
 
     def _check_inputs(self) -> None:
-        """The result takes the place of a folder that has its name."""
+        """A run writes its own recipe.yaml and plan.yaml, and its result takes the place of a folder that has its
+        name."""
+        own = [name for name in ("recipe.yaml", "plan.yaml") if (self.path / name).exists()]
+        if own and not (self.path / "environment.json").exists() and not begun(self.path):
+            raise BadInput(
+                f"{self.path}: its {' and its '.join(own)} would be written over: no run wrote "
+                f"{'it' if len(own) == 1 else 'them'}; choose another --out, such as {self.path / 'run'}"
+            )
         result = Path(os.path.realpath(self.result))
         for written in self.recipe.paths():
             path = Path(os.path.realpath(resolve_path(self.recipe_dir, written)))
@@ -364,8 +371,9 @@ class RunFolder:
             return
         with room_for("a run's files", self.path, 2**14, AGAIN):
             keep_room(self.path)
-            write_text(self.path / "plan.yaml", dump_yaml(self.plan))
+            # First, because it tells a run's folder from one in which somebody keeps a recipe and a plan.
             write_text(self.path / "environment.json", _as_json(about))
+            write_text(self.path / "plan.yaml", dump_yaml(self.plan))
             # Last, because it is what makes this a run folder.
             if not self.resumed:
                 write_text(self.path / "recipe.yaml", dump_yaml(self.recipe))
