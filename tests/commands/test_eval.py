@@ -596,3 +596,47 @@ def test_a_cascade_needs_stages(world: Path) -> None:
     assert refused(world, "eval", "recipe.yaml", "--base", "--cascade") == told
     words = ("train", "recipe.yaml", "--out", "other", "--set", "recipe.evaluate.cascade=true")
     assert refused(world, *words) == told and not (world / "other").exists()
+
+
+REASONED = "<think>\n\n</think>\n\n"
+
+
+def reasoning_model(base: Path, to: Path) -> Path:
+    """Its chat template puts an empty reasoning before the last answer, and a generation begins with one."""
+    shutil.copytree(base, to)
+    template = to / "chat_template.jinja"
+    text = template.read_text()
+    opened = "{%- if message['role'] == 'assistant' and loop.last -%}{{- '" + REASONED.replace("\n", "\\n") + "' -}}"
+    for old, new in (
+        ("{%- if message['content'] is string -%}", opened + "{%- endif -%}{%- if message['content'] is string -%}"),
+        ("'<|im_start|>assistant\\n'", "'<|im_start|>assistant\\n<think>\\n'"),
+    ):
+        assert old in text
+        text = text.replace(old, new)
+    template.write_text(text)
+    return to
+
+
+def test_a_templates_reasoning_is_no_part_of_an_answer(tmp_path: Path, tiny_qwen3: Path) -> None:
+    """A model that has learned every answer is right in all of them."""
+    folder = worlds.write_world(tmp_path, 6, (4, 3), hard=False)
+    rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
+    said = ["no", "<think>\nit is flat\n</think>\n\nno"]  # data may have a reasoning of its own
+    for split, few in (("train", rows), ("val", rows[:3]), ("test", rows[:4])):
+        lines = [row | {"answer": said[split == "test" and n == 3]} for n, row in enumerate(few)]
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    data = {"train": "train.jsonl", "val": "val.jsonl", "test": "test.jsonl", "image_root": "images"}
+    model = reasoning_model(tiny_qwen3, folder / "reasons")
+    write_recipe(folder, model, data=data, learning_rate=0.02, effective_batch=7, num_epochs=1000, max_steps=60)
+    trained = sameday(folder, "train", "recipe.yaml", "--out", "run", "--set", "plan.device=cpu")
+    assert trained.code == 0, trained.err
+    note = (
+        "the model's chat template puts '\\n</think>\\n\\n' before each answer: it is learned; generated answers are "
+    )
+    assert f"{note}what comes behind </think>" in trained.out
+    assert json.loads((folder / "run/eval.json").read_text())["val"]["exact_match"] == 1
+    found = done(folder, "run", "--split", "test")
+    assert "exact match (accuracy) 100.0%" in found.out
+    lines = lines_of(folder / "run/answers/adapter-test")
+    assert {(line["answer"], line["prediction"]) for line in lines} == {("no", "no")}
+    assert '.rpartition("</think>")[2].lstrip())' in (folder / "run/adapter/README.md").read_text()

@@ -64,7 +64,7 @@ def answer_split(
             try:
                 for part in task.answers(prompted, asked.max_new_tokens, ranks, done):
                     new = [(number, answer) for number, answer in sorted(part.items()) if own[number].id not in known]
-                    fresh = [_prediction(own[number], prompted[number], answer) for number, answer in new]
+                    fresh = [_prediction(task, own[number], prompted[number], answer) for number, answer in new]
                     ranks.from_first(lambda: file.append(fresh))  # noqa: B023 (called at once)
                     known |= {own[number].id: answer for number, answer in new}
                     progress.add(len(fresh))
@@ -76,13 +76,13 @@ def answer_split(
                 ) from None
             findings.add(own, {sample.id: known[sample.id].text for sample in own})
             for sample, now in zip(own, prompted, strict=True):
-                predictions[sample.id] = _prediction(sample, now, known[sample.id])
+                predictions[sample.id] = _prediction(task, sample, now, known[sample.id])
     ordered = [predictions[sample.id] for sample in samples]
     ranks.from_first(lambda: file.finish(ordered))
     return Answered(ordered, findings.lacking)
 
 
-def _prediction(sample: Sample, prompted: Sample, answer: Answer) -> Prediction:
+def _prediction(task: Task, sample: Sample, prompted: Sample, answer: Answer) -> Prediction:
     return Prediction(
         id=sample.id,
         where=sample.where,
@@ -91,7 +91,7 @@ def _prediction(sample: Sample, prompted: Sample, answer: Answer) -> Prediction:
         type=sample.type,
         question=sample.question,
         prompt=prompted.turn,
-        answer=sample.answer,
+        answer=task.right_answer(sample),
         prediction=answer.text,
         tokens=answer.tokens,
     )

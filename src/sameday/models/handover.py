@@ -97,7 +97,7 @@ def save_readme(
     header = "".join(f"{key}: {json.dumps(value)}\n" for key, value in where.items())
     kind, of = "a LoRA adapter of" if adapter else "the whole of", fingerprint or recipe.fingerprint
     at = "" if recipe.revision is None else f", revision `{recipe.revision}`"
-    asking = ("", _generating(family, recipe, asked)) if asking is None else asking
+    asking = ("", _generating(family, recipe, asked, encoder)) if asking is None else asking
     lines, layout = _lines(family, encoder, recipe, base, asking), asked.words()
     (folder / "README.md").write_text(
         f"---\n{header}---\n\n# {recipe.name}\n\n"
@@ -197,10 +197,11 @@ def _content(turn: UserTurn) -> str:
     )
 
 
-def _generating(family: Family, recipe: VlmRecipe, asked: Asked) -> str:
+def _generating(family: Family, recipe: VlmRecipe, asked: Asked, encoder: Encoder) -> str:
+    own = f".rpartition({json.dumps(encoder.opened)})[2].lstrip()" if encoder.opening else ""
     return prompt_in_python(family, recipe, asked) + (
         "answer = model.generate(**inputs.to(device), do_sample=False, max_new_tokens=64)\n"
-        'print(tokenizer.decode(answer[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))\n'
+        f'print(tokenizer.decode(answer[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True){own})\n'
     )
 
 

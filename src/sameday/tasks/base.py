@@ -248,6 +248,10 @@ class Task(ABC):
         was asked to stop; the answers that are there come first."""
         raise NotImplementedError
 
+    def right_answer(self, question: Sample) -> str:
+        """What an answer to this question is compared with."""
+        raise NotImplementedError
+
     def answer_digests(self, split: str) -> dict[str, str]:
         """What generated answers depend on: data, weights, and all that stands between them."""
         raise NotImplementedError

@@ -163,6 +163,33 @@ class Encoder:
         return f"the model's chat template does not end answers: {self.closing} is put behind each, and learned"
 
     @cached_property
+    def opening(self) -> str:
+        """What the chat template puts between a prompt and an answer's own text: the end of a reasoning, even of an
+        empty one, in templates of models that reason."""
+        before, mark, _ = self._said(TEXT_MARK).partition(TEXT_MARK)
+        return before if mark and before.strip() else ""
+
+    @cached_property
+    def opening_note(self) -> str | None:
+        if not self.opening:
+            return None
+        return (
+            f"the model's chat template puts {self.opening!r} before each answer: it is learned; generated answers are "
+            f"what comes behind {self.opened}"
+        )
+
+    @cached_property
+    def opened(self) -> str:
+        """What an opening ends with, and a reasoning too."""
+        return self.opening.split()[-1]
+
+    def own_text(self, answer: str) -> str:
+        """Of an answer, as it is generated or stands in the data, what comes behind the template's opening."""
+        if not self.opening or self.opened not in answer:
+            return answer
+        return answer.rpartition(self.opened)[2].lstrip()
+
+    @cached_property
     def end_note(self) -> str | None:
         """What is learned behind an answer's end, which families have differently."""
         if self.answer_end == "end_token":

@@ -96,7 +96,7 @@ class VqaTask(Task):
         resizing = processor.note(find_spec("torchvision") is not None)
         alone = plan.share_images and plan.max_questions == 1 and not self.whole_images
         one = "plan.share_images shares nothing, because plan.max_questions is 1; null leaves it to plan.token_budget"
-        said = (resizing, encoder.note, encoder.end_note, one if alone else None)
+        said = (resizing, encoder.note, encoder.opening_note, encoder.end_note, one if alone else None)
         self.notes: Sequence[str] = [*model.notes, *self.cache.notes, *(each for each in said if each)]
         self.device, self._start_digest = model.device, start_digest
         gpu = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
@@ -437,7 +437,10 @@ class VqaTask(Task):
         text = self.encoder.tokenizer.decode(tokens, skip_special_tokens=True)
         for special in self.encoder.family.markers.special:
             text = text.replace(special, "")
-        return Answer(text, len(tokens))
+        return Answer(self.encoder.own_text(text), len(tokens))
+
+    def right_answer(self, question: Sample) -> str:
+        return self.encoder.own_text(question.answer)
 
     def generation_gaps(self, ids: Sequence[int]) -> list[float]:
         return generation_gaps(self, [self.splits["train"][i] for i in ids])
