@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import time
 from collections.abc import Iterator
@@ -275,6 +276,17 @@ def test_steps_are_counted_without_a_model(world: World) -> None:
     assert counted.total(work.trainings[0].recipe) == 120
     kept = Counts(world.opened.folder).of(work.trainings[0].recipe, world.path)
     assert kept == counted, "known without reading the data again"
+
+
+def test_steps_are_counted_again_where_only_the_time_of_the_last_change_is_another(world: World) -> None:
+    """`cp -p`, `rsync -t` and `tar` put a file there with an old time of its contents."""
+    recipe = work_of(world.opened.suite, world.opened.home, world.opened.folder, "two").trainings[0].recipe
+    data = world.path / sorted(recipe.paths())[0]
+    Counts(world.opened.folder, audit=True).of(recipe, world.path)
+    before = data.stat()
+    data.chmod(before.st_mode)
+    os.utime(data, ns=(before.st_mtime_ns, before.st_mtime_ns))
+    assert Counts(world.opened.folder).of(recipe, world.path).why, "not known before it is read again"
 
 
 def test_what_changes_no_step_is_the_same_work() -> None:

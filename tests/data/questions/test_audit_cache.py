@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from sameday.data.questions import audit as audited
 from sameday.data.questions import audit_cache
 from sameday.data.questions.audit import Audit, audit
 from sameday.data.questions.audit_cache import cache_home
+from sameday.data.questions.images import Stamp
 
 COUNT = 6
 
@@ -69,7 +71,7 @@ def run(folder: Path) -> Audit:
     return audit(folder / "train.jsonl", folder / "images", None)
 
 
-def stamps(result: Audit) -> list[tuple[int, int] | None]:
+def stamps(result: Audit) -> list[Stamp | None]:
     """Of the files, which a comparison of samples leaves out."""
     return [image.stamp for sample in result.samples for image in sample.images]
 
@@ -98,6 +100,35 @@ def test_a_changed_file_is_decoded_again(folder: Path, opened: list[str]) -> Non
     assert changed == [False, True, True, False, False, False]
     opened.clear()
     assert run(folder) == after and opened == []
+
+
+def test_another_file_with_the_old_size_and_time_is_decoded_again(
+    folder: Path, tmp_path: Path, opened: list[str]
+) -> None:
+    """As `cp -p`, `rsync -t` and `tar` put it there."""
+    before = run(folder)
+    draw(tmp_path / "other.bmp", 100)
+    old = (folder / "images/1.bmp").stat()
+    os.utime(tmp_path / "other.bmp", ns=(old.st_mtime_ns, old.st_mtime_ns))
+    shutil.copy2(tmp_path / "other.bmp", folder / "images/1.bmp")
+    now = (folder / "images/1.bmp").stat()
+    assert (now.st_size, now.st_mtime_ns) == (old.st_size, old.st_mtime_ns)
+    opened.clear()
+    after = run(folder)
+    assert opened == ["1.bmp"]
+    assert after.samples[1].image_key != before.samples[1].image_key
+
+
+def test_a_line_without_the_time_of_the_last_change_is_not_trusted(folder: Path, home: Path, opened: list[str]) -> None:
+    """Earlier releases did not write it."""
+    first = run(folder)
+    (file,) = (home / "audit").iterdir()
+    lines = [json.loads(line) for line in file.read_bytes().splitlines() if line]
+    file.write_text("".join(json.dumps({k: v for k, v in e.items() if k != "ctime_ns"}) + "\n" for e in lines))
+    opened.clear()
+    assert run(folder) == first and sorted(opened) == [f"{number}.bmp" for number in range(COUNT)]
+    opened.clear()
+    assert run(folder) == first and opened == []
 
 
 def test_a_file_that_is_just_being_written_is_not_trusted(folder: Path, opened: list[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import shutil
 import tracemalloc
 from pathlib import Path
@@ -84,6 +85,33 @@ def test_images_are_unpacked_once_and_rows_are_questions(tmp_path: Path) -> None
     assert again == samples and before == {f: f.stat().st_mtime_ns for f in (tmp_path / UNPACKED).iterdir()}
     write(path, made[:6])
     assert len(check(path, tmp_path, None, wanted=wanted)[0]) == 5, "made again for a file that changed"
+
+
+def test_another_table_with_the_old_size_and_time_is_unpacked(tmp_path: Path) -> None:
+    """As `cp -p`, `rsync -t` and `tar` put it there. A table whose bytes are the old ones is not unpacked again."""
+    path = write(tmp_path / "raw.parquet", rows(2, 3))
+    before, _ = check(path, tmp_path, None)
+    old, content = path.stat(), path.read_bytes()
+    lines = next((tmp_path / UNPACKED).glob("*.jsonl"))
+    written = lines.stat().st_mtime_ns
+    path.chmod(0o600)
+    assert check(path, tmp_path, None)[0] == before and lines.stat().st_mtime_ns == written
+    path.write_bytes(content.replace(b"a polyp 0", b"a cecum 0"))
+    os.utime(path, ns=(old.st_mtime_ns, old.st_mtime_ns))
+    now = path.stat()
+    assert (now.st_size, now.st_mtime_ns) == (old.st_size, old.st_mtime_ns)
+    after, _ = check(path, tmp_path, None)
+    assert (before[0].answer, after[0].answer) == ("a polyp 0", "a cecum 0")
+
+
+def test_lines_of_earlier_releases_are_made_again(tmp_path: Path) -> None:
+    """They did not note what their table was."""
+    path = write(tmp_path / "raw.parquet", rows(2, 3))
+    before, _ = check(path, tmp_path, None)
+    (note,), (lines,) = (tmp_path / UNPACKED).glob("*.table"), (tmp_path / UNPACKED).glob("*.jsonl")
+    note.unlink()
+    lines.write_text("")
+    assert check(path, tmp_path, None)[0] == before and note.exists()
 
 
 def test_a_preview_has_what_unpacking_gives_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,5 @@
-"""What an audit learned about image files, kept between runs: a file of the same path, size and time stamp is not
-decoded again. One file of JSON lines per image root, in the user's cache folder."""
+"""What an audit learned about image files, kept between runs: a file of the same path, size and time stamps is
+not decoded again. One file of JSON lines per image root, in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from typing import Any
 import PIL
 from PIL import features
 
-from sameday.data.questions.images import MAX_SOURCE_PIXELS, stamp
+from sameday.data.questions.images import MAX_SOURCE_PIXELS, Stamp, stamp
 from sameday.data.questions.sample import ImageRef
 
-FORMAT = 1
+FORMAT = 2
 """Raised with every change of the lines, of what `open_rgb` makes of a file, or of `digest`."""
 CLOCK_NS = 2_000_000_000
 """The coarsest time stamps of a file system (FAT). A file that is younger than this when it is read could be written
@@ -67,15 +67,15 @@ class AuditCache:
             now = stamp(path)
         except OSError:
             return None
-        return ImageRef(path, known[2], known[3], known[4], now) if now == known[:2] else None
+        return ImageRef(path, *known[1:], now) if now == known[0] else None
 
     def add(self, image: ImageRef) -> None:
         """An image that was read since this was opened."""
         assert image.stamp is not None
-        size, mtime_ns = image.stamp
+        size, mtime_ns, ctime_ns = image.stamp
         if self._path is None or mtime_ns > self._began - CLOCK_NS:
             return
-        entry = {"path": str(image.path), "size": size, "mtime_ns": mtime_ns}
+        entry = {"path": str(image.path), "size": size, "mtime_ns": mtime_ns, "ctime_ns": ctime_ns}
         entry |= {"digest": image.digest, "width": image.width, "height": image.height}
         # On a full or read-only disk the audit goes on without keeping more.
         try:
@@ -104,7 +104,7 @@ class AuditCache:
         self.close()
 
 
-_Entry = tuple[int, int, str, int, int]
+_Entry = tuple[Stamp, str, int, int]
 
 
 def _read(path: Path) -> list[tuple[str, _Entry]]:
@@ -120,12 +120,12 @@ def _entry(line: bytes) -> tuple[str, _Entry] | None:
     try:
         value: Any = json.loads(line)
         path, digest = value["path"], value["digest"]
-        size, mtime_ns, width, height = (value[name] for name in ("size", "mtime_ns", "width", "height"))
+        numbers = [value[name] for name in ("size", "mtime_ns", "ctime_ns", "width", "height")]
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
-    numbers = (size, mtime_ns, width, height)
     if not (isinstance(path, str) and isinstance(digest, str) and all(type(number) is int for number in numbers)):
         return None
+    size, mtime_ns, ctime_ns, width, height = numbers
     if not (len(digest) == 32 and set(digest) <= set("0123456789abcdef") and width > 0 and height > 0):
         return None
-    return path, (size, mtime_ns, digest, width, height)
+    return path, ((size, mtime_ns, ctime_ns), digest, width, height)

@@ -112,10 +112,15 @@ def check_aspect(width: int, height: int, most: int = MAX_ASPECT_RATIO) -> None:
         raise BadImage(f"is {width}×{height}, an aspect ratio of {ratio:.0f}; at most {most} is allowed")
 
 
-def stamp(path: Path) -> tuple[int, int]:
-    """Another one means that a file may have been changed."""
+Stamp = tuple[int, int, int]
+"""Of a file: its size, the time of its contents and the time of its last change of any kind, in nanoseconds."""
+
+
+def stamp(path: Path) -> Stamp:
+    """Another one means that a file may have been changed. The time of the contents can be set back, and `cp -p`,
+    `rsync -t` and `tar` do so; the time of the last change of any kind cannot."""
     status = path.stat()
-    return status.st_size, status.st_mtime_ns
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def digest(image: Image.Image) -> str:

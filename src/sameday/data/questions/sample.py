@@ -25,7 +25,7 @@ class ImageRef:
     digest: str
     width: int
     height: int
-    stamp: tuple[int, int] | None = field(default=None, compare=False)
+    stamp: tuple[int, int, int] | None = field(default=None, compare=False)
     """Of the file, as it was then."""
 
 

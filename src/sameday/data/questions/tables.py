@@ -90,9 +90,9 @@ def unpacked(path: Path, root: Path, say: Say) -> Path:
     """The rows of a parquet file as JSON lines whose images are files below `root`. Made again where the file changed;
     whole or not there."""
     folder, made = root / UNPACKED, _lines_of(path, root)
-    if made.exists():
+    if _are_of(made, path):
         return made
-    file = _opened(path)
+    file, changed = _opened(path), path.stat().st_ctime_ns
     check_unpacking(path, root)
     folder.mkdir(exist_ok=True)
     say(f"{path.name}: its images are unpacked into {folder}")
@@ -106,7 +106,10 @@ def unpacked(path: Path, root: Path, say: Say) -> Path:
                 out.write(json.dumps(written, ensure_ascii=False) + "\n")
                 if number % SAID == 0 or number == total:
                     say(f"unpacking {path.name}: {number:,} of {total:,} rows, {len(images):,} images")
+        note = json.dumps({"ctime_ns": changed, "content": _content(path)})
+        _note(made).unlink(missing_ok=True)  # never the note of other lines
         aside.rename(made)
+        _note(made).write_text(note)
     finally:
         aside.unlink(missing_ok=True)
     return made
@@ -115,7 +118,7 @@ def unpacked(path: Path, root: Path, say: Say) -> Path:
 def check_unpacking(path: Path, root: Path) -> None:
     """BadInput where a parquet file cannot be unpacked below `root`. What was made to find out is gone again."""
     folder = root / UNPACKED
-    if not path.is_file() or _lines_of(path, root).exists():
+    if not path.is_file() or _are_of(_lines_of(path, root), path):
         return
     there = folder.exists()
     try:
@@ -134,10 +137,42 @@ def check_unpacking(path: Path, root: Path) -> None:
 
 
 def _lines_of(path: Path, root: Path) -> Path:
-    """The file of its rows, named by what the table is now."""
+    """The file of its rows, named by size and time of the table, which `_are_of` does not take for proof."""
     about = path.stat()
     key = hashlib.sha256(f"{path.resolve()} {about.st_size} {about.st_mtime_ns}".encode()).hexdigest()[:12]
     return root / UNPACKED / f"{path.stem}-{key}.jsonl"
+
+
+def _are_of(lines: Path, path: Path) -> bool:
+    """Whether lines that were unpacked are those of the table as it is now. Another one of the same size may have been
+    put there with the old time, as `cp -p` and `rsync -t` do; then the time of its last change of any kind is another,
+    and its bytes decide: it is also another after `chmod`."""
+    if not lines.exists():
+        return False
+    changed, note = path.stat().st_ctime_ns, _note(lines)
+    try:
+        known = json.loads(note.read_text())
+        if known["ctime_ns"] == changed:
+            return True
+        content = _content(path)
+        if known["content"] != content:
+            return False
+    except (OSError, ValueError, TypeError, KeyError):
+        # Earlier releases wrote none. Where nothing can be written, their lines are all there is.
+        return not os.access(lines.parent, os.W_OK)
+    with contextlib.suppress(OSError):  # where nothing can be written, the bytes are compared every time
+        note.write_text(json.dumps({"ctime_ns": changed, "content": content}))
+    return True
+
+
+def _note(lines: Path) -> Path:
+    """What their table was: the time of its last change, and a digest of its bytes."""
+    return lines.with_suffix(".table")
+
+
+def _content(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def previewed(path: Path) -> Iterator[dict[str, Any]]:

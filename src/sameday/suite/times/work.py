@@ -258,6 +258,12 @@ def _stamped(recipe: Recipe, home: Path) -> list[list[Any]]:
     return [[path, *stamp(resolve_path(home, path))] for path in sorted(recipe.paths())]
 
 
+def _last_changed(recipe: Recipe, home: Path) -> list[int]:
+    """Of any kind: a file of the same size may be put there with the old time of its contents, by `cp -p` say."""
+    files = (resolve_path(home, path) for path in sorted(recipe.paths()))
+    return [os.stat(file).st_ctime_ns if file.exists() else 0 for file in files]
+
+
 @dataclass(frozen=True)
 class Count:
     """Steps of an epoch, and samples of each split; or why they are not known."""
@@ -288,7 +294,7 @@ class Counts:
             self._known = {}
 
     def of(self, recipe: Recipe, home: Path) -> Count:
-        key = _digest([step_cost(recipe), str(home), _stamped(recipe, home)])
+        key = _digest([step_cost(recipe), str(home), _stamped(recipe, home), _last_changed(recipe, home)])
         if key not in self._known and self.audit:
             self.say(f"reading the data of {recipe.name}, to count its steps")
             self._known[key] = _counted(recipe, home)
