@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sameday.commands.batch import check_batch
 from sameday.commands.changed import refuse_changed
 from sameday.commands.evaluate import evaluate_result
+from sameday.commands.hints import say_hints
 from sameday.commands.session import ASKED_FOR, Session, Specs, note_stop
 from sameday.data.problems import Problem, grouped
 from sameday.hardware.signals import AskedToStop, nothing_left_to_stop, stopped_early
@@ -79,6 +80,7 @@ def train_from_specs(
                 ranks.from_first(lambda: session.setup.check_evaluation(evaluation, session.audited.splits))
             splits = ranks.from_first(lambda: session.setup.drop_too_long(session.audited.splits))
             ranks.from_first(lambda: _check_data(session, path, splits))
+            ranks.from_first(lambda: say_hints(session, splits))
             ranks.from_first(lambda: check_cpu(session, splits, stop_after))
             for choice in session.choices():
                 session.say(choice)

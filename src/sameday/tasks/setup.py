@@ -157,6 +157,10 @@ class TaskSetup(ABC):
         it is known before weights are loaded."""
         return splits
 
+    def hints(self, splits: Any) -> list[str]:
+        """What is odd about data that is ready to be loaded, each in a line; it can be trained all the same."""
+        return []
+
     def data_digests(self, splits: Any) -> dict[str, str]:
         """What a training learns from and is validated on, by name, for data that is ready to be loaded: changes when
         its content does."""

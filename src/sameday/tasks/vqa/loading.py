@@ -55,6 +55,26 @@ class Checked(dict[str, list[Sample]]):
 
     left_out: Sequence[LeftOut] = ()
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.lengths: dict[str, list[int]] = {}
+        """Of the questions of each split, in tokens."""
+
+
+def beyond_positions(splits: Checked, positions: int | None) -> list[str]:
+    """A line for each split that has questions longer than a model's positions go. The model computes positions for any
+    length, and its pretraining has seen none of those."""
+    lines = []
+    for name, lengths in splits.lengths.items():
+        if positions is not None and (long := sum(length > positions for length in lengths)):
+            place = lengths.index(max(lengths))
+            lines.append(
+                f"{name}: {long} of {len(lengths)} questions have more tokens than the model has positions "
+                f"(max_position_embeddings {positions}); the longest is {splits[name][place].where} with "
+                f"{lengths[place]}; recipe.max_length and recipe.max_pixels make questions shorter"
+            )
+    return lines
+
 
 def drop_too_long(recipe: VlmRecipe, encoder: Encoder, splits: dict[str, list[Sample]]) -> Checked:
     """Every question once through the encoder, before the model is loaded: what max_length has no room for, all in
@@ -63,11 +83,12 @@ def drop_too_long(recipe: VlmRecipe, encoder: Encoder, splits: dict[str, list[Sa
     good, skip = Checked(), recipe.data.on_bad == "skip"
     problems: list[Problem] = []
     for name, samples in splits.items():
-        good[name] = []
+        good[name], good.lengths[name] = [], []
         for sample in samples:
             try:
-                encoder.encode(sample)
+                length = encoder.encode(sample).length
                 good[name].append(sample)
+                good.lengths[name].append(length)
             except BadInput as error:
                 problems.append(Problem(sample.where, str(error).removeprefix(f"{sample.where}: ")))
     if problems and (not skip or not all(good.values())):

@@ -241,6 +241,11 @@ class VqaSetup(TaskSetup):
 
         return drop_too_long(self.recipe, self._encoder, splits)
 
+    def hints(self, splits: Any) -> list[str]:
+        from sameday.tasks.vqa.loading import beyond_positions
+
+        return beyond_positions(splits, getattr(self.config.get_text_config(), "max_position_embeddings", None))
+
     def data_digests(self, splits: Any) -> dict[str, str]:
         from sameday.tasks.vqa.digests import data_digests
 
