@@ -402,7 +402,6 @@ def test_a_key_that_is_not_known_is_refused_until_it_is_let_go(tmp_path: Path) -
         ({"image_size": 448}, "images would be resized otherwise"),
         ({"lr_scheduler_kwargs": {"num_cycles": 2}}, "lr_scheduler_kwargs.num_cycles is 2; not known"),
         ({"mask_prompt": False}, "questions would be learned besides answers"),
-        ({"use_lora": False}, "all weights would be trained"),
     ],
 )
 def test_what_would_be_another_model_is_refused(tmp_path: Path, old: dict[str, Any], reason: str) -> None:

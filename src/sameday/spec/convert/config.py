@@ -11,18 +11,17 @@ from typing import Any
 from pydantic import ValidationError
 
 from sameday.spec.convert import keys
+from sameday.spec.convert.adapters import adapters, has_adapters, switches
 from sameday.spec.convert.conversion import Conversion, Note, show
 from sameday.spec.convert.families import LOOK_ALIKE, names_of
 from sameday.spec.convert.quantization import COMPUTE, quantization
 from sameday.spec.convert.running import Running
 from sameday.spec.convert.script import is_script, read_script
-from sameday.spec.convert.targets import LANGUAGE, image_parts, matched, of_all_parts
 from sameday.spec.convert.trainers import recognise
 from sameday.spec.document import read_document
 from sameday.spec.errors import BadInput
 from sameday.spec.explain import validate
 from sameday.spec.load import resolve_path
-from sameday.spec.lora import Lora
 from sameday.spec.plan import Plan
 from sameday.spec.questions import Prompt, stage_number
 from sameday.spec.vqa import VqaRecipe
@@ -66,13 +65,14 @@ def examine(
     whose.prepare(work)
     work.model(families)
     quantization(work)
+    switches(work)
     work.simple()
     work.batch()
     work.length()
     work.schedule()
     work.optimizer()
     work.precision()
-    work.adapters()
+    adapters(work)
     work.questions()
     work.prompt()
     work.images()
@@ -114,7 +114,7 @@ class _Converter(Running):
             value, why = self.get(name, kind), self.why.get(name, "")
             if name in ("min_pixels", "max_pixels") and self.one_size():
                 self.drop(name, self.one_size())
-            elif value is None and name in keys.DEFAULTS and (name[:5] != "lora_" or self.has_adapters()):
+            elif value is None and name in keys.DEFAULTS and (name[:5] != "lora_" or has_adapters(self)):
                 self.default(field, *keys.DEFAULTS[name])
             elif value is None:
                 self.drop(name, self.trainer.own_nulls.get(name, "null: the default"))
@@ -272,41 +272,6 @@ class _Converter(Running):
                 self.drop(COMPUTE, f"recipe.precision is {chosen}")
             else:
                 self.refuse(COMPUTE, f"but recipe.precision is {chosen}, which is what the matmuls compute in")
-
-    def has_adapters(self) -> bool:
-        names = [name for name, (_, value) in self.old.items() if value is not None]
-        return any(name.startswith("lora_") or name == "start_adapter" for name in names)
-
-    def adapters(self) -> None:
-        targets = self.get("lora_target_modules", list)
-        if self.is_set("recipe.lora.target_modules") or self.new["recipe"].values.get("train") == "all":
-            return self.drop("lora_target_modules", "recipe.train is all")
-        if not self.has_adapters():
-            self.drop("lora_target_modules", "null: no adapters")
-            why = "no LoRA key; the vision tower is frozen: set recipe.train_vision if the old run trained it"
-            return self.default("recipe.train", "all", "lora", why)
-        if isinstance(targets, str) and targets != "all" and re.fullmatch(r"\w+(?:[,\s]+\w+)*", targets):
-            targets = re.split(r"[,\s]+", targets)
-        pattern = matched(targets, self.kind) if isinstance(targets, str) else None
-        if targets is None:
-            names = list(Lora.model_fields["target_modules"].default)
-            why = "PEFT has no default for models with images: check what the old run used"
-            self.default("recipe.lora.target_modules", names, "lora_target_modules", why)
-        elif targets in ("all-linear", ["all-linear"]) and self.family is not None:
-            names = ["all-linear", *(f"{part}.all-linear" for part in image_parts(self.kind))]
-            self.put("recipe.lora.target_modules", names, ["lora_target_modules"], "PEFT's, of the whole model")
-        elif pattern:
-            self.put("recipe.lora.target_modules", pattern, ["lora_target_modules"], "the layers that it takes")
-        elif isinstance(targets, str) or targets in (["all-linear"], ["all"]):
-            self.refuse("lora_target_modules", "must be a list of layer names, such as [q_proj, v_proj]")
-        else:
-            names, why = targets, ""
-            if isinstance(targets, list) and self.trainer.bare_names == "all":
-                names = of_all_parts(targets, self.kind)
-                why = "PEFT took the tower's of these names too" if names != targets else ""
-                if self.family is None and {*targets} & {*LANGUAGE}:
-                    why = "the language model's; where the tower has layers of these names too, PEFT took those as well"
-            self.put("recipe.lora.target_modules", names, ["lora_target_modules"], why)
 
     def questions(self) -> None:
         """Of which stages and types."""

@@ -54,6 +54,8 @@ ALIASES = {
     **dict.fromkeys(("augment", "augmentations", "image_augmentation", "data_augmentation"), "augmentation"),
     **dict.fromkeys(("val_split", "val_ratio", "validation_split", "eval_split_ratio", "test_size"), "val_size"),
     **dict.fromkeys(("use_peft", "lora_enable", "enable_lora", "lora.enabled", "lora.enable"), "use_lora"),
+    **dict.fromkeys(("lora", "peft", "lora.use_lora", "peft.enabled", "peft.enable"), "use_lora"),
+    **dict.fromkeys(("train_type", "tuner_type"), "finetuning_type"),
     **dict.fromkeys(("prev_checkpoint", "adapter_name_or_path"), "start_adapter"),
     **dict.fromkeys(("lora.r", "r", "lora_rank", "lora.rank"), "lora_r"),
     **dict.fromkeys(("lora.alpha", "lora.lora_alpha"), "lora_alpha"),
@@ -153,8 +155,6 @@ NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "shuffle": ((True,), "questions would come in the order of the file (recipe.order listed)"),
     "train_sampling_strategy": (("random",), "the order would be another one"),
     "mask_prompt": ((True,), "questions would be learned besides answers"),
-    "use_lora": ((True,), "all weights would be trained; leave out the LoRA keys"),
-    "peft_type": (("LORA", "lora"), "the adapters would have another form"),
     "freeze_llm": ((False,), "the language model would not be trained"),
     "freeze_multi_modal_projector": (
         (True,),
@@ -175,7 +175,6 @@ NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     **dict.fromkeys(("megatron_config", "alora_invocation_tokens", "arrow_config", "kasa_config"), (({}, []), _FORM)),
     **dict.fromkeys(("velora_config", "monteclora_config"), (({},), _FORM)),
     **dict.fromkeys(("loftq_config", "eva_config", "corda_config", "lora_ga_config"), (({},), _WHERE)),
-    "finetuning_type": (("lora",), "another part of the model would be trained"),
     "freeze_vision_tower": ((True,), f"the vision tower would be trained: {_BY_HAND}tower.all-linear)"),
     "additional_target": (([],), "more than adapters would be trained"),
     "rank_pattern": (({},), "the adapters would have several ranks"),
@@ -329,8 +328,12 @@ COMPUTED = (
     ),
     *("use_vision_cache", "use_fast", "template", "betas", "mixed_precision", "instruction_template"),
     *("stage", "stage_filter", "question_type", "question_types"),
+    *("use_lora", "peft_type", "finetuning_type"),
     *WORLD,
 )
+
+# How sections about adapters are called.
+OF_ADAPTERS = ("lora", "peft", "adapter")
 
 KNOWN = {*ALIASES, *DIRECT, *NEUTRAL, *DROPPED, *COMPUTED}
 
@@ -347,7 +350,7 @@ def canonical(key: str, aliases: Mapping[str, str], known: Collection[str], star
     """Hugging Face's name for a key, whatever section it stands in. None if it is not known."""
     *sections, last = key.split(".")
     names = [key, ".".join(key.split(".")[-2:]), last]
-    if sections and sections[-1].startswith(("lora", "peft", "adapter")):
+    if sections and sections[-1].startswith(OF_ADAPTERS):
         names.insert(0, f"lora.{last}")
     for name in names:
         name = aliases.get(name, name)

@@ -105,7 +105,7 @@ TRAINER = Trainer(
     ),
     commands=("swift sft", "swift", "swift.cli"),
     aliases={
-        "train_type": "tuner_type",
+        **{"train_type": "tuner_type", "tuner_type": "tuner_type"},
         **{"model": "model_name_or_path", "model_id_or_path": "model_name_or_path", "model_name": "model_name_told"},
         **{"MAX_PIXELS": "max_pixels", "MIN_PIXELS": "min_pixels", "quant_bits": "quantization_bit"},
         **{"IMAGE_MAX_TOKEN_NUM": "image_max_token_num", "IMAGE_MIN_TOKEN_NUM": "image_min_token_num"},

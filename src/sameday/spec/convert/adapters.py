@@ -1,0 +1,129 @@
+"""What an old config says about adapters: whether there are any, how large they are, and which layers get them."""
+
+from __future__ import annotations
+
+import re
+
+from sameday.spec.convert import keys
+from sameday.spec.convert.conversion import show
+from sameday.spec.convert.settings import Settings
+from sameday.spec.convert.targets import LANGUAGE, image_parts, matched, of_all_parts
+from sameday.spec.lora import Lora
+
+SWITCHES = {"use_lora": "true, false", "peft_type": "LORA", "finetuning_type": "lora, full"}
+"""What turns adapters on or off, with the values that are read. A trainer's own switch is read by the trainer."""
+_FORMS = ("use_dora", "use_rslora")
+_NO_RANK = (
+    "it asks for adapters, and nothing gives their rank: give lora_r, lora_alpha, lora_dropout and lora_target_modules "
+    "as the old run had them"
+)
+_FROZEN = "the vision tower is frozen: set recipe.train_vision if the old run trained it"
+
+
+def has_adapters(work: Settings) -> bool:
+    """Whether anything gives their size, their layers or their weights."""
+    names = [name for name, (_, value) in work.old.items() if value is not None]
+    return any(name.startswith("lora_") or name == "start_adapter" for name in names)
+
+
+def switches(work: Settings) -> None:
+    """Sets recipe.train where something says it. Done before anything is made of the settings of LoRA itself."""
+    said: dict[str, bool] = {}
+    for name in [name for name in SWITCHES if name in work.old]:
+        says = _says(work, name)
+        other = next((each for each, value in said.items() if says is not None and value != says), None)
+        if work.is_null(name):
+            work.drop(name, "null: the default")
+        elif says is None:
+            work.refuse(name, f"no recipe trains so (allowed: {SWITCHES[name]})")
+        elif other is not None:
+            work.refuse(name, f"but {work.old[other][0]} is {show(work.old[other][1])}")
+        else:
+            said[name] = says
+            _switch(work, name, says)
+    if not work.is_set("recipe.train") and not has_adapters(work):
+        _only_mentioned(work)
+
+
+def _says(work: Settings, name: str) -> bool | None:
+    if name == "use_lora":
+        chosen = work.get(name, bool)
+        return chosen if isinstance(chosen, bool) else None
+    return {"lora": True, "full": False if name == "finetuning_type" else None}.get(work.text(name).lower())
+
+
+def _switch(work: Settings, name: str, on: bool) -> None:
+    """`recipe.train` is set already where the trainer has a switch of its own, or another key said the same."""
+    train, told = "lora" if on else "all", work.new["recipe"].values.get("train")
+    if told is not None and told != train:
+        trained = "all weights are" if told == "all" else "adapters are"
+        work.refuse(name, f"but by the other keys {trained} trained (recipe.train {told})")
+    elif told is not None:
+        work.drop(name, f"recipe.train is {told}")
+    elif on and not has_adapters(work):
+        work.refuse(name, _NO_RANK)
+        work.put("recipe.train", train, [name])
+    elif on:
+        work.put("recipe.train", train, [name])
+    else:
+        _off(work, name)
+
+
+def _off(work: Settings, name: str) -> None:
+    key, value = work.old[name]
+    if work.given("start_adapter"):
+        work.refuse("start_adapter", f"but {key} is {show(value)}: no adapter would be trained")
+    work.put("recipe.train", "all", [name], _FROZEN)
+    for each in [each for each in work.old if each.startswith("lora_") or each in (*_FORMS, "start_adapter")]:
+        work.drop(each, f"does nothing: {key} is {show(value)}")
+        work.done(each)
+
+
+def _only_mentioned(work: Settings) -> None:
+    """A section about adapters, or a form of them, is no reason to train all weights."""
+    for name, (key, value) in work.old.items():
+        *sections, _ = key.split(".")
+        of_adapters = any(each.startswith(keys.OF_ADAPTERS) for each in sections)
+        form = name in _FORMS and work.get(name, bool) is True
+        if value is not None and (of_adapters or form):
+            work.refuse(name, _NO_RANK)
+            return work.put("recipe.train", "lora", [name])
+    return None
+
+
+def adapters(work: Settings) -> None:
+    """Which layers get them; all weights are trained where there are none."""
+    targets = work.get("lora_target_modules", list)
+    if work.is_set("recipe.lora.target_modules") or work.new["recipe"].values.get("train") == "all":
+        return work.drop("lora_target_modules", "recipe.train is all")
+    if not has_adapters(work):
+        work.drop("lora_target_modules", "null: no adapters")
+        if not work.is_set("recipe.train"):
+            work.default("recipe.train", "all", "lora", f"no LoRA key; {_FROZEN}")
+        return None
+    if isinstance(targets, str) and targets != "all" and re.fullmatch(r"\w+(?:[,\s]+\w+)*", targets):
+        targets = re.split(r"[,\s]+", targets)
+    pattern = matched(targets, work.kind) if isinstance(targets, str) else None
+    if targets is None:
+        names = list(Lora.model_fields["target_modules"].default)
+        why = "PEFT has no default for models with images: check what the old run used"
+        work.default("recipe.lora.target_modules", names, "lora_target_modules", why)
+    elif targets in ("all-linear", ["all-linear"]) and work.family is not None:
+        names = ["all-linear", *(f"{part}.all-linear" for part in image_parts(work.kind))]
+        work.put("recipe.lora.target_modules", names, ["lora_target_modules"], "PEFT's, of the whole model")
+    elif pattern:
+        work.put("recipe.lora.target_modules", pattern, ["lora_target_modules"], "the layers that it takes")
+    elif isinstance(targets, str) or targets in (["all-linear"], ["all"]):
+        work.refuse("lora_target_modules", "must be a list of layer names, such as [q_proj, v_proj]")
+    else:
+        _named(work, targets)
+
+
+def _named(work: Settings, targets: object) -> None:
+    names, why = targets, ""
+    if isinstance(targets, list) and work.trainer.bare_names == "all":
+        names = of_all_parts(targets, work.kind)
+        why = "PEFT took the tower's of these names too" if names != targets else ""
+        if work.family is None and {*targets} & {*LANGUAGE}:
+            why = "the language model's; where the tower has layers of these names too, PEFT took those as well"
+    work.put("recipe.lora.target_modules", names, ["lora_target_modules"], why)

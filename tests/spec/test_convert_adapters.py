@@ -1,0 +1,84 @@
+"""A config that asks for adapters never becomes a recipe that trains all weights."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from converting import converted, refused, whys
+
+PLAIN = {"model_name_or_path": "Qwen/Qwen3-VL-8B-Instruct", "train_file": "train.jsonl"}
+NO_RANK = "it asks for adapters, and nothing gives their rank: give lora_r, lora_alpha, lora_dropout and lora_target_"
+SIZE = {"lora_r": 4, "lora_alpha": 8, "lora_dropout": 0.1, "lora_target_modules": ["q_proj"]}
+
+
+@pytest.mark.parametrize(
+    ("old", "said"),
+    [
+        ({"use_lora": True}, "use_lora is true; "),
+        ({"lora_enable": True}, "lora_enable is true; "),
+        ({"use_peft": "true"}, "use_peft is true; "),
+        ({"lora": {"enabled": True}}, "lora.enabled is true; "),
+        ({"lora": True}, "lora is true; "),
+        ({"peft_type": "LORA"}, "peft_type is LORA; "),
+        ({"finetuning_type": "lora"}, "finetuning_type is lora; "),
+        ({"train_type": "lora"}, "train_type is lora; "),
+        ({"tuner_type": "lora"}, "tuner_type is lora; "),
+        ({"lora": {"bias": "none"}}, "lora.bias is none; "),
+        ({"use_dora": True}, "use_dora is true; "),
+    ],
+)
+def test_adapters_without_a_rank_are_refused(tmp_path: Path, old: dict[str, Any], said: str) -> None:
+    (line,) = refused(tmp_path, {**PLAIN, **old})
+    assert line.startswith(said + NO_RANK)
+
+
+@pytest.mark.parametrize("switch", [{"use_lora": True}, {"peft_type": "LORA"}, {"finetuning_type": "lora"}])
+def test_a_switch_beside_a_rank(tmp_path: Path, switch: dict[str, Any]) -> None:
+    done = converted(tmp_path, {**PLAIN, **SIZE, **switch})
+    assert (done.recipe.train, done.recipe.lora.r, done.recipe.lora.dropout) == ("lora", 4, 0.1)
+    assert [note.went_to for note in done.notes if note.key in switch] == ["recipe.train"]
+
+
+@pytest.mark.parametrize("switch", [{"use_lora": False}, {"use_peft": "false"}, {"finetuning_type": "full"}])
+def test_adapters_that_are_off_train_all_weights(tmp_path: Path, switch: dict[str, Any]) -> None:
+    (name, value) = next(iter(switch.items()))
+    done = converted(tmp_path, {**PLAIN, **SIZE, **switch, "use_rslora": True})
+    assert done.recipe.train == "all"
+    assert whys(done)["recipe.train"].startswith("the vision tower is frozen: set recipe.train_vision if")
+    assert {whys(done)[each] for each in (*SIZE, "use_rslora")} == {
+        f"does nothing: {name} is {str(value).lower()}",
+    }
+
+
+@pytest.mark.parametrize(
+    ("old", "reason"),
+    [
+        (
+            {"use_lora": False, "prev_checkpoint": "adapter"},
+            "prev_checkpoint is adapter; but use_lora is false: no adapter would be trained",
+        ),
+        ({**SIZE, "use_lora": True, "finetuning_type": "full"}, "finetuning_type is full; but use_lora is true"),
+        ({**SIZE, "peft_type": "IA3"}, "peft_type is IA3; no recipe trains so (allowed: LORA)"),
+        ({**SIZE, "use_lora": "maybe"}, "use_lora is maybe; no recipe trains so (allowed: true, false)"),
+        ({"finetuning_type": "freeze"}, "finetuning_type is freeze; no recipe trains so (allowed: lora, full)"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(tmp_path: Path, old: dict[str, Any], reason: str) -> None:
+    assert reason in refused(tmp_path, {**PLAIN, **old})
+
+
+def test_a_trainer_with_a_switch_and_a_rank_of_its_own(tmp_path: Path) -> None:
+    swift = {"model": "Qwen/Qwen3-VL-8B-Instruct", "train_type": "lora", "freeze_vit": True, "dataset": "d.jsonl"}
+    done = converted(tmp_path, swift)
+    assert (done.trainer.name, done.recipe.train, done.recipe.lora.r) == ("ms-swift", "lora", 8)
+    llama = {"model_name_or_path": "Qwen/Qwen3-VL-8B-Instruct", "finetuning_type": "lora", "cutoff_len": 512}
+    done = converted(tmp_path, {**llama, "use_lora": True}, {"--train": "train.jsonl"})
+    assert (done.trainer.name, done.recipe.train, done.recipe.lora.r) == ("LLaMA-Factory", "lora", 8)
+    assert whys(done)["use_lora"] == "recipe.train is lora"
+    assert "use_lora is false; but by the other keys adapters are trained (recipe.train lora)" in refused(
+        tmp_path, {**llama, "use_lora": False}, {"--train": "train.jsonl"}
+    )
+    trl = {"model_name_or_path": "Qwen/Qwen3-VL-8B-Instruct", "completion_only_loss": True, "dataset_name": "d.jsonl"}
+    assert "lora_enable is true; but by the other keys all weights are trained (recipe.train all)" in refused(
+        tmp_path, {**trl, "lora_enable": True}
+    )
