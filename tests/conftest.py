@@ -28,6 +28,8 @@ import spared
 import torch
 from hypothesis import settings
 
+from sameday.hardware.signals import ASKING
+
 # What the shared helpers assert is told with its values, as what a test asserts is.
 SHARED = (
     "answered",
@@ -207,8 +209,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture
 def own_signals() -> Iterator[None]:
     """A run that leaves early keeps its signal handlers; the tests that follow have theirs again."""
-    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-    before = {number: signal.getsignal(number) for number in numbers}
+    before = {number: signal.getsignal(number) for number in ASKING}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

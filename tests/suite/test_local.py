@@ -17,8 +17,10 @@ import pytest
 import scenarios
 from scenarios import LIMIT, BackEnd, Home, assert_same_results, training
 
+from sameday.hardware.signals import ASKING
 from sameday.suite.jobs import open_suite
-from sameday.suite.running.local import run
+from sameday.suite.running.execute import _Signals
+from sameday.suite.running.local import _Asked, run
 from sameday.suite.state import SuiteFolder, holders
 
 
@@ -39,6 +41,18 @@ class Local:
 @pytest.mark.parametrize("scenario", scenarios.ALL, ids=lambda each: each.__name__)
 def test_scenarios(scenario: Callable[[Home, BackEnd], None], home: Home) -> None:
     scenario(home, Local())
+
+
+@pytest.mark.parametrize("number", ASKING)
+@pytest.mark.usefixtures("own_signals")
+def test_a_warning_of_a_batch_system_asks_runner_and_executor_to_stop(number: signal.Signals) -> None:
+    """A terminal that is closed ends no runner: jobs do not need it."""
+    with _Asked() as asked:
+        os.kill(os.getpid(), number)
+    assert asked.stop == (number != signal.SIGHUP)
+    with _Signals() as signals:
+        os.kill(os.getpid(), number)
+    assert signals.asked
 
 
 # Kills

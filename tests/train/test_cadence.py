@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sameday.hardware.signals import StopRequest
+from sameday.hardware.signals import ASKING, StopRequest, orderly_end
 from sameday.spec.errors import EXIT_STOPPED, RunStopped
 from sameday.train.cadence import Cadence, Due, Every
 
 EVERY = st.one_of(st.none(), st.just("epoch"), st.integers(1, 40))
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 @st.composite
@@ -111,13 +110,53 @@ def test_whatever_is_due_is_waited_for(save: bool, validate: bool, stop: bool) -
 # The signal
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", ASKING)
 @pytest.mark.usefixtures("own_signals")
 def test_a_signal_is_a_wish(number: signal.Signals) -> None:
-    with StopRequest() as stop:
+    """Also in what listens inside of another."""
+    with StopRequest(), StopRequest() as stop:
         assert not stop.asked
         os.kill(os.getpid(), number)
         assert stop.asked
+
+
+NEW = [number for number in ASKING if number.name in ("SIGHUP", "SIGUSR2", "SIGXCPU")]
+
+
+@pytest.mark.parametrize("number", NEW)
+@pytest.mark.usefixtures("own_signals")
+def test_what_would_end_nothing_is_left_alone(number: signal.Signals) -> None:
+    """What was ignored at the start, as SIGHUP under `nohup`, and what the program that calls has a use for."""
+    heard = list[int]()
+    for handler in (signal.SIG_IGN, lambda *_: heard.append(1)):
+        signal.signal(number, handler)
+        with StopRequest() as stop, orderly_end():
+            os.kill(os.getpid(), number)
+            assert not stop.asked and signal.getsignal(number) is handler
+    assert heard == [1]
+
+
+@pytest.mark.usefixtures("own_signals")
+def test_a_rank_of_torchrun_hears_of_a_closed_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also under `nohup`: torchrun passes the signal on, and kills ranks that do not leave."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    with StopRequest() as stop:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.asked
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+@pytest.mark.parametrize("number", [number for number in ASKING if number != signal.SIGINT])
+@pytest.mark.usefixtures("own_signals")
+def test_an_orderly_end_has_the_code_of_its_signal(number: signal.Signals) -> None:
+    """And clears up undisturbed."""
+    with pytest.raises(SystemExit) as left, orderly_end():
+        try:
+            os.kill(os.getpid(), number)
+        finally:
+            os.kill(os.getpid(), number)
+    assert left.value.code == 128 + number
 
 
 @pytest.mark.usefixtures("own_signals")
@@ -131,13 +170,13 @@ def test_a_second_interrupt_is_at_once_and_no_other_signal_is() -> None:
 @pytest.mark.usefixtures("own_signals")
 def test_handlers_are_given_back_unless_the_run_was_stopped() -> None:
     """A run on its way out must not be met by a second signal, which would change the code that it leaves with."""
-    before = [signal.getsignal(number) for number in SIGNALS]
+    before = [signal.getsignal(number) for number in ASKING]
     with StopRequest():
-        assert [signal.getsignal(number) for number in SIGNALS] != before
-    assert [signal.getsignal(number) for number in SIGNALS] == before
+        assert [signal.getsignal(number) for number in ASKING] != before
+    assert [signal.getsignal(number) for number in ASKING] == before
     with pytest.raises(ValueError, match="planted"), StopRequest():
         raise ValueError("planted")
-    assert [signal.getsignal(number) for number in SIGNALS] == before
+    assert [signal.getsignal(number) for number in ASKING] == before
     with pytest.raises(RunStopped), StopRequest() as stop:
         raise RunStopped("asked to", EXIT_STOPPED)
     os.kill(os.getpid(), signal.SIGTERM)

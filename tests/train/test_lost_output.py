@@ -3,19 +3,24 @@ changes what a run keeps or the code that it ends with. Real processes."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
+import termios
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import sets
-from processes import LIMIT, records, weights
+from processes import LIMIT, last_step, records, weights
 from worlds import write_world
 
+from sameday.record import checkpoint
 from sameday.spec.document import dump_yaml
 from sameday.spec.errors import EXIT_BAD_INPUT, EXIT_DISK_FULL, EXIT_STOPPED
 
@@ -123,6 +128,43 @@ def test_a_run_that_was_started_without_streams(home: Path) -> None:
     assert weights(home / "without") == weights(home / "reference")
 
 
+@pytest.mark.parametrize("ignored", [False, True], ids=["plain", "nohup"])
+def test_a_terminal_that_is_closed(home: Path, ignored: bool) -> None:
+    """It asks a run to stop, as a lost connection does, and under `nohup` nothing happens. Neither run can say so."""
+    run = home / f"terminal-{ignored}"
+    words = (*RUN, run.name, "--set", f"recipe.num_epochs={12 if ignored else 100_000}")
+    user, program = os.openpty()
+
+    def begin() -> None:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sameday", *words],
+        cwd=home,
+        stdin=program,
+        stdout=program,
+        stderr=program,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+        preexec_fn=begin,
+    )
+    os.close(program)
+    said = b""
+    while last_step(run) < 2:
+        assert process.poll() is None, said.decode()
+        said += os.read(user, 1 << 16) if select.select([user], [], [], 0.02)[0] else b""
+    os.close(user)
+    if ignored:
+        assert process.wait(LIMIT) == 0 and last_step(run) == 24
+    else:
+        assert process.wait(LIMIT) == EXIT_STOPPED
+        ended = json.loads((run / "stopped.json").read_text())
+        saved, _ = checkpoint.steps(run / "checkpoints")[-1]
+        assert ended["why"] == f"asked to stop: step {saved} of 200000 is saved; run again to go on"
+        assert saved == last_step(run)
+
+
 def test_a_log_goes_on_once_its_disk_has_room(tmp_path: Path) -> None:
     """A limit on the size of files stands for the disk."""
     code = (
@@ -165,7 +207,7 @@ main()
 """A process that takes long to leave: Python has given up its handlers of signals by then."""
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGUSR2])
 def test_a_second_signal_ends_a_process_that_hangs_as_it_leaves(tmp_path: Path, number: int) -> None:
     process = begun(tmp_path, "--help", code=LEAVING)
     assert process.stdout is not None and any(line == "leaving\n" for line in process.stdout)
@@ -175,6 +217,20 @@ def test_a_second_signal_ends_a_process_that_hangs_as_it_leaves(tmp_path: Path, 
     process.send_signal(number)
     assert process.wait(LIMIT) == -number
     process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGXCPU])
+def test_what_a_system_repeats_does_not_end_a_process_that_leaves(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECONDS_TO_LEAVE", "0.5")
+    process = begun(tmp_path, "--help", code=LEAVING)
+    assert process.stdout is not None and any(line == "leaving\n" for line in process.stdout)
+    for _ in range(3):
+        process.send_signal(number)
+        time.sleep(0.05)
+    process.communicate(timeout=LIMIT)
+    assert process.returncode == 0
 
 
 @pytest.mark.parametrize(("stop", "code"), [((), 0), (("--stop-after", "2"), EXIT_STOPPED)])

@@ -17,7 +17,7 @@ from processes import assert_same_run
 from typed import Said, sameday
 
 from sameday.commands.session import Session
-from sameday.hardware.signals import AskedToStop, StopRequest, stops_at_once, unbroken
+from sameday.hardware.signals import ASKING, AskedToStop, StopRequest, stops_at_once, unbroken
 from sameday.record import checkpoint
 from sameday.record.folder import RunFolder
 from sameday.spec.document import dump_yaml
@@ -89,8 +89,8 @@ NOTHING_LOST = "asked to stop: nothing is lost, and the same command goes on"
 def test_a_signal_while_the_model_is_loaded(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the code of a run that was asked to stop, at once; under the same command it goes on."""
     plain = Session.load
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
-        signal.signal(number, lambda *_: None)  # a run that does not listen goes on
+    for number in ASKING:
+        signal.signal(number, StopRequest()._ask)  # a run that does not listen goes on
         with monkeypatch.context() as patch:
             patch.setattr(Session, "load", lambda *of, **more: (os.kill(os.getpid(), number), plain(*of, **more))[1])  # noqa: B023
             said = sameday(home, "train", "recipe.yaml", "--out", "loading", *SETS)

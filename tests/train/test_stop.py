@@ -40,7 +40,7 @@ def copy_of_reference(home: Path, name: str) -> Path:
 
 def test_asked_to_stop(home: Path) -> None:
     run, resumed = home / "asked", None
-    for number, after in ((signal.SIGTERM, 2), (signal.SIGUSR1, 9)):
+    for number, after in ((signal.SIGTERM, 2), (signal.SIGUSR1, 9), (signal.SIGXCPU, 14)):
         with started(home, *SETS, out=run.name) as process:
             assert process.until_step(after)
             process.send(number)

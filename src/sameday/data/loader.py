@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from sameday.data.feed import Feed
+from sameday.hardware.signals import ASKING
 from sameday.spec.errors import EXIT_FAILED, EXIT_OUT_OF_MEMORY, RunStopped
 from sameday.spec.plan import Plan
 from sameday.spec.words import tell
@@ -198,5 +199,5 @@ def _begin(_worker: int) -> None:
     """A batch system signals every process of a job. What that means is for the training process to decide. Nor does a
     worker collect what it was forked with: a CUDA graph among it would abort a process that has no GPU."""
     gc.freeze()
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+    for number in ASKING:
         signal.signal(number, signal.SIG_IGN)

@@ -12,8 +12,13 @@ from typing import Any
 
 from sameday.spec.errors import EXIT_STOPPED, RunStopped
 
-ASKING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-"""What asks a process to stop."""
+ALWAYS = ("SIGTERM", "SIGUSR1", "SIGINT")
+ASKING = tuple(signal.Signals[name] for name in (*ALWAYS, "SIGHUP", "SIGUSR2", "SIGXCPU") if hasattr(signal, name))
+"""What asks a process to stop: people, a terminal that is closed, a batch system before a limit. Not every system has
+all of them."""
+REPEATED = tuple(number for number in ASKING if number.name in ("SIGHUP", "SIGXCPU"))
+"""What a system sends more than once by itself: a closed terminal through its shell too, a used-up CPU time each
+second."""
 
 
 class AskedToStop(BaseException):
@@ -21,8 +26,23 @@ class AskedToStop(BaseException):
     what it does."""
 
 
+def taken() -> list[signal.Signals]:
+    """Those signals that mean something else from now on. SIGTERM, SIGUSR1 and Ctrl-C always do: shells start jobs in
+    the background without Ctrl-C. The others do only if they would end the process: under `nohup` a closed terminal
+    must change nothing, and a program that calls this package may have handlers of its own."""
+    return [number for number in ASKING if number.name in ALWAYS or _would_end(number)]
+
+
+def _would_end(number: signal.Signals) -> bool:
+    handler = signal.getsignal(number)
+    if handler is signal.SIG_IGN:
+        # torchrun hears SIGHUP under `nohup` too. It passes it on, and kills ranks that do not leave.
+        return number.name == "SIGHUP" and "TORCHELASTIC_RUN_ID" in os.environ
+    return handler is signal.SIG_DFL or isinstance(getattr(handler, "__self__", None), StopRequest)
+
+
 class StopRequest:
-    """SIGTERM, SIGUSR1 or Ctrl-C: what is under way is finished and saved before the process leaves. A second Ctrl-C is
+    """A signal that asks to stop: what is under way is finished and saved before the process leaves. A second Ctrl-C is
     at once."""
 
     asked = False
@@ -37,7 +57,7 @@ class StopRequest:
         # Whoever listened before may have heard one, and raised it where Python drops what is raised (in `__del__`).
         self.asked = any(each.asked for each in _listening)
         _listening.append(self)
-        self._before = {n: signal.signal(n, self._ask) for n in ASKING}
+        self._before = {n: signal.signal(n, self._ask) for n in taken()}
         return self
 
     def __exit__(self, kind: object, *_more: object) -> None:
@@ -76,12 +96,15 @@ class StopRequest:
 def finishes() -> Iterator[None]:
     """Around all that a process does. After it, while the interpreter takes apart what is loaded, the first of each
     signal changes nothing: what was asked for is done, or was refused, and the exit code says so. A second one ends a
-    process that hangs there."""
+    process that hangs there, unless it is one that a system repeats by itself."""
     try:
         yield
     finally:
         if sys.platform == "linux":
-            _pass_over_once([number for number in ASKING if signal.getsignal(number) is not signal.SIG_IGN])
+            heard = [number for number in ASKING if signal.getsignal(number) is not signal.SIG_IGN]
+            for number in REPEATED:
+                signal.signal(number, signal.SIG_IGN)
+            _pass_over_once([number for number in heard if number not in REPEATED])
 
 
 def _pass_over_once(numbers: Sequence[int]) -> None:
@@ -164,14 +187,17 @@ os.register_at_fork(after_in_child=_as_before_in_child)
 
 @contextmanager
 def orderly_end() -> Iterator[None]:
-    """SIGTERM ends this as Ctrl-C does: processes are killed and folders cleared on the way out."""
+    """The other signals end this as Ctrl-C does: processes are killed and folders cleared on the way out."""
 
-    def end(*_: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        sys.exit(128 + signal.SIGTERM)
+    def end(number: int, _frame: Any) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
+        sys.exit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, end)
+    others = [number for number in taken() if number != signal.SIGINT]
+    before = {number: signal.signal(number, end) for number in others}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

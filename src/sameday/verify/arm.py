@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sameday.hardware.signals import ASKING
 from sameday.spec.errors import BadInput, DiskTooSmall, RunStopped
 from sameday.spec.load import recipe_from
 from sameday.spec.plan import Plan
@@ -143,7 +144,7 @@ def run_here(job: Job, plant: Plant | None = None) -> None:
     shutil.rmtree(job.out, ignore_errors=True)
     job.out.mkdir(parents=True)
     # A run that leaves early keeps its signal handlers, which is right for a process that ends with it.
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
+    handlers = {number: signal.getsignal(number) for number in ASKING}
     try:
         run_part(job, 1, die, plant)
     except Killed:

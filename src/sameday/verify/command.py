@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from sameday.hardware.signals import orderly_end
 from sameday.record.folder import plain, run_files
 from sameday.spec.errors import BadInput, RunStopped
 from sameday.spec.words import count, tell
@@ -23,8 +23,8 @@ def verify(what: Sequence[Path], asked: dict[str, Any], recipes: bool, out: Path
     """Print the verdict, write it where asked, and give the exit code. Nothing but a verdict leaves with 1."""
     read = [file for each in what for file in (each, *run_files(each))]
     check_output("--json", out, (*read, asked.get("plan"), asked.get("against")))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that arms and folders are cleared
-    report = compared(what, asked, recipes)
+    with orderly_end():  # arms and folders are cleared
+        report = compared(what, asked, recipes)
     tell("\n".join(report.lines()))
     if out is not None:
         write_text(out, json.dumps(plain(report.as_json()), indent=1) + "\n")

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from sameday.evaluate.predictions import METRICS
+from sameday.hardware.signals import taken
 from sameday.record.stopped import STOPPED
 from sameday.spec.errors import EXIT_BAD_INPUT, EXIT_OK, EXIT_STOPPED, BadInput
 from sameday.spec.words import tell
@@ -141,16 +142,14 @@ def follow(opened: OpenSuite, name: str) -> int:
 
 
 class _Signals:
-    """SIGTERM, SIGINT and SIGUSR1 reach the job as SIGTERM, upon which it saves itself and leaves."""
-
-    NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    """Each that asks to stop reaches the job as SIGTERM, upon which it saves itself and leaves."""
 
     def __init__(self) -> None:
         self.asked = False
         self._job: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> _Signals:
-        self._before = {number: signal.signal(number, self._ask) for number in self.NUMBERS}
+        self._before = {number: signal.signal(number, self._ask) for number in taken()}
         return self
 
     def __exit__(self, *_exception: object) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sameday.hardware.signals import taken
 from sameday.spec.errors import EXIT_FAILED, EXIT_OK, EXIT_STOPPED, BadInput, refuse
 from sameday.spec.suite import Suite
 from sameday.spec.words import clock, count, first_names, tell
@@ -205,14 +206,15 @@ def place(
 
 
 class _Asked:
-    """Ctrl-C or SIGTERM: jobs are asked to stop. A second Ctrl-C does not wait for them. A terminal that is closed
-    stops nothing: jobs have sessions of their own, and what waits would be left out."""
+    """Ctrl-C, SIGTERM or the warning of a batch system: jobs are asked to stop. A second Ctrl-C does not wait for them.
+    A terminal that is closed stops nothing: jobs have sessions of their own, and what waits would be left out."""
 
     def __init__(self) -> None:
         self.stop = False
 
     def __enter__(self) -> _Asked:
-        self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        asking = [number for number in taken() if number != signal.SIGHUP]
+        self._before = {number: signal.signal(number, self._ask) for number in asking}
         self._before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
         return self
 
