@@ -3,10 +3,15 @@ and the run that goes on has the same bits as one that was never asked. Before t
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import os
 import shutil
 import signal
+import sys
+import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +22,15 @@ from processes import assert_same_run
 from typed import Said, sameday
 
 from sameday.commands.session import Session
-from sameday.hardware.signals import ASKING, AskedToStop, StopRequest, stops_at_once, unbroken
+from sameday.hardware.signals import (
+    AGAIN,
+    ASKING,
+    AskedToStop,
+    StopRequest,
+    nothing_left_to_stop,
+    stops_at_once,
+    unbroken,
+)
 from sameday.record import checkpoint
 from sameday.record.folder import RunFolder
 from sameday.spec.document import dump_yaml
@@ -127,6 +140,88 @@ def test_a_signal_that_something_else_took_is_not_lost(monkeypatch: pytest.Monke
         except AskedToStop:
             with StopRequest() as loop:
                 assert loop.asked
+
+
+class Asks:
+    """Sends a signal where Python drops what is raised."""
+
+    def __del__(self) -> None:
+        asked()
+
+
+def in_del() -> None:
+    Asks()
+
+
+def in_weak_reference() -> None:
+    kept = set[int]()
+    watching = weakref.ref(kept, lambda _: asked())
+    del kept
+    assert watching() is None
+
+
+def in_a_collection() -> None:
+    kept = [Asks()]
+    kept.append(kept)  # type: ignore[arg-type]
+    del kept
+    gc.collect()
+
+
+@pytest.mark.parametrize("drops", [in_del, in_weak_reference, in_a_collection])
+def test_a_signal_that_python_drops_comes_again(drops: Callable[[], None], capfd: pytest.CaptureFixture[str]) -> None:
+    """At once, in the middle of what goes on."""
+    hook, began = sys.unraisablehook, time.monotonic()
+    with pytest.raises(RunStopped, match=f"^{NOTHING_LOST}$"), stops_at_once():
+        drops()
+        while time.monotonic() < began + 60:
+            Asks()  # some of them are dropped again
+    assert time.monotonic() < began + 30
+    assert sys.unraisablehook is hook and "Exception ignored" not in capfd.readouterr().err
+
+
+def test_a_signal_that_python_drops_is_for_the_next_that_listens() -> None:
+    with stops_at_once():
+        Asks()
+        with StopRequest() as loop:
+            assert loop.asked
+            time.sleep(5 * AGAIN)  # it does not come again there
+            with pytest.raises(AskedToStop), loop.at_once():
+                pass
+        nothing_left_to_stop()
+        time.sleep(5 * AGAIN)
+
+
+def test_a_signal_that_something_caught_ends_what_it_did_not_end() -> None:
+    done = list[str]()
+    with pytest.raises(RunStopped, match=f"^{NOTHING_LOST}$"), stops_at_once():
+        with contextlib.suppress(BaseException):
+            asked()
+        done.append("the rest")
+    assert done == ["the rest"]
+    with stops_at_once():
+        with contextlib.suppress(BaseException):
+            asked()
+        nothing_left_to_stop()
+
+
+def test_what_else_python_drops_is_told_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fails:
+        def __del__(self) -> None:
+            raise ValueError("planted")
+
+    told = list[str]()
+    monkeypatch.setattr(sys, "unraisablehook", lambda about: told.append(str(about.exc_value)))
+    with stops_at_once():
+        Fails()
+    assert told == ["planted"]
+
+
+def test_a_signal_in_a_destructor_while_the_model_is_loaded(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Session.load
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "load", lambda *of, **more: (in_del(), time.sleep(0.2), plain(*of, **more))[2])
+        said = sameday(home, "train", "recipe.yaml", "--out", "destructor", *SETS)
+    assert (said.code, said.err) == (EXIT_STOPPED, f"{NOTHING_LOST}\n")
 
 
 def test_a_signal_after_a_run_is_finished(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

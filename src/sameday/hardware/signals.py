@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +21,9 @@ all of them."""
 REPEATED = tuple(number for number in ASKING if number.name in ("SIGHUP", "SIGXCPU"))
 """What a system sends more than once by itself: a closed terminal through its shell too, a used-up CPU time each
 second."""
+
+AGAIN = 0.01
+"""Seconds after which a signal is raised again that Python dropped."""
 
 
 class AskedToStop(BaseException):
@@ -48,14 +53,18 @@ class StopRequest:
     asked = False
     raises = False
     """Whether the next signal is raised."""
+    _owed = False
+    """Whether one was raised, and nobody has acted on it yet as far as is known."""
 
     def __init__(self, last: bool = False) -> None:
         """`last`: after this the process leaves."""
         self.last = last
 
     def __enter__(self) -> StopRequest:
-        # Whoever listened before may have heard one, and raised it where Python drops what is raised (in `__del__`).
+        # Whoever listened before may have heard one, and raised it where it was caught: this one acts on it.
         self.asked = any(each.asked for each in _listening)
+        for each in _listening:
+            each._owed = False
         _listening.append(self)
         self._before = {n: signal.signal(n, self._ask) for n in taken()}
         return self
@@ -74,21 +83,43 @@ class StopRequest:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """In here a signal ends what is under way, by AskedToStop: for work of which nothing is kept."""
-        self.raises = True
+        """In here a signal ends what is under way, by AskedToStop: for work of which nothing is kept. Where something
+        catches it and goes on, it is raised again at the end."""
+        self.raises, self._owed = True, False
+        hook, sys.unraisablehook = sys.unraisablehook, self._dropped
+        self._hook = hook
         try:
             if self.asked:
                 raise AskedToStop
             yield
+            if self._owed:
+                raise AskedToStop
         finally:
             self.raises = False
+            if sys.unraisablehook == self._dropped:  # nobody has put another in its place
+                sys.unraisablehook = hook
+
+    def _dropped(self, about: Any) -> None:
+        """Python calls this for what is raised where it cannot go on from, as in `__del__` or in what a weak reference
+        calls. A signal is raised again a moment later, by another thread: in here it would be dropped again."""
+        if not isinstance(about.exc_value, AskedToStop):
+            self._hook(about)
+        elif self._owed:
+            self.raises = True
+            _thread.start_new_thread(self._again, ())
+
+    def _again(self) -> None:
+        time.sleep(AGAIN)
+        if self.raises:
+            # As if the signal came. Unlike a real one it does nothing to a process that does not listen any more.
+            _thread.interrupt_main(signal.SIGTERM)
 
     def _ask(self, number: int, _frame: Any) -> None:
         if number == signal.SIGINT and self.asked:
             raise KeyboardInterrupt
         self.asked = True
         if self.raises:
-            self.raises = False  # once: what comes now cleans up
+            self.raises, self._owed = False, True  # once: what comes now cleans up
             raise AskedToStop
 
 
@@ -142,7 +173,7 @@ def unbroken() -> Iterator[None]:
 def nothing_left_to_stop() -> None:
     """What was asked for is done: a signal from here on is not raised, and changes nothing."""
     for each in _listening:
-        each.raises = False
+        each.raises = each._owed = False
 
 
 def stopped_early() -> RunStopped:
