@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from typed import write_recipe
 
 import sameday
 from sameday import api
+from sameday.hardware.signals import ASKING, AskedToStop, StopRequest, nothing_left_to_stop, unbroken
 from sameday.spec.document import dump_yaml
 from sameday.spec.errors import EXIT_STOPPED, BadInput, RunStopped
 
@@ -65,6 +69,43 @@ def test_stopping_early_is_an_exception_with_its_code(world: Path, tmp_path: Pat
         api.train(world / "recipe.yaml", world / "plan.yaml", tmp_path / "run", stop_after=1)
     assert stop.value.code == EXIT_STOPPED
     assert len(api.train(world / "recipe.yaml", world / "plan.yaml", tmp_path / "run").metrics) >= 2
+
+
+def in_a_thread(call: Callable[[], Any]) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()
+
+
+def test_calls_in_a_thread_leave_signals_alone(world: Path, run: api.Run, tmp_path: Path) -> None:
+    """Nothing is installed there, nor can be; data workers, which are forked by it, do what they do elsewhere."""
+    before = {number: signal.getsignal(number) for number in ASKING}
+    files, sets = (world / "recipe.yaml", world / "plan.yaml", tmp_path / "run"), {"plan.workers": 1}
+    with pytest.raises(RunStopped) as stop:
+        in_a_thread(lambda: api.train(*files, set=sets, stop_after=1))
+    assert stop.value.code == EXIT_STOPPED
+    made = in_a_thread(lambda: api.train(*files, set=sets))
+    assert [record["loss"] for record in made.metrics] == [record["loss"] for record in run.metrics]
+    scores = in_a_thread(lambda: api.evaluate(made, "val", max_new_tokens=4, set=CPU))
+    assert scores["loss"] == pytest.approx(run.scores["loss"], rel=1e-6)
+    assert in_a_thread(lambda: api.verify(run, made)).same
+    loaded = in_a_thread(lambda: api.load(made, set=CPU))
+    row = json.loads((world / "val.jsonl").read_text().splitlines()[0])
+    asked = [{"image": row["image"], "question": row["question"]}]
+    assert in_a_thread(lambda: loaded.answers(asked, world / "images", max_new_tokens=4)) == loaded.answers(
+        asked, world / "images", max_new_tokens=4
+    )
+    assert {number: signal.getsignal(number) for number in ASKING} == before
+
+
+def test_a_thread_does_not_disturb_what_the_main_one_listens_to(own_signals: None) -> None:
+    def elsewhere() -> None:
+        with StopRequest() as stop, stop.at_once(), unbroken():
+            assert not stop.asked
+        nothing_left_to_stop()
+
+    with pytest.raises(AskedToStop), StopRequest() as listens, listens.at_once():
+        in_a_thread(elsewhere)
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def test_errors_are_those_of_the_command_line(world: Path, tmp_path: Path) -> None:

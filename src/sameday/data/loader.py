@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from sameday.data.feed import Feed
-from sameday.hardware.signals import ASKING
+from sameday.hardware.signals import ASKING, in_main_thread
 from sameday.spec.errors import EXIT_FAILED, EXIT_OUT_OF_MEMORY, RunStopped
 from sameday.spec.plan import Plan
 from sameday.spec.words import tell
@@ -121,7 +121,7 @@ def _started(loader: DataLoader[Any]) -> Any:
     an update of the weights too: here that is for `_next` to do."""
     before = signal.getsignal(signal.SIGCHLD)
     ahead = iter(loader)
-    if _in_main_thread():
+    if in_main_thread():
         signal.signal(signal.SIGCHLD, before)
     return ahead
 
@@ -129,7 +129,7 @@ def _started(loader: DataLoader[Any]) -> Any:
 def _next(ahead: Any) -> list[Any] | None:
     """The next job's batches, or None after the last. A worker that dies while it sends them would be waited for
     without an end: its death is heard of at once. That of another round's worker is for that round to hear of."""
-    listens, before = _in_main_thread(), signal.getsignal(signal.SIGCHLD)
+    listens, before = in_main_thread(), signal.getsignal(signal.SIGCHLD)
     try:
         try:
             if listens:
@@ -160,7 +160,7 @@ def _check_workers(ahead: Any) -> None:
     codes = [worker.exitcode for worker in ahead._workers if worker.exitcode]
     if not codes:
         return
-    listens, before = _in_main_thread(), signal.getsignal(signal.SIGCHLD)
+    listens, before = in_main_thread(), signal.getsignal(signal.SIGCHLD)
     if listens:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for worker in ahead._workers:
@@ -170,10 +170,6 @@ def _check_workers(ahead: Any) -> None:
         signal.signal(signal.SIGCHLD, before)
     ahead._workers_done_event = threading.Event()  # so may this one
     raise _WorkerKilled(codes)
-
-
-def _in_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
 
 
 def _loader(

@@ -7,6 +7,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -48,7 +49,8 @@ def _would_end(number: signal.Signals) -> bool:
 
 class StopRequest:
     """A signal that asks to stop: what is under way is finished and saved before the process leaves. A second Ctrl-C is
-    at once."""
+    at once. Signals reach the main thread alone: in another one nothing listens, and they are left to the program that
+    started it."""
 
     asked = False
     raises = False
@@ -61,15 +63,20 @@ class StopRequest:
         self.last = last
 
     def __enter__(self) -> StopRequest:
+        self._before: dict[signal.Signals, Any] = {}
+        if not in_main_thread():
+            return self
         # Whoever listened before may have heard one, and raised it where it was caught: this one acts on it.
         self.asked = any(each.asked for each in _listening)
         for each in _listening:
             each._owed = False
         _listening.append(self)
-        self._before = {n: signal.signal(n, self._ask) for n in taken()}
+        self._before |= {n: signal.signal(n, self._ask) for n in taken()}
         return self
 
     def __exit__(self, kind: object, *_more: object) -> None:
+        if self not in _listening:
+            return
         _listening.remove(self)
         for outer in _listening[-1:]:
             outer.asked |= self.asked  # which came too late for this: what follows does not begin
@@ -85,6 +92,9 @@ class StopRequest:
     def at_once(self) -> Iterator[None]:
         """In here a signal ends what is under way, by AskedToStop: for work of which nothing is kept. Where something
         catches it and goes on, it is raised again at the end."""
+        if self not in _listening:
+            yield
+            return
         self.raises, self._owed = True, False
         hook, sys.unraisablehook = sys.unraisablehook, self._dropped
         self._hook = hook
@@ -152,13 +162,18 @@ def _pass_over_once(numbers: Sequence[int]) -> None:
 
 
 _listening: list[StopRequest] = []
-"""Those that are entered, the innermost last."""
+"""Those that are entered in the main thread, the innermost last."""
+
+
+def in_main_thread() -> bool:
+    """Where Python calls handlers of signals, and where alone they can be set."""
+    return threading.current_thread() is threading.main_thread()
 
 
 @contextmanager
 def unbroken() -> Iterator[None]:
     """What is in here is finished before a signal is raised."""
-    held = [each for each in _listening[-1:] if each.raises]
+    held = [each for each in _listening[-1:] if each.raises and in_main_thread()]
     for each in held:
         each.raises = False
     try:
@@ -172,7 +187,7 @@ def unbroken() -> Iterator[None]:
 
 def nothing_left_to_stop() -> None:
     """What was asked for is done: a signal from here on is not raised, and changes nothing."""
-    for each in _listening:
+    for each in _listening if in_main_thread() else ():
         each.raises = each._owed = False
 
 
