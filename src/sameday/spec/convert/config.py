@@ -18,6 +18,7 @@ from sameday.spec.convert.quantization import COMPUTE, quantization
 from sameday.spec.convert.running import Running
 from sameday.spec.convert.script import is_script, read_script
 from sameday.spec.convert.trainers import recognise
+from sameday.spec.convert.weighting import loss_weight
 from sameday.spec.document import read_document
 from sameday.spec.errors import BadInput
 from sameday.spec.explain import validate
@@ -350,13 +351,10 @@ class _Converter(Running):
 
     def remarks(self) -> None:
         """What the old config could not say, because its program did it always."""
-        weight = "the Trainer at one question at a time weighs each question the same"
-        if self.new["plan"].values["max_questions"] != 1:
-            weight = "near, not the same: the Trainer weighs by token inside a micro-batch of several questions"
         self.template()
         prompt = self.trainer.prompts.get(self.kind or "")
         for field, value, why in (
-            ("recipe.loss_weight", *(self.trainer.loss_weight or ("sample", weight))),
+            ("recipe.loss_weight", *loss_weight(self)),
             ("recipe.answer_end", *self.answer_end()),
             *([("recipe.prompt", None, prompt)] if prompt is not None else []),
             ("recipe.order", "shuffle", "by_image is what lets images be shared, and is another recipe"),

@@ -28,6 +28,9 @@ class FamilyFacts:
     """Side in pixels of the square that one image token stands for; None where every image becomes one size."""
     line_break: bool = True
     """Whether its chat template has a line break behind the token that ends an answer."""
+    whole_step_loss: bool = False
+    """Whether transformers' Trainer divides a step's loss by all of its answer tokens, which it does where the model's
+    forward accepts their number; else it divides each micro-batch's by those of the micro-batch."""
 
 
 _BOTH = ("tower", "projector")
@@ -43,6 +46,7 @@ FAMILIES = {
         _BOTH,
         (*(_BLOCK + name for name in ("attn.qkv", "attn.proj", "mlp.fc1")), "visual.merger.mlp.0"),
         token_side=28,
+        whole_step_loss=True,
     ),
     "qwen3_vl": FamilyFacts(
         _BOTH,
@@ -52,12 +56,19 @@ FAMILIES = {
         ),
         token_side=32,
     ),
-    "llava": FamilyFacts(_BOTH, (*_SQUARES, "multi_modal_projector.linear_1"), alike=ATTENTION[:3], line_break=False),
+    "llava": FamilyFacts(
+        _BOTH,
+        (*_SQUARES, "multi_modal_projector.linear_1"),
+        alike=ATTENTION[:3],
+        line_break=False,
+        whole_step_loss=True,
+    ),
     "gemma3": FamilyFacts(
         ("tower",),
         (*_SQUARES, "multi_modal_projector.mm_input_projection"),
         alike=ATTENTION[:3],
         also_called=("medgemma",),
+        whole_step_loss=True,
     ),
 }
 LOOK_ALIKE = re.compile(r"llava[-_]?(?:next|onevision|interleave|v?1\.6)|paligemma|gemma-?3n")

@@ -241,5 +241,6 @@ TRAINER = Trainer(
     no_nulls=("finetuning_type", "max_length", "max_pixels", "min_pixels", "lora_r", "lora_dropout", NAMED),
     prepare=_prepare,
     bare_names="decoder",
+    micro_batch_loss="LLaMA-Factory (since March 2025) divides the loss of each micro-batch by its own answer tokens",
     answer_end=("turn", "its templates end an answer with a line break"),
 )

@@ -56,6 +56,9 @@ class Trainer:
     answer_end: tuple[str, str] | None = None
     image_backend: tuple[str, str] | None = None
     """Of the recipe: the value, and why; None where the config or transformers' Trainer says it."""
+    micro_batch_loss: str = ""
+    """Why each micro-batch's loss is divided by its own answer tokens, whatever the model; empty where the model says
+    it."""
     answer_ends: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """By model type, where it is not answer_end."""
     remarks: tuple[str, ...] = ()
