@@ -13,7 +13,9 @@ from pydantic import ValidationError
 from sameday.spec.convert import keys
 from sameday.spec.convert.adapters import adapters, has_adapters, switches
 from sameday.spec.convert.conversion import Conversion, Note, show
+from sameday.spec.convert.deepspeed import agree
 from sameday.spec.convert.families import LOOK_ALIKE, names_of
+from sameday.spec.convert.launching import add_launchers_file, machines, told_by_file
 from sameday.spec.convert.quantization import COMPUTE, quantization
 from sameday.spec.convert.running import Running
 from sameday.spec.convert.script import is_script, read_script
@@ -56,6 +58,7 @@ def examine(
             "YAML or JSON, or a shell script with its command line"
         )
     document, command = read_script(path) if is_script(path) else (read_document(path), "")
+    add_launchers_file(document, path.parent)
     try:
         whose, told_by = recognise((key for key, _ in keys.leaves(document.values, "")), command, trainer)
     except BadInput as error:
@@ -68,11 +71,14 @@ def examine(
     quantization(work)
     switches(work)
     work.simple()
+    machines(work)
     work.batch()
     work.length()
     work.schedule()
     work.optimizer()
     work.precision()
+    agree(work)
+    told_by_file(work)
     adapters(work)
     work.questions()
     work.prompt()
@@ -157,7 +163,9 @@ class _Converter(Running):
         for name in keys.WORLD:
             if name not in told:
                 self.drop(name, "null: one")
-        said = f"x {world} processes" if told else f"; {several}"
+        said = f"x {world} processes" if any(map(self.counts, told)) else "" if told else f"; {several}"
+        for name in [name for name in told if not self.counts(name)]:
+            said += f"; how many {show(self.old[name][1])} were is not known: multiply by their number"
         if times is None and not told:
             self.default("recipe.effective_batch", size, accumulation, f"{size} at once, none accumulated; {several}")
             return

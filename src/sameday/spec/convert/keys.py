@@ -70,7 +70,8 @@ ALIASES = {
     **dict.fromkeys(
         ("NPROC_PER_NODE", "launch.nproc_per_node", "launch.num_processes", "launch.num_gpus"), "num_processes"
     ),
-    **dict.fromkeys(("NNODES", "launch.nnodes"), "num_nodes"),
+    **dict.fromkeys(("NNODES", "launch.nnodes", "launch.num_nodes"), "num_nodes"),
+    **{"launch.num_machines": "num_machines", "launch.mixed_precision": "mixed_precision"},
     **{"log_steps": "logging_steps", "gradient_clipping": "max_grad_norm", "compile": "torch_compile"},
 }
 
@@ -328,7 +329,7 @@ COMPUTED = (
     ),
     *("use_vision_cache", "use_fast", "template", "betas", "mixed_precision", "instruction_template"),
     *("stage", "stage_filter", "question_type", "question_types"),
-    *("use_lora", "peft_type", "finetuning_type"),
+    *("use_lora", "peft_type", "finetuning_type", "num_machines"),
     *WORLD,
 )
 

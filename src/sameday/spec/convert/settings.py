@@ -44,6 +44,7 @@ class Settings:
         self.notes: list[Note] = []
         self.refused: list[str] = []
         self.refused_keys: list[str] = []
+        self.let_go: set[str] = set()
         self.why = dict(keys.WHY)
         self.new = {kind: Document(document.source) for kind in ("recipe", "plan")}
         self.leaves = {
@@ -56,6 +57,7 @@ class Settings:
         for key, value in self.leaves.items():
             name, beside = self._canonical(key), keys.elsewhere(key, self.dropped, self.starts)
             if any(_within(key, each) for each in drop):
+                self.let_go.add(key)
                 self._drop_key(key, "left out, as --drop asks; if it changed the model, this recipe asks for another")
             elif beside is not None:
                 self._drop_key(key, beside)
@@ -63,7 +65,7 @@ class Settings:
                 self._unknown(key, value)
             elif name in self.old and self.old[name][1] != value:
                 other, there = self.old[name]
-                self._refuse_key(key, f"but {other}, which means the same, is {show(there)}")
+                self.refuse_key(key, f"but {other}, which means the same, is {show(there)}")
             elif name in self.old:
                 self._drop_key(key, f"says the same as {self.old[name][0]}")
             else:
@@ -97,8 +99,12 @@ class Settings:
 
     def world(self) -> int:
         """Processes that train together, as far as a launcher's flags say it."""
-        counts = [self.get(name, int) for name in keys.WORLD]
-        return math.prod(count for count in counts if isinstance(count, int) and count > 0)
+        return math.prod(self.get(name, int) for name in keys.WORLD if self.counts(name))
+
+    def counts(self, name: str) -> bool:
+        """Whether it is a number of processes, and no word such as `gpu`."""
+        count = self.get(name, int)
+        return isinstance(count, int) and not isinstance(count, bool) and count > 0
 
     def near(self, path: Path) -> str:
         """A path as the config's folder sees it."""
@@ -155,7 +161,7 @@ class Settings:
             return self._drop_key(key, "not known, and empty")
         near = difflib.get_close_matches(key.split(".")[-1], keys.KNOWN, n=1, cutoff=0.75)
         nearest = f" (nearest: {near[0]})" if near else ""
-        self._refuse_key(key, f"not known{nearest}, and it may change the model; --drop {key} leaves it out")
+        self.refuse_key(key, f"not known{nearest}, and it may change the model; --drop {key} leaves it out")
 
     def is_null(self, name: str) -> bool:
         """Whether the config has it, and has nothing there."""
@@ -189,14 +195,20 @@ class Settings:
             self._drop_key(self.old[name][0], why)
 
     def refuse(self, name: str, why: str) -> None:
-        self._refuse_key(self.old[name][0], why)
+        self.refuse_key(self.old[name][0], why)
+
+    def explain(self, key: str, why: str) -> None:
+        """Say more of a key that was dropped."""
+        dropped = [each for each in self.notes if each.key == key and each.went_to is None and key not in self.let_go]
+        for note in dropped:
+            self.notes[self.notes.index(note)] = Note(key, None, note.value, why)
 
     def _drop_key(self, key: str, why: str) -> None:
         if key.startswith(ABSENT) or key in self.refused_keys:
             return
         self.notes.append(Note(key, None, self.leaves[key], why))
 
-    def _refuse_key(self, key: str, why: str) -> None:
+    def refuse_key(self, key: str, why: str) -> None:
         self.notes = [note for note in self.notes if note.key != key]
         if key not in self.refused_keys and not key.startswith(ABSENT):
             self.refused_keys.append(key)

@@ -1,0 +1,74 @@
+"""What a launcher says beside the trainer's own settings: processes, precision, accumulation, a file of DeepSpeed's.
+
+Flags of `accelerate launch`, `torchrun` and `deepspeed` stand under `launch`. What accelerate's own config file says is
+put beside them, as if it had been given as flags.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sameday.spec.convert.settings import Settings
+from sameday.spec.document import Document, parsed
+from sameday.spec.errors import BadInput
+from sameday.spec.reading import read_spec
+
+_FLAGS = ("num_processes", "num_machines", "mixed_precision", "gradient_accumulation_steps", "gradient_clipping")
+_OF_DEEPSPEED = ("gradient_accumulation_steps", "gradient_clipping", "deepspeed_config_file")
+CONFIG = "launch.config_file"
+
+
+def add_launchers_file(document: Document, folder: Path) -> None:
+    """As accelerate does it: a flag stands before the file. A file that is not found adds nothing (`told_by_file`)."""
+    launch = document.values.get("launch")
+    file = found(launch.get("config_file"), folder) if isinstance(launch, dict) else None
+    if not isinstance(launch, dict) or file is None:
+        return
+    there = read_mapping(file)
+    inner = there.get("deepspeed_config")
+    more = {name: inner.get(name) for name in _OF_DEEPSPEED} if isinstance(inner, dict) else {}
+    for name, value in {**{name: there.get(name) for name in _FLAGS}, **more}.items():
+        if value is not None and name not in launch:
+            launch[name] = value
+            document.places["launch", name] = str(file)
+
+
+def found(named: Any, folder: Path) -> Path | None:
+    """A file beside the config, or where the command was typed."""
+    if not isinstance(named, str):
+        return None
+    places = (folder / Path(named).expanduser(), Path(named).expanduser())
+    return next((each for each in places if each.is_file()), None)
+
+
+def read_mapping(file: Path) -> dict[Any, Any]:
+    """YAML or JSON whose top is a mapping."""
+    try:
+        _, values = parsed(read_spec(file).decode("utf-8"), str(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{file}: cannot be read: {error}") from None
+    if not isinstance(values, dict):
+        raise BadInput(f"{file}: must be a mapping of keys to values")
+    return values
+
+
+def told_by_file(work: Settings) -> None:
+    """What became of accelerate's own config file."""
+    named = work.leaves.get(CONFIG)
+    if not isinstance(named, str):
+        return
+    if found(named, work.folder) is None:
+        why = f"not found at {work.folder / named}: it may say how many processes there were, and their precision"
+    else:
+        why = "its number of processes, precision, accumulation and clipping are read"
+    work.explain(CONFIG, why)
+
+
+def machines(work: Settings) -> None:
+    """accelerate counts the processes of all machines together."""
+    count = work.get("num_machines", int)
+    if count not in (None, 1) and work.get("num_processes", int) is None:
+        work.refuse("num_machines", "and num_processes, which counts the processes of all machines, is not given")
+    else:
+        work.drop("num_machines", "num_processes counts the processes of all machines")
