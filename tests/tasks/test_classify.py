@@ -503,6 +503,43 @@ def test_one_class_and_all_problems_at_once(tmp_path: Path) -> None:
         setup.audit(print)
 
 
+def test_images_on_both_sides_and_files_that_are_not_read_are_told(tmp_path: Path) -> None:
+    write_patterns(tmp_path / "set", train=12, test=4, layout="folders")
+    rings = tmp_path / "set/train/rings"
+    (tmp_path / "set/val/rings").mkdir(parents=True)
+    images = sorted(rings.glob("*.png"))
+    shutil.copy(images[0], tmp_path / "set/val/rings/other name.png")
+    shutil.copy(images[1], rings / "a.jfif")
+    shutil.copy(images[1], rings / "b.JFIF")
+    (rings / "c.heic").write_bytes(b"nothing that is read")
+    said: list[str] = []
+    setup = ClassifySetup(sets.tiny_recipe(data={"path": "set"}), tmp_path)
+    assert setup.audit(said.append, ("train", "val", "test")).sizes == {"train": 12, "val": 1, "test": 4}
+    assert said == [
+        f"{tmp_path / 'set/train'}: 3 files are passed over because of the suffix: .jfif (2), .heic (1); read are "
+        ".bmp, .gif, .jpeg, .jpg, .pgm, .png, .ppm, .tif, .tiff, .webp",
+        "train and val have 1 image in common: scores of val will be too good",
+    ]
+    for image in images:
+        image.unlink()
+    with pytest.raises(BadInput) as error:
+        setup.audit(said.append)
+    assert "rings: this class has no image (.bmp, " in str(error.value)
+    assert "; passed over because of the suffix: .jfif (2), .heic (1)" in str(error.value)
+
+
+def test_held_out_images_that_training_has_too_are_told(tmp_path: Path) -> None:
+    """Files are held out one by one, and one of two equal ones may stay."""
+    write_patterns(tmp_path / "set", train=12, test=4, layout="folders")
+    for image in sorted((tmp_path / "set/train").rglob("*.png")):
+        shutil.copy(image, image.with_name(f"again {image.name}"))
+    said: list[str] = []
+    setup = ClassifySetup(sets.tiny_recipe(data={"path": "set", "val": 4}), tmp_path)
+    val = setup.audit(said.append).splits["val"]
+    assert len(val.contents) == 4
+    assert said == ["train and val have 4 images in common: scores of val will be too good"]
+
+
 def test_the_bad_images_of_each_split_have_a_list(tmp_path: Path) -> None:
     write_patterns(tmp_path / "set", train=12, test=4, layout="folders")
     for split, bad in (("train", 9), ("test", 5)):

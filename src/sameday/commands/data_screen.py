@@ -15,6 +15,7 @@ from sameday.data.questions.summary import (
     Spread,
     Summary,
     common_images,
+    contents,
     images_a_step,
     on_several_sides,
     steps_in,
@@ -48,7 +49,7 @@ def screen(given: Given, looked: Looked, encoder: Encoder | None, width: int) ->
     yield ""
     yield from _table(there, looked.rows)
     yield from _sentences(there[first], width)
-    for (one, other), images in on_several_sides(looked.splits).items():
+    for (one, other), images in on_several_sides(contents(looked.splits)).items():
         yield from _wrapped(common_images(one, other, images), width)
     prompt = None if given.recipe is None else given.recipe.prompt
     if differ := layouts_differ(looked.splits, prompt, lambda: None if encoder is None else encoder.user_turn):

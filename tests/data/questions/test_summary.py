@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sameday.data.questions.sample import ImageRef, Message, Sample
-from sameday.data.questions.summary import ORDERS, Spread, images_a_step, on_several_sides, steps_in, summary_of
+from sameday.data.questions.summary import (
+    ORDERS,
+    Spread,
+    contents,
+    images_a_step,
+    on_several_sides,
+    steps_in,
+    summary_of,
+)
 
 
 def sample(number: int, image: int | None, asked: str = "what?", answer: str = "a red polyp", name: str = "") -> Sample:
@@ -39,7 +47,7 @@ def test_a_set_is_counted() -> None:
 
 def test_images_in_two_splits_are_counted_by_content() -> None:
     splits = {"train": [sample(1, 0), sample(2, 1)], "val": [sample(1, 1, name="other.png")], "test": [sample(1, 2)]}
-    assert on_several_sides(splits) == {("train", "val"): 1}
+    assert on_several_sides(contents(splits)) == {("train", "val"): 1}
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=60), st.integers(1, 20))

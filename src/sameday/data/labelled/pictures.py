@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,17 +23,20 @@ from sameday.spec.errors import BadInput
 
 Split = Literal["train", "val", "test"]
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+NAMED = 5
+"""Other suffixes that are named, the most common ones."""
 
 
 @dataclass(frozen=True, eq=False)
 class Pictures:
     """`pixels` (n, size, size, 3) uint8, `labels` (n,) int64 into `classes`; `names[i]` is where a user finds image i:
-    its file, or the batch and the row in it."""
+    its file, or the batch and the row in it; `passed` is a sentence about files beside them that are not read."""
 
     pixels: np.ndarray
     labels: np.ndarray
     classes: tuple[str, ...]
     names: tuple[str, ...]
+    passed: str = ""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -44,6 +48,11 @@ class Pictures:
         content.update(np.ascontiguousarray(self.labels, "<i8").tobytes())
         content.update(np.ascontiguousarray(self.pixels).data)
         return content.hexdigest()
+
+    @cached_property
+    def contents(self) -> set[bytes]:
+        """A digest of each image's pixels."""
+        return {hashlib.blake2b(np.ascontiguousarray(image).data, digest_size=16).digest() for image in self.pixels}
 
 
 def read_pictures(
@@ -200,12 +209,16 @@ def _read_tree(
         f"{file}: this image stands outside any class folder" for file in sorted(part.iterdir()) if _is_image(file)
     ]
     listed: list[tuple[int, int, Path]] = []
+    others: Counter[str] = Counter()
     for folder in _folders(part):
-        files = sorted(file for file in folder.rglob("*") if _is_image(file))
+        inside = sorted(folder.rglob("*"))
+        files = [file for file in inside if _is_image(file)]
+        passed = Counter(_suffix(file) for file in inside if _is_other(file))
+        others += passed
         if folder.name not in classes:
             problems.append(f"{folder}: this class is not among the training classes {', '.join(classes)}")
         elif not files:
-            problems.append(f"{folder}: this class has no image ({', '.join(SUFFIXES)})")
+            problems.append(f"{folder}: this class has no image ({', '.join(SUFFIXES)}){_instead(passed)}")
         else:
             listed += [(turn, classes.index(folder.name), file) for turn, file in enumerate(files)]
     _refuse(path, problems)
@@ -216,7 +229,35 @@ def _read_tree(
     taken = [listed[i] for i in chosen]
     files = [file for _, _, file in taken]
     labels = np.array([label for _, label, _ in taken], np.int64)
-    return Pictures(_decoded(path, files, image_size, progress), labels, classes, tuple(map(str, files)))
+    return Pictures(
+        _decoded(path, files, image_size, progress), labels, classes, tuple(map(str, files)), _told(part, others)
+    )
+
+
+def _told(part: Path, others: Counter[str]) -> str:
+    if not others:
+        return ""
+    are = "file is" if others.total() == 1 else "files are"
+    kinds = f"{_listed(others)}; read are {', '.join(SUFFIXES)}"
+    return f"{part}: {others.total():,} {are} passed over because of the suffix: {kinds}"
+
+
+def _instead(others: Counter[str]) -> str:
+    return f"; passed over because of the suffix: {_listed(others)}" if others else ""
+
+
+def _listed(others: Counter[str]) -> str:
+    most = others.most_common(NAMED)
+    rest = others.total() - sum(times for _, times in most)
+    return ", ".join([*(f"{suffix} ({times:,})" for suffix, times in most), *([f"others ({rest:,})"] if rest else [])])
+
+
+def _suffix(file: Path) -> str:
+    return file.suffix.lower() or "no suffix"
+
+
+def _is_other(file: Path) -> bool:
+    return not _is_image(file) and not file.name.startswith(".") and not file.is_dir()
 
 
 def _folders(parent: Path) -> list[Path]:

@@ -16,7 +16,7 @@ from sameday.data.questions.family import QuestionFamily
 from sameday.data.questions.hub import located
 from sameday.data.questions.sample import SET_SPAN, Sample
 from sameday.data.questions.split import divided, image_by_image, images_in, told
-from sameday.data.questions.summary import common_images, on_several_sides
+from sameday.data.questions.summary import common_images, contents, on_several_sides
 from sameday.data.questions.tables import Say, check_unpacking, files_of
 from sameday.data.questions.wanted import Wanted
 from sameday.spec.dataset import QuestionSet, Split, hub_name
@@ -61,7 +61,7 @@ class Reading:
             self.say(self.empty.pop(name))
         if len(sets) > 1 and self.few is None:
             self._tell_mix()
-        for (one, other), images in on_several_sides(self.splits).items() if self.few is None else ():
+        for (one, other), images in on_several_sides(contents(self.splits)).items() if self.few is None else ():
             self.say(common_images(one, other, images))
         return self
 

@@ -4,7 +4,7 @@ order. Pure; nothing is read here."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from statistics import median
 
@@ -73,9 +73,13 @@ def summary_of(samples: Sequence[Sample]) -> Summary:
     )
 
 
-def on_several_sides(splits: Mapping[str, Sequence[Sample]]) -> dict[tuple[str, str], int]:
-    """How many images, by content, two splits have in common; only pairs that have some."""
-    there = {name: {image.digest for each in side for image in each.images} for name, side in splits.items()}
+def contents(splits: Mapping[str, Sequence[Sample]]) -> dict[str, set[str]]:
+    """The images of each split, by content."""
+    return {name: {image.digest for each in side for image in each.images} for name, side in splits.items()}
+
+
+def on_several_sides(there: Mapping[str, Set[Hashable]]) -> dict[tuple[str, str], int]:
+    """How many images two splits have in common, whose contents these are; only pairs that have some."""
     names = list(there)
     pairs = [(one, other) for n, one in enumerate(names) for other in names[n + 1 :]]
     return {(one, other): both for one, other in pairs if (both := len(there[one] & there[other]))}

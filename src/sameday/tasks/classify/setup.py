@@ -61,7 +61,19 @@ class ClassifySetup(TaskSetup):
             audited[split] = pictures if few is None else _first(pictures, few[split])
         if problems:
             raise BadInput("\n".join(dict.fromkeys(problems)))
+        if few is None:
+            self._say_odd(audited, say)
         return Audited(audited, {split: len(pictures) for split, pictures in audited.items()}, [])
+
+    def _say_odd(self, audited: Mapping[str, Pictures], say: Say) -> None:
+        from sameday.data.questions.summary import common_images, on_several_sides
+
+        for passed in dict.fromkeys(pictures.passed for pictures in audited.values() if pictures.passed):
+            say(passed)
+        if len(audited) > 1:
+            there = {split: pictures.contents for split, pictures in audited.items()}
+            for (one, other), images in on_several_sides(there).items():
+                say(common_images(one, other, images))
 
     @property
     def loading_advice(self) -> str:
