@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import os
 from collections.abc import Callable
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from sameday.data.problems import grouped
 from sameday.data.questions import audit as audits
 from sameday.data.questions.audit import Audit, audit, check
 from sameday.data.questions.family import Markers
@@ -23,6 +26,7 @@ from sameday.spec.errors import BadInput
 
 Write = Callable[..., Path]
 QWEN = family_of("qwen3_vl")
+SAVED = "allowed is a path; save the images as files under image_root and name these"
 
 
 @pytest.fixture
@@ -97,11 +101,34 @@ def test_good_lines_become_samples(write: Write, root: Path) -> None:
         (row("../train.jsonl"), "image '../train.jsonl' leaves the image root "),
         (row("/etc/hostname"), "image '/etc/hostname' leaves the image root "),
         (row("a\0b"), "image 'a\\x00b' is no usable path: "),
-        (row("x" * 5000), "cannot be reached under "),
+        (row("x" * 5000), f"image '{'x' * 60}…' (5,000 characters) cannot be reached under "),
+        (row("https://a.org/b.png"), f"image 'https://a.org/b.png' is an address and no path; {SAVED}"),
+        (row("file:///b.png"), f"image 'file:///b.png' is an address and no path; {SAVED}"),
     ],
 )
 def test_each_problem_is_named(write: Write, root: Path, line: Any, reason: str) -> None:
     assert reason in only(audit(write(line), root, QWEN))
+
+
+@pytest.mark.parametrize("before", ["data:image/png;base64,", ""])
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "GIF", "WEBP"])
+def test_an_image_instead_of_its_name_is_shown_in_part(write: Write, root: Path, before: str, form: str) -> None:
+    file = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(file, form)
+    name = before + base64.b64encode(file.getvalue()).decode()
+    shown = f"image '{name[:60]}…' ({len(name):,} characters) is an image itself and no path; {SAVED}"
+    assert only(audit(write(row(name)), root, QWEN)) == shown
+    many = audit(write(*(row(f"{name}{'A' * number}") for number in range(9))), root, QWEN)
+    lines, _ = grouped(many.problems)
+    assert len(lines) == 2 and max(map(len, lines)) < 300, "one kind of problem, in few words"
+
+
+def test_long_names_of_images_that_are_not_there_are_shown_in_part(write: Write, root: Path) -> None:
+    lost = f"{'deep/' * 50}a.png"
+    with pytest.raises(BadInput) as error:
+        check(write(row(lost), row("lost.png")), root, QWEN)
+    assert f"such as '{lost[:60]}…' (255 characters): recipe.data" in str(error.value)
 
 
 def test_a_later_turn_is_checked_too(write: Write, root: Path) -> None:

@@ -14,6 +14,7 @@ from sameday.data.questions.audit_cache import AuditCache
 from sameday.data.questions.family import QuestionFamily
 from sameday.data.questions.images import MAX_ASPECT_RATIO, BadImage, check_aspect, digest, open_rgb, stamp
 from sameday.data.questions.lines import NEEDED
+from sameday.data.questions.names import NOT_FOUND, located, named
 from sameday.data.questions.prompt import asked
 from sameday.data.questions.read import Raw, meant_keys
 from sameday.data.questions.sample import ImageRef, Sample, last_user_text
@@ -24,7 +25,6 @@ from sameday.spec.errors import BadInput
 from sameday.spec.words import count
 
 SKIP = "recipe.data.on_bad=skip leaves them out"
-_NOT_FOUND = "not found under"
 _NAMES = {"system": "system text", "user": "question", "assistant": "answer"}
 
 
@@ -61,8 +61,9 @@ class WrongRoot(BadInput):
 
 def lost_images(root: Path, name: str, files: Sequence[str]) -> str:
     """`name` is the first image that was looked for, for questions of these files."""
-    named = f"that {' and '.join(files)} name{'s' if len(files) == 1 else ''} " if files else ""
-    return f"none of the images {named}is under {root}, such as {name!r}: recipe.data.image_root may be another folder"
+    listed = f"that {' and '.join(files)} name{'s' if len(files) == 1 else ''} " if files else ""
+    such = f"such as {named(name)}: recipe.data.image_root may be another folder"
+    return f"none of the images {listed}is under {root}, {such}"
 
 
 def audit(
@@ -112,9 +113,9 @@ def audit(
     if root is None:
         return Audit([], _problems(wrong, where), **counted)
 
-    places = {name: _locate(name, root) for name in names}
+    places = {name: located(name, root) for name in names}
     about_images = len(names) > 1 and all(raw.images for raw in raws.values())
-    if about_images and all(isinstance(place, str) and place.startswith(_NOT_FOUND) for place in places.values()):
+    if about_images and all(isinstance(place, str) and place.startswith(NOT_FOUND) for place in places.values()):
         return Audit([], _problems(wrong, where), lost=next(iter(names)), **counted)
     files = dict.fromkeys(place for place in places.values() if isinstance(place, Path))
     longest = MAX_ASPECT_RATIO if family is None else family.max_aspect_ratio
@@ -128,7 +129,7 @@ def audit(
             if isinstance(result, ImageRef):
                 refs.append(result)
             else:
-                wrong[number].append(f"image {name!r} {result}")
+                wrong[number].append(f"image {named(name)} {result}")
         if not wrong[number]:
             question = plain[number].question
             differs = question != last_user_text(raw.messages)
@@ -257,10 +258,10 @@ def _image_by_image(reader: Reader, root: Path | None, count: int) -> set[int]:
     images: dict[tuple[str, ...], list[int]] = {}
     bad: list[int] = []
     for question in reader:
-        named = () if question.raw is None else tuple(question.raw.images)
-        there = root is None or all(isinstance(_locate(name, root), Path) for name in named)
+        images_of = () if question.raw is None else tuple(question.raw.images)
+        there = root is None or all(isinstance(located(name, root), Path) for name in images_of)
         if question.raw is not None and there:
-            images.setdefault(named, []).append(question.line.number)
+            images.setdefault(images_of, []).append(question.line.number)
         else:
             bad.append(question.line.number)
     return set([number for lines in (*images.values(), bad) for number in lines][:count])
@@ -290,22 +291,6 @@ def _resolved_root(image_root: Path) -> Path:
     if not root.is_dir():
         raise BadInput(f"image_root {image_root} is not a folder")
     return root
-
-
-def _locate(name: str, root: Path) -> Path | str:
-    """The file behind an image's name, or what is wrong with it."""
-    try:
-        place = (root / name).resolve()
-        if not place.is_relative_to(root):
-            return f"leaves the image root {root}: it is {str(place)!r}"
-        if place.is_file():
-            return place
-        return f"is not a file but a folder or device under {root}" if place.exists() else f"{_NOT_FOUND} {root}"
-    except OSError as error:
-        return f"cannot be reached under {root}: {error.strerror or error}"
-    # A loop of links, a NUL or half a surrogate in the name: no path at all.
-    except (RuntimeError, ValueError) as error:
-        return f"is no usable path: {error}"
 
 
 def _inspect(path: Path) -> ImageRef | str:
