@@ -22,9 +22,12 @@ from typed import write_recipe
 
 import sameday
 from sameday import api
+from sameday.commands.environment import CUBLAS, TOKENIZERS, environment_given_back, prepare_environment
+from sameday.hardware.machine import set_deterministic
 from sameday.hardware.signals import ASKING, AskedToStop, StopRequest, nothing_left_to_stop, unbroken
 from sameday.spec.document import dump_yaml
 from sameday.spec.errors import EXIT_STOPPED, BadInput, RunStopped
+from sameday.spec.plan import Plan
 
 CPU = {"plan.device": "cpu"}
 
@@ -69,6 +72,42 @@ def test_stopping_early_is_an_exception_with_its_code(world: Path, tmp_path: Pat
         api.train(world / "recipe.yaml", world / "plan.yaml", tmp_path / "run", stop_after=1)
     assert stop.value.code == EXIT_STOPPED
     assert len(api.train(world / "recipe.yaml", world / "plan.yaml", tmp_path / "run").metrics) >= 2
+
+
+def test_variables_that_a_plan_sets_last_as_long_as_the_call(
+    world: Path, run: api.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next call, with another plan, does not find them; nor does it after an error."""
+    for name in ("HF_NEW", CUBLAS, TOKENIZERS):
+        monkeypatch.setenv(name, "0")  # so that it is put back after the test
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HF_OLD", "before")
+    before, recipe = dict(os.environ), world / "recipe.yaml"
+    sets = {**CPU, "plan.environment": {"HF_NEW": "1", "HF_OLD": "2"}, "plan.deterministic": True}
+    made = api.train(recipe, out=tmp_path / "run", set=sets, max_steps=1)
+    recorded = json.loads((made.path / "environment.json").read_text())
+    assert '"HF_NEW"' in json.dumps(recorded), "it was set while the run went on"
+    assert dict(os.environ) == before
+    api.evaluate(made, "val", scores_only=True, set=sets)
+    with pytest.raises(BadInput, match="has no such checkpoint as step-9"):
+        api.load(made, "step-9", set=sets)
+    assert dict(os.environ) == before
+    api.load(made, set=sets)
+    assert dict(os.environ) == before | {TOKENIZERS: "false", CUBLAS: ":4096:8"}
+    set_deterministic(False)
+
+
+def test_variables_that_something_else_sets_meanwhile_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKENIZERS, "before")
+    for name in ("HF_CHANGED", "HF_TWICE", "HF_GONE"):
+        monkeypatch.setenv(name, "0")
+    with environment_given_back():
+        prepare_environment(Plan(environment={"HF_CHANGED": "1", "HF_TWICE": "1", "HF_GONE": "1"}))
+        prepare_environment(Plan(environment={"HF_TWICE": "2", TOKENIZERS: "true"}))
+        os.environ["HF_CHANGED"] = "another's"
+        del os.environ["HF_GONE"]
+    assert (os.environ["HF_CHANGED"], os.environ["HF_TWICE"], os.environ[TOKENIZERS]) == ("another's", "0", "before")
+    assert "HF_GONE" not in os.environ
 
 
 def in_a_thread(call: Callable[[], Any]) -> Any:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from sameday.commands.environment import READ_LATER, environment_given_back
 from sameday.spec import limits
 from sameday.spec.errors import BadInput, RunStopped, refuse
 from sameday.spec.words import in_yaml
@@ -199,6 +200,7 @@ def _about_questions(said: str, file: Path) -> str:
     return said
 
 
+@environment_given_back()
 def train(
     recipe: File,
     plan: File | None = None,
@@ -223,6 +225,7 @@ def train(
     return Run(folder or default_path(as_begun(asked, folder)), scores)
 
 
+@environment_given_back()
 def evaluate(
     what: Run | File,
     split: Literal["train", "val", "test"] | None = None,
@@ -254,6 +257,7 @@ def evaluate(
     return run(Request(where, split, checkpoint, *files, cascade, max_new_tokens, scores_only, _sets(set)))
 
 
+@environment_given_back()
 def verify(
     what: Run | File,
     other: Run | File | None = None,
@@ -281,6 +285,7 @@ def verify(
     return Verdict(int(report.exit_code), tuple(report.lines()), report.as_json())
 
 
+@environment_given_back(but=READ_LATER)  # the model computes later
 def load(run: Run | File, checkpoint: str | None = None, *, set: Settings | None = None) -> Loaded:
     """A run's finished weights, or those of a checkpoint (last, best, step-N). `set` takes plan fields, such as
     {"plan.device": "cpu"}."""

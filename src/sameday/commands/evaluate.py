@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from sameday.commands.session import Session, Specs, all_of_a_plan, note_stop, prepare_environment
+from sameday.commands.environment import prepare_environment
+from sameday.commands.session import Session, Specs, all_of_a_plan, note_stop
 from sameday.commands.stages import evaluate_stages, own_models
 from sameday.record.folder import RunFolder, default_path, stage_folders
 from sameday.record.lock import Lock

@@ -3,7 +3,6 @@ automatic choices resolved once, into one object."""
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -12,6 +11,7 @@ from itertools import chain, combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sameday.commands.environment import prepare_environment
 from sameday.record.folder import RunFolder
 from sameday.record.times import Spent
 from sameday.spec.errors import EXIT_OUT_OF_MEMORY, BadInput, NothingToLearn, RunStopped, refuse
@@ -277,14 +277,6 @@ def _problems_here(plan: Plan, setup: TaskSetup) -> list[str]:
     except BadInput as error:
         return str(error).splitlines()
     return []
-
-
-def prepare_environment(plan: Plan) -> None:
-    """Before torch is loaded: variables that it and the tokenizers read once, at their start."""
-    os.environ.update(plan.environment)
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # worker processes are forked
-    if plan.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def other_weights(task: Task, ranks: Ranks) -> list[str]:

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sameday.commands.changed import Files, refuse_changed
-from sameday.commands.session import Session, Specs, note_stop, prepare_environment, silent
+from sameday.commands.environment import prepare_environment
+from sameday.commands.session import Session, Specs, note_stop, silent
 from sameday.evaluate.predictions import write_json
 from sameday.hardware.signals import AskedToStop, nothing_left_to_stop, stopped_early
 from sameday.record.folder import STAGES, RunFolder, begun, default_path, refuse_other_recipe

@@ -16,7 +16,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sameday.commands.session import Session, Specs, prepare_environment, silent
+from sameday.commands.environment import prepare_environment
+from sameday.commands.session import Session, Specs, silent
 from sameday.hardware.compiling import graphs
 from sameday.hardware.known import KnownGpu
 from sameday.record.times import process_age
