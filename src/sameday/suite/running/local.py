@@ -214,7 +214,7 @@ class _Asked:
 
     def __enter__(self) -> _Asked:
         asking = [number for number in taken() if number != signal.SIGHUP]
-        self._before = {number: signal.signal(number, self._ask) for number in asking}
+        self._before: dict[int, Any] = {number: signal.signal(number, self._ask) for number in asking}
         self._before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
         return self
 
