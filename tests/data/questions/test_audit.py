@@ -131,6 +131,51 @@ def test_long_names_of_images_that_are_not_there_are_shown_in_part(write: Write,
     assert f"such as '{lost[:60]}…' (255 characters): recipe.data" in str(error.value)
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-16-le"])
+@pytest.mark.parametrize("name", ["train.jsonl", "train.json", "train.csv"])
+def test_utf_16_is_named(tmp_path: Path, root: Path, name: str, encoding: str) -> None:
+    text = "image,question,answer\na.png,q?,a\n" if name.endswith("csv") else json.dumps([row()])
+    (tmp_path / name).write_text(text, encoding=encoding)
+    first = (tmp_path / name).read_bytes()[:2].hex(" ").upper()
+    with pytest.raises(BadInput) as error:
+        audit(tmp_path / name, root, QWEN)
+    assert str(error.value) == (
+        f"{tmp_path / name}: is in UTF-16 (its first bytes are {first}); UTF-8 is needed: "
+        f"`iconv -f UTF-16 -t UTF-8 {name}` prints it so"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.jsonl", json.dumps(row())),
+        ("a.json", json.dumps([row()])),
+        ("a.json", json.dumps({"info": "one", "questions": [row()]})),
+        ("a.csv", "image,question,answer\na.png,What?,red\n"),
+    ],
+)
+def test_a_mark_of_utf_8_is_no_part_of_a_file(tmp_path: Path, root: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8-sig")
+    result = audit(tmp_path / name, root, QWEN)
+    assert not result.problems and [sample.question for sample in result.samples] == ["What?"]
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"image": {"0": "a.png", "1": "b.png"}, "question": {"0": "q?", "1": "r?"}, "answer": {"0": "a", "1": "b"}},
+        {"0": row(), "1": row("b.png")},
+        {"columns": ["image", "question", "answer"], "index": [0], "data": [["a.png", "q?", "a"]]},
+        {"q": {"0": "q?"}},
+    ],
+)
+def test_a_table_of_pandas_is_named(write: Write, root: Path, table: Any) -> None:
+    assert only(audit(write(table), root, QWEN)) == (
+        'is a whole table as pandas writes it by default; `to_json(FILE, orient="records", lines=True)` writes one '
+        "object per line"
+    )
+
+
 def test_a_later_turn_is_checked_too(write: Write, root: Path) -> None:
     turns = [("user", "q"), ("assistant", ""), ("user", ""), ("assistant", "x")]
     line = {"messages": [{"role": role, "content": text} for role, text in turns]}

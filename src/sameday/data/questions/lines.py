@@ -17,6 +17,7 @@ from sameday.data.questions.tables import Say, csv_rows, files_of, previewed, un
 from sameday.spec.errors import BadInput
 
 BOM = b"\xef\xbb\xbf"
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 LONGEST = 2**26
 """Bytes of one line: a file without line breaks is none of questions."""
 NEEDED = "a file with one JSON object per line, or with one JSON array of objects, CSV or parquet, is needed"
@@ -100,6 +101,7 @@ def _lines(path: Path, images: Path | None, say: Say) -> Iterator[Line]:
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
             raise BadInput(f"{path} cannot be read: it is a pipe or a device, not a file; {NEEDED}")
+        _refuse_utf_16(path)
         if path.suffix.lower() in (".csv", ".tsv"):
             yield from (Line(row.number, row.line, b"", row=row) for row in csv_rows(path))
             return
@@ -115,6 +117,17 @@ def _lines(path: Path, images: Path | None, say: Say) -> Iterator[Line]:
         raise BadInput(f"{path} does not exist; {NEEDED}") from error
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror or error}; {NEEDED}") from error
+
+
+def _refuse_utf_16(path: Path) -> None:
+    """By its first characters, which are ASCII in every form that is read: a zero byte is one half of such a one."""
+    with path.open("rb") as file:
+        begins = file.read(4)
+    if begins[:2] in UTF_16 or (len(begins) > 1 and b"\0" in begins[:2] and begins[:2] != b"\0\0"):
+        raise BadInput(
+            f"{path}: is in UTF-16 (its first bytes are {begins[:2].hex(' ').upper()}); UTF-8 is needed: "
+            f"`iconv -f UTF-16 -t UTF-8 {path.name}` prints it so"
+        )
 
 
 def _rows(file: Any) -> Iterator[Line]:

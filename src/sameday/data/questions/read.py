@@ -52,6 +52,11 @@ def parse_line(obj: Any) -> Raw:
     """Read one line's object in whichever dialect it is; ValueError names what is wrong with it."""
     if not isinstance(obj, dict):
         raise ValueError(f"not an object but {kind(obj)}; each line is one JSON object")
+    if _is_table(obj):
+        raise ValueError(
+            "is a whole table as pandas writes it by default; "
+            '`to_json(FILE, orient="records", lines=True)` writes one object per line'
+        )
     if "messages" in obj and "conversations" in obj:
         raise ValueError("has both 'messages' and 'conversations'; one of them is allowed")
     if "messages" in obj:
@@ -69,6 +74,16 @@ def parse_line(obj: Any) -> Raw:
         raise ValueError(f"unknown form with the keys {keys}; known are {'; '.join(FORMS)}")
     messages = _place_images(turns, len(images))
     return Raw(images, messages, _stage(obj), _type(obj), last_user_text(messages))
+
+
+def _is_table(obj: Mapping[str, Any]) -> bool:
+    """By columns, {"question": {"0": ...}}; by rows, {"0": {"question": ...}}; or as pandas calls split."""
+    if obj.keys() == {"columns", "index", "data"}:
+        return True
+    inner = list(obj.values())
+    if not inner or not all(isinstance(each, dict) and each for each in inner):
+        return False
+    return all(key.isdigit() for key in obj) or all(key.isdigit() for each in inner for key in each)
 
 
 def fields_of(obj: Any, raw: Raw | None) -> dict[str, Any]:
