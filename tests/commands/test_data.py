@@ -247,3 +247,24 @@ def test_a_recipe_is_looked_at_without_its_model(tmp_path: Path) -> None:
     names = "one/train.jsonl (train), two/train.jsonl (train); images in one/images, two/images"
     assert names in " ".join(said.split())
     assert "With --model: in tokens too." in said and re.search(r"rows in the file +9\n", said)
+
+
+def test_images_that_turns_name_are_found(tmp_path: Path) -> None:
+    """As in sets for TRL: the folder is guessed by them, too."""
+    write_world(tmp_path / "made", 3, counts=(2, 2), hard=False)
+    rows = [json.loads(line) for line in (tmp_path / "made/train.jsonl").read_text().splitlines()]
+    (tmp_path / "set").mkdir()
+    (tmp_path / "made/images").rename(tmp_path / "set/images")
+    turns = [
+        [
+            {
+                "role": "user",
+                "content": [{"type": "image", "image": row["image"]}, {"type": "text", "text": row["question"]}],
+            },
+            {"role": "assistant", "content": [{"type": "text", "text": row["answer"]}]},
+        ]
+        for row in rows
+    ]
+    (tmp_path / "set/train.jsonl").write_text("".join(json.dumps({"messages": each}) + "\n" for each in turns))
+    said = run(tmp_path / "set")
+    assert "train.jsonl (train); images in images\n" in said

@@ -44,6 +44,22 @@ EXPECTED = Raw(["a.png"], (Message("user", (0, "What is it?")), Message("assista
             ],
             "images": ["a.png"],
         },
+        *(
+            {
+                "messages": [
+                    {"role": "user", "content": [part, {"type": "text", "text": "What is it?"}]},
+                    {"role": "assistant", "content": [{"type": "text", "text": "a cat"}]},
+                ],
+                **listed,
+            }
+            for part in (
+                {"type": "image", "image": "a.png"},
+                {"type": "image", "path": "a.png", "text": None},
+                {"type": "image", "url": "a.png"},
+                {"type": "image_url", "image_url": {"url": "a.png"}},
+            )
+            for listed in ({}, {"images": ["a.png"]})
+        ),
         {
             "image": "a.png",
             "conversations": [
@@ -186,8 +202,24 @@ def chat(*turns: tuple[str, Any], images: Any = ()) -> dict[str, Any]:
             "has type 'audio'; image and text are allowed",
         ),
         (
-            chat(("user", [{"type": "image", "image": "a"}]), ("assistant", "x")),
-            "an image part names its own file; list the files in 'images' instead",
+            chat(("user", [{"type": "image", "file": "a"}]), ("assistant", "x")),
+            "messages[0]: an image part has 'file'; its file is named by one of image, path, url, image_url",
+        ),
+        (
+            chat(("user", [{"type": "image", "image": "a", "url": "a"}]), ("assistant", "x")),
+            "messages[0]: an image part has 'image' and 'url'; one of them is allowed",
+        ),
+        (
+            chat(("user", [{"type": "image", "image": {"bytes": "a"}}]), ("assistant", "x")),
+            "'image' is an object, must be a path",
+        ),
+        (
+            chat(("user", [{"type": "image", "image": "a"}]), ("assistant", "x"), images=("b",)),
+            "'images' and the image parts of 'messages' name other files; one of them is enough",
+        ),
+        (
+            chat(("user", [{"type": "image", "image": "a"}, {"type": "image"}]), ("assistant", "x")),
+            "has 1 image path(s) but 2 place(s)",
         ),
         (chat(("user", "q"), ("assistant", "x"), images={"a": 1}), "'images' is an object, must be a path"),
         ({"messages": []}, "'messages' is empty, must be a list of turns"),

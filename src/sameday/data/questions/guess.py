@@ -173,10 +173,11 @@ def meaning_of(rows: Iterable[Any]) -> Meaning:
 
 
 def _with_answer(row: dict[str, Any]) -> dict[str, Any]:
-    """A conversation has its last answer as a column too."""
+    """A conversation has its last answer as a column too, and the images that its turns name."""
     if row.keys() & CONVERSATIONS:
         with contextlib.suppress(ValueError):
-            return fields_of(row, parse_line(row))
+            raw = parse_line(row)
+            return {"images": raw.images, **fields_of(row, raw)}
     return row
 
 

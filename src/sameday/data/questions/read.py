@@ -32,6 +32,9 @@ _ROLES = ("system", "user", "assistant")
 TYPES = ("type", "question_type", "question_class", "answer_type", "content_type")
 """Keys under which a line says what kind of question it is; the first that it has counts."""
 
+PART_NAMES = ("image", "path", "url", "image_url")
+"""Keys by which an image part of a turn may name its file."""
+
 Parts = tuple[str | int, ...]
 
 
@@ -60,7 +63,8 @@ def parse_line(obj: Any) -> Raw:
     if "messages" in obj and "conversations" in obj:
         raise ValueError("has both 'messages' and 'conversations'; one of them is allowed")
     if "messages" in obj:
-        images, turns = _paths(obj, _one_of(obj, "images", "image"), required=False), _openai_turns(obj["messages"])
+        turns, own = _openai_turns(obj["messages"])
+        images = _named_once(_paths(obj, _one_of(obj, "images", "image"), required=False), own)
     elif "conversations" in obj:
         named = _one_of(obj, "image", "images")
         images, turns = _paths(obj, named, required=False), _spoken_turns(obj["conversations"])
@@ -199,8 +203,17 @@ Turn = tuple[str, list[str | None]]
 """A role and its pieces: a text, or None where an image stands."""
 
 
-def _openai_turns(messages: Any) -> list[Turn]:
+def _named_once(listed: list[str], own: list[str]) -> list[str]:
+    """An image is named in the list beside the turns, or by its part of a turn."""
+    if listed and own and listed != own:
+        raise ValueError("'images' and the image parts of 'messages' name other files; one of them is enough")
+    return listed or own
+
+
+def _openai_turns(messages: Any) -> tuple[list[Turn], list[str]]:
+    """The turns, and the names of images that stand in them."""
     turns: list[Turn] = []
+    names: list[str] = []
     for number, message in enumerate(_objects(messages, "messages")):
         where = f"messages[{number}]: "
         role = _text(message, "role", where)
@@ -208,22 +221,32 @@ def _openai_turns(messages: Any) -> list[Turn]:
             raise ValueError(f"{where}role {role!r} is unknown; known are {', '.join(_ROLES)}")
         content = message.get("content")
         if isinstance(content, list):
-            pieces = [piece for part in content for piece in _openai_part(part, where)]
+            pieces = [piece for part in content for piece in _openai_part(part, where, names)]
         else:
             pieces = _split(_text(message, "content", where))
         turns.append((role, pieces))
-    return turns
+    return turns, names
 
 
-def _openai_part(part: Any, where: str) -> list[str | None]:
+def _openai_part(part: Any, where: str, names: list[str]) -> list[str | None]:
+    """Adds the name of an image that stands in the part."""
     if not isinstance(part, dict):
         raise ValueError(f"{where}a part of 'content' is {kind(part)}, must be an object")
     if part.get("type") == "text":
         return _split(_text(part, "text", where))
-    if part.get("type") != "image":
+    if part.get("type") not in ("image", "image_url"):
         raise ValueError(f"{where}a part of 'content' has type {part.get('type')!r}; image and text are allowed")
-    if set(part) - {"type"} and any(part[key] is not None for key in part if key != "type"):
-        raise ValueError(f"{where}an image part names its own file; list the files in 'images' instead")
+    keys = [key for key in part if key not in ("type", "text") and part[key] is not None]
+    if others := [key for key in keys if key not in PART_NAMES]:
+        allowed = ", ".join(PART_NAMES)
+        raise ValueError(
+            f"{where}an image part has {', '.join(map(repr, others))}; its file is named by one of {allowed}"
+        )
+    if len(keys) > 1:
+        raise ValueError(f"{where}an image part has {' and '.join(map(repr, keys))}; one of them is allowed")
+    for key in keys:
+        name = part[key]["url"] if isinstance(part[key], dict) and part[key].keys() == {"url"} else part[key]
+        names += _paths({key: name}, key)
     return [None]
 
 
