@@ -211,11 +211,76 @@ def test_llama_factory_list_of_data(tmp_path: Path) -> None:
     for name, why in (
         ("ours,text", "several sets of questions: join them in one file, and give --train FILE"),
         ("text", "its lines are no conversations (formatting sharegpt): give --train FILE in a form that is read"),
-        ("far", "it is fetched from a hub: give --train FILE"),
+        ("far", "it is fetched from a hub (hf_hub_url x/y): fetch it, and give --train FILE"),
         ("odd", "its columns have names that are not read here: rename them in the data, and give --train FILE"),
         ("none", f"{where} has no such name"),
     ):
         assert refused(tmp_path, {**old, "dataset": name}) == [f"dataset is {name}; {why}"]
+
+
+ENTRY = {
+    **{"file_name": "ours.json", "formatting": "sharegpt", "columns": {"messages": "messages", "images": "images"}},
+    "tags": {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"},
+}
+PART = "only a part of the questions: write it to a file, and give --train FILE"
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        (
+            {"num_samples": 100},
+            "num_samples is 100: so many are drawn at random: write them to a file, and give --train FILE",
+        ),
+        ({"split": "train[:10%]"}, f"split is train[:10%]: {PART}"),
+        ({"subset": "radiology"}, f"subset is radiology: {PART}"),
+        ({"folder": "part"}, f"folder is part: {PART}"),
+        ({"hf_hub_url": "a/b"}, "it is fetched from a hub (hf_hub_url a/b): fetch it, and give --train FILE"),
+        ({"ms_hub_url": "a/b"}, "it is fetched from a hub (ms_hub_url a/b): fetch it, and give --train FILE"),
+        ({"script_url": "s"}, "it is fetched from a hub (script_url s): fetch it, and give --train FILE"),
+        (
+            {"columns": {"messages": "messages", "system": "rule"}},
+            "columns.system is rule; questions have system prompts of their own: write them as turns of the "
+            "conversations, and give --train FILE",
+        ),
+        (
+            {"columns": {"messages": "messages", "tools": "tools"}},
+            "columns.tools is tools, which is not read here: leave it out of the data, and give --train FILE",
+        ),
+        (
+            {"tags": {"role_tag": "role", "user_tag": "patient"}},
+            "tags.user_tag is patient, which is not read here (read: user): rename it in the data, and give --train "
+            "FILE",
+        ),
+        ({"columns": ["messages"]}, "columns is [messages], and must be names: give --train FILE"),
+        ({"tags": "role"}, "tags is role, and must be names: give --train FILE"),
+        ({"weight": 2}, "weight is not known, and it may change the questions: give --train FILE"),
+    ],
+)
+def test_an_entry_of_the_list_that_changes_the_questions(tmp_path: Path, more: dict[str, Any], why: str) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "dataset_info.json").write_text(json.dumps({"ours": {**ENTRY, **more}}))
+    old = {"model_name_or_path": "Qwen/Qwen3-VL-4B-Instruct", "finetuning_type": "lora", "template": "qwen3_vl"}
+    assert refused(tmp_path, {**old, "dataset": "ours"}) == [f"dataset is ours; {why}"]
+    (said,) = refused(tmp_path, {**old, "eval_dataset": "ours"}, DATA)
+    assert said == f"eval_dataset is ours; {why.replace('--train', '--val')}"
+
+
+@pytest.mark.parametrize("more", [{"columns": None, "tags": None}, {"num_samples": None, "split": "train"}, {}])
+def test_an_entry_of_the_list_that_says_nothing_else(tmp_path: Path, more: dict[str, Any]) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "dataset_info.json").write_text(json.dumps({"ours": {**ENTRY, **more}}))
+    old = {"model_name_or_path": "Qwen/Qwen3-VL-4B-Instruct", "finetuning_type": "lora", "template": "qwen3_vl"}
+    assert converted(tmp_path, {**old, "dataset": "ours"}).recipe.data.train == "data/ours.json"
+
+
+@pytest.mark.parametrize("text", ["[" * 20_000, "[1]", "{", "null", '{"ours": 3}'])
+def test_a_list_of_data_that_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "dataset_info.json").write_text(text)
+    old = {"model_name_or_path": "Qwen/Qwen3-VL-4B-Instruct", "finetuning_type": "lora", "template": "qwen3_vl"}
+    (said,) = refused(tmp_path, {**old, "dataset": "ours"})
+    assert said.startswith(f"dataset is ours; {tmp_path}/data/dataset_info.json ") and "\n" not in said
 
 
 @pytest.mark.parametrize(("family", "template"), [("qwen2_5_vl", "qwen2_vl"), ("llava", "llava")])

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 from typing import Any
 
+from sameday.spec.convert.dataset_info import LIST, listed
 from sameday.spec.convert.settings import Settings
 from sameday.spec.convert.targets import LANGUAGE, image_parts
 from sameday.spec.convert.trainer import Trainer, each, only, words
@@ -17,7 +16,6 @@ _TOKENS = "the vocabulary would be another one"
 _OTHER = "the model would be another one"
 _SPEED = "the plan says how it is computed"
 _VIDEO = "images alone are learned here"
-_LIST = "dataset_info.json"
 NAMED = "lora_target_modules"
 DEEPSTACK = {"qwen3_vl": "projector.deepstack_merger_list.all-linear"}
 """Mergers of the tower's inner layers, which it counts to the tower."""
@@ -130,7 +128,7 @@ def _questions(settings: Settings) -> None:
     """By the names in dataset_info.json, where it is found: beside the config, or where the command was typed."""
     folder = settings.text("dataset_dir") or "data"
     places = [(settings.folder / folder).resolve(), Path(folder).resolve()]
-    place = next((each for each in places if (each / _LIST).is_file()), None)
+    place = next((each for each in places if (each / LIST).is_file()), None)
     used = False
     for name, field in (("dataset", "train"), ("eval_dataset", "val")):
         if name not in settings.old:
@@ -139,13 +137,14 @@ def _questions(settings: Settings) -> None:
             settings.drop(name, "null: none")
         elif place is None:
             option = "--train" if field == "train" else "--val"
-            settings.refuse(name, f"a name in {places[0] / _LIST}, which is not there: give {option} FILE")
+            settings.refuse(name, f"a name in {places[0] / LIST}, which is not there: give {option} FILE")
         else:
-            file, wrong = _listed(place, settings.text(name))
+            option = "--train" if field == "train" else "--val"
+            file, wrong = listed(place, settings.text(name), option)
             if wrong:
                 settings.refuse(name, wrong)
             else:
-                settings.put(f"recipe.data.{field}", settings.near(file), [name], f"as {_LIST} has it")
+                settings.put(f"recipe.data.{field}", settings.near(file), [name], f"as {LIST} has it")
                 used = True
         settings.done(name)
     if used and place is not None and settings.get("image_root", str) is None:
@@ -157,29 +156,6 @@ def _questions(settings: Settings) -> None:
     else:
         settings.drop("dataset_dir", "where the list of its questions stands")
     settings.done("dataset_dir")
-
-
-def _listed(folder: Path, name: str) -> tuple[Path, str]:
-    """The file of a name, or what is wrong with it."""
-    nowhere = Path()
-    if "," in name:
-        return nowhere, "several sets of questions: join them in one file, and give --train FILE"
-    try:
-        entry = json.loads((folder / _LIST).read_text(encoding="utf-8")).get(name)
-    except (OSError, ValueError, AttributeError) as error:
-        return nowhere, f"{folder / _LIST} cannot be read: {error}"
-    if not isinstance(entry, dict):
-        return nowhere, f"{folder / _LIST} has no such name"
-    file, columns, tags = entry.get("file_name"), entry.get("columns", {}), entry.get("tags", {})
-    if not isinstance(file, str):
-        return nowhere, "it is fetched from a hub: give --train FILE"
-    if entry.get("formatting", "alpaca") != "sharegpt" or entry.get("ranking"):
-        return nowhere, "its lines are no conversations (formatting sharegpt): give --train FILE in a form that is read"
-    openai = columns.get("messages") == "messages" and tags.get("role_tag") == "role"
-    llava = columns.get("messages", "conversations") == "conversations" and tags.get("role_tag", "from") == "from"
-    if not (openai or llava) or columns.get("images", "images") not in ("images", "image"):
-        return nowhere, "its columns have names that are not read here: rename them in the data, and give --train FILE"
-    return Path(os.path.normpath(folder / file)), ""
 
 
 TRAINER = Trainer(
