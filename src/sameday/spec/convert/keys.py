@@ -12,6 +12,9 @@ from typing import Any
 CACHES = ("vision_cache", "image_cache", "cache")
 CACHED = ("enabled", "enable", "use", "precompute_pixel_values", "cache_pixel_values", "pixel_values")
 
+# Sections about validation, where its file may stand, or the share of the training questions that it takes.
+HELD_OUT = ("val", "valid", "validation", "dev", "eval", "evaluation")
+
 # Names that scripts use, and the name Hugging Face has for the same thing. A longer path is looked up first.
 ALIASES = {
     **dict.fromkeys(("model_name", "model", "base_model", "model_id", "model_path"), "model_name_or_path"),
@@ -26,6 +29,8 @@ ALIASES = {
     **dict.fromkeys(("eval_jsonl", "eval_json", "eval_file", "eval_path", "eval_data"), "validation_file"),
     **dict.fromkeys(("valid_file", "valid_json", "eval_data_path", "data.val", "data.validation"), "validation_file"),
     "val_annotations": "validation_file",
+    **{f"{section}.{last}": "validation_file" for section in HELD_OUT for last in ("file", "path", "json", "jsonl")},
+    **{f"{section}.{last}": "val_size" for section in HELD_OUT for last in ("size", "ratio", "split", "fraction")},
     **dict.fromkeys(("test_jsonl", "test_json", "test_path", "test_data", "data.test"), "test_file"),
     **dict.fromkeys(("image_dir", "image_folder", "images_dir", "images_root", "img_dir"), "image_root"),
     **dict.fromkeys(("img_root", "image_base", "media_dir", "data.images"), "image_root"),
@@ -187,10 +192,10 @@ NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
 }
 
 _COMMAND = "the command says what to do"
-_EVALUATION = "what is trained does not depend on evaluation"
-_LOGGING = "a run always writes metrics.jsonl and TensorBoard events"
+EVALUATION = "what is trained does not depend on evaluation"
+LOGGING = "a run always writes metrics.jsonl and TensorBoard events"
 _RANKS = "ranks hold the whole model; gradients are added in one call"
-_FILES = "nothing in the model depends on it"
+FILES = "nothing in the model depends on it"
 
 # What these do leaves the model as it is.
 DROPPED = {
@@ -199,7 +204,7 @@ DROPPED = {
     "data_seed": "recipe.seed decides the order too",
     "resume_from_checkpoint": "the same command goes on where the run stopped",
     "remove_unused_columns": "questions are read as they are",
-    "report_to": f"{_LOGGING}; plan.track sends them to a tracker too",
+    "report_to": f"{LOGGING}; plan.track sends them to a tracker too",
     "overwrite_output_dir": "a run folder is never overwritten",
     "attn_implementation": "plan.attention auto chooses the kernel",
     "task_type": "recipe.task says what is learned",
@@ -210,19 +215,19 @@ DROPPED = {
     "liger_kernel_config": "this version's plan has no such kernels",
     "average_tokens_across_devices": "a step's loss is always divided once, over all devices",
     "use_fast_tokenizer": "the tokenizer is always the fast one",
-    "max_new_tokens": _EVALUATION,
-    "prediction_loss_only": _EVALUATION,
-    "batch_eval_metrics": _EVALUATION,
-    "label_names": _EVALUATION,
-    **dict.fromkeys(("do_sample", "temperature", "top_p", "top_k", "num_beams", "metrics", "metric"), _EVALUATION),
-    **dict.fromkeys(("disable_tqdm", "project", "plot_loss", "entity", "tags", "notes", "description"), _LOGGING),
-    **dict.fromkeys(("skip_memory_metrics", "debug", "verbose", "comment", "author"), _LOGGING),
+    "max_new_tokens": EVALUATION,
+    "prediction_loss_only": EVALUATION,
+    "batch_eval_metrics": EVALUATION,
+    "label_names": EVALUATION,
+    **dict.fromkeys(("do_sample", "temperature", "top_p", "top_k", "num_beams", "metrics", "metric"), EVALUATION),
+    **dict.fromkeys(("disable_tqdm", "project", "plot_loss", "entity", "tags", "notes", "description"), LOGGING),
+    **dict.fromkeys(("skip_memory_metrics", "debug", "verbose", "comment", "author"), LOGGING),
     **dict.fromkeys(("accelerator_config", "parallelism_config", "local_rank", "num_gpus", "world_size"), _RANKS),
     **dict.fromkeys(("use_cpu", "no_cuda", "device", "gpu_ids"), "plan.device says where it is run"),
-    **dict.fromkeys(("device_map", "low_cpu_mem_usage", "use_cache", "torch_empty_cache_steps"), _FILES),
-    **dict.fromkeys(("cache_dir", "token", "hf_token", "overwrite_cache", "preprocessing_num_workers"), _FILES),
-    **dict.fromkeys(("auto_mapping", "base_model_name_or_path", "peft_version", "runtime_config"), _FILES),
-    **dict.fromkeys(("megatron_core", "qalora_group_size", "inference_mode", "length_column_name"), _FILES),
+    **dict.fromkeys(("device_map", "low_cpu_mem_usage", "use_cache", "torch_empty_cache_steps"), FILES),
+    **dict.fromkeys(("cache_dir", "token", "hf_token", "overwrite_cache", "preprocessing_num_workers"), FILES),
+    **dict.fromkeys(("auto_mapping", "base_model_name_or_path", "peft_version", "runtime_config"), FILES),
+    **dict.fromkeys(("megatron_core", "qalora_group_size", "inference_mode", "length_column_name"), FILES),
     **dict.fromkeys(("ignore_data_skip", "restore_callback_states_from_checkpoint"), "resuming is always exact"),
     **dict.fromkeys(("save_only_model", "save_on_each_node", "save_safetensors"), "a checkpoint is always whole"),
     "enable_jit_checkpoint": "a run that is asked to stop always saves",
@@ -241,21 +246,12 @@ DROPPED_STARTS = {
     "hub_": "nothing is uploaded",
     "push_to_hub": "nothing is uploaded",
     **dict.fromkeys(("do_train", "do_eval", "do_predict"), _COMMAND),
-    **dict.fromkeys(("eval_", "generation_", "include_for_metrics"), _EVALUATION),
-    **dict.fromkeys(("wandb", "mlflow", "tensorboard", "trackio", "log_", "include_num_", "include_tokens_"), _LOGGING),
+    **dict.fromkeys(("eval_", "generation_", "include_for_metrics"), EVALUATION),
+    **dict.fromkeys(("wandb", "mlflow", "tensorboard", "trackio", "log_", "include_num_", "include_tokens_"), LOGGING),
     **dict.fromkeys(_MACHINE, "a variable of the machine"),
     "dataloader_": "batches are always prepared ahead, in order",
     "bf16_full_eval": "evaluation has the recipe's precision",
     "fp16_full_eval": "evaluation has the recipe's precision",
-}
-
-# Sections about something else: their keys are not taken for those of training.
-ELSEWHERE = {
-    **dict.fromkeys(("eval", "evaluation", "validation", "test", "generation", "inference"), _EVALUATION),
-    **dict.fromkeys(("logging", "tracking", "monitoring"), _LOGGING),
-    **dict.fromkeys(("slurm", "cluster", "distributed", "hydra"), _FILES),
-    "launch": "how it was started changes nothing",
-    **dict.fromkeys(CACHES, "plan.cache and plan.cache_dir say it; entries of another trainer cannot be read here"),
 }
 
 # What turns a quantization of the base model on, the beginnings of its settings, and those that change no weight.
@@ -358,18 +354,6 @@ def canonical(key: str, aliases: Mapping[str, str], known: Collection[str], star
         if name in known or begins(name, starts) or name.startswith(QUANTIZATION):
             return name
     return None
-
-
-def elsewhere(key: str, dropped: Mapping[str, str], starts: Mapping[str, str]) -> str | None:
-    """Why a key that stands in a section about something else is dropped. How often to evaluate, save and log is
-    the plan's, wherever it stands."""
-    *sections, last = key.split(".")
-    named = ".".join(key.split(".")[-2:]) in ALIASES
-    if named or ALIASES.get(last, last).startswith(("eval_st", "save_st", "logging_steps")):
-        return None
-    return next(
-        (why for each in sections if (why := ELSEWHERE.get(each) or dropped.get(each) or begins(each, starts))), None
-    )
 
 
 def begins(name: str, starts: Mapping[str, str]) -> str | None:

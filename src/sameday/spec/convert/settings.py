@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sameday.spec.convert import keys
+from sameday.spec.convert import keys, sections
 from sameday.spec.convert.conversion import Note, show
 from sameday.spec.convert.families import FAMILIES, FamilyFacts, kind_by_name
 from sameday.spec.convert.trainer import PLAIN, Trainer
@@ -55,12 +55,14 @@ class Settings:
             if not any(_within(key, each) for key in self.leaves):
                 self.refused.append(f"--drop {each}: {document.source} has no such key")
         for key, value in self.leaves.items():
-            name, beside = self._canonical(key), keys.elsewhere(key, self.dropped, self.starts)
+            name, beside = self._canonical(key), sections.elsewhere(key, self.dropped, self.starts)
             if any(_within(key, each) for each in drop):
                 self.let_go.add(key)
                 self._drop_key(key, "left out, as --drop asks; if it changed the model, this recipe asks for another")
             elif beside is not None:
                 self._drop_key(key, beside)
+            elif (of_part := sections.of_another(key, name, self.leaves)) is not None:
+                self._apart(key, value, of_part)
             elif name is None:
                 self._unknown(key, value)
             elif name in self.old and self.old[name][1] != value:
@@ -154,6 +156,12 @@ class Settings:
     def given(self, name: str) -> bool:
         """Whether the config itself has a value for it."""
         return name in self.old and self.old[name][1] is not None and not self.old[name][0].startswith(ABSENT)
+
+    def _apart(self, key: str, value: Any, of_part: sections.Part) -> None:
+        """What stands in a section about another model, or about a part of this one."""
+        if of_part.off or value in (None, "", [], {}):
+            return self._drop_key(key, "empty" if not of_part.off else "its section is turned off")
+        self.refuse_key(key, of_part.why)
 
     def _unknown(self, key: str, value: Any) -> None:
         """It may change the prompt, the data or the loss: only who knows the old program can let it go."""

@@ -1,0 +1,68 @@
+"""Keys in sections about validation, another model or a part of this one are not those of the training."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from converting import converted, refused, whys
+
+PLAIN = {
+    **{"model_name_or_path": "Qwen/Qwen3-VL-8B-Instruct", "train_file": "train.jsonl", "learning_rate": 3e-5},
+    **{"per_device_train_batch_size": 2, "max_length": 512},
+}
+
+
+@pytest.mark.parametrize("section", ["val", "dev", "eval", "validation"])
+def test_sections_about_validation(tmp_path: Path, section: str) -> None:
+    inner = {"batch_size": 64, "lr": 1.0, "max_length": 9, "path": "val.jsonl"}
+    done = converted(tmp_path, {**PLAIN, section: inner})
+    recipe = done.recipe
+    assert (recipe.effective_batch, recipe.learning_rate, recipe.max_length) == (2, 3e-5, 512)
+    assert recipe.data.val == "val.jsonl"
+    assert whys(done)[f"{section}.batch_size"] == "what is trained does not depend on evaluation"
+    without = {key: value for key, value in PLAIN.items() if key not in ("learning_rate", "max_length")}
+    alone = converted(tmp_path, {**without, section: inner}).recipe
+    assert (alone.learning_rate, alone.max_length) == (5e-5, None)
+
+
+@pytest.mark.parametrize("inner", [{"split": 0.1}, {"ratio": 0.1}, {"early_stopping_patience": 3}])
+def test_what_validation_changes_is_refused(tmp_path: Path, inner: dict[str, Any]) -> None:
+    (line,) = refused(tmp_path, {**PLAIN, "val": inner})
+    said = "training would stop before its last step" if "early_stopping_patience" in inner else "some training questio"
+    assert said in line
+
+
+LR = "the {0} would have a learning rate of its own: by hand set recipe.learning_rates.{0}"
+DISTILLED = "a model would learn from another one (distillation), and no recipe says that; --drop {} leaves it out"
+
+
+@pytest.mark.parametrize(
+    ("old", "lines"),
+    [
+        ({"vision": {"lr": 1e-6}}, [f"vision.lr is 1e-06; {LR.format('tower')}"]),
+        ({"optimizer": {"vision_tower": {"lr": 1e-6}}}, [f"optimizer.vision_tower.lr is 1e-06; {LR.format('tower')}"]),
+        ({"merger": {"learning_rate": 1e-6}}, [f"merger.learning_rate is 1e-06; {LR.format('projector')}"]),
+        (
+            {"vision": {"weight_decay": 0.1}},
+            ["vision.weight_decay is 0.1; it is about the tower alone, and no recipe says that; --drop vision leaves "
+             "it out"],
+        ),
+        ({"teacher": {"model": "big"}}, [f"teacher.model is big; {DISTILLED.format('teacher')}"]),
+        ({"student": {"model": "Qwen/x"}}, [f"student.model is Qwen/x; {DISTILLED.format('student')}"]),
+        (
+            {"train": {"distill": {"alpha": 0.5, "temperature": 2}}},
+            [f"train.distill.alpha is 0.5; {DISTILLED.format('train.distill')}",
+             f"train.distill.temperature is 2; {DISTILLED.format('train.distill')}"],
+        ),
+    ],
+)  # fmt: skip
+def test_other_models_and_parts_of_this_one(tmp_path: Path, old: dict[str, Any], lines: list[str]) -> None:
+    assert refused(tmp_path, {**PLAIN, **old}) == lines
+
+
+def test_sections_that_are_off_or_about_images(tmp_path: Path) -> None:
+    old = {"distill": {"enabled": False, "teacher_model": "big", "alpha": 0.5}, "vision": {"max_pixels": 200_000}}
+    done = converted(tmp_path, {**PLAIN, **old})
+    assert whys(done)["distill.alpha"] == "its section is turned off"
+    assert done.recipe.max_pixels == 200_000
+    assert converted(tmp_path, {**PLAIN, "teacher": {"model": None}}).recipe.model == PLAIN["model_name_or_path"]
