@@ -47,7 +47,7 @@ def switches(work: Settings) -> None:
 
 def _says(work: Settings, name: str) -> bool | None:
     if name == "use_lora":
-        chosen = work.get(name, bool)
+        chosen = keys.cast(work.old[name][1], bool)
         return chosen if isinstance(chosen, bool) else None
     return {"lora": True, "full": False if name == "finetuning_type" else None}.get(work.text(name).lower())
 

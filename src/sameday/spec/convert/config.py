@@ -269,7 +269,7 @@ class _Converter(Running):
             name, chosen, why = "tf32", "tf32", "float32 with TF32 matmuls"
         elif keys.DTYPES.get(matmuls) == "bf16" and not dtype and not mixed and self.get("bf16", bool) is None:
             name, chosen, why = COMPUTE, "bf16", "what the matmuls compute in"
-        if self.get(name, bool) is None:
+        if name not in self.old or self.is_null(name):
             self.default("recipe.precision", chosen, name)
         else:
             self.put("recipe.precision", chosen, [name], why)

@@ -292,6 +292,9 @@ REPLACED: dict[str, tuple[str, tuple[str, ...]]] = {
 PATHS = ("data.train", "data.val", "data.test", "data.image_root", "start_adapter")
 # How many processes train together: together they make an effective batch.
 WORLD = ("num_processes", "num_nodes")
+# Booleans as people write them in texts, and words that some trainers take where others have true alone.
+BOOLEANS = {**dict.fromkeys(("true", "yes", "on", "1"), True), **dict.fromkeys(("false", "no", "off", "0"), False)}
+AS_TRUE = {"bf16": ("auto", "full"), "gradient_checkpointing": ("unsloth", "offload", "offload_disk")}
 COMPUTED = (
     *SWITCHES,
     *("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
@@ -371,9 +374,11 @@ def model_type(config: Path) -> str | None:
 
 
 def cast(value: Any, kind: type) -> Any:
-    """Numbers written as strings, counts written as floats. What does not fit is left for validation."""
+    """Numbers and booleans written as texts, counts written as floats. What does not fit is left for validation."""
     if kind is bool and isinstance(value, str):
-        return {"true": True, "false": False}.get(value.lower(), value)
+        return BOOLEANS.get(value.strip().lower(), value)
+    if kind is bool and isinstance(value, int | float) and value in (0, 1):
+        return bool(value)
     if kind not in (int, float) or isinstance(value, bool) or not isinstance(value, int | float | str):
         return value
     try:

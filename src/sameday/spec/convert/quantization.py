@@ -45,7 +45,7 @@ def _asks(work: Settings, name: str) -> bool:
     """For four bits. Settings of NF4 do where no switch says whether there are four bits at all."""
     value = work.text(name).lower()
     return {
-        FOUR: work.get(name, bool) is True,
+        FOUR: name == FOUR and work.get(FOUR, bool) is True,
         BITS: value == "4",
         METHOD: value == "nf4",
         TYPE: value == "nf4" and not any(work.text(switch) for switch in keys.SWITCHES),
@@ -75,7 +75,12 @@ def _wrong(work: Settings, given: list[str], asking: list[str]) -> Iterator[tupl
     for name in given:
         if name == SKIPPED and work.get(name, list) != ["lm_head"]:
             yield name, "other layers would be quantized, and no recipe says that (allowed: [lm_head])"
-        elif not asking and name != TYPE and name not in keys.SWITCHES and work.get(name, bool) is not False:
+        elif (
+            not asking
+            and name != TYPE
+            and name not in keys.SWITCHES
+            and keys.cast(work.old[name][1], bool) is not False
+        ):
             yield name, "nothing says whether the base model is quantized (load_in_4bit: true or false does)"
         elif name not in (*keys.SWITCHES, TYPE, DOUBLE, COMPUTE, SKIPPED, *keys.QUANTIZATION_DROPPED):
             yield name, f"not known, and it may change the model; --drop {work.old[name][0]} leaves it out"

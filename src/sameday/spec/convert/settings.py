@@ -176,8 +176,16 @@ class Settings:
         return name in self.old and self.old[name][1] is None
 
     def get(self, name: str, kind: type) -> Any:
-        """The old value as this type where it can be read so; None where it is absent or null."""
-        return keys.cast(self.old[name][1], kind) if name in self.old else None
+        """The old value as this type where it can be read so; None where it is absent or null. A boolean is one: any
+        text would pass for true, and is refused."""
+        value = keys.cast(self.old[name][1], kind) if name in self.old else None
+        if kind is not bool or value is None or isinstance(value, bool):
+            return value
+        if value in keys.AS_TRUE.get(name, ()):
+            return True
+        if self.old[name][0] not in self.refused_keys:
+            self.refuse(name, "must be true or false")
+        return None
 
     def text(self, name: str) -> str:
         return "" if self.get(name, str) is None else str(self.get(name, str))

@@ -1,0 +1,40 @@
+"""Values as people write them in YAML, JSON and shell scripts: what is read, and what gets a sentence."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from converting import converted, refused
+
+PLAIN = {"model_name_or_path": "Qwen/Qwen3-VL-8B-Instruct", "train_file": "train.jsonl"}
+YES, NO = ("yes", "on", "True", "TRUE", "1", 1), ("no", "off", "False", "0", 0)
+
+
+@pytest.mark.parametrize("value", [*YES, *NO])
+def test_booleans_written_as_texts(tmp_path: Path, value: Any) -> None:
+    names = ("bf16", "gradient_checkpointing", "use_fast", "dataloader_pin_memory", "torch_compile", "full_determinism")
+    done = converted(tmp_path, {**PLAIN, "lora_r": 2, "use_dora": value, **dict.fromkeys(names, value)})
+    on = value in YES
+    recipe, plan = done.recipe, done.plan
+    assert (recipe.precision, recipe.lora.dora) == ("bf16" if on else "float32", on)
+    assert recipe.image_backend == ("torchvision" if on else "pil")
+    assert (plan.checkpointing, plan.compile) == (("full", "layers") if on else ("none", "none"))
+    assert (plan.pin_memory, plan.deterministic) == (on, on)
+
+
+@pytest.mark.parametrize("value", ["no", "off", "0"])
+def test_what_is_off_in_words_is_off(tmp_path: Path, value: str) -> None:
+    assert converted(tmp_path, {**PLAIN, "fp16": value, "group_by_length": value, "packing": value}).recipe
+    llama = {"finetuning_type": "lora", "cutoff_len": 512, "disable_shuffling": value}
+    done = converted(tmp_path, {**PLAIN, **llama, "disable_gradient_checkpointing": value})
+    assert (done.recipe.order.kind, done.plan.checkpointing) == ("shuffle", "full")
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16", "gradient_checkpointing", "load_in_4bit", "load_in_8bit", "use_fast"])
+@pytest.mark.parametrize("value", ["maybe", 3, [True], {"x": 1}])
+def test_what_is_no_boolean_is_refused(tmp_path: Path, name: str, value: Any) -> None:
+    lines = refused(tmp_path, {**PLAIN, name: value})
+    if isinstance(value, dict):
+        assert lines == [f"{name}.x is 1; not known, and it may change the model; --drop {name}.x leaves it out"]
+    else:
+        assert lines == [f"{name} is {'[True]' if value == [True] else value}; must be true or false"]
