@@ -52,8 +52,9 @@ FLAGS = st.dictionaries(
 def test_flags_come_back_as_they_were_written(tmp_path_factory: Any, flags: dict[str, Any]) -> None:
     path = tmp_path_factory.getbasetemp() / "flags.sh"
     path.write_text(script("swift sft", flags), encoding="utf-8")
-    document, command = read_script(path)
-    assert command == "swift sft" and list(document.values) == list(flags)
+    read = read_script(path)
+    document = read.document
+    assert read.command == "swift sft" and list(document.values) == list(flags)
     for line, (name, value) in enumerate(flags.items(), 2):
         read = document.values[name]
         assert read == value or (not isinstance(read, str) and read == yaml.safe_load(value)), (read, value)
@@ -75,10 +76,12 @@ MODEL=Qwen/Qwen3-VL-8B
 cd /somewhere
 swift sft --model ${MODEL} `# its model` \\
     --dataset=a.jsonl \\
-    # in between
     --lora_rank 4 "$@"
 """
-    recipe = converted(tmp_path, text).recipe
+    done = converted(tmp_path, text)
+    recipe = done.recipe
+    (given,) = [note for note in done.notes if note.key == '("$@")']
+    assert given.why == "line 8 takes it from whoever starts the script; without it, nothing stands there"
     assert (recipe.model, recipe.data.train, recipe.lora.r) == ("Qwen/Qwen3-VL-8B", "a.jsonl", 4)
 
 
@@ -103,3 +106,58 @@ swift sft --model ${MODEL} `# its model` \\
 )
 def test_scripts_that_cannot_be_read(tmp_path: Path, text: str, why: str) -> None:
     assert any(why in line for line in refused(tmp_path, text))
+
+
+COMMON = "--model Qwen/Qwen3-VL-8B --dataset a.jsonl"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'ARGS="{COMMON} --learning_rate 2e-5 --lora_rank 16"\nswift sft $ARGS',
+        f'ARGS=( {COMMON} --learning_rate 2e-5 )\nARGS+=( --lora_rank 16 )\nswift sft "${{ARGS[@]}}"',
+        f'ARGS="{COMMON}"\nARGS="$ARGS --lora_rank 16"\nARGS+=\' --learning_rate 2e-5\'\nswift sft $ARGS "$@"',
+        f"ARGS=(\n  {COMMON}\n  # don't --lora_rank 8\n  --lora_rank 16  # it's\n)\n"
+        "swift sft ${ARGS[*]} --learning_rate 2e-5 ${EXTRA:-}",
+        f'# don\'t\nrun() {{\n  local RANK=$1; shift\n  swift sft {COMMON} --lora_rank $RANK "$@"\n}}\n'
+        "run 16 --learning_rate 2e-5",
+        f"CMD='swift sft {COMMON} --lora_rank 16 --learning_rate 2e-5'\neval \"$CMD\"",
+        f"srun bash -c 'R=16; swift sft {COMMON} --lora_rank $R 2>&1 --learning_rate 2e-5 | tee x.log'",
+    ],
+)
+def test_flags_in_variables_arrays_and_functions(tmp_path: Path, text: str) -> None:
+    recipe = converted(tmp_path, text).recipe
+    assert (recipe.lora.r, recipe.learning_rate, recipe.data.train) == (16, 2e-5, "a.jsonl")
+
+
+def test_a_variable_that_may_be_given_from_outside_is_told(tmp_path: Path) -> None:
+    done = converted(tmp_path, f"swift sft {COMMON} \\\n  ${{EXTRA:-}} --lora_rank 4")
+    (given,) = [note for note in done.notes if note.key.startswith("(${")]
+    assert (given.key, given.why) == (
+        "(${EXTRA:-})",
+        "line 1 takes it from whoever starts the script; without it, nothing stands there",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (
+            "swift sft $EXTRA_ARGS --seed 1",
+            "$EXTRA_ARGS stands in the command; this script does not say what $EXTRA_ARGS is: give it",
+        ),
+        (
+            'ARGS="--lora_rank 4 $MORE"\nswift sft $ARGS --seed 1',
+            "$MORE stands behind --lora_rank 4; this script does not say what $MORE is: give it",
+        ),
+        ("swift sft --seed $(date +%s)", "--seed is $(date +%s); what it gives is not known before the script runs: "),
+        ("swift sft --lora_rank {1,2}", "--lora_rank is {1,2}; bash makes several words of it: write them out"),
+        ('A="x  y"\nswift sft --system "$A" "$@" --seed', None),
+    ],
+)
+def test_words_that_are_not_known_are_named(tmp_path: Path, text: str, why: str | None) -> None:
+    if why is None:
+        (tmp_path / "old.sh").write_text(text)
+        assert read_script(tmp_path / "old.sh").document.values == {"system": "x  y", "seed": True}
+    else:
+        assert any(line.startswith(why) for line in refused(tmp_path, text)), refused(tmp_path, text)

@@ -18,7 +18,7 @@ from sameday.spec.convert.families import LOOK_ALIKE, names_of
 from sameday.spec.convert.launching import add_launchers_file, machines, told_by_file
 from sameday.spec.convert.quantization import COMPUTE, quantization
 from sameday.spec.convert.running import Running
-from sameday.spec.convert.script import is_script, read_script
+from sameday.spec.convert.script import Script, is_script, read_script
 from sameday.spec.convert.trainers import recognise
 from sameday.spec.convert.weighting import loss_weight
 from sameday.spec.document import read_document
@@ -57,7 +57,8 @@ def examine(
             f"{path}: is a program, and what it would do is not known before it runs; allowed: a trainer's config in "
             "YAML or JSON, or a shell script with its command line"
         )
-    document, command = read_script(path) if is_script(path) else (read_document(path), "")
+    script = read_script(path) if is_script(path) else Script(read_document(path), "", [])
+    document, command = script.document, script.command
     add_launchers_file(document, path.parent)
     try:
         whose, told_by = recognise((key for key, _ in keys.leaves(document.values, "")), command, trainer)
@@ -65,6 +66,7 @@ def examine(
         raise BadInput(f"{path}: {error}") from None
     work = _Converter(document, path.parent, drop, whose, command, data)
     work.told_by = told_by
+    work.notes += script.notes
     work.take_defaults()
     whose.prepare(work)
     work.model(families)

@@ -1,0 +1,122 @@
+"""Variables of a shell script: what is known of their values, and what the branches of a condition leave of that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from sameday.spec.errors import BadInput
+
+LONGEST = 2**20
+"""Characters of one value."""
+MOST = 2**24
+"""Characters of all values that are made while a script is read."""
+_CHOICES = 6
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A part of a text that is known only when the script runs. `shown` is how the script writes it."""
+
+    shown: str
+    why: str
+    optional: bool = False
+    """Nothing, unless somebody gives it from outside: `"$@"`, or a variable whose default is empty."""
+    choices: tuple[tuple[str, int], ...] = ()
+    """The values, and their lines, of which a condition takes one."""
+
+
+Text = tuple[str | Unknown, ...]
+
+
+@dataclass(frozen=True)
+class Value:
+    """The texts of an array, or the one of a plain variable."""
+
+    texts: tuple[Text, ...]
+    array: bool = False
+    line: int = field(default=0, compare=False)
+    optional: tuple[Unknown, ...] = ()
+    """What may be given from outside, and is nothing else; of an array."""
+
+
+def shown(text: Text) -> str:
+    return "".join(each if isinstance(each, str) else each.shown for each in text)
+
+
+def known(text: Text) -> str:
+    """Its characters, without what is not known."""
+    return "".join(each for each in text if isinstance(each, str))
+
+
+def length(text: Text) -> int:
+    return 1 + sum(len(each) if isinstance(each, str) else len(each.shown) for each in text)
+
+
+class Variables:
+    """Layers: each branch of a condition writes into one of its own."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.layers: list[dict[str, Value | None]] = [{}]
+        self.made = 0
+
+    def get(self, name: str) -> Value | None:
+        return next((layer[name] for layer in reversed(self.layers) if name in layer), None)
+
+    def is_set_here(self, name: str) -> bool:
+        """Whether this script says anything about it, such as `unset`."""
+        return any(name in layer for layer in self.layers)
+
+    def set(self, name: str, value: Value | None) -> None:
+        self.layers[-1][name] = value
+
+    def unknown(self, name: str, why: str, line: int) -> None:
+        self.set(name, Value(((Unknown(f"${name}", why),),), line=line))
+
+    def count(self, texts: Sequence[Text], line: int) -> None:
+        """A few lines such as A=$A$A could make more than memory holds."""
+        size = sum(map(length, texts))
+        self.made += size
+        if size > LONGEST + 2:
+            raise BadInput(f"{self.source}:{line}: makes a value of more than {LONGEST:,} characters")
+        if self.made > MOST:
+            raise BadInput(f"{self.source}:{line}: the values made up to here have more than {MOST:,} characters")
+
+    @contextmanager
+    def layer(self) -> Iterator[dict[str, Value | None]]:
+        """What is set inside is set there alone, until it is joined."""
+        self.layers.append({})
+        try:
+            yield self.layers[-1]
+        finally:
+            self.layers.pop()
+
+    def join(self, branches: Sequence[dict[str, Value | None]]) -> None:
+        """One of the branches is what runs."""
+        for name in {name: None for branch in branches for name in branch}:
+            values = [branch[name] if name in branch else self.get(name) for branch in branches]
+            first = values[0]
+            self.set(name, first if all(each == first for each in values) else _one_of(name, values))
+
+
+def _one_of(name: str, values: Sequence[Value | None]) -> Value:
+    choices: dict[str, int] = {}
+    for value in values:
+        if value is None:
+            choices.setdefault("not set", 0)
+            continue
+        only = value.texts[0][0] if len(value.texts) == 1 and len(value.texts[0]) == 1 else None
+        if isinstance(only, Unknown) and only.choices:
+            choices |= {text: line for text, line in only.choices if text not in choices}
+        else:
+            choices.setdefault(_short(" ".join(map(shown, value.texts[:20]))) or "empty", value.line)
+    kept = tuple(choices.items())[:_CHOICES]
+    said = " or ".join(text + f" (line {line})" * (line > 0) for text, line in kept)
+    why = f"{name} is {said}, as a condition of the script decides: leave one"
+    return Value(((Unknown(f"${name}", why, choices=kept),),), line=max(line for _, line in kept))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."
