@@ -161,3 +161,69 @@ def test_words_that_are_not_known_are_named(tmp_path: Path, text: str, why: str 
         assert read_script(tmp_path / "old.sh").document.values == {"system": "x  y", "seed": True}
     else:
         assert any(line.startswith(why) for line in refused(tmp_path, text)), refused(tmp_path, text)
+
+
+RATE = f"swift sft {COMMON} --learning_rate $LR"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (
+            f"if [ -n \"$BIG\" ]; then LR=1e-4\nelse\n  LR=2e-4; fi\n{RATE}",
+            "--learning_rate is $LR; LR is 1e-4 (line 1) or 2e-4 (line 3), as a condition of the script decides: "
+            "leave one",
+        ),
+        (
+            f'[ -z "$LR" ] && LR=3e-4\n{RATE}',
+            "--learning_rate is $LR; LR is not set or 3e-4 (line 1), as a condition of the script decides: leave one",
+        ),
+        (
+            f"LR=1e-4\ncase $1 in\n  small) LR=2e-4;;\n  *) ;;\nesac\n{RATE}",
+            "--learning_rate is $LR; LR is 2e-4 (line 3) or 1e-4 (line 1), as a condition of the ",
+        ),
+        (
+            f"if a; then LR=1e-4; elif b; then LR=2e-4; else LR=3e-4; fi\nif c; then LR=4e-4; fi\n{RATE}",
+            "--learning_rate is $LR; LR is 1e-4 (line 1) or 2e-4 (line 1) or 3e-4 (line 1) or 4e-4 (line 2), as a ",
+        ),
+        (
+            f'ARGS="--lora_rank 4"\nif [ "$P" ]; then ARGS="$ARGS --packing true"; fi\nswift sft {COMMON} $ARGS',
+            "$ARGS stands behind --dataset a.jsonl; ARGS is --lora_rank 4 (line 1) or "
+            "--lora_rank 4 --packing true (line 2)",
+        ),
+        (
+            f"for LR in 1e-4 2e-4; do\n{RATE}\ndone",
+            "--learning_rate is $LR; LR is in turn 1e-4, 2e-4 in the loop of line 1, which would be several trainings: "
+            "leave one value",
+        ),
+        (
+            f"for i in 1 2; do ARGS=\"$ARGS --x $i\"; done\nswift sft {COMMON} $ARGS",
+            "ARGS changes in the loop of line 1: leave one value",
+        ),
+        (
+            f"LR=1e-4\nwhile [ $# -gt 0 ]; do LR=$2; shift 2; done\n{RATE}",
+            "--learning_rate is $LR; LR is 1e-4 (line 1) or $2 (line 2), as a condition of the script decides",
+        ),
+        (
+            f"export NPROC_PER_NODE=2\n[ $A ] && NPROC_PER_NODE=4\n{RATE.replace('$LR', '1e-4')}",
+            "NPROC_PER_NODE is 2 (line 1) or 4 (line 2), as a condition of the script decides: leave one",
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_condition_or_a_loop_decides_is_refused(tmp_path: Path, text: str, why: str) -> None:
+    lines = refused(tmp_path, text)
+    assert any(why in line for line in lines), lines
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"if a; then LR=1e-4; else LR=1e-4; fi\n{RATE}",
+        f"LR=1e-4\nif a; then LR=2e-4; echo usage; exit 1; fi\n{RATE}",
+        f"for LR in 1e-4; do {RATE}; done",
+        f"LR=2e-4; (LR=3e-4); LR=4e-4 | cat; cd x && LR=1e-4 && {RATE}",
+        f"if a; then OTHER=1; fi\nLR=1e-4 # $OTHER\n{RATE} --output_dir out/$OTHER",
+    ],
+)
+def test_what_no_condition_changes_is_taken(tmp_path: Path, text: str) -> None:
+    assert converted(tmp_path, text).recipe.learning_rate == 1e-4

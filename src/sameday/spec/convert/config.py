@@ -57,7 +57,7 @@ def examine(
             f"{path}: is a program, and what it would do is not known before it runs; allowed: a trainer's config in "
             "YAML or JSON, or a shell script with its command line"
         )
-    script = read_script(path) if is_script(path) else Script(read_document(path), "", [])
+    script = read_script(path) if is_script(path) else Script(read_document(path))
     document, command = script.document, script.command
     add_launchers_file(document, path.parent)
     try:
@@ -90,6 +90,8 @@ def examine(
     work.best()
     work.name()
     work.remarks()
+    taken = {note.key for note in work.notes if note.went_to is not None}
+    work.refused += [why for name, why in script.unknown.items() if name in taken]
     return work
 
 

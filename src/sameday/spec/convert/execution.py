@@ -144,13 +144,17 @@ class Execution:
             self.frames.append(frame)
             end = self.all(node.body)
             self.frames.pop()
-        branches = [*frame.left, *([] if end else [layer]), *([] if counted else [{}])]
+        branches = [*([] if counted else [{}]), *frame.left, *([] if end else [layer])]
         self.variables.join(branches)
         return "" if branches else end
 
     def repeated(self, node: Loop, words: Sequence[tuple[Text, int]] | None) -> None:
         """What the body sets may have been set by the round before."""
         for name in dict.fromkeys(grammar.assigned(node.body)):
+            if name == grammar.SHIFTED:
+                if self.variables.get(ARGUMENTS) is None:
+                    continue  # fewer of what is not known
+                name = ARGUMENTS
             why = f"{name} changes in the loop of line {node.line}: leave one value"
             self.variables.unknown(name, why, node.line)
         if node.name:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from sameday.spec.convert import shell
 from sameday.spec.convert.arithmetic import NotComputed, compute, whole
@@ -158,7 +159,9 @@ class Expansion:
         """None where nothing has set it."""
         given = self.variables.get(ARGUMENTS)
         if given is not None and not given.array and (name in ("@", "*") or name.isdigit()):
-            return given
+            return Value(
+                tuple((replace(each, shown=f"${name}"),) for each in given.texts[0] if isinstance(each, Unknown))
+            )
         if name in ("@", "*"):
             return self.several(given or Value(((CALLER,),)), name, quoted)
         if name.isdigit():

@@ -14,6 +14,7 @@ _DEEPEST = 40
 _REDIRECTIONS = ("<", ">", ">>", "<<", "<<-", "<<<", "<&", ">&", "<>", ">|", "&>", "&>>")
 _CLOSING = ("then", "elif", "else", "fi", "do", "done", "esac", "}")
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=")
+SHIFTED = "@ after shift"
 DECLARATIONS = ("export", "declare", "typeset", "local", "readonly")
 
 
@@ -83,7 +84,7 @@ def assigned(nodes: Collection[Node]) -> Iterator[str]:
         node = waiting.pop()
         if isinstance(node, Simple):
             if node.words and node.words[0].plain in ("set", "shift"):
-                yield "@"
+                yield {"set": "@", "shift": SHIFTED}[node.words[0].plain]
             for word in node.words:
                 found = ASSIGNMENT.match(word.parts[0].text) if word.parts else None
                 if found:

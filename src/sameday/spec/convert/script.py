@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
@@ -13,7 +13,7 @@ from sameday.spec.convert import grammar
 from sameday.spec.convert.command_line import CommandLine, command_line, put_flags, read_value
 from sameday.spec.convert.conversion import Note
 from sameday.spec.convert.execution import STARTS, Execution, Start
-from sameday.spec.convert.variables import shown
+from sameday.spec.convert.variables import Unknown, shown
 from sameday.spec.document import Document, parsed
 from sameday.spec.errors import BadInput
 from sameday.spec.reading import read_spec
@@ -36,8 +36,10 @@ class Script:
     """Its settings; the words of the command: `swift sft`, `accelerate launch train.py`; what is not taken from it."""
 
     document: Document
-    command: str
-    notes: list[Note]
+    command: str = ""
+    notes: list[Note] = field(default_factory=list)
+    unknown: dict[str, str] = field(default_factory=dict)
+    """Variables of the trainer's environment whose value is not known, with the sentence that says so."""
 
 
 def is_script(path: Path) -> bool:
@@ -62,8 +64,11 @@ def read_script(path: Path) -> Script:
     execution.all(grammar.commands(text, str(path)))
     start, line, notes = _training(path, execution.starts)
     document = Document(str(path))
+    unknown = {}
     for name, (value, at) in start.environment.items():
         place = f"{path}:{at}"
+        if whose := next((each for each in value if isinstance(each, Unknown)), None):
+            unknown[name] = f"{place}: {name} is {shown(value)}; {whose.why}"
         document.values[name], document.places[(name,)] = read_value(shown(value), f"{place}: {name}"), place
     put_flags(line, document)
     _count_processes(path, document)
@@ -71,7 +76,7 @@ def read_script(path: Path) -> Script:
     for given, at in line.outside.items():
         why = f"line {at} takes it from whoever starts the script; without it, nothing stands there"
         notes.append(Note(f"({given})", None, None, why))
-    return Script(document, " ".join(line.program), notes)
+    return Script(document, " ".join(line.program), notes, unknown)
 
 
 def _training(path: Path, starts: Sequence[Start]) -> tuple[Start, CommandLine, list[Note]]:
