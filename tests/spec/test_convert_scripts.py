@@ -227,3 +227,39 @@ def test_what_a_condition_or_a_loop_decides_is_refused(tmp_path: Path, text: str
 )
 def test_what_no_condition_changes_is_taken(tmp_path: Path, text: str) -> None:
     assert converted(tmp_path, text).recipe.learning_rate == 1e-4
+
+
+@pytest.mark.parametrize(
+    ("text", "batch", "why"),
+    [
+        ("N=4\nswift sft {c} --gradient_accumulation_steps $((8 * (N - 2) / 1))", 16, ""),
+        ("N=4; M=$((N*4))\nswift sft {c} --gradient_accumulation_steps $M", 16, ""),
+        (
+            "swift sft {c} --gradient_accumulation_steps $((64 / NGPUS))",
+            0,
+            "--gradient_accumulation_steps is $((64 / NGPUS)); this script does not say what NGPUS is: give the number",
+        ),
+        (
+            "swift sft {c} --gradient_accumulation_steps $((9**9**9))",
+            0,
+            "--gradient_accumulation_steps is $((9**9**9)); ** is not computed here: give the number",
+        ),
+        (
+            "if a; then N=1; else N=2; fi; swift sft {c} --gradient_accumulation_steps $((N * 2))",
+            0,
+            "--gradient_accumulation_steps is $((N * 2)); N is 1 (line 1) or 2 (line 1), as a condition of the script "
+            "decides: give the number",
+        ),
+        (
+            "N=1; ((N++)); swift sft {c} --gradient_accumulation_steps $N",
+            0,
+            "--gradient_accumulation_steps is $N; N is computed in line 1: give the number",
+        ),
+    ],
+)
+def test_arithmetic_is_computed_or_refused(tmp_path: Path, text: str, batch: int, why: str) -> None:
+    text = text.replace("{c}", COMMON)
+    if why:
+        assert refused(tmp_path, text) == [why]
+    else:
+        assert converted(tmp_path, text).recipe.effective_batch == batch

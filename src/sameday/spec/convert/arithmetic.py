@@ -21,7 +21,7 @@ def whole(text: str) -> int:
         return int(text, 8 if text.startswith("0") else 10)
     if re.fullmatch(r"0[xX][0-9a-fA-F]{1,16}", text):
         return int(text, 16)
-    raise NotComputed(f"{text[:40]} is no whole number that is computed here")
+    raise NotComputed(f"{text[:30]} is no whole number of 64 bits")
 
 
 def compute(text: str, value: Callable[[str], int]) -> int:
