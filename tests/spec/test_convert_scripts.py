@@ -1,5 +1,6 @@
 """Scripts around the commands of other trainers, as people write them."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,10 @@ from converting import converted, refused, script
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sameday.spec.convert.script import read_script
+from sameday.models.families import known_families
+from sameday.spec.convert.config import convert
+from sameday.spec.convert.script import is_script, read_script
+from sameday.spec.errors import BadInput
 
 # Scripts
 
@@ -263,3 +267,67 @@ def test_arithmetic_is_computed_or_refused(tmp_path: Path, text: str, batch: int
         assert refused(tmp_path, text) == [why]
     else:
         assert converted(tmp_path, text).recipe.effective_batch == batch
+
+
+def billions(depth: int) -> str:
+    """YAML whose aliases stand for far more than is written."""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    return "\n".join(lines + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, depth)])
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("A=xxxxxxxxxx\n" + "A=$A$A\n" * 40 + RATE, "old.sh:18: makes a value of more than 1,048,576 characters"),
+        ("A=(x y)\n" + 'A+=("${A[@]}")\n' * 40 + RATE, "old.sh:17: makes more than 65,536 words of one"),
+        (
+            "A=xxxxxxxxxx\n" + "A=$A$A\n" * 15 + "".join(f"B{n}=$A.\n" for n in range(9000)) + RATE,
+            "the values made up to here have more than 4,194,304 characters",
+        ),
+        (
+            "f0() { :; }\n" + "".join(f"f{n}() {{ f{n - 1}; f{n - 1}; }}\n" for n in range(1, 19)) + f"f18\n{RATE}",
+            "functions run more than 20,000 commands up to here",
+        ),
+        (f"swift sft {COMMON} --x '{'[' * 50_000}'", "old.sh:1: --x has brackets in brackets deeper than 20"),
+        (
+            f"swift sft {COMMON} --x '{'[' * 5_000}{']' * 5_000}'",
+            "old.sh:1: --x has brackets in brackets deeper than 20",
+        ),
+        (f"export X='{'{' * 50_000}'\nswift sft {COMMON}", "old.sh:1: X has brackets in brackets deeper than 20"),
+        (f"swift sft {COMMON} --seed '{billions(30)}'", "seed is 'a0: &a0 [x, x, x, x, x, x, x, x, x]"),
+        (f"swift sft {COMMON} --seed '&a [*a, *a]'", "seed is '&a [*a, *a]'; must be an integer"),
+        (f"swift sft {COMMON} --seed {'9' * 90_000}", "must be an integer"),
+    ],
+    ids=["value", "array", "values", "functions", "open", "closed", "exported", "aliases", "itself", "digits"],
+)
+def test_a_few_lines_never_take_memory_or_hours(tmp_path: Path, text: str, why: str) -> None:
+    start = time.process_time()
+    (tmp_path / "old.sh").write_text(text)
+    with pytest.raises(BadInput) as error:
+        convert(tmp_path / "old.sh", known_families())
+    assert why in str(error.value) and len(str(error.value)) < 100_000
+    assert time.process_time() - start < 5
+
+
+def test_an_accelerate_config_that_never_ends_is_passed_over(tmp_path: Path) -> None:
+    for number, text in enumerate(("[" * 100_000, billions(30), "num_processes: 3")):
+        (tmp_path / f"{number}.yaml").write_text(text)
+        (tmp_path / "old.sh").write_text(f"accelerate launch --config_file {number}.yaml sft.py --seed 1")
+        launch = read_script(tmp_path / "old.sh").document.values["launch"]
+        assert launch.get("num_processes") == (3 if number == 2 else None)
+
+
+def test_text_that_looks_like_yaml_is_text(tmp_path: Path) -> None:
+    given = {"a": "x: y", "b": "010", "c": "1:30", "d": "2026-11-19", "e": '"1"', "f": "*x", "g": "[q,v]"}
+    (tmp_path / "old.sh").write_text(script("swift sft", given))
+    assert read_script(tmp_path / "old.sh").document.values == given
+    (tmp_path / "old.sh").write_text(script("swift sft", {"a": '{"b": [1, true]}', "c": "yes", "d": "1.0e-3", "e": 7}))
+    assert read_script(tmp_path / "old.sh").document.values == {"a": {"b": [1, True]}, "c": True, "d": 1e-3, "e": 7}
+
+
+def test_many_lines_are_told_from_a_script_at_once(tmp_path: Path) -> None:
+    start = time.process_time()
+    for line in ("A=1\n", "\n", "A=1 "):
+        (tmp_path / "notes").write_text(line * (200_000 // len(line)))
+        assert not is_script(tmp_path / "notes")
+    assert time.process_time() - start < 3

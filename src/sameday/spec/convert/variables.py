@@ -10,7 +10,9 @@ from sameday.spec.errors import BadInput
 
 LONGEST = 2**20
 """Characters of one value."""
-MOST = 2**24
+WORDS = 2**16
+"""Of one array."""
+MOST = 2**22
 """Characters of all values that are made while a script is read."""
 _CHOICES = 6
 
@@ -77,6 +79,8 @@ class Variables:
 
     def count(self, texts: Sequence[Text], line: int) -> None:
         """A few lines such as A=$A$A could make more than memory holds."""
+        if len(texts) > WORDS:
+            raise BadInput(f"{self.source}:{line}: makes more than {WORDS:,} words of one")
         size = sum(map(length, texts))
         self.made += size
         if size > LONGEST + 2:
