@@ -331,3 +331,85 @@ def test_many_lines_are_told_from_a_script_at_once(tmp_path: Path) -> None:
         (tmp_path / "notes").write_text(line * (200_000 // len(line)))
         assert not is_script(tmp_path / "notes")
     assert time.process_time() - start < 3
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("swift sft --config x.yaml", "starts a training by x.yaml: convert that file"),
+        (
+            "LR=1e-4\nswift sft --config x.yaml --lr $LR --packing",
+            "starts a training by x.yaml: convert that file, after putting into it what stands on its command line: "
+            "--lr 1e-4, --packing",
+        ),
+        (
+            "llamafactory-cli train x.yaml learning_rate=1e-4 lora_rank=$R",
+            "starts a training by x.yaml: convert that file, after putting into it what stands on its command line: "
+            "learning_rate=1e-4, lora_rank=$R",
+        ),
+        (
+            "axolotl train x.yaml --learning-rate 1e-4",
+            "starts a training by x.yaml: convert that file, after putting into it what stands on its command line: "
+            "--learning-rate 1e-4",
+        ),
+        (
+            "accelerate launch --config_file zero.yaml --multi_gpu -m axolotl.cli.train x.yml --seed=3",
+            "starts a training by x.yml: convert that file, after putting into it what stands on its command line: "
+            "--seed 3",
+        ),
+        ("torchrun --nproc_per_node 4 run.py conf/x.json", "starts a training by conf/x.json: convert that file"),
+        (
+            "python -u train.py lr=1e-4 +model.lora.r=8",
+            "lr=1e-4, +model.lora.r=8 changes a config file, and no such file is named here: convert the program's own "
+            "config file, after putting that into it",
+        ),
+        (
+            "python train.py --seed 3 lr=1e-4 --model m",
+            "lr=1e-4 changes a config file, and no such file is named here: convert the program's own config "
+            "file, after putting that into it",
+        ),
+    ],
+)
+def test_settings_beside_a_config_are_told(tmp_path: Path, text: str, why: str) -> None:
+    assert refused(tmp_path, text) == [why]
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        (f"swift sft {COMMON}\nswift export --adapters output/x --merge_lora true", "(swift export)"),
+        (f"swift sft {COMMON} && swift infer --adapters x --load_data_args true", "(swift infer)"),
+        (f"swift deploy --model x &\nswift sft {COMMON}", "(swift deploy)"),
+        (f"python -m swift.cli.sft {COMMON}\npython -m swift.cli.merge_lora --a 1", "(python swift.cli.merge_lora)"),
+        (f"swift sft {COMMON}\npython tools/eval_model.py --out x", "(python tools/eval_model.py)"),
+        (f"python inference.py --out x\npython train.py --model_name_or_path m {COMMON}", None),
+        (f"swift sft {COMMON}\ntorchrun --nproc_per_node 4 test.py --x 1", "(torchrun test.py)"),
+    ],
+)
+def test_commands_that_do_not_train_are_left_out(tmp_path: Path, text: str, left: str | None) -> None:
+    if left is None:  # of one's own, which says nothing about what its flags mean
+        (tmp_path / "old.sh").write_text(text)
+        read = read_script(tmp_path / "old.sh")
+        assert read.command == "python train.py" and [note.key for note in read.notes] == ["(python inference.py)"]
+        return
+    done = converted(tmp_path, text)
+    line = 1 + text[: text.index(left.split()[-1].strip("()"))].count("\n")
+    (note,) = [note for note in done.notes if note.key == left]
+    assert note.went_to is None and note.why == f"line {line} does something else than training"
+    assert done.recipe.data.train == "a.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("swift infer --model m", "starts no trainer that is known; must be one command with --flags, of swift, "),
+        ("python train.py --a 1\npython train_and_eval.py --b 1", "starts 2 trainings (lines 1, 2); must be one "),
+        ("swift sft --a 1; python run.py --b 1", "starts 2 trainings (lines 1, 1); must be one command with --flags"),
+        ("python eval.py --a 1\npython test.py --b 1", "starts 2 trainings (lines 1, 2); must be one command"),
+        ("f() { swift sft --a 1; }; f; f", "starts 2 trainings (lines 1, 1); must be one command with --flags"),
+        ("echo swift sft --a 1; pip install swift --upgrade; python -m pip install --upgrade x", "starts no trainer "),
+    ],
+)
+def test_which_commands_train_is_not_guessed(tmp_path: Path, text: str, why: str) -> None:
+    (line,) = refused(tmp_path, text)
+    assert line.removeprefix(f"{tmp_path / 'old.sh'}: ").startswith(why), line

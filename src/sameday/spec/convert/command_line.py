@@ -68,8 +68,11 @@ def command_line(words: Sequence[tuple[Text, int]], source: str) -> CommandLine:
     launching, flag, skip = False, None, False
     for place, (text, line) in enumerate(words):
         word, then = shown(text), shown(words[place + 1][0]) if place + 1 < len(words) else ""
+        module = word == "-m" and (launching or _is_python(made.program))
         if skip:
             skip = False
+        elif module:
+            flag = None
         elif text == (CALLER,) and (flag is None or flag.values or place + 1 == len(words)):
             made.outside[word] = line
         elif word.startswith("--") or (word.startswith("-") and flag is None and not _of_python(made.program, word)):
@@ -78,7 +81,7 @@ def command_line(words: Sequence[tuple[Text, int]], source: str) -> CommandLine:
             made.flags.append(flag)
             if value is not None or (launching and (then.endswith(".py") or then == "-m")):
                 flag = None if launching else flag
-        elif flag is not None and not (launching and word == "-m"):
+        elif flag is not None:
             if flag.values and _OVERRIDE.fullmatch(word):
                 made.overrides.append((word, line))
             else:
@@ -86,7 +89,7 @@ def command_line(words: Sequence[tuple[Text, int]], source: str) -> CommandLine:
             flag = None if launching else flag
         elif _of_python(made.program, word):
             skip = word in ("-W", "-X")
-        elif word != "-m":
+        else:
             _positional(made, text, line, launching, source)
             launching = not launching and _launches(made.program)
             flag = None
@@ -106,11 +109,13 @@ def _known_name(text: Text) -> tuple[str, str, Text | None]:
     return name, equals, (*([value] if value or len(text) == 1 else []), *text[1:])
 
 
+def _is_python(program: Sequence[str]) -> bool:
+    return len(program) == 1 and Path(program[0]).name.startswith("python")
+
+
 def _of_python(program: Sequence[str], word: str) -> bool:
     """Options of python itself, such as -u."""
-    return (
-        len(program) == 1 and Path(program[0]).name.startswith("python") and re.fullmatch(r"-[^m-].*", word) is not None
-    )
+    return _is_python(program) and re.fullmatch(r"-[^m-].*", word) is not None
 
 
 def _launches(program: Sequence[str]) -> bool:

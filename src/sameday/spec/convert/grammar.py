@@ -146,7 +146,7 @@ class _Parser:
         return BadInput(f"{self.source}:{self.line()}: {shown} is not allowed here; bash would not read this script")
 
     def sequence(self, ends: tuple[str, ...], opened: str, line: int = 0) -> tuple[Node, ...]:
-        made = []
+        made: list[Node] = []
         while True:
             self.skip("\n", ";", "&")
             if self.now() is None and ends:

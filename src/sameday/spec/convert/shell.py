@@ -156,7 +156,7 @@ class _Reader:
         return Word(_merged(made), self.line(start))
 
     def elements(self, start: int) -> tuple[Word, ...]:
-        made = []
+        made: list[Word] = []
         while self.at < len(self.text):
             if blank := _BLANK.match(self.text, self.at):
                 self.at = blank.end()
@@ -320,6 +320,7 @@ def _merged(made: list[Part]) -> tuple[Part, ...]:
 
 
 def _starts_command(made: list[Token]) -> bool:
-    if not made or isinstance(made[-1], Operator):
-        return not made or made[-1].text in ("\n", ";", "&", "&&", "||", "|", "|&", ";;", "(", ")")
-    return isinstance(made[-1], Word) and made[-1].plain in _BEFORE_ARITHMETIC
+    last = made[-1] if made else Operator("\n", 0)
+    if isinstance(last, Operator):
+        return last.text in ("\n", ";", "&", "&&", "||", "|", "|&", ";;", "(", ")")
+    return isinstance(last, Word) and last.plain in _BEFORE_ARITHMETIC
