@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import yaml
-
 from sameday.spec.convert import grammar
 from sameday.spec.convert.command_line import CommandLine, command_line, put_flags, read_value
 from sameday.spec.convert.conversion import Note
 from sameday.spec.convert.execution import STARTS, Execution, Start
 from sameday.spec.convert.variables import Unknown, shown
-from sameday.spec.document import Document, parsed
+from sameday.spec.document import Document
 from sameday.spec.errors import BadInput
 from sameday.spec.reading import read_spec
 
@@ -71,7 +69,6 @@ def read_script(path: Path) -> Script:
             unknown[name] = f"{place}: {name} is {shown(value)}; {whose.why}"
         document.values[name], document.places[(name,)] = read_value(shown(value), f"{place}: {name}"), place
     put_flags(line, document)
-    _count_processes(path, document)
     line.outside |= {each.shown: line.line for each in start.outside}
     for given, at in line.outside.items():
         why = f"line {at} takes it from whoever starts the script; without it, nothing stands there"
@@ -119,20 +116,3 @@ def _named_otherwise(program: Sequence[str]) -> bool:
     name = next((each for each in program if each.endswith(".py")), "")
     words = {*re.split(r"[^a-z]+", Path(name).stem.lower())}
     return bool(words & _OTHER_NAMES) and not words & {"train", "training", "finetune", "sft"}
-
-
-def _count_processes(path: Path, document: Document) -> None:
-    """As accelerate's own config has it, where that is found: together they make an effective batch."""
-    launch = document.values.get("launch", {})
-    named = launch.get("config_file")
-    if not isinstance(named, str) or "num_processes" in launch:
-        return
-    for file in (path.parent / named, Path(named)):
-        try:
-            _, there = parsed(read_spec(file).decode("utf-8"), str(file))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError, BadInput):
-            continue
-        if isinstance(there, dict) and isinstance(there.get("num_processes"), int):
-            launch["num_processes"] = there["num_processes"]
-            document.places["launch", "num_processes"] = str(file)
-            return
