@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand
 
+from sameday.hardware.encoding import in_utf_8
 from sameday.hardware.screen import go_on_without_output, guard_streams
 from sameday.hardware.signals import finishes, stops_at_once
 from sameday.spec import limits
@@ -476,6 +477,7 @@ for _each in (*app.registered_commands, *suite.registered_commands):
 
 def main() -> None:
     """The whole of a process."""
+    in_utf_8()
     guard_streams()
     with finishes():
         run()

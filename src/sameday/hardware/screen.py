@@ -82,7 +82,8 @@ def _guarded(stream: TextIO | None, descriptor: int) -> TextIO:
     # Under `python -u` there is no buffer.
     buffer: Any = raw if isinstance(stream.buffer, io.RawIOBase) else io.BufferedWriter(raw)
     kept = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
-    return io.TextIOWrapper(buffer, stream.encoding, stream.errors, newline="\n", **kept)
+    # A screen may not know every letter; that is no reason to end.
+    return io.TextIOWrapper(buffer, stream.encoding, "backslashreplace", newline="\n", **kept)
 
 
 def _raw(stream: TextIO) -> object:
