@@ -13,7 +13,7 @@ from sameday.hardware.encoding import in_utf_8
 from sameday.hardware.screen import go_on_without_output, guard_streams
 from sameday.hardware.signals import finishes, stops_at_once
 from sameday.spec import limits
-from sameday.spec.errors import EXIT_DISK_FULL, BadInput, RunStopped
+from sameday.spec.errors import EXIT_DISK_FULL, BadInput, RunStopped, refuse
 from sameday.spec.words import tell
 
 app = typer.Typer(
@@ -24,11 +24,18 @@ app = typer.Typer(
 )
 
 
-def _whole(bound: limits.Bound, help: str, least: int | None = None) -> Any:
-    """An option that is a whole number. typer's own refusal of a large one has no reason."""
+TOO_LARGE = "sameday.too_large"
+"""Under which a command that is being read has sentences about its numbers."""
 
-    def checked(option: typer.CallbackParam, value: int | None) -> int | None:
-        bound.check(option.opts[0], value)
+
+def _whole(bound: limits.Bound, help: str, least: int | None = None) -> Any:
+    """An option that is a whole number. typer's own refusal of a large one has no reason, and comes alone."""
+
+    def checked(context: typer.Context, option: typer.CallbackParam, value: int | None) -> int | None:
+        try:
+            bound.check(option.opts[0], value)
+        except BadInput as error:
+            context.meta.setdefault(TOO_LARGE, []).append(str(error))
         return value
 
     return typer.Option(min=least, help=help, callback=checked)
@@ -461,7 +468,16 @@ def suite_report(
     tell(f"written: {report_suite(path, out, html)}")
 
 
-class _Lasting(TyperCommand):
+class _Command(TyperCommand):
+    """Tells all numbers that are too large at once."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        rest = super().parse_args(ctx, args)
+        refuse(ctx.meta.get(TOO_LARGE, ()))
+        return rest
+
+
+class _Lasting(_Command):
     """A command that a closed pipe or a full disk under its log does not end."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -472,7 +488,7 @@ class _Lasting(TyperCommand):
 ONLY_PRINT = (data, suite_status, suite_logs)
 """Commands that are for nothing but what they print: `| head` ends them."""
 for _each in (*app.registered_commands, *suite.registered_commands):
-    _each.cls = None if _each.callback in ONLY_PRINT else _Lasting
+    _each.cls = _Command if _each.callback in ONLY_PRINT else _Lasting
 
 
 def main() -> None:

@@ -332,3 +332,12 @@ def test_only_files_are_read_of_a_folder_and_no_more_than_is_allowed(folder: Pat
     with pytest.raises(BadInput, match=r"^large: has 1,001 bytes; at most 1,000 are read of such a file$"):
         read_file(Path("large"), 1000)
     assert len(read_file(Path("large"), 1001)) == len(read_file(Path("large"), None)) == 1001
+
+
+def test_options_that_are_too_large_are_told_at_once(folder: Path) -> None:
+    options = ("--limit", "9999999999", "--max-steps", "8888888888", "--stop-after", "7777777777")
+    assert refused(folder, "train", "recipe.yaml", *options) == (
+        f"--limit 9999999999: there are no more in any data; at most {COUNT}\n"
+        f"--max-steps 8888888888: no run has more steps; at most {COUNT}\n"
+        f"--stop-after 7777777777: no run has more steps; at most {COUNT}"
+    )
