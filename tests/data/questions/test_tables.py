@@ -104,6 +104,21 @@ def test_another_table_with_the_old_size_and_time_is_unpacked(tmp_path: Path) ->
     assert (before[0].answer, after[0].answer) == ("a polyp 0", "a cecum 0")
 
 
+def test_a_table_that_is_replaced_while_it_is_unpacked_is_unpacked_again(tmp_path: Path) -> None:
+    path = write(tmp_path / "raw.parquet", rows(2, 3))
+    old, content = path.stat(), path.read_bytes()
+
+    def replaced(said: str) -> None:
+        if "its images are unpacked into" in said:
+            other = tmp_path / "other"
+            other.write_bytes(content.replace(b"a polyp 0", b"a cecum 0"))
+            os.utime(other, ns=(old.st_mtime_ns, old.st_mtime_ns))
+            other.replace(path)
+
+    assert check(path, tmp_path, None, say=replaced)[0][0].answer == "a polyp 0"
+    assert check(path, tmp_path, None)[0][0].answer == "a cecum 0"
+
+
 def test_lines_of_earlier_releases_are_made_again(tmp_path: Path) -> None:
     """They did not note what their table was."""
     path = write(tmp_path / "raw.parquet", rows(2, 3))

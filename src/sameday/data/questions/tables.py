@@ -92,8 +92,11 @@ def unpacked(path: Path, root: Path, say: Say) -> Path:
     folder, made = root / UNPACKED, _lines_of(path, root)
     if _are_of(made, path):
         return made
-    file, changed = _opened(path), path.stat().st_ctime_ns
+    _opened(path)
     check_unpacking(path, root)
+    # Noted before the rows are opened: of a table that is replaced meanwhile the note is not trusted.
+    note = json.dumps({"ctime_ns": path.stat().st_ctime_ns, "content": _content(path)})
+    file = _opened(path)
     folder.mkdir(exist_ok=True)
     say(f"{path.name}: its images are unpacked into {folder}")
     aside = made.with_suffix(f".{os.getpid()}.part")
@@ -106,7 +109,6 @@ def unpacked(path: Path, root: Path, say: Say) -> Path:
                 out.write(json.dumps(written, ensure_ascii=False) + "\n")
                 if number % SAID == 0 or number == total:
                     say(f"unpacking {path.name}: {number:,} of {total:,} rows, {len(images):,} images")
-        note = json.dumps({"ctime_ns": changed, "content": _content(path)})
         _note(made).unlink(missing_ok=True)  # never the note of other lines
         aside.rename(made)
         _note(made).write_text(note)
