@@ -196,6 +196,10 @@ RATE = f"swift sft {COMMON} --learning_rate $LR"
             "--lora_rank 4 --packing true (line 2)",
         ),
         (
+            f'ARGS=({COMMON} --a 1)\n[ -n "$D" ] && ARGS+=(--deepspeed "$D" --b)\nswift sft --seed 1 "${{ARGS[@]}}"',
+            "$ARGS stands behind --seed 1; ARGS is ... (line 1) or ... --deepspeed $D --b (line 2), as a condition of ",
+        ),
+        (
             f"for LR in 1e-4 2e-4; do\n{RATE}\ndone",
             "--learning_rate is $LR; LR is in turn 1e-4, 2e-4 in the loop of line 1, which would be several trainings: "
             "leave one value",
@@ -410,6 +414,7 @@ def test_commands_that_do_not_train_are_left_out(tmp_path: Path, text: str, left
         ("python eval.py --a 1\npython test.py --b 1", "starts 2 trainings (lines 1, 2); must be one command"),
         ("f() { swift sft --a 1; }; f; f", "starts 2 trainings (lines 1, 1); must be one command with --flags"),
         ("echo swift sft --a 1; pip install swift --upgrade; python -m pip install --upgrade x", "starts no trainer "),
+        ("python - --a 1 <<'E'\nimport x\nE\npython -c 'import torch' --b", "starts no trainer that is known; must be"),
     ],
 )
 def test_which_commands_train_is_not_guessed(tmp_path: Path, text: str, why: str) -> None:

@@ -375,5 +375,7 @@ def _from_start(words: list[tuple[Text, int]]) -> list[tuple[Text, int]]:
             return words[place:]
         if re.fullmatch(r"python[\d.]*", name):
             after = [shown(text) for text, _ in words[place + 1 : place + 3]]
-            return [] if after[:1] == ["-c"] or (after[:1] == ["-m"] and after[-1] in _MODULES) else words[place:]
+            return (
+                [] if after[:1] in (["-c"], ["-"]) or (after[:1] == ["-m"] and after[-1] in _MODULES) else words[place:]
+            )
     return []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from sameday.spec.errors import BadInput
 
@@ -14,7 +15,7 @@ WORDS = 2**16
 """Of one array."""
 MOST = 2**22
 """Characters of all values that are made while a script is read."""
-_CHOICES = 6
+_CHOICES, _LONG = 6, 4
 
 
 @dataclass(frozen=True)
@@ -106,21 +107,27 @@ class Variables:
 
 
 def _one_of(name: str, values: Sequence[Value | None]) -> Value:
+    """Of long values that begin alike, as arrays of flags do, what differs is said."""
+    words = [None if value is None else _words(value) for value in values]
+    there = [each for each in words if each is not None]
+    alike = sum(1 for _ in takewhile(lambda each: len({*each}) == 1, zip(*there, strict=False)))
     choices: dict[str, int] = {}
-    for value in values:
-        if value is None:
+    for value, said in zip(values, words, strict=True):
+        if value is None or said is None:
             choices.setdefault("not set", 0)
             continue
         only = value.texts[0][0] if len(value.texts) == 1 and len(value.texts[0]) == 1 else None
         if isinstance(only, Unknown) and only.choices:
             choices |= {text: line for text, line in only.choices if text not in choices}
         else:
-            choices.setdefault(_short(" ".join(map(shown, value.texts[:20]))) or "empty", value.line)
+            cut = alike if alike > _LONG else 0
+            text = " ".join(["..."] * bool(cut) + said[cut:])
+            choices.setdefault((text if len(text) <= 60 else f"{text[:57]}...") or "empty", value.line)
     kept = tuple(choices.items())[:_CHOICES]
-    said = " or ".join(text + f" (line {line})" * (line > 0) for text, line in kept)
-    why = f"{name} is {said}, as a condition of the script decides: leave one"
+    said_all = " or ".join(text + f" (line {line})" * (line > 0) for text, line in kept)
+    why = f"{name} is {said_all}, as a condition of the script decides: leave one"
     return Value(((Unknown(f"${name}", why, choices=kept),),), line=max(line for _, line in kept))
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def _words(value: Value) -> list[str]:
+    return " ".join(map(shown, value.texts)).split()
