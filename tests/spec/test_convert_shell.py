@@ -4,7 +4,7 @@ import subprocess
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sameday.spec.convert import grammar
@@ -116,7 +116,15 @@ def block(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     )
 
 
-@settings(deadline=None, max_examples=300)
+@example(['if true; then\n:\nelse LR="3"\nfi'], 'swift sft "${LR:+f g}"')
+@example(['for A in "$@"; do exit\ndone'], "swift sft --seed 1")
+@example(["f() { if true; then A=2; return; fi; A=3; }; f"], "swift sft $A")
+@example(["for B in 1; do if true; then A=2; continue; fi; A=3; done"], "swift sft $A")
+@example(['while ((TIMES++ < 2)); do ARGS="$ARGS --x"; done'], "swift sft $ARGS")
+@example(["true && A=2 || A=3", "false || B=4"], "swift sft $A $B")
+@example(["{ set -- --x; } | cat", "set -- --y", "f() { shift; swift sft $@; }; f 1 2"], 'swift sft "$@"')
+@example(["IFS=,", "A=x,y"], 'swift sft $A "${X[*]}"')
+@settings(deadline=None, max_examples=200)
 @given(lines=st.lists(st.recursive(ASSIGNMENT, block, max_leaves=6), max_size=5), command=COMMAND)
 def test_what_is_decided_while_a_script_runs_is_never_guessed(lines: list[str], command: str) -> None:
     """Words that are known are bash's, whatever conditions, loops and functions stand around them. Conditions may run

@@ -132,19 +132,19 @@ class Execution:
 
     def loop(self, node: Loop) -> str:
         words = None if node.words is None else self.expansion.words(node.words)[0]
-        counted = bool(node.name)
-        if counted and words == []:
+        if node.name and words == []:
             return ""
         with self.variables.layer() as layer:
             frame = _Frame("loop", len(self.variables.layers) - 1)
-            if counted and words is not None and len(words) == 1 and not _unknown(words[0][0]):
+            if node.name and words is not None and len(words) == 1 and not _unknown(words[0][0]):
                 self.variables.set(node.name, Value((words[0][0],), line=node.line))
             else:
                 self.repeated(node, words)
             self.frames.append(frame)
             end = self.all(node.body)
             self.frames.pop()
-        branches = [*([] if counted else [{}]), *frame.left, *([] if end else [layer])]
+        runs = any(not _unknown(text) for text, _ in words or ())
+        branches = [*([] if runs else [{}]), *frame.left, *([] if end else [layer])]
         self.variables.join(branches)
         return "" if branches else end
 

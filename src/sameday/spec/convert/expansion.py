@@ -134,6 +134,8 @@ class Expansion:
         empty = value is None
         if value is not None and operator.startswith(":"):
             empty = not any(map(shown, value.texts)) or all(map(_outside, value.texts))
+        if operator[-1:] == "+" and not empty and (doubt := _in_doubt(value)):
+            return Value(((replace(doubt, shown=part.raw),),))
         if operator[-1:] == "+":
             return _EMPTY if empty else self.default(other, line, part)
         if value is not None and not empty:
@@ -230,6 +232,13 @@ class _Split:
 def _outside_value(part: Part) -> Value:
     """Of a default that is empty."""
     return Value(((Unknown(part.raw, "", optional=True),),))
+
+
+def _in_doubt(value: Value | None) -> Unknown | None:
+    """What decides whether it is empty, where nothing in it is known."""
+    pieces = [piece for text in value.texts for piece in text] if value is not None else []
+    unknown = [piece for piece in pieces if isinstance(piece, Unknown) and not piece.optional]
+    return unknown[0] if unknown and not any(piece for piece in pieces if isinstance(piece, str)) else None
 
 
 def _outside(text: Text) -> bool:
