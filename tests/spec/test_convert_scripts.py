@@ -85,7 +85,7 @@ swift sft --model ${MODEL} `# its model` \\
     done = converted(tmp_path, text)
     recipe = done.recipe
     (given,) = [note for note in done.notes if note.key == '("$@")']
-    assert given.why == "line 8 takes it from whoever starts the script; without it, nothing stands there"
+    assert given.why == "line 8 takes it from outside of the script; here it counts as empty"
     assert (recipe.model, recipe.data.train, recipe.lora.r) == ("Qwen/Qwen3-VL-8B", "a.jsonl", 4)
 
 
@@ -134,12 +134,23 @@ def test_flags_in_variables_arrays_and_functions(tmp_path: Path, text: str) -> N
     assert (recipe.lora.r, recipe.learning_rate, recipe.data.train) == (16, 2e-5, "a.jsonl")
 
 
+def test_variables_that_env_sets_are_the_trainers(tmp_path: Path) -> None:
+    for before in (
+        "env MAX_PIXELS=1003520",
+        "PIXELS=1003520\ndocker run -e MAX_PIXELS=$PIXELS image",
+        "MAX_PIXELS=1003520",
+    ):
+        assert converted(tmp_path, f"{before} swift sft {COMMON}").recipe.max_pixels == 1003520
+    lines = refused(tmp_path, f"env MAX_PIXELS=$PIXELS swift sft {COMMON}")
+    assert "MAX_PIXELS is $PIXELS; this script does not say what $PIXELS is: give it" in lines
+
+
 def test_a_variable_that_may_be_given_from_outside_is_told(tmp_path: Path) -> None:
     done = converted(tmp_path, f"swift sft {COMMON} \\\n  ${{EXTRA:-}} --lora_rank 4")
     (given,) = [note for note in done.notes if note.key.startswith("(${")]
     assert (given.key, given.why) == (
         "(${EXTRA:-})",
-        "line 1 takes it from whoever starts the script; without it, nothing stands there",
+        "line 1 takes it from outside of the script; here it counts as empty",
     )
 
 
@@ -401,7 +412,7 @@ def test_commands_that_do_not_train_are_left_out(tmp_path: Path, text: str, left
     done = converted(tmp_path, text)
     line = 1 + text[: text.index(left.split()[-1].strip("()"))].count("\n")
     (note,) = [note for note in done.notes if note.key == left]
-    assert note.went_to is None and note.why == f"line {line} does something else than training"
+    assert note.went_to is None and note.why == f"line {line} does not train"
     assert done.recipe.data.train == "a.jsonl"
 
 

@@ -214,6 +214,9 @@ class Execution:
                 value = self.variables.get(name)
                 if value is not None and not value.array:
                     environment[name] = (value.texts[0], value.line)
+            for text, at in words[: len(words) - len(started)]:  # of `env NAME=value program`
+                if (found := ASSIGNMENT.match(shown(text))) and isinstance(text[0], str):
+                    prefix[found[1]] = ((text[0].partition("=")[2], *text[1:]), at)
             self.starts.append(Start(started, {**environment, **prefix}, outside))
         return ""
 

@@ -71,7 +71,7 @@ def read_script(path: Path) -> Script:
     put_flags(line, document)
     line.outside |= {each.shown: line.line for each in start.outside}
     for given, at in line.outside.items():
-        why = f"line {at} takes it from whoever starts the script; without it, nothing stands there"
+        why = f"line {at} takes it from outside of the script; here it counts as empty"
         notes.append(Note(f"({given})", None, None, why))
     return Script(document, " ".join(line.program), notes, unknown)
 
@@ -97,10 +97,7 @@ def _training(path: Path, starts: Sequence[Start]) -> tuple[Start, CommandLine, 
         raise BadInput(
             f"{path}:{line.line}: starts a training by {line.config}: convert that file{put * bool(line.changes())}"
         )
-    notes = [
-        Note(f"({' '.join(each.program)})", None, None, f"line {each.line} does something else than training")
-        for each in others
-    ]
+    notes = [Note(f"({' '.join(each.program)})", None, None, f"line {each.line} does not train") for each in others]
     return start, line, notes
 
 
