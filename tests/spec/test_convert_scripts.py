@@ -167,6 +167,10 @@ def test_a_variable_that_may_be_given_from_outside_is_told(tmp_path: Path) -> No
         ),
         ("swift sft --seed $(date +%s)", "--seed is $(date +%s); what it gives is not known before the script runs: "),
         ("swift sft --lora_rank {1,2}", "--lora_rank is {1,2}; bash makes several words of it: write them out"),
+        (
+            "torchrun --$HOW 4 train.py --seed 1",
+            "--$HOW stands in the command; this script does not say what $HOW is: give it",
+        ),
         ('A="x  y"\nswift sft --system "$A" "$@" --seed', None),
     ],
 )

@@ -76,7 +76,8 @@ def command_line(words: Sequence[tuple[Text, int]], source: str) -> CommandLine:
         elif text == (CALLER,) and (flag is None or flag.values or place + 1 == len(words)):
             made.outside[word] = line
         elif word.startswith("--") or (word.startswith("-") and flag is None and not _of_python(made.program, word)):
-            name, _, value = _known_name(text)
+            name, value = _named(text)
+            made.problems += [] if value is not None else _not_known(text, line, source)
             flag = Flag(name, line, launching, [value] if value is not None else [])
             made.flags.append(flag)
             if value is not None or (launching and (then.endswith(".py") or then == "-m")):
@@ -100,13 +101,18 @@ def command_line(words: Sequence[tuple[Text, int]], source: str) -> CommandLine:
     return made
 
 
-def _known_name(text: Text) -> tuple[str, str, Text | None]:
+def _named(text: Text) -> tuple[str, Text | None]:
     """--name=value, of which the value may be a variable."""
     first = text[0] if isinstance(text[0], str) else text[0].shown
     name, equals, value = first.lstrip("-").partition("=")
     if not equals:
-        return shown(text).lstrip("-"), "", None
-    return name, equals, (*([value] if value or len(text) == 1 else []), *text[1:])
+        return shown(text).lstrip("-"), None
+    return name, (*([value] if value or len(text) == 1 else []), *text[1:])
+
+
+def _not_known(text: Text, line: int, source: str) -> list[str]:
+    unknown = next((each for each in text if isinstance(each, Unknown)), None)
+    return [] if unknown is None else [f"{source}:{line}: {shown(text)} stands in the command; {unknown.why}"]
 
 
 def _is_python(program: Sequence[str]) -> bool:
@@ -125,9 +131,7 @@ def _launches(program: Sequence[str]) -> bool:
 
 def _positional(made: CommandLine, text: Text, line: int, launching: bool, source: str) -> None:
     word = shown(text)
-    unknown = next((each for each in text if isinstance(each, Unknown)), None)
-    if unknown is not None and not word.endswith(".py"):
-        made.problems.append(f"{source}:{line}: {word} stands in the command; {unknown.why}")
+    made.problems += [] if word.endswith(".py") else _not_known(text, line, source)
     if _OVERRIDE.fullmatch(word):
         made.overrides.append((word, line))
     elif _CONFIG.fullmatch(word) and made.program and not launching:
