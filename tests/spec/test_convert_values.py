@@ -6,6 +6,10 @@ from typing import Any
 import pytest
 from converting import converted, refused
 
+from sameday.spec.convert.config import convert
+from sameday.spec.convert.conversion import write
+from sameday.spec.errors import BadInput
+
 PLAIN = {"model_name_or_path": "Qwen/Qwen3-VL-8B-Instruct", "train_file": "train.jsonl"}
 YES, NO = ("yes", "on", "True", "TRUE", "1", 1), ("no", "off", "False", "0", 0)
 
@@ -38,3 +42,31 @@ def test_what_is_no_boolean_is_refused(tmp_path: Path, name: str, value: Any) ->
         assert lines == [f"{name}.x is 1; not known, and it may change the model; --drop {name}.x leaves it out"]
     else:
         assert lines == [f"{name} is {'[True]' if value == [True] else value}; must be true or false"]
+
+
+# Files of this package
+
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.parametrize("name", ["kvasir_lora", "kvasir_nf4", "cifar10_vit", "kvasir/cot", "kvasir/exp1"])
+def test_a_recipe_is_no_config_to_convert(name: str) -> None:
+    path = EXAMPLES / f"{name}.yaml"
+    with pytest.raises(BadInput) as error:
+        convert(path)
+    assert str(error.value) == f"{path}: is a recipe already: sameday train {path}"
+
+
+@pytest.mark.parametrize("name", ["plain_plan", "shared_plan", "bdh_plan"])
+def test_a_plan_is_no_config_to_convert(name: str) -> None:
+    path = EXAMPLES / f"{name}.yaml"
+    with pytest.raises(BadInput) as error:
+        convert(path)
+    assert str(error.value) == f"{path}: is a plan already: sameday train recipe.yaml --plan {path}"
+
+
+def test_what_is_written_is_a_recipe_and_a_plan(tmp_path: Path) -> None:
+    for path in write(converted(tmp_path, PLAIN), tmp_path / "new"):
+        with pytest.raises(BadInput, match=" already: sameday train "):
+            convert(path)

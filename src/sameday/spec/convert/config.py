@@ -16,6 +16,7 @@ from sameday.spec.convert.conversion import Conversion, Note, show
 from sameday.spec.convert.deepspeed import agree
 from sameday.spec.convert.families import LOOK_ALIKE, names_of
 from sameday.spec.convert.launching import add_launchers_file, machines, told_by_file
+from sameday.spec.convert.own import refuse_own
 from sameday.spec.convert.quantization import COMPUTE, quantization
 from sameday.spec.convert.running import Running
 from sameday.spec.convert.script import Script, is_script, read_script
@@ -59,6 +60,7 @@ def examine(
         )
     script = read_script(path) if is_script(path) else Script(read_document(path))
     document, command = script.document, script.command
+    refuse_own(path, document.values)
     add_launchers_file(document, path.parent)
     try:
         whose, told_by = recognise((key for key, _ in keys.leaves(document.values, "")), command, trainer)
