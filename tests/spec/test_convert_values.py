@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from converting import converted, refused
+from converting import converted, refused, whys
 
 from sameday.spec.convert.config import convert
 from sameday.spec.convert.conversion import write
@@ -70,3 +70,37 @@ def test_what_is_written_is_a_recipe_and_a_plan(tmp_path: Path) -> None:
     for path in write(converted(tmp_path, PLAIN), tmp_path / "new"):
         with pytest.raises(BadInput, match=" already: sameday train "):
             convert(path)
+
+
+# Values that are filled in elsewhere
+
+
+@pytest.mark.parametrize(
+    ("old", "unknown"),
+    [
+        ({"train_file": "${oc.env:DATA}/x.jsonl"}, "${oc.env:DATA}"),
+        ({"model_name_or_path": "${model.name}"}, "${model.name}"),
+        ({"learning_rate": "${lr}"}, "${lr}"),
+        ({"lora_r": 4, "lora_target_modules": ["q_proj", "${more}"]}, "${more}"),
+        ({"image_root": "images/${split}"}, "${split}"),
+        ({"per_device_train_batch_size": "${bs}"}, "${bs}"),
+        ({"eval_steps": "${every}"}, "${every}"),
+    ],
+)
+def test_a_value_that_the_old_program_fills_in(tmp_path: Path, old: dict[str, Any], unknown: str) -> None:
+    (line,) = refused(tmp_path, {**PLAIN, **old})
+    key = next(reversed(old))
+    assert line.startswith(f"{key} is ") and line.endswith(
+        f"; the old program fills in {unknown}, and this file does not say with what: give the value"
+    )
+
+
+def test_a_filled_in_value_that_changes_nothing(tmp_path: Path) -> None:
+    old = {"output_dir": "${oc.env:HOME}/runs", "save_steps": "${steps}", "wandb_project": "${name}"}
+    done = converted(tmp_path, {**PLAIN, **old})
+    assert done.recipe.name == "run" or "$" not in done.recipe.name
+    assert whys(done)["output_dir"] == "the old program fills in ${oc.env:HOME}; the model does not depend on it"
+    assert whys(done)["save_steps"] == "the old program fills in ${steps}; the model does not depend on it"
+    assert whys(done)["wandb_project"].startswith("a run always writes metrics.jsonl")
+    given = converted(tmp_path, {**PLAIN, "train_file": "${oc.env:DATA}/x"}, {"--train": "train.jsonl"})
+    assert given.recipe.data.train == "train.jsonl"

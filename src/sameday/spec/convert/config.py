@@ -15,6 +15,7 @@ from sameday.spec.convert.adapters import adapters, has_adapters, switches
 from sameday.spec.convert.conversion import Conversion, Note, show
 from sameday.spec.convert.deepspeed import agree
 from sameday.spec.convert.families import LOOK_ALIKE, names_of
+from sameday.spec.convert.interpolation import refuse_interpolations
 from sameday.spec.convert.launching import add_launchers_file, machines, told_by_file
 from sameday.spec.convert.own import refuse_own
 from sameday.spec.convert.quantization import COMPUTE, quantization
@@ -69,6 +70,8 @@ def examine(
     work = _Converter(document, path.parent, drop, whose, command, data)
     work.told_by = told_by
     work.notes += script.notes
+    if not command:
+        refuse_interpolations(work)
     work.take_defaults()
     whose.prepare(work)
     work.model(families)
