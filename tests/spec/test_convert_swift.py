@@ -122,3 +122,20 @@ def test_swift_refuses(tmp_path: Path) -> None:
     fine = {**VQA, "model": "Qwen/Qwen3-VL-4B-Instruct"}
     done = converted(tmp_path, script("swift sft", fine, {"IMAGE_MAX_TOKEN_NUM": 1024}), DATA)
     assert done.recipe.max_pixels == 1024 * 32 * 32
+
+
+def test_what_ms_swift_holds_out(tmp_path: Path) -> None:
+    """Its default changed; where there are questions of validation, nothing is held out."""
+    old = {"model": "Qwen/Qwen2.5-VL-7B-Instruct", "dataset": "train.jsonl", "train_type": "lora", "freeze_vit": True}
+    done = converted(tmp_path, old)
+    assert done.recipe.data.val is None
+    assert whys(done)["recipe.data.val"] == (
+        "ms-swift 3.6 and later hold nothing out; versions before held out 1% of the training questions, and learned "
+        "only the others"
+    )
+    assert "recipe.data.val" not in whys(converted(tmp_path, {**old, "split_dataset_ratio": 0}))
+    given = converted(tmp_path, {**old, "split_dataset_ratio": 0.01, "val_dataset": ["val.jsonl"]})
+    assert given.recipe.data.val == "val.jsonl"
+    assert whys(given)["split_dataset_ratio"] == "does nothing: val_dataset is given"
+    (line,) = refused(tmp_path, {**old, "split_dataset_ratio": 0.01})
+    assert line.startswith("split_dataset_ratio is 0.01; some training questions would be held out")

@@ -38,6 +38,7 @@ def _prepare(settings: Settings) -> None:
     full = settings.text("tuner_type") == "full"
     method(settings, "tuner_type")
     _rates(settings)
+    _held_out(settings)
     asked = settings.get("lora_target_modules", list)
     trained_layers(settings, full, asked in ("all-linear", ["all-linear"], ["ALL"], "ALL"))
     for name, field, option in (("dataset", "train", "--train"), ("val_dataset", "val", "--val")):
@@ -51,6 +52,17 @@ def _prepare(settings: Settings) -> None:
     else:
         settings.drop("padding_free", "does nothing at this value")
     settings.done("padding_free")
+
+
+def _held_out(settings: Settings) -> None:
+    """A part of the training questions, where there are none of validation."""
+    if settings.text("val_dataset") not in ("", "[]"):
+        settings.drop("val_size", "does nothing: val_dataset is given")
+        settings.done("val_size")
+    elif settings.get("val_size", float) is None and not settings.text("validation_file"):
+        why = "ms-swift 3.6 and later hold nothing out; versions before held out 1% of the training questions"
+        settings.default("recipe.data.val", None, "val_size", f"{why}, and learned only the others")
+        settings.done("val_size")
 
 
 def _rates(settings: Settings) -> None:
