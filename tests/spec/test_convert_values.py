@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from converting import converted, refused, whys
+from converting import AXOLOTL, converted, refused, whys
 
 from sameday.spec.convert.config import convert
 from sameday.spec.convert.conversion import write
@@ -104,3 +104,53 @@ def test_a_filled_in_value_that_changes_nothing(tmp_path: Path) -> None:
     assert whys(done)["wandb_project"].startswith("a run always writes metrics.jsonl")
     given = converted(tmp_path, {**PLAIN, "train_file": "${oc.env:DATA}/x"}, {"--train": "train.jsonl"})
     assert given.recipe.data.train == "train.jsonl"
+
+
+# Values and files that are none
+
+
+@pytest.mark.parametrize("text", ["[" * 10_000, "{" * 10_000, "x: " + "[" * 10_000, '{"x":' * 10_000])
+@pytest.mark.parametrize("where", ["old.yaml", "old.json", "ds.json", "launch.yaml"])
+def test_files_that_are_nested_too_deeply(tmp_path: Path, text: str, where: str) -> None:
+    (tmp_path / "old.yaml").write_text("deepspeed: ds.json\nlaunch: {config_file: launch.yaml}\n")
+    (tmp_path / where).write_text(text)
+    with pytest.raises(BadInput) as error:
+        convert(tmp_path / (where if where[:3] == "old" else "old.yaml"))
+    assert f"{tmp_path}/{where}: not valid YAML: it is nested too deeply" in str(error.value).splitlines()
+
+
+def test_keys_that_are_no_texts(tmp_path: Path) -> None:
+    (tmp_path / "old.yaml").write_text("null: 3\n1: 4\n1.5: 5\ntraining: {2: 6}\n")
+    with pytest.raises(BadInput) as error:
+        convert(tmp_path / "old.yaml")
+    for key in ("1 is 4", "1.5 is 5", "training.2 is 6"):
+        said = f": {key}; not known, and it may change the model; --drop {key.split()[0]} leaves it out"
+        assert said in str(error.value)
+    (tmp_path / "old.yaml").write_text("? [a, b]\n: 3\n")
+    with pytest.raises(BadInput, match=r"old\.yaml:1: not valid YAML: found unhashable key"):
+        convert(tmp_path / "old.yaml")
+    row = {"path": "train.jsonl", "type": "chat_template", 1: 2, "name": "x"}
+    lines = refused(tmp_path, {**AXOLOTL, "datasets": [row]})
+    assert any("; 1, name: questions would be chosen or read otherwise; give --train FILE" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("old", "line"),
+    [
+        ({"learning_rate": [1]}, "learning_rate: learning_rate is [1]; must be a number"),
+        ({"learning_rate": {"a": 1}}, "learning_rate.a is 1; not known, and it may change the model; --drop learning"),
+        ({"model_name_or_path": ["a"]}, "model_name_or_path: model is ['a']; must be a string: put it in quotes"),
+        ({"model_name_or_path": {"a": "b"}}, "model_name_or_path.a is b; not known, and it may change the model; --d"),
+    ],
+)
+def test_values_of_another_kind(tmp_path: Path, old: dict[str, Any], line: str) -> None:
+    assert any(each.startswith(line) for each in refused(tmp_path, {**PLAIN, **old}))
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b", "~nobody-here/x"])
+def test_names_that_no_file_can_have(tmp_path: Path, name: str) -> None:
+    done = converted(tmp_path, {**PLAIN, "deepspeed": name, "launch": {"config_file": name}})
+    assert whys(done)["deepspeed"].startswith("not found at ")
+    old = {**PLAIN, "finetuning_type": "lora", "cutoff_len": 512, "dataset": "x", "dataset_dir": name}
+    del old["train_file"]
+    assert refused(tmp_path, old)

@@ -91,7 +91,8 @@ def _questions(settings: Settings) -> None:
             continue
         rows = settings.old[name][1]
         only = rows[0] if isinstance(rows, list) and len(rows) == 1 and isinstance(rows[0], dict) else None
-        path, unread = (str(only.get("path", "")), sorted(only.keys() - {*_ROWS})) if only else ("", [])
+        path = str(only.get("path", "")) if only else ""
+        unread = sorted(str(key) for key in only if key not in _ROWS) if only else []
         if not rows:
             settings.drop(name, "null: none")
         elif only is None:

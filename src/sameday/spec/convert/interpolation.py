@@ -42,5 +42,5 @@ def _interpolation(value: Any) -> str | None:
         return next((found for each in value if (found := _interpolation(each)) is not None), None)
     if isinstance(value, dict):
         return next((found for each in value.values() if (found := _interpolation(each)) is not None), None)
-    found = _INTERPOLATION.search(value) if isinstance(value, str) else None
-    return found[0] if found is not None else None
+    match = _INTERPOLATION.search(value) if isinstance(value, str) else None
+    return match[0] if match is not None else None

@@ -38,8 +38,11 @@ def found(named: Any, folder: Path) -> Path | None:
     """A file beside the config, or where the command was typed."""
     if not isinstance(named, str):
         return None
-    places = (folder / Path(named).expanduser(), Path(named).expanduser())
-    return next((each for each in places if each.is_file()), None)
+    try:
+        places = (folder / Path(named).expanduser(), Path(named).expanduser())
+        return next((each for each in places if each.is_file()), None)
+    except (OSError, ValueError, RuntimeError):  # a name that no file can have, or ~ of a user that there is not
+        return None
 
 
 def read_mapping(file: Path) -> dict[Any, Any]:

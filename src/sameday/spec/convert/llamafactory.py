@@ -9,6 +9,7 @@ from sameday.spec.convert.dataset_info import LIST, listed
 from sameday.spec.convert.settings import Settings
 from sameday.spec.convert.targets import LANGUAGE, image_parts
 from sameday.spec.convert.trainer import Trainer, each, only, words
+from sameday.spec.load import resolve_path
 
 _PREFERENCES = "it belongs to a training by preferences or rewards"
 _OPTIMIZER = "the optimizer would be another one"
@@ -127,8 +128,12 @@ def trained_layers(settings: Settings, full: bool, all_linear: bool) -> None:
 def _questions(settings: Settings) -> None:
     """By the names in dataset_info.json, where it is found: beside the config, or where the command was typed."""
     folder = settings.text("dataset_dir") or "data"
-    places = [(settings.folder / folder).resolve(), Path(folder).resolve()]
-    place = next((each for each in places if (each / LIST).is_file()), None)
+    places = [resolve_path(settings.folder, folder), Path(folder)]
+    try:
+        places = [each.resolve() for each in places]
+        place = next((each for each in places if (each / LIST).is_file()), None)
+    except (OSError, ValueError):  # a name that no folder can have
+        place = None
     used = False
     for name, field in (("dataset", "train"), ("eval_dataset", "val")):
         if name not in settings.old:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 from sameday.spec.convert.families import FAMILIES, QWEN_TEMPLATES, ChatTemplate
 from sameday.spec.convert.llamafactory import method, thawed_parts, trained_layers
 from sameday.spec.convert.settings import Settings
 from sameday.spec.convert.trainer import Trainer, each, only, words
+from sameday.spec.load import resolve_path
 
 _SPEED = "the plan says how it is computed"
 _VIDEO = "images alone are learned here"
@@ -86,7 +86,7 @@ def local_file(settings: Settings, name: str, field: str, option: str) -> None:
     elif len(files) > 1:
         settings.refuse(name, f"several sets of questions: join them in one file, and give {option} FILE")
     elif only.endswith(FILES):
-        path = settings.folder / Path(only).expanduser()
+        path = resolve_path(settings.folder, only)
         settings.put(f"recipe.data.{field}", only, [name], "" if path.exists() else f"not found at {path}")
     elif "#" in only:
         settings.refuse(name, f"a subset that its program draws: write it to a file, and give {option} FILE")
