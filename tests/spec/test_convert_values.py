@@ -154,3 +154,8 @@ def test_names_that_no_file_can_have(tmp_path: Path, name: str) -> None:
     old = {**PLAIN, "finetuning_type": "lora", "cutoff_len": 512, "dataset": "x", "dataset_dir": name}
     del old["train_file"]
     assert refused(tmp_path, old)
+    done = converted(tmp_path, {**PLAIN, "image_root": "x" * 5000, "bf16": True})
+    assert whys(done)["recipe.data.image_root"].startswith("not found at ")
+    swift = {"model": "Qwen/Qwen3-VL-8B", "dataset": "x" * 5000 + ".jsonl", "freeze_vit": True}
+    done = converted(tmp_path, swift, trainer="swift")
+    assert whys(done)["recipe.data.train"].startswith("not found at ")

@@ -21,6 +21,8 @@ from sameday.spec.convert.own import refuse_own
 from sameday.spec.convert.quantization import COMPUTE, quantization
 from sameday.spec.convert.running import Running
 from sameday.spec.convert.script import Script, is_script, read_script
+from sameday.spec.convert.script import is_script, read_script
+from sameday.spec.convert.settings import not_found
 from sameday.spec.convert.trainers import recognise
 from sameday.spec.convert.weighting import loss_weight
 from sameday.spec.document import read_document
@@ -136,8 +138,7 @@ class _Converter(Running):
                 self.drop(name, self.trainer.own_nulls.get(name, "null: the default"))
             else:
                 if field.removeprefix("recipe.") in keys.PATHS:
-                    path = resolve_path(self.folder, str(value))
-                    why = "" if path.exists() else f"not found at {path}"
+                    why = not_found(resolve_path(self.folder, str(value)))
                 self.put(field, value, [name], why)
         for name, what in (("model_name_or_path", "model"), ("train_file", "training questions")):
             if self.get(name, str) is None and not self.is_set(keys.DIRECT[name][0]):

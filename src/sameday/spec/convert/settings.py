@@ -242,5 +242,14 @@ class Settings:
         return tuple(path)
 
 
+def not_found(path: Path) -> str:
+    """Said of a file that is not there; empty where it is."""
+    try:
+        there = path.exists()
+    except OSError:  # a name that no file can have
+        there = False
+    return "" if there else f"not found at {path}"
+
+
 def _within(key: str, asked: str) -> bool:
     return key == asked or key.startswith(f"{asked}.")

@@ -7,7 +7,7 @@ from typing import Any
 
 from sameday.spec.convert.families import FAMILIES, QWEN_TEMPLATES, ChatTemplate
 from sameday.spec.convert.llamafactory import method, thawed_parts, trained_layers
-from sameday.spec.convert.settings import Settings
+from sameday.spec.convert.settings import Settings, not_found
 from sameday.spec.convert.trainer import Trainer, each, only, words
 from sameday.spec.load import resolve_path
 
@@ -86,8 +86,7 @@ def local_file(settings: Settings, name: str, field: str, option: str) -> None:
     elif len(files) > 1:
         settings.refuse(name, f"several sets of questions: join them in one file, and give {option} FILE")
     elif only.endswith(FILES):
-        path = resolve_path(settings.folder, only)
-        settings.put(f"recipe.data.{field}", only, [name], "" if path.exists() else f"not found at {path}")
+        settings.put(f"recipe.data.{field}", only, [name], not_found(resolve_path(settings.folder, only)))
     elif "#" in only:
         settings.refuse(name, f"a subset that its program draws: write it to a file, and give {option} FILE")
     else:
