@@ -21,7 +21,6 @@ from sameday.spec.convert.own import refuse_own
 from sameday.spec.convert.quantization import COMPUTE, quantization
 from sameday.spec.convert.running import Running
 from sameday.spec.convert.script import Script, is_script, read_script
-from sameday.spec.convert.script import is_script, read_script
 from sameday.spec.convert.settings import not_found
 from sameday.spec.convert.trainers import recognise
 from sameday.spec.convert.weighting import loss_weight
