@@ -12,11 +12,12 @@ from pydantic import ValidationError
 
 from sameday.spec.convert import keys
 from sameday.spec.convert.adapters import adapters, has_adapters, switches
+from sameday.spec.convert.batch import batch
 from sameday.spec.convert.conversion import Conversion, Note, show
 from sameday.spec.convert.deepspeed import agree
 from sameday.spec.convert.families import LOOK_ALIKE, names_of
 from sameday.spec.convert.interpolation import refuse_interpolations
-from sameday.spec.convert.launching import add_launchers_file, machines, told_by_file
+from sameday.spec.convert.launching import add_launchers_file, told_by_file
 from sameday.spec.convert.own import refuse_own
 from sameday.spec.convert.quantization import COMPUTE, quantization
 from sameday.spec.convert.running import Running
@@ -79,8 +80,7 @@ def examine(
     quantization(work)
     switches(work)
     work.simple()
-    machines(work)
-    work.batch()
+    batch(work)
     work.length()
     work.schedule()
     work.optimizer()
@@ -158,32 +158,6 @@ class _Converter(Running):
             known = {*self.handled, *self.neutral}
             if name not in known and not name.startswith(keys.QUANTIZATION):
                 self.drop(name, self.dropped.get(name) or keys.begins(name, self.starts) or "")
-
-    def batch(self) -> None:
-        per_device, accumulation = "per_device_train_batch_size", "gradient_accumulation_steps"
-        size, times = self.get(per_device, int), self.get(accumulation, int)
-        if size is None:
-            size = 8
-            self.default("plan.max_questions", size, per_device)
-        else:
-            self.put("plan.max_questions", size, [per_device], "questions at once")
-        several, world = "on several devices, multiply by their number", self.world()
-        told = [name for name in keys.WORLD if self.get(name, int) is not None]
-        for name in keys.WORLD:
-            if name not in told:
-                self.drop(name, "null: one")
-        said = f"x {world} processes" if any(map(self.counts, told)) else "" if told else f"; {several}"
-        for name in [name for name in told if not self.counts(name)]:
-            said += f"; how many {show(self.old[name][1])} were is not known: multiply by their number"
-        if times is None and not told:
-            self.default("recipe.effective_batch", size, accumulation, f"{size} at once, none accumulated; {several}")
-            return
-        if times is None:
-            self.drop(accumulation, "null: none")
-        whole = isinstance(size, int) and isinstance(times, int | None)
-        batch = size * (times or 1) * world if whole and times != 0 else times
-        why = f"{size} at once x {1 if times is None else times} accumulated {said}".replace(" ;", ";")
-        self.put("recipe.effective_batch", batch, [*([accumulation] if times is not None else []), *told], why)
 
     def length(self) -> None:
         limit, epochs = self.get("max_steps", int), self.get("num_train_epochs", int)

@@ -66,12 +66,3 @@ def told_by_file(work: Settings) -> None:
     else:
         why = "its number of processes, precision, accumulation and clipping are read"
     work.explain(CONFIG, why)
-
-
-def machines(work: Settings) -> None:
-    """accelerate counts the processes of all machines together."""
-    count = work.get("num_machines", int)
-    if count not in (None, 1) and work.get("num_processes", int) is None:
-        work.refuse("num_machines", "and num_processes, which counts the processes of all machines, is not given")
-    else:
-        work.drop("num_machines", "num_processes counts the processes of all machines")
