@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-_TOKEN = re.compile(r"\s*(?:(\d\w*)|\$?\{?([A-Za-z_]\w*)\}?|(\*\*|<<|>>|[<>=!]=|&&|\|\||[-+*/%()])|(\S))")
+_TOKEN = re.compile(r"\s*(?:(\d\w*)|\$?\{?([A-Za-z_]\w*)\}?|(\*\*|\+\+|--|<<|>>|[<>=!]=|&&|\|\||[-+*/%()])|(\S))")
 _DEEPEST = 40
 _LARGEST = 2**63
 _PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2, "%": 2}
