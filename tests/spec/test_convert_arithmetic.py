@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sameday.spec.convert.arithmetic import NotComputed, compute
+from sameday.spec.convert.shell.arithmetic import NotComputed, compute
 
 VALUES = {"A": 7, "B": -3}
 NUMBER = st.integers(0, 10**6).map(str) | st.sampled_from(["A", "$B", "${A}", "017", "0x1f", "9223372036854775807"])

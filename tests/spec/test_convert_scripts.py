@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sameday.models.families import known_families
 from sameday.spec.convert.config import convert
-from sameday.spec.convert.script import is_script, read_script
+from sameday.spec.convert.shell.script import is_script, read_script
 from sameday.spec.errors import BadInput
 
 # Scripts

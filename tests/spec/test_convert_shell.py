@@ -7,9 +7,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sameday.spec.convert import grammar
-from sameday.spec.convert.execution import Execution
-from sameday.spec.convert.variables import Text, Unknown, shown
+from sameday.spec.convert.shell import grammar
+from sameday.spec.convert.shell.execution import Execution
+from sameday.spec.convert.shell.variables import Text, Unknown, shown
 from sameday.spec.errors import BadInput
 
 FRONT = "set -f; swift() { printf '%s\\0' \"$@\"; printf '\\1'; }\n"

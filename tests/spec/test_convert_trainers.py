@@ -19,7 +19,7 @@ from sameday.models.families import family_of, known_families
 from sameday.spec.convert.config import examine
 from sameday.spec.convert.families import FAMILIES
 from sameday.spec.convert.targets import LANGUAGE
-from sameday.spec.convert.trainers import TRAINERS
+from sameday.spec.convert.trainers.registry import TRAINERS
 from sameday.spec.load import load_recipe
 from sameday.spec.lora import OF_IMAGES
 

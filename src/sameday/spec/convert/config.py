@@ -21,9 +21,9 @@ from sameday.spec.convert.launching import add_launchers_file, told_by_file
 from sameday.spec.convert.own import refuse_own
 from sameday.spec.convert.quantization import COMPUTE, quantization
 from sameday.spec.convert.running import Running
-from sameday.spec.convert.script import Script, is_script, read_script
 from sameday.spec.convert.settings import not_found
-from sameday.spec.convert.trainers import recognise
+from sameday.spec.convert.shell.script import Script, is_script, read_script
+from sameday.spec.convert.trainers.registry import recognise
 from sameday.spec.convert.weighting import loss_weight
 from sameday.spec.document import read_document
 from sameday.spec.errors import BadInput

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sameday.spec.convert.keys import PATHS
-from sameday.spec.convert.trainer import PLAIN, Trainer
+from sameday.spec.convert.trainers.trainer import PLAIN, Trainer
 from sameday.spec.document import dump_yaml
 from sameday.spec.errors import BadInput
 from sameday.spec.load import resolve_path

@@ -13,7 +13,7 @@ from typing import Any
 from sameday.spec.convert import keys, sections
 from sameday.spec.convert.conversion import Note, show
 from sameday.spec.convert.families import FAMILIES, FamilyFacts, kind_by_name
-from sameday.spec.convert.trainer import PLAIN, Trainer
+from sameday.spec.convert.trainers.trainer import PLAIN, Trainer
 from sameday.spec.document import Document
 from sameday.spec.load import resolve_path
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from sameday.spec.convert.families import FAMILIES, OF_QWEN2, OF_QWEN3, ChatTemplate
 from sameday.spec.convert.settings import Settings
-from sameday.spec.convert.swift import FILES
-from sameday.spec.convert.trainer import Trainer, each, only, words
+from sameday.spec.convert.trainers.swift import FILES
+from sameday.spec.convert.trainers.trainer import Trainer, each, only, words
 
 _PROMPT = "the prompt would be another one"
 _SPEED = "the plan says how it is computed"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from sameday.spec.convert.shell import Arithmetic, Operator, Token, Word, tokens
+from sameday.spec.convert.shell.words import Arithmetic, Operator, Token, Word, tokens
 from sameday.spec.errors import BadInput
 
 _DEEPEST = 40

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 
-from sameday.spec.convert import grammar
-from sameday.spec.convert.expansion import ARGUMENTS, Expansion
-from sameday.spec.convert.grammar import ASSIGNMENT, DECLARATIONS, Chain, Choice, Function, Loop, Node, Pipe
-from sameday.spec.convert.shell import Arithmetic, Part, Word
-from sameday.spec.convert.variables import Text, Unknown, Value, shown
+from sameday.spec.convert.shell import grammar
+from sameday.spec.convert.shell.expansion import ARGUMENTS, Expansion
+from sameday.spec.convert.shell.grammar import ASSIGNMENT, DECLARATIONS, Chain, Choice, Function, Loop, Node, Pipe
+from sameday.spec.convert.shell.variables import Text, Unknown, Value, shown
+from sameday.spec.convert.shell.words import Arithmetic, Part, Word
 from sameday.spec.errors import BadInput
 
 STARTS = ("swift", "megatron", "llamafactory-cli", "axolotl", "trl", "accelerate", "torchrun", "deepspeed")

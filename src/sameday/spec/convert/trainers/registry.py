@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sameday.spec.convert import axolotl, llamafactory, swift, trl
-from sameday.spec.convert.trainer import PLAIN, Trainer
+from sameday.spec.convert.trainers import axolotl, llamafactory, swift, trl
+from sameday.spec.convert.trainers.trainer import PLAIN, Trainer
 from sameday.spec.errors import BadInput
 
 TRAINERS = {each.short: each for each in (PLAIN, llamafactory.TRAINER, swift.TRAINER, trl.TRAINER, axolotl.TRAINER)}

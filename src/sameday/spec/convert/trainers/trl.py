@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from sameday.spec.convert.settings import Settings
-from sameday.spec.convert.swift import local_file
-from sameday.spec.convert.trainer import Trainer, each, only, words
+from sameday.spec.convert.trainers.swift import local_file
+from sameday.spec.convert.trainers.trainer import Trainer, each, only, words
 
 _LEARNED = "questions would be learned besides answers"
 _SPEED = "the plan says how it is computed"

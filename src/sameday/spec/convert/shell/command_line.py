@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
-from sameday.spec.convert.expansion import CALLER
-from sameday.spec.convert.variables import Text, Unknown, known, shown
+from sameday.spec.convert.shell.expansion import CALLER
+from sameday.spec.convert.shell.variables import Text, Unknown, known, shown
 from sameday.spec.document import Document
 from sameday.spec.errors import BadInput, refuse
 

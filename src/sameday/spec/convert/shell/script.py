@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sameday.spec.convert import grammar
-from sameday.spec.convert.command_line import CommandLine, command_line, put_flags, read_value
 from sameday.spec.convert.conversion import Note
-from sameday.spec.convert.execution import STARTS, Execution, Start
-from sameday.spec.convert.variables import Unknown, shown
+from sameday.spec.convert.shell import grammar
+from sameday.spec.convert.shell.command_line import CommandLine, command_line, put_flags, read_value
+from sameday.spec.convert.shell.execution import STARTS, Execution, Start
+from sameday.spec.convert.shell.variables import Unknown, shown
 from sameday.spec.document import Document
 from sameday.spec.errors import BadInput
 from sameday.spec.reading import read_spec

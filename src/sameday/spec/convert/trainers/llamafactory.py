@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sameday.spec.convert.dataset_info import LIST, listed
 from sameday.spec.convert.settings import Settings
 from sameday.spec.convert.targets import LANGUAGE, image_parts
-from sameday.spec.convert.trainer import Trainer, each, only, words
+from sameday.spec.convert.trainers.dataset_info import LIST, listed
+from sameday.spec.convert.trainers.trainer import Trainer, each, only, words
 from sameday.spec.load import resolve_path
 
 _PREFERENCES = "it belongs to a training by preferences or rewards"

@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 from sameday.spec.convert.families import FAMILIES, QWEN_TEMPLATES, ChatTemplate
-from sameday.spec.convert.llamafactory import method, thawed_parts, trained_layers
 from sameday.spec.convert.settings import Settings, not_found
-from sameday.spec.convert.trainer import Trainer, each, only, words
+from sameday.spec.convert.trainers.llamafactory import method, thawed_parts, trained_layers
+from sameday.spec.convert.trainers.trainer import Trainer, each, only, words
 from sameday.spec.load import resolve_path
 
 _SPEED = "the plan says how it is computed"

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from sameday.spec.convert import shell
-from sameday.spec.convert.arithmetic import NotComputed, compute, whole
-from sameday.spec.convert.shell import Part, Word
-from sameday.spec.convert.variables import Text, Unknown, Value, Variables, known, shown
+from sameday.spec.convert.shell import words as shell
+from sameday.spec.convert.shell.arithmetic import NotComputed, compute, whole
+from sameday.spec.convert.shell.variables import Text, Unknown, Value, Variables, known, shown
+from sameday.spec.convert.shell.words import Part, Word
 from sameday.spec.errors import BadInput
 
 ARGUMENTS = "@"

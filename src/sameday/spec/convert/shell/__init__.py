@@ -1,0 +1,1 @@
+"""A shell script that starts a trainer, read without running it."""

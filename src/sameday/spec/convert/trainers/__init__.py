@@ -1,0 +1,1 @@
+"""What is particular about the configs of each trainer."""
