@@ -86,7 +86,8 @@ START = "A=1\nB='a  b'\nLR=\nX=(1 '2 3')\nY=()\nN=5\n"
 STATEMENTS = st.lists(ASSIGNMENT, max_size=6)
 
 
-@settings(deadline=None, max_examples=150)
+# The same scripts in every run of the tests; others in the long trials.
+@settings(derandomize=True, max_examples=150)
 @given(lines=STATEMENTS, command=COMMAND)
 def test_words_are_those_that_bash_gives(lines: list[str], command: str) -> None:
     text = START + "\n".join([*lines, command]) + "\n"
@@ -116,6 +117,9 @@ def block(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     )
 
 
+BLOCKS = st.lists(st.recursive(ASSIGNMENT, block, max_leaves=6), max_size=5)
+
+
 @example(['if true; then\n:\nelse LR="3"\nfi'], 'swift sft "${LR:+f g}"')
 @example(['for A in "$@"; do exit\ndone'], "swift sft --seed 1")
 @example(["f() { if true; then A=2; return; fi; A=3; }; f"], "swift sft $A")
@@ -124,8 +128,8 @@ def block(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
 @example(["true && A=2 || A=3", "false || B=4"], "swift sft $A $B")
 @example(["{ set -- --x; } | cat", "set -- --y", "f() { shift; swift sft $@; }; f 1 2"], 'swift sft "$@"')
 @example(["IFS=,", "A=x,y"], 'swift sft $A "${X[*]}"')
-@settings(deadline=None, max_examples=200)
-@given(lines=st.lists(st.recursive(ASSIGNMENT, block, max_leaves=6), max_size=5), command=COMMAND)
+@settings(derandomize=True, max_examples=200)
+@given(lines=BLOCKS, command=COMMAND)
 def test_what_is_decided_while_a_script_runs_is_never_guessed(lines: list[str], command: str) -> None:
     """Words that are known are bash's, whatever conditions, loops and functions stand around them. Conditions may run
     fewer trainings than are there."""
@@ -137,6 +141,15 @@ def test_what_is_decided_while_a_script_runs_is_never_guessed(lines: list[str], 
     ran = by_bash(text)
     for words in ran:
         assert any(plain([each]) in (None, [words]) for each in read), (text, words)
+
+
+@pytest.mark.soak
+def test_thousands_of_other_scripts() -> None:
+    for test, lines in (
+        (test_words_are_those_that_bash_gives, STATEMENTS),
+        (test_what_is_decided_while_a_script_runs_is_never_guessed, BLOCKS),
+    ):
+        given(lines=lines, command=COMMAND)(settings(max_examples=3_000)(test.hypothesis.inner_test))()
 
 
 def refusal(text: str) -> str:
