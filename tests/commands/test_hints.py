@@ -71,6 +71,8 @@ def test_nothing_usual_is_told(tmp_path: Path) -> None:
     usual = {"learning_rate": 1e-4, "warmup_ratio": 0.1, "lora": {"r": 8, "alpha": 16}}
     assert list(slips(tiny_recipe(tmp_path, **usual), 100, LARGE)) == []
     assert list(slips(tiny_recipe(tmp_path, **usual, train="all"), 100, LARGE)) == []
+    assert list(slips(tiny_recipe(tmp_path, **usual), 1, LARGE)) == [], "a trial of one step is all warm-up"
+    assert "all of them warm-up" in next(slips(tiny_recipe(tmp_path, **usual | {"warmup_ratio": 0.95}), 10, LARGE))
 
 
 def test_all_weights_of_a_large_model_have_a_limit_of_their_own(tmp_path: Path) -> None:

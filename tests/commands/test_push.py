@@ -33,6 +33,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory, tiny_qwen3: Path) -> Path:
     said = sameday(folder, "train", "recipe.yaml", "--out", "run", "--set", "plan.device=cpu")
     assert said.code == 0, said.err
     (folder / "run" / "eval-test.json").write_text(json.dumps({"loss": 1.5, "exact_match": 0.25}))
+    answers = folder / "run" / "answers" / "adapter-test"
+    answers.mkdir(parents=True)
+    (answers / "metrics.json").write_text(json.dumps({"metrics": {"exact_match": {"value": 0.125, "questions": 8}}}))
     judged(folder / "run")
     return folder
 
@@ -103,6 +106,7 @@ def test_a_dry_run_writes_the_folder(world: Path, trained: Path, tiny_qwen3: Pat
         'model = PeftModel.from_pretrained(model, ".")',
         "## What was trained",
         "| test | exact_match | 0.25 |",
+        "| test, generated answers | exact_match | 0.125 |",
         "| validation | samples | 5 |",
         f"| recipe | {fingerprint} |",
         "| steps | 2 |",
@@ -139,7 +143,8 @@ def test_the_base_models_name_on_the_hub(world: Path) -> None:
     config = json.loads((world / "there" / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == "Qwen/Qwen3-VL-8B-Instruct"
     assert "from_pretrained('Qwen/Qwen3-VL-8B-Instruct', dtype=torch.float32)" in body
-    assert "| val | samples | 5 |" in body and "| test |" not in body
+    assert "| val | samples | 5 |" in body and "| test |" not in body and "generated answers" not in body
+    assert "The model “Qwen/Qwen3-VL-8B-Instruct” learns answers" in body
 
 
 def in_cache(home: Path, name: str, kind: str) -> None:

@@ -1,5 +1,6 @@
 """Files become recipes and plans, and what is wrong with a file is said in one go, each at its place."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,11 @@ def test_plan_errors(folder: Path) -> None:
         "plan.yaml:5: environment.OMP_NUM_THREADS is 4; must be a string: put it in quotes",
         "plan.yaml:6: workers is 1.5; must be an integer",
     }
+    for name, text in (("A=B", "1"), ("", "1"), ("A", "x\0y")):
+        assert plan_error(json.dumps({"environment": {name: text}})) == (
+            f"plan.yaml:1: environment: {name!r}: {text!r} is no environment variable; a name has at least one letter "
+            "and no =, and neither has a NUL"
+        )
     assert plan_error("environment: {NVIDIA_TF32_OVERRIDE: '1'}") == (
         "plan.yaml:1: environment: NVIDIA_TF32_OVERRIDE changes the numeric format: set recipe.precision instead"
     )
@@ -226,7 +232,11 @@ recipes = st.builds(
 )
 plans = st.builds(
     lambda **values: Plan.model_validate(values),
-    environment=st.dictionaries(st.text(), st.text(), max_size=3),
+    environment=st.dictionaries(
+        st.text(st.characters(exclude_characters="=\0"), min_size=1),
+        st.text(st.characters(exclude_characters="\0")),
+        max_size=3,
+    ),
     eval_steps=st.none() | st.just("epoch") | st.integers(1, 2**31 - 1),
     max_questions=st.none() | st.integers(1, 2**31 - 1),
     pin_memory=st.booleans(),

@@ -540,6 +540,24 @@ def test_held_out_images_that_training_has_too_are_told(tmp_path: Path) -> None:
     assert said == ["train and val have 4 images in common: scores of val will be too good"]
 
 
+def test_test_images_that_training_has_too_are_told_before_the_training(tmp_path: Path) -> None:
+    write_patterns(tmp_path / "set", train=12, test=4, layout="folders")
+    first = min((tmp_path / "set/train").rglob("*.png"))
+    for name in ("a", "b"):  # one image, twice
+        shutil.copy(first, tmp_path / "set/test" / first.parent.name / f"{name}.png")
+    setup = ClassifySetup(sets.tiny_recipe(data={"path": "set", "val": 0}), tmp_path)
+    assert setup.hints(setup.audit(print, ("train",)).splits) == [
+        "train and test have 1 image in common: scores of test will be too good"
+    ]
+    (tmp_path / "set/test/bird").mkdir()
+    shutil.copy(first, tmp_path / "set/test/bird/c.png")
+    (hint,) = setup.hints(setup.audit(print, ("train",)).splits)
+    assert hint.startswith("`sameday eval --split test` will refuse the test images: 1 problem in ")
+    assert "this class is not among the training classes" in hint
+    shutil.rmtree(tmp_path / "set/test")
+    assert setup.hints(setup.audit(print, ("train",)).splits) == []
+
+
 def test_the_bad_images_of_each_split_have_a_list(tmp_path: Path) -> None:
     write_patterns(tmp_path / "set", train=12, test=4, layout="folders")
     for split, bad in (("train", 9), ("test", 5)):

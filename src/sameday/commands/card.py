@@ -10,10 +10,12 @@ from typing import Any
 
 import yaml
 
+from sameday.evaluate.predictions import METRICS
 from sameday.record.folder import RunFolder
 from sameday.record.judged import judged_plan, of_other_runs, unlike
 from sameday.record.times import read_times
 from sameday.spec.document import dump_yaml
+from sameday.spec.vlm import VlmRecipe
 from sameday.spec.words import clock
 from sameday.tasks.registry import setup_of
 
@@ -42,6 +44,8 @@ def card(run: RunFolder, weights: Path, base: str | None, license: str | None, b
     said = {"license": license} if license else {}
     header = {**named, **said, **header, "tags": ["sameday", *([run.recipe.result] if base else [])]}
     trained, data = setup_of(run.recipe, run.recipe_dir).words()
+    if base and isinstance(run.recipe, VlmRecipe):
+        trained = trained.replace(f"“{run.recipe.model}”", f"“{base}”", 1)
     sections = [
         f"---\n{yaml.safe_dump(header, sort_keys=False).strip()}\n---\n\n{body.rstrip()}",
         f"## What was trained\n\n{trained}\n\n{data}",
@@ -71,6 +75,11 @@ def _scores(run: RunFolder, weights: Path) -> str:
     else:
         records = [each for each in run.metrics if each.get("step") == int(step[1]) and "split" in each]
         rows = {str(each["split"]): {k: v for k, v in each.items() if k not in ("step", "split")} for each in records}
+    start = f"{run.recipe.result if step is None else weights.name}-"
+    for path in sorted((run.path / "answers").glob(f"{start}*/{METRICS}")):
+        metrics = _read(path).get("metrics")
+        scores = {name: each.get("value") for name, each in metrics.items()} if isinstance(metrics, dict) else {}
+        rows[f"{path.parent.name.removeprefix(start)}, generated answers"] = scores
     lines = [
         f"| {where} | {name} | {value:.4g} |"
         for where, scores in rows.items()

@@ -17,6 +17,8 @@ WHOLE_RATE = 1e-3
 """The same where all weights are trained."""
 SMALL = 1e8
 """Numbers of a model below which such a rate of all weights is usual: those that are trained from random ones."""
+USUAL_RATIO = 0.5
+"""A share of the steps below which only rounding makes all of them warm-up."""
 SCALE = 64.0
 """So many times, or so small a part, of what an adapter makes: from there on one is told of it."""
 
@@ -42,7 +44,8 @@ def _warm_up(recipe: Recipe, steps: int) -> Iterator[str]:
     field = "warmup_ratio" if recipe.warmup_steps is None else "warmup_steps"
     given = getattr(recipe, field)
     warm_up = math.ceil(given * steps) if field == "warmup_ratio" else given
-    if warm_up and warm_up >= steps:
+    rounded_up = field == "warmup_ratio" and given < USUAL_RATIO  # of a trial of a few steps
+    if warm_up and warm_up >= steps and not rounded_up:
         yield (
             f"recipe.{field} {given:g}: the run has {count(steps, 'step')}, all of them warm-up, so that the learning "
             f"rate never reaches {recipe.learning_rate:g}; usual is a warm-up of 3 to 10% of the steps"

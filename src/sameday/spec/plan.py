@@ -282,7 +282,12 @@ class Plan(Strict):
     @field_validator("environment")
     @classmethod
     def _keeps_precision(cls, value: dict[str, str]) -> dict[str, str]:
-        for name in value:
+        for name, text in value.items():
+            if not name or "=" in name or "\0" in name + text:
+                raise ValueError(
+                    f"{name!r}: {text!r} is no environment variable; a name has at least one letter and no =, and "
+                    "neither has a NUL"
+                )
             if name in NUMERIC_VARIABLES:
                 raise ValueError(f"{name} changes the numeric format: set recipe.precision instead")
         return value

@@ -131,17 +131,28 @@ def test_long_names_of_images_that_are_not_there_are_shown_in_part(write: Write,
     assert f"such as '{lost[:60]}…' (255 characters): recipe.data" in str(error.value)
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-16-le"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-16-le", "utf-32"])
 @pytest.mark.parametrize("name", ["train.jsonl", "train.json", "train.csv"])
-def test_utf_16_is_named(tmp_path: Path, root: Path, name: str, encoding: str) -> None:
+def test_an_encoding_that_is_not_read_is_named(tmp_path: Path, root: Path, name: str, encoding: str) -> None:
     text = "image,question,answer\na.png,q?,a\n" if name.endswith("csv") else json.dumps([row()])
     (tmp_path / name).write_text(text, encoding=encoding)
-    first = (tmp_path / name).read_bytes()[:2].hex(" ").upper()
+    known, length = ("UTF-32", 4) if encoding == "utf-32" else ("UTF-16", 2)
+    first = (tmp_path / name).read_bytes()[:length].hex(" ").upper()
     with pytest.raises(BadInput) as error:
         audit(tmp_path / name, root, QWEN)
     assert str(error.value) == (
-        f"{tmp_path / name}: is in UTF-16 (its first bytes are {first}); UTF-8 is needed: "
-        f"`iconv -f UTF-16 -t UTF-8 {name}` prints it so"
+        f"{tmp_path / name}: is in {known} (its first bytes are {first}); UTF-8 is needed: "
+        f"`iconv -f {known} -t UTF-8 {name}` prints it so"
+    )
+
+
+def test_the_line_of_a_table_that_is_not_utf_8(tmp_path: Path, root: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"image,question,answer\na.png,q?,a\na.png,\x97 q?,a\n")
+    with pytest.raises(BadInput) as error:
+        audit(tmp_path / "a.csv", root, QWEN)
+    assert str(error.value) == (
+        f"{tmp_path / 'a.csv'}:3: is not UTF-8: byte 0x97; if it is in Windows' encoding, "
+        "`iconv -f CP1252 -t UTF-8 a.csv` prints it in UTF-8"
     )
 
 

@@ -56,7 +56,7 @@ EXPECTED = Raw(["a.png"], (Message("user", (0, "What is it?")), Message("assista
                 {"type": "image", "image": "a.png"},
                 {"type": "image", "path": "a.png", "text": None},
                 {"type": "image", "url": "a.png"},
-                {"type": "image_url", "image_url": {"url": "a.png"}},
+                {"type": "image_url", "image_url": {"url": "a.png", "detail": "auto"}},
             )
             for listed in ({}, {"images": ["a.png"]})
         ),

@@ -88,6 +88,11 @@ def read_pictures(
     return _read_batches(path, form, split, image_size, val, split_seed, limit)
 
 
+def has_test(path: Path) -> bool:
+    """Whether the set at `path` has a test part, in any of the layouts."""
+    return any((path / name).exists() for name in ("test", cifar.TEST_BATCH))
+
+
 def held_out(count: int, val: int, seed: int) -> np.ndarray:
     """True at `val` of `count` places. A pure function of its arguments: the places with the smallest hashes, so that
     a larger `val` holds out the same images and more."""

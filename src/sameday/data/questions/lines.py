@@ -18,6 +18,7 @@ from sameday.spec.errors import BadInput
 
 BOM = b"\xef\xbb\xbf"
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+UTF_32 = (b"\xff\xfe\0\0", b"\0\0\xfe\xff")
 LONGEST = 2**26
 """Bytes of one line: a file without line breaks is none of questions."""
 NEEDED = "a file with one JSON object per line, or with one JSON array of objects, CSV or parquet, is needed"
@@ -123,10 +124,11 @@ def _refuse_utf_16(path: Path) -> None:
     """By its first characters, which are ASCII in every form that is read: a zero byte is one half of such a one."""
     with path.open("rb") as file:
         begins = file.read(4)
-    if begins[:2] in UTF_16 or (len(begins) > 1 and b"\0" in begins[:2] and begins[:2] != b"\0\0"):
+    known, shown = ("UTF-32", begins) if begins in UTF_32 else ("UTF-16", begins[:2])
+    if begins in UTF_32 or shown in UTF_16 or (b"\0" in shown and shown.strip(b"\0")):
         raise BadInput(
-            f"{path}: is in UTF-16 (its first bytes are {begins[:2].hex(' ').upper()}); UTF-8 is needed: "
-            f"`iconv -f UTF-16 -t UTF-8 {path.name}` prints it so"
+            f"{path}: is in {known} (its first bytes are {shown.hex(' ').upper()}); UTF-8 is needed: "
+            f"`iconv -f {known} -t UTF-8 {path.name}` prints it so"
         )
 
 

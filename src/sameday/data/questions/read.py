@@ -245,7 +245,8 @@ def _openai_part(part: Any, where: str, names: list[str]) -> list[str | None]:
     if len(keys) > 1:
         raise ValueError(f"{where}an image part has {' and '.join(map(repr, keys))}; one of them is allowed")
     for key in keys:
-        name = part[key]["url"] if isinstance(part[key], dict) and part[key].keys() == {"url"} else part[key]
+        inner = part[key]  # of OpenAI's, `detail` says how large their models see it
+        name = inner["url"] if isinstance(inner, dict) and {"url"} <= inner.keys() <= {"url", "detail"} else inner
         names += _paths({key: name}, key)
     return [None]
 

@@ -72,7 +72,20 @@ def csv_rows(path: Path) -> Iterator[Row]:
         except csv.Error as error:
             raise BadInput(f"{path}:{begins}: is no row of CSV: {error}") from None
         except UnicodeDecodeError as error:
-            raise BadInput(f"{path}: is not UTF-8: byte 0x{error.object[error.start]:02x}") from None
+            byte = f"byte 0x{error.object[error.start]:02x}"
+            remedy = f"if it is in Windows' encoding, `iconv -f CP1252 -t UTF-8 {path.name}` prints it in UTF-8"
+            raise BadInput(f"{path}:{_not_utf_8(path)}: is not UTF-8: {byte}; {remedy}") from None
+
+
+def _not_utf_8(path: Path) -> int:
+    """The first line that is not; errors of decoding know their place in a block of the file alone."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                return number
+    return 1
 
 
 def separator(path: Path, file: Any) -> str:

@@ -70,10 +70,25 @@ class ClassifySetup(TaskSetup):
 
         for passed in dict.fromkeys(pictures.passed for pictures in audited.values() if pictures.passed):
             say(passed)
-        if len(audited) > 1:
-            there = {split: pictures.contents for split, pictures in audited.items()}
-            for (one, other), images in on_several_sides(there).items():
-                say(common_images(one, other, images))
+        there = {split: pictures.contents for split, pictures in audited.items()} if len(audited) > 1 else {}
+        for (one, other), images in on_several_sides(there).items():
+            say(common_images(one, other, images))
+
+    def hints(self, splits: Mapping[str, Pictures]) -> list[str]:
+        """Test images are read for this alone, before the training that they are to judge."""
+        from sameday.data.labelled.pictures import has_test
+        from sameday.data.questions.summary import common_images, on_several_sides
+
+        if not has_test(self.path):
+            return []
+        try:
+            test = self._read("test", lambda _: None)
+        except BadInput as error:
+            first, *more = str(error).splitlines()
+            return [f"`sameday eval --split test` will refuse the test images: {' '.join([first, *more[:1]])}"]
+        there = {split: pictures.contents for split, pictures in {**splits, "test": test}.items()}
+        common = on_several_sides(there).items()
+        return [common_images(one, "test", images) for (one, other), images in common if other == "test"]
 
     @property
     def loading_advice(self) -> str:
