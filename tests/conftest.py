@@ -206,6 +206,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"pairwise arrays of plans: {sum(r.duration for r in array):.0f} s of one process")
 
 
+@pytest.fixture(autouse=True)
+def heard_signals() -> Iterator[None]:
+    """A shell that starts tests in the background has them ignore Ctrl-C, and a batch system its warnings: what they
+    start would ignore these too. SIGHUP stays as it is, for tests under nohup."""
+    ignored = [n for n in ASKING if n.name != "SIGHUP" and signal.getsignal(n) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
+
+
 @pytest.fixture
 def own_signals() -> Iterator[None]:
     """A run that leaves early keeps its signal handlers; the tests that follow have theirs again."""

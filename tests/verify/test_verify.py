@@ -251,7 +251,13 @@ def test_whatever_ends_it_ends_its_arms(world: Path, tmp_path: Path, number: int
     command = [sys.executable, "-m", "sameday", "verify", "float32.yaml", "--plan", "shared.yaml"]
     # A variable that is not known: a process started from nothing, whose arms are its children.
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path), "STARTED_FROM": "nothing"}
-    with subprocess.Popen(command, cwd=world, env=environment, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        command,
+        cwd=world,
+        env=environment,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # tests may run under nohup, or in the background
+    ) as process:
         end = time.monotonic() + 120
         while not list(tmp_path.glob("sameday-verify-*/plan/part-1.log")):
             assert time.monotonic() < end and process.poll() is None
