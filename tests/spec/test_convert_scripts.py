@@ -312,7 +312,7 @@ def billions(depth: int) -> str:
             f"swift sft {COMMON} --x '{'[' * 5_000}{']' * 5_000}'",
             "old.sh:1: --x has brackets in brackets deeper than 20",
         ),
-        (f"export X='{'{' * 50_000}'\nswift sft {COMMON}", "old.sh:1: X has brackets in brackets deeper than 20"),
+        (f"export FPS='{'{' * 50_000}'\nswift sft {COMMON}", "old.sh:1: FPS has brackets in brackets deeper than 20"),
         (f"swift sft {COMMON} --seed '{billions(30)}'", "seed is 'a0: &a0 [x, x, x, x, x, x, x, x, x]"),
         (f"swift sft {COMMON} --seed '&a [*a, *a]'", "seed is '&a [*a, *a]'; must be an integer"),
         (f"swift sft {COMMON} --seed {'9' * 90_000}", "must be an integer"),

@@ -22,6 +22,7 @@ from sameday.spec.convert.own import refuse_own
 from sameday.spec.convert.quantization import COMPUTE, quantization
 from sameday.spec.convert.running import Running
 from sameday.spec.convert.settings import not_found
+from sameday.spec.convert.shell.environment import take_environment
 from sameday.spec.convert.shell.script import Script, is_script, read_script
 from sameday.spec.convert.trainers.registry import recognise
 from sameday.spec.convert.weighting import loss_weight
@@ -69,6 +70,7 @@ def examine(
         whose, told_by = recognise((key for key, _ in keys.leaves(document.values, "")), command, trainer)
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
+    take_environment(script, whose, drop)
     work = _Converter(document, path.parent, drop, whose, command, data)
     work.told_by = told_by
     work.notes += script.notes

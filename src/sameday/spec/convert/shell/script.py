@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sameday.spec.convert.conversion import Note
 from sameday.spec.convert.shell import grammar
-from sameday.spec.convert.shell.command_line import CommandLine, command_line, put_flags, read_value
+from sameday.spec.convert.shell.command_line import CommandLine, command_line, put_flags
 from sameday.spec.convert.shell.execution import STARTS, Execution, Start
 from sameday.spec.convert.shell.variables import Unknown, shown
 from sameday.spec.document import Document
@@ -36,8 +36,10 @@ class Script:
     document: Document
     command: str = ""
     notes: list[Note] = field(default_factory=list)
+    environment: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Variables that the trainer gets, each with its place; `take_environment` takes the settings among them."""
     unknown: dict[str, str] = field(default_factory=dict)
-    """Variables of the trainer's environment whose value is not known, with the sentence that says so."""
+    """Of them, those whose value is not known, with the sentence that says so."""
 
 
 def is_script(path: Path) -> bool:
@@ -62,18 +64,18 @@ def read_script(path: Path) -> Script:
     execution.all(grammar.commands(text, str(path)))
     start, line, notes = _training(path, execution.starts)
     document = Document(str(path))
-    unknown = {}
+    environment, unknown = {}, {}
     for name, (value, at) in start.environment.items():
         place = f"{path}:{at}"
         if whose := next((each for each in value if isinstance(each, Unknown)), None):
             unknown[name] = f"{place}: {name} is {shown(value)}; {whose.why}"
-        document.values[name], document.places[(name,)] = read_value(shown(value), f"{place}: {name}"), place
+        environment[name] = (shown(value), place)
     put_flags(line, document)
     line.outside |= {each.shown: line.line for each in start.outside}
     for given, at in line.outside.items():
         why = f"line {at} takes it from outside of the script; here it counts as empty"
         notes.append(Note(f"({given})", None, None, why))
-    return Script(document, " ".join(line.program), notes, unknown)
+    return Script(document, " ".join(line.program), notes, environment, unknown)
 
 
 def _training(path: Path, starts: Sequence[Start]) -> tuple[Start, CommandLine, list[Note]]:

@@ -1,0 +1,69 @@
+"""Variables that a script exports: settings are those that the trainer reads from its environment, and no others."""
+
+from pathlib import Path
+
+import pytest
+from converting import converted, refused, whys
+
+COMMON = "--model Qwen/Qwen3-VL-8B --dataset a.jsonl"
+LLAMA = (
+    "train --stage sft --do_train --model_name_or_path Qwen/Qwen3-VL-8B --finetuning_type lora --template qwen3_vl "
+    "--bf16 --train_file a.jsonl"
+)
+TRL = "--model_name_or_path Qwen/Qwen3-VL-8B --dataset_name a.jsonl --completion_only_loss true --use_peft"
+
+
+def test_a_script_exports_variables_of_its_own(tmp_path: Path) -> None:
+    text = (
+        "export LR=2e-4 MODEL_PATH=Qwen/Qwen3-VL-8B seed=3\nexport http_proxy=x LOCAL_RANK=0 HF_TOKEN=hidden\n"
+        "swift sft --model $MODEL_PATH --dataset a.jsonl --learning_rate $LR --seed $seed\n"
+    )
+    done = converted(tmp_path, text)
+    assert (done.recipe.model, done.recipe.learning_rate, done.recipe.seed) == ("Qwen/Qwen3-VL-8B", 2e-4, 3)
+    assert whys(done)["(6 variables)"] == (
+        "LR, MODEL_PATH, seed, http_proxy, LOCAL_RANK, HF_TOKEN: the script's own or the machine's; no setting is "
+        "known that ms-swift reads from them"
+    )
+
+
+def test_of_many_variables_some_are_named(tmp_path: Path) -> None:
+    text = f"export {' '.join(f'V{number}=1' for number in range(40))}\nswift sft {COMMON}"
+    assert whys(converted(tmp_path, text))["(40 variables)"].startswith("V0, V1, V2, V3, V4, V5, V6, V7, V8, V9, V10, ")
+    assert "V11 and 28 more: the script's own" in whys(converted(tmp_path, text))["(40 variables)"]
+    assert whys(converted(tmp_path, f"X=1 swift sft {COMMON}"))["(1 variable)"].startswith("X: the script's own")
+
+
+def test_settings_are_those_that_the_trainer_reads(tmp_path: Path) -> None:
+    export = "export NPROC_PER_NODE=4 MAX_PIXELS=1003520"
+    done = converted(tmp_path, f"{export}\nswift sft {COMMON} --gradient_accumulation_steps 1")
+    assert (done.recipe.effective_batch, done.recipe.max_pixels) == (4, 1003520)
+    done = converted(tmp_path, f"{export}\nFORCE_TORCHRUN=1 NNODES=2 llamafactory-cli {LLAMA}")
+    assert (done.recipe.effective_batch, done.recipe.max_pixels) == (64, 768 * 768)
+    assert whys(done)["(1 variable)"].startswith("MAX_PIXELS: the script's own or the machine's; no setting is known")
+    done = converted(tmp_path, f"{export}\naccelerate launch --num_processes 2 sft_vlm.py {TRL}")
+    assert (done.recipe.effective_batch, done.recipe.max_pixels) == (16, None)
+    done = converted(tmp_path, f"export PET_NPROC_PER_NODE=2 PET_NNODES=3\ntorchrun --nnodes 4 sft_vlm.py {TRL}")
+    assert done.recipe.effective_batch == 64
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (f"export MAX_PIXELS=$A\nswift sft {COMMON}", "MAX_PIXELS is $A; this script does not say what $A is: give it"),
+        (
+            f"export ACCELERATE_MIXED_PRECISION=fp16\naccelerate launch sft_vlm.py {TRL}",
+            "ACCELERATE_MIXED_PRECISION is fp16; no recipe has this precision (allowed: bf16, float32, tf32)",
+        ),
+        (
+            f"ROOT_IMAGE_DIR=x swift sft {COMMON}",
+            "ROOT_IMAGE_DIR is x; not known, and it may change the model; --drop ROOT_IMAGE_DIR leaves it out",
+        ),
+    ],
+)
+def test_settings_of_the_environment_are_refused_by_name(tmp_path: Path, text: str, why: str) -> None:
+    assert why in refused(tmp_path, text)
+
+
+def test_a_variable_that_is_no_setting_can_be_dropped_by_name(tmp_path: Path) -> None:
+    done = converted(tmp_path, f"export LR=1e-4\nswift sft {COMMON}", drop=["LR"])
+    assert whys(done)["LR"].startswith("left out, as --drop asks")
