@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from converting import converted, refused, whys
+from converting import converted, refused, script, whys
 
 PLAIN = {"model_name_or_path": "Qwen/Qwen3-VL-8B-Instruct", "train_file": "train.jsonl", "bf16": True}
 BATCH = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
@@ -178,3 +178,78 @@ def test_a_config_of_deepspeed_that_is_not_there(tmp_path: Path) -> None:
     swift = {"model": "Qwen/Qwen3-VL-8B-Instruct", "train_type": "lora", "dataset": "d.jsonl", "deepspeed": "zero2"}
     done = converted(tmp_path, swift, trainer="swift")
     assert whys(done)["deepspeed"] == "all in it that could change the model follows the trainer"
+
+
+TRL = "--model_name_or_path Qwen/Qwen3-VL-8B --dataset_name a.jsonl --completion_only_loss true --bf16 --use_peft"
+FOUR = "8 at once x 1 accumulated x 4 processes"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "why"),
+    [
+        ("deepspeed --include localhost:0,1,2,3 --master_port 1 sft_vlm.py", FOUR),
+        ("deepspeed --include=host1:0,1@host2:0,1 sft_vlm.py", FOUR),
+        ("deepspeed --num_gpus 4 --hostfile hosts sft_vlm.py", FOUR),
+        ("python -m accelerate.commands.launch --num_processes 4 sft_vlm.py", FOUR),
+        ("python3 -u -m deepspeed.launcher.runner --num_gpus 4 sft_vlm.py", FOUR),
+        ("python -m torch.distributed.run --nproc_per_node 4 sft_vlm.py", FOUR),
+        ("accelerate launch --num_processes 4 --module trl.scripts.sft", FOUR),
+        ("accelerate launch --num_processes 4 --num_machines $SLURM_NNODES sft_vlm.py", FOUR),
+        (
+            "deepspeed --exclude host1:0 sft_vlm.py",
+            "8 at once x 1 accumulated; how many devices --exclude host1:0 leaves is not known: multiply by their "
+            "number",
+        ),
+        (
+            "deepspeed --include host1@host2 sft_vlm.py",
+            "8 at once x 1 accumulated; how many devices --include host1@host2 leaves is not known: multiply by their "
+            "number",
+        ),
+        (
+            "torchrun --nnodes 4 sft_vlm.py",
+            f"{FOUR}; if each machine had several devices, multiply by their number",
+        ),
+    ],
+)
+def test_processes_of_launchers_as_they_are_typed(tmp_path: Path, launcher: str, why: str) -> None:
+    done = converted(tmp_path, f"{launcher} {TRL} --gradient_accumulation_steps 1")
+    assert whys(done)["recipe.effective_batch"] == why
+    assert done.recipe.effective_batch == (32 if FOUR in why else 8)
+
+
+def test_machines_that_are_not_known_are_refused_where_they_count(tmp_path: Path) -> None:
+    (line,) = refused(tmp_path, f"torchrun --nnodes $N --nproc_per_node 4 sft_vlm.py {TRL}")
+    assert line == "--nnodes is $N; this script does not say what $N is: give it"
+
+
+def test_devices_that_a_script_lets_its_trainer_see(tmp_path: Path) -> None:
+    """LLaMA-Factory's own command starts a process for each of them; others start one."""
+    flags = {
+        **{"stage": "sft", "model_name_or_path": "Qwen/Qwen3-VL-8B", "finetuning_type": "lora", "bf16": True},
+        **{"template": "qwen3_vl", "train_file": "a.jsonl", "gradient_accumulation_steps": 1},
+    }
+    done = converted(tmp_path, script("llamafactory-cli train", flags, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}))
+    assert done.recipe.effective_batch == 32
+    assert whys(done)["recipe.effective_batch"] == (
+        f"{FOUR}; llamafactory-cli starts a process for each of the 4 devices in CUDA_VISIBLE_DEVICES"
+    )
+    for seen in ({"CUDA_VISIBLE_DEVICES": "3"}, {"CUDA_VISIBLE_DEVICES": "$GPUS"}, {}):
+        done = converted(tmp_path, script("llamafactory-cli train", flags, seen))
+        assert whys(done)["recipe.effective_batch"].endswith(
+            "accumulated; on several devices, multiply by their number"
+        )
+    done = converted(
+        tmp_path, script("llamafactory-cli train", flags, {"CUDA_VISIBLE_DEVICES": "0,1", "NPROC_PER_NODE": 4})
+    )
+    assert whys(done)["recipe.effective_batch"] == FOUR
+    done = converted(tmp_path, f"CUDA_VISIBLE_DEVICES=0,1,2,3 python sft_vlm.py {TRL}")
+    assert done.recipe.effective_batch == 8
+
+
+def test_the_accumulation_that_swift_takes_by_itself_follows_the_devices(tmp_path: Path) -> None:
+    swift = "swift sft --model Qwen/Qwen3-VL-8B --dataset a.jsonl"
+    keeps = "on several devices, ms-swift accumulates less by default: a step keeps about 16 questions"
+    done = converted(tmp_path, swift)
+    assert whys(done)["recipe.effective_batch"] == f"ms-swift's default; 1 at once x 16 accumulated; {keeps}"
+    done = converted(tmp_path, f"{swift} --gradient_accumulation_steps 16")
+    assert whys(done)["recipe.effective_batch"].endswith("16 accumulated; on several devices, multiply by their number")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sameday.spec.convert import keys
 from sameday.spec.convert.conversion import show
-from sameday.spec.convert.settings import Settings
+from sameday.spec.convert.settings import ABSENT, Settings
 
 
 def batch(work: Settings) -> None:
@@ -17,14 +17,18 @@ def batch(work: Settings) -> None:
         work.default("plan.max_questions", size, per_device)
     else:
         work.put("plan.max_questions", size, [per_device], "questions at once")
-    several, world = "on several devices, multiply by their number", work.world()
+    several, world = _of_several(work), work.world()
     told = [name for name in keys.WORLD if work.get(name, int) is not None]
     for name in keys.WORLD:
         if name not in told:
             work.drop(name, "null: one")
     said = f"x {world} processes" if any(map(work.counts, told)) else "" if told else f"; {several}"
     for name in [name for name in told if not work.counts(name)]:
-        said += f"; how many {show(work.old[name][1])} were is not known: multiply by their number"
+        doubt = work.why.get(name) or f"how many {show(work.old[name][1])} were is not known"
+        said += f"; {doubt}: {_of_several(work).removeprefix('on several devices, ')}"
+    if told == ["num_nodes"]:
+        said += "; if each machine had several devices, multiply by their number"
+    said += "".join(f"; {work.why[name]}" for name in told if work.counts(name) and name in work.why)
     if times is None and not told:
         work.default("recipe.effective_batch", size, accumulation, f"{size} at once, none accumulated; {several}")
         return
@@ -34,6 +38,14 @@ def batch(work: Settings) -> None:
     together = size * (times or 1) * world if whole and times != 0 else times
     why = f"{size} at once x {1 if times is None else times} accumulated {said}".replace(" ;", ";")
     work.put("recipe.effective_batch", together, [*([accumulation] if times is not None else []), *told], why)
+
+
+def _of_several(work: Settings) -> str:
+    """What to do with the batch where the number of processes is not known."""
+    times = work.old.get("gradient_accumulation_steps")
+    if work.trainer.short == "swift" and times is not None and times[0].startswith(ABSENT):
+        return "on several devices, ms-swift accumulates less by default: a step keeps about 16 questions"
+    return "on several devices, multiply by their number"
 
 
 def _machines(work: Settings) -> None:

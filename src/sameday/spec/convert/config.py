@@ -17,7 +17,7 @@ from sameday.spec.convert.conversion import Conversion, Note, show
 from sameday.spec.convert.deepspeed import agree
 from sameday.spec.convert.families import LOOK_ALIKE, names_of
 from sameday.spec.convert.interpolation import refuse_interpolations
-from sameday.spec.convert.launching import add_launchers_file, told_by_file
+from sameday.spec.convert.launching import add_launchers_file, count_devices, told_by_file
 from sameday.spec.convert.own import refuse_own
 from sameday.spec.convert.quantization import COMPUTE, quantization
 from sameday.spec.convert.running import Running
@@ -76,6 +76,7 @@ def examine(
     work.notes += script.notes
     if not command:
         refuse_interpolations(work)
+    count_devices(work)
     work.take_defaults()
     whose.prepare(work)
     work.model(families)

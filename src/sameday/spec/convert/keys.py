@@ -77,6 +77,7 @@ ALIASES = {
     ),
     **dict.fromkeys(("NNODES", "launch.nnodes", "launch.num_nodes"), "num_nodes"),
     **{"launch.num_machines": "num_machines", "launch.mixed_precision": "mixed_precision"},
+    **dict.fromkeys(("launch.include", "launch.exclude"), "num_processes"),
     "ACCELERATE_MIXED_PRECISION": "mixed_precision",
     **{"log_steps": "logging_steps", "gradient_clipping": "max_grad_norm", "compile": "torch_compile"},
 }

@@ -6,6 +6,7 @@ put beside them, as if it had been given as flags.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from sameday.spec.reading import read_spec
 _FLAGS = ("num_processes", "num_machines", "mixed_precision", "gradient_accumulation_steps", "gradient_clipping")
 _OF_DEEPSPEED = ("gradient_accumulation_steps", "gradient_clipping", "deepspeed_config_file")
 CONFIG = "launch.config_file"
+_LLAMAFACTORY, _DEVICES = ("llamafactory-cli", "lmf"), "CUDA_VISIBLE_DEVICES"
+_HOSTS = r"[^:@,]+:\d+(?:,\d+)*(?:@[^:@,]+:\d+(?:,\d+)*)*"
 
 
 def add_launchers_file(document: Document, folder: Path) -> None:
@@ -32,6 +35,26 @@ def add_launchers_file(document: Document, folder: Path) -> None:
         if value is not None and name not in launch:
             launch[name] = value
             document.places["launch", name] = str(file)
+
+
+def count_devices(work: Settings) -> None:
+    """Makes a number of processes of the devices that are named: by `deepspeed --include host1:0,1@host2:0,1`, or by
+    CUDA_VISIBLE_DEVICES where llamafactory-cli starts a process for each of them."""
+    by_cli = Path((work.command or "-").split()[0]).name in _LLAMAFACTORY
+    if by_cli and "num_processes" not in work.old and (given := work.old.pop(_DEVICES, None)) is not None:
+        count = len([each for each in str(given[1]).split(",") if re.fullmatch(r"\s*(?:\d+|(?:GPU|MIG)-\S+)\s*", each)])
+        if count > 1:
+            work.why["num_processes"] = (
+                f"llamafactory-cli starts a process for each of the {count} devices in {given[0]}"
+            )
+            work.old["num_processes"] = (given[0], count)
+        else:
+            work.old[_DEVICES] = given
+    key, value = work.old.get("num_processes", ("", None))
+    if key == "launch.include" and re.fullmatch(_HOSTS, str(value)):
+        work.old["num_processes"] = (key, len(re.findall(r"[:,]", str(value))))
+    elif key in ("launch.include", "launch.exclude"):
+        work.why["num_processes"] = f"how many devices --{key.removeprefix('launch.')} {value} leaves is not known"
 
 
 def found(named: Any, folder: Path) -> Path | None:

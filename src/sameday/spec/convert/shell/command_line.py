@@ -16,7 +16,11 @@ from sameday.spec.convert.shell.variables import Text, Unknown, known, shown
 from sameday.spec.document import Document
 from sameday.spec.errors import BadInput, refuse
 
-_LAUNCHERS = ("accelerate launch", "torchrun", "deepspeed", "torch.distributed.run", "torch.distributed.launch")
+_LAUNCHERS = (
+    *("accelerate launch", "torchrun", "deepspeed", "torch.distributed.run", "torch.distributed.launch"),
+    *("accelerate.commands.launch", "accelerate.commands.accelerate_cli launch"),
+    "deepspeed.launcher.runner",
+)
 _OF_NO_ACCOUNT = (
     *("output_dir", "logging_dir", "run_name", "deepspeed", "cache_dir", "main_process_port", "master_port"),
     *("master_addr", "main_process_ip", "node_rank", "machine_rank", "rdzv_id", "rdzv_endpoint"),
@@ -24,6 +28,7 @@ _OF_NO_ACCOUNT = (
 """Flags whose values may be variables that nobody knows."""
 _CONFIG = re.compile(r".*\.(?:ya?ml|json)")
 _CONFIG_FLAGS = ("config", "cfg", "config_file", "cfg_file")
+_MODULE = ("-m", "--module")
 _OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_][\w./@-]*=.*", re.DOTALL)
 _DEEPEST = 20
 
@@ -68,7 +73,7 @@ def command_line(words: Sequence[tuple[Text, int]], source: str) -> CommandLine:
     launching, flag, skip = False, None, False
     for place, (text, line) in enumerate(words):
         word, then = shown(text), shown(words[place + 1][0]) if place + 1 < len(words) else ""
-        module = word == "-m" and (launching or _is_python(made.program))
+        module = word in _MODULE[: 1 + launching] and (launching or _is_python(made.program))
         if skip:
             skip = False
         elif module:
@@ -80,7 +85,7 @@ def command_line(words: Sequence[tuple[Text, int]], source: str) -> CommandLine:
             made.problems += [] if value is not None else _not_known(text, line, source)
             flag = Flag(name, line, launching, [value] if value is not None else [])
             made.flags.append(flag)
-            if value is not None or (launching and (then.endswith(".py") or then == "-m")):
+            if value is not None or (launching and (then.endswith(".py") or then in _MODULE)):
                 flag = None if launching else flag
         elif flag is not None:
             if flag.values and _OVERRIDE.fullmatch(word):
@@ -155,7 +160,7 @@ def put_flags(line: CommandLine, document: Document) -> None:
         for number, text in enumerate(flag.values):
             unknown = next((each for each in text if isinstance(each, Unknown) and not _empty(each)), None)
             line.outside |= {each.shown: flag.line for each in text if isinstance(each, Unknown) and _empty(each)}
-            if unknown is not None and flag.key[-1] not in _OF_NO_ACCOUNT:
+            if unknown is not None and flag.key[-1] not in _OF_NO_ACCOUNT and not _counted_otherwise(flag, line):
                 first = shown(flag.values[0])
                 what = f"{shown(text)} stands behind --{flag.name} {first}" if number else f"--{flag.name} is {first}"
                 problems.append(f"{source}:{flag.line}: {what}; {unknown.why}")
@@ -166,6 +171,12 @@ def put_flags(line: CommandLine, document: Document) -> None:
         here[flag.key[-1]] = True if not made else made[0] if len(made) == 1 else made
         document.places[flag.key] = f"{source}:{flag.line}"
     refuse(problems)
+
+
+def _counted_otherwise(flag: Flag, line: CommandLine) -> bool:
+    """Machines, where accelerate is given the processes of all of them."""
+    asked = {each.key for each in line.flags}
+    return flag.key == ("launch", "num_machines") and ("launch", "num_processes") in asked
 
 
 def _empty(unknown: Unknown) -> bool:
