@@ -22,7 +22,8 @@ _LAUNCHERS = (
     "deepspeed.launcher.runner",
 )
 _OF_NO_ACCOUNT = (
-    *("output_dir", "logging_dir", "run_name", "deepspeed", "cache_dir", "main_process_port", "master_port"),
+    *("output_dir", "logging_dir", "run_name", "resume_from_checkpoint", "deepspeed", "hostfile"),
+    *("cache_dir", "main_process_port", "master_port"),
     *("master_addr", "main_process_ip", "node_rank", "machine_rank", "rdzv_id", "rdzv_endpoint"),
 )
 """Flags whose values may be variables that nobody knows."""
@@ -160,7 +161,8 @@ def put_flags(line: CommandLine, document: Document) -> None:
         for number, text in enumerate(flag.values):
             unknown = next((each for each in text if isinstance(each, Unknown) and not _empty(each)), None)
             line.outside |= {each.shown: flag.line for each in text if isinstance(each, Unknown) and _empty(each)}
-            if unknown is not None and flag.key[-1] not in _OF_NO_ACCOUNT and not _counted_otherwise(flag, line):
+            no_account = flag.key[-1] in _OF_NO_ACCOUNT and not number  # what stands behind its value may be a flag
+            if unknown is not None and not no_account and not _counted_otherwise(flag, line):
                 first = shown(flag.values[0])
                 what = f"{shown(text)} stands behind --{flag.name} {first}" if number else f"--{flag.name} is {first}"
                 problems.append(f"{source}:{flag.line}: {what}; {unknown.why}")

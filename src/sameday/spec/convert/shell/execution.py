@@ -12,7 +12,7 @@ from pathlib import Path
 from sameday.spec.convert.shell import grammar
 from sameday.spec.convert.shell.expansion import ARGUMENTS, Expansion
 from sameday.spec.convert.shell.grammar import ASSIGNMENT, DECLARATIONS, Chain, Choice, Function, Loop, Node, Pipe
-from sameday.spec.convert.shell.variables import Text, Unknown, Value, shown
+from sameday.spec.convert.shell.variables import Text, Unknown, Value, divided, shown
 from sameday.spec.convert.shell.words import Arithmetic, Part, Word
 from sameday.spec.errors import BadInput
 
@@ -55,6 +55,8 @@ class Execution:
         self.expansion = Expansion(source)
         self.variables = self.expansion.variables
         self.starts: list[Start] = []
+        self.undecided: list[str] = []
+        """What is run as a command, and a condition decides what it is."""
         self.functions: dict[str, Node] = {}
         self.exported: dict[str, None] = {}
         self.frames: list[_Frame] = []
@@ -218,7 +220,13 @@ class Execution:
                 if (found := ASSIGNMENT.match(shown(text))) and isinstance(text[0], str):
                     prefix[found[1]] = ((text[0].partition("=")[2], *text[1:]), at)
             self.starts.append(Start(started, {**environment, **prefix}, outside))
+        else:
+            self.not_decided(words[0][0], line)
         return ""
+
+    def not_decided(self, text: Text, line: int) -> None:
+        if isinstance(text[0], Unknown) and text[0].choices:
+            self.undecided.append(f"{self.source}:{line}: {shown(text)} is run as a command; {text[0].why}")
 
     def sets(self, said: list[str], words: list[tuple[Text, int]], line: int) -> None:
         """Variables and arguments that a command of the shell itself changes."""
@@ -245,9 +253,11 @@ class Execution:
         """Text that is a script itself: of eval, or of bash -c."""
         nodes: tuple[Node, ...] = ()
         if any(map(_unknown, texts)):
-            words = [(part, line) for text in texts for part in _divided(text)]
+            words = [(part, line) for text in texts for part in divided(text)]
             if words and (started := _from_start(words)):
                 self.starts.append(Start(started, {}, []))
+            for text, _ in words[:1]:
+                self.not_decided(text, line)
         else:
             nodes = grammar.commands(" ".join(map(shown, texts)), self.source, line)
         if len(self.local) >= _CALLS:
@@ -349,20 +359,6 @@ def _sure(node: Node) -> bool:
 
 def _unknown(text: Text) -> bool:
     return any(isinstance(each, Unknown) for each in text)
-
-
-def _divided(text: Text) -> list[Text]:
-    """At its blanks."""
-    made: list[list[str | Unknown]] = [[]]
-    for piece in text:
-        if isinstance(piece, Unknown):
-            made[-1].append(piece)
-            continue
-        for number, each in enumerate(re.split(r"\s+", piece)):
-            if number:
-                made.append([])
-            made[-1] += [each] if each else []
-    return [tuple(each) for each in made if each]
 
 
 def _is_shell(before: Sequence[str]) -> bool:

@@ -13,7 +13,7 @@ from sameday.spec.convert.shell.command_line import CommandLine, command_line, p
 from sameday.spec.convert.shell.execution import STARTS, Execution, Start
 from sameday.spec.convert.shell.variables import Unknown, shown
 from sameday.spec.document import Document
-from sameday.spec.errors import BadInput
+from sameday.spec.errors import BadInput, refuse
 from sameday.spec.reading import read_spec
 
 _SCRIPT = re.compile(
@@ -62,7 +62,7 @@ def read_script(path: Path) -> Script:
         raise BadInput(f"{path}: cannot be read: {error}") from None
     execution = Execution(str(path))
     execution.all(grammar.commands(text, str(path)))
-    start, line, notes = _training(path, execution.starts)
+    start, line, notes = _training(path, execution)
     document = Document(str(path))
     environment, unknown = {}, {}
     for name, (value, at) in start.environment.items():
@@ -71,6 +71,9 @@ def read_script(path: Path) -> Script:
             unknown[name] = f"{place}: {name} is {shown(value)}; {whose.why}"
         environment[name] = (shown(value), place)
     put_flags(line, document)
+    for (name, flags), at in execution.variables.left_out.items():
+        why = f"line {at} puts it into {name} on a condition; here it is left out: the model does not depend on it"
+        notes.append(Note(f"({flags})", None, None, why))
     line.outside |= {each.shown: line.line for each in start.outside}
     for given, at in line.outside.items():
         why = f"line {at} takes it from outside of the script; here it counts as empty"
@@ -78,9 +81,9 @@ def read_script(path: Path) -> Script:
     return Script(document, " ".join(line.program), notes, environment, unknown)
 
 
-def _training(path: Path, starts: Sequence[Start]) -> tuple[Start, CommandLine, list[Note]]:
+def _training(path: Path, execution: Execution) -> tuple[Start, CommandLine, list[Note]]:
     """The one command that trains, and notes about those that do not."""
-    read = [(start, command_line(start.words, str(path))) for start in starts]
+    read = [(start, command_line(start.words, str(path))) for start in execution.starts]
     asked = [(start, line) for start, line in read if line.flags or line.overrides or line.config]
     others = [line for _, line in asked if _trains_nothing(line.program)]
     found = [(start, line) for start, line in asked if line not in others]
@@ -89,6 +92,9 @@ def _training(path: Path, starts: Sequence[Start]) -> tuple[Start, CommandLine, 
         if len(by_name) == len(found) - 1:
             found = [(start, line) for start, line in found if line not in by_name]
             others += by_name
+    if not found:
+        training = (line for _, line in read if not _trains_nothing(line.program))
+        refuse([*(problem for line in training for problem in line.problems), *execution.undecided])
     if len(found) != 1:
         lines = ", ".join(str(line.line) for _, line in found)
         what = f"starts {len(found)} trainings (lines {lines})" if found else "starts no trainer that is known"

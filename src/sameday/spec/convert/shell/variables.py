@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +17,11 @@ WORDS = 2**16
 MOST = 2**22
 """Characters of all values that are made while a script is read."""
 _CHOICES, _LONG = 6, 4
+OF_THE_RUN = (
+    *("resume_from_checkpoint", "overwrite_output_dir", "output_dir", "logging_dir", "run_name", "report_to"),
+    *("logging_steps", "save_steps", "save_total_limit", "disable_tqdm"),
+)
+"""Flags that the model does not depend on."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,8 @@ class Variables:
         self.source = source
         self.layers: list[dict[str, Value | None]] = [{}]
         self.made = 0
+        self.left_out: dict[tuple[str, str], int] = {}
+        """Flags that a condition adds to a variable, and the model does not depend on: with their lines."""
 
     def get(self, name: str) -> Value | None:
         return next((layer[name] for layer in reversed(self.layers) if name in layer), None)
@@ -103,7 +111,26 @@ class Variables:
         for name in {name: None for branch in branches for name in branch}:
             values = [branch[name] if name in branch else self.get(name) for branch in branches]
             first = values[0]
-            self.set(name, first if all(each == first for each in values) else _one_of(name, values))
+            if all(each == first for each in values):
+                self.set(name, first)
+            elif (without := self.without_additions(name, values)) is not None:
+                self.set(name, without)
+            else:
+                self.set(name, _one_of(name, values))
+
+    def without_additions(self, name: str, values: Sequence[Value | None]) -> Value | None:
+        """The value with the fewest flags of the run itself, where the values differ in nothing else."""
+        there = [value for value in values if value is not None]
+        apart = [_of_the_run(value) for value in there]
+        if len(there) < len(values) or any(rest != apart[0][0] for rest, _ in apart):
+            return None
+        fewest = min(range(len(there)), key=lambda each: len(apart[each][1]))
+        kept = apart[fewest][1]
+        for value, (_, additions) in zip(there, apart, strict=True):
+            more = additions[len(kept) :] if additions[: len(kept)] == kept else additions
+            if more:
+                self.left_out[name, " ".join(map(shown, more))] = value.line
+        return there[fewest]
 
 
 def _one_of(name: str, values: Sequence[Value | None]) -> Value:
@@ -127,6 +154,37 @@ def _one_of(name: str, values: Sequence[Value | None]) -> Value:
     said_all = " or ".join(text + f" (line {line})" * (line > 0) for text, line in kept)
     why = f"{name} is {said_all}, as a condition of the script decides: leave one"
     return Value(((Unknown(f"${name}", why, choices=kept),),), line=max(line for _, line in kept))
+
+
+def _of_the_run(value: Value) -> tuple[list[Text], list[Text]]:
+    """Its words without the flags of the run itself, and these with their values."""
+    rest: list[Text] = []
+    additions: list[Text] = []
+    flag = False
+    for word in value.texts if value.array else [each for text in value.texts for each in divided(text)]:
+        name, equals, _ = shown(word).removeprefix("--").partition("=")
+        if shown(word).startswith("--"):
+            flag = name.replace("-", "_") in OF_THE_RUN
+            (additions if flag else rest).append(word)
+            flag = flag and not equals
+        else:
+            (additions if flag else rest).append(word)
+            flag = False  # such a flag has one value
+    return rest, additions
+
+
+def divided(text: Text) -> list[Text]:
+    """At its blanks."""
+    made: list[list[str | Unknown]] = [[]]
+    for piece in text:
+        if isinstance(piece, Unknown):
+            made[-1].append(piece)
+            continue
+        for number, each in enumerate(re.split(r"\s+", piece)):
+            if number:
+                made.append([])
+            made[-1] += [each] if each else []
+    return [tuple(each) for each in made if each]
 
 
 def _words(value: Value) -> list[str]:
