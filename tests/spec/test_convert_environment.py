@@ -1,4 +1,5 @@
-"""Variables that a script exports: settings are those that the trainer reads from its environment, and no others."""
+"""Variables of a script: those that its trainer reads are settings; those in flags that the caller replaces are not
+needed."""
 
 from pathlib import Path
 
@@ -67,3 +68,35 @@ def test_settings_of_the_environment_are_refused_by_name(tmp_path: Path, text: s
 def test_a_variable_that_is_no_setting_can_be_dropped_by_name(tmp_path: Path) -> None:
     done = converted(tmp_path, f"export LR=1e-4\nswift sft {COMMON}", drop=["LR"])
     assert whys(done)["LR"].startswith("left out, as --drop asks")
+
+
+UNKNOWN = "$DATA/my.jsonl; this script does not say what $DATA is: give it"
+
+
+@pytest.mark.parametrize(
+    ("text", "data", "key"),
+    [
+        ("swift sft --model m --dataset $DATA/my.jsonl", "--train", "dataset"),
+        ("swift sft --model m --dataset a.jsonl --val_dataset $DATA/my.jsonl", "--val", "val_dataset"),
+        (f"llamafactory-cli {LLAMA.replace('--train_file a.jsonl', '--dataset $DATA/my.jsonl')}", "--train", "dataset"),
+        (f"python sft_vlm.py {TRL.replace('a.jsonl', '$DATA/my.jsonl')}", "--train", "dataset_name"),
+        ("python train.py --model m --train_data $DATA/my.jsonl", "--train", "train_data"),
+        ("python train.py --model m --train_file a.jsonl --img_dir $DATA/my.jsonl", "--images", "img_dir"),
+    ],
+)
+def test_values_that_the_caller_replaces_need_not_be_known(tmp_path: Path, text: str, data: str, key: str) -> None:
+    text = text.replace("--model m", "--model Qwen/Qwen3-VL-8B")
+    assert f"--{key} is {UNKNOWN}" in refused(tmp_path, text)
+    done = converted(tmp_path, text, {data: "mine.jsonl"})
+    (note,) = [each for each in done.notes if each.key == key]
+    assert (note.value, note.why) == ("$DATA/my.jsonl", f"{data} replaces it")
+    field = {"--train": done.recipe.data.train, "--val": done.recipe.data.val, "--images": done.recipe.data.image_root}
+    assert field[data] == "mine.jsonl"
+
+
+def test_a_variable_behind_what_the_caller_replaces_may_be_a_flag(tmp_path: Path) -> None:
+    text = "DIR=$(cd x && pwd)\nswift sft --model Qwen/Qwen3-VL-8B --dataset $DIR/a.jsonl $DIR/b.jsonl"
+    assert converted(tmp_path, text, {"--train": "mine.jsonl"}).recipe.data.train == "mine.jsonl"
+    assert refused(tmp_path, f"{text} $MORE", {"--train": "mine.jsonl"}) == [
+        "$MORE stands behind --dataset $(cd x && pwd)/a.jsonl; this script does not say what $MORE is: give it"
+    ]

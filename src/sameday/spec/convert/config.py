@@ -62,7 +62,7 @@ def examine(
             f"{path}: is a program, and what it would do is not known before it runs; allowed: a trainer's config in "
             "YAML or JSON, or a shell script with its command line"
         )
-    script = read_script(path) if is_script(path) else Script(read_document(path))
+    script = read_script(path, data or {}, trainer) if is_script(path) else Script(read_document(path))
     document, command = script.document, script.command
     refuse_own(path, document.values)
     add_launchers_file(document, path.parent)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -288,7 +288,7 @@ DTYPES |= dict.fromkeys(("float32", "fp32", "32", "no", "false"), "float32")
 # Options of the command that name files, each with the settings that it stands instead of.
 REPLACED: dict[str, tuple[str, tuple[str, ...]]] = {
     "--train": ("train_file", ("dataset", "dataset_dir")),
-    "--val": ("validation_file", ()),
+    "--val": ("validation_file", ("val_dataset", "eval_dataset", "test_datasets")),
     "--images": ("image_root", ()),
 }
 PATHS = ("data.train", "data.val", "data.test", "data.image_root", "start_adapter")
@@ -338,6 +338,12 @@ COMPUTED = (
 OF_ADAPTERS = ("lora", "peft", "adapter")
 
 KNOWN = {*ALIASES, *DIRECT, *NEUTRAL, *DROPPED, *COMPUTED}
+
+
+def replaced_by(option: str, of_trainer: Sequence[str]) -> tuple[str, ...]:
+    """The settings that an option stands instead of; `of_trainer` say where its training questions come from."""
+    name, others = REPLACED[option]
+    return (name, *others, *(of_trainer if option == "--train" else ()))
 
 
 def leaves(values: dict[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:

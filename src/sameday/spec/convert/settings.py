@@ -118,8 +118,8 @@ class Settings:
 
     def _replace(self, option: str, value: str) -> None:
         """A file of the command line, instead of all that the config says about where to find it."""
-        name, others = keys.REPLACED[option]
-        for each in (name, *others, *(self.trainer.data if option == "--train" else ())):
+        name, *_ = gone = keys.replaced_by(option, self.trainer.data)
+        for each in gone:
             if each in self.old:
                 self.drop(each, f"{option} replaces it")
                 del self.old[each]

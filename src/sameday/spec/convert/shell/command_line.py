@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -145,8 +145,8 @@ def _positional(made: CommandLine, text: Text, line: int, launching: bool, sourc
     made.program.append(word)
 
 
-def put_flags(line: CommandLine, document: Document) -> None:
-    """As settings of the document. BadInput for all that is not known."""
+def put_flags(line: CommandLine, document: Document, replaced: Collection[str] = ()) -> None:
+    """As settings of the document. BadInput for all that is not known, but in flags that the caller replaces."""
     source, problems = document.source, list(line.problems)
     if line.overrides:
         said = ", ".join(text for text, _ in line.overrides[:8])
@@ -158,21 +158,30 @@ def put_flags(line: CommandLine, document: Document) -> None:
         if flag.key in document.places:
             first = document.places[flag.key]
             problems.append(f"{source}:{flag.line}: --{flag.name} is given twice, first at {first}")
-        for number, text in enumerate(flag.values):
-            unknown = next((each for each in text if isinstance(each, Unknown) and not _empty(each)), None)
-            line.outside |= {each.shown: flag.line for each in text if isinstance(each, Unknown) and _empty(each)}
-            no_account = flag.key[-1] in _OF_NO_ACCOUNT and not number  # what stands behind its value may be a flag
-            if unknown is not None and not no_account and not _counted_otherwise(flag, line):
-                first = shown(flag.values[0])
-                what = f"{shown(text)} stands behind --{flag.name} {first}" if number else f"--{flag.name} is {first}"
-                problems.append(f"{source}:{flag.line}: {what}; {unknown.why}")
-        words = [known(text).rstrip(",") for text in flag.values]
+        gone = flag.key[-1] in replaced and not flag.launching
+        problems += _unknown_values(flag, line, source, gone)
+        words = [shown(text) if gone else known(text).rstrip(",") for text in flag.values]
         place = f"{source}:{flag.line}: --{flag.name}"
         here = document.values.setdefault("launch", {}) if flag.launching else document.values
         made = [read_value(word, place) for word in words]
         here[flag.key[-1]] = True if not made else made[0] if len(made) == 1 else made
         document.places[flag.key] = f"{source}:{flag.line}"
     refuse(problems)
+
+
+def _unknown_values(flag: Flag, line: CommandLine, source: str, gone: bool) -> list[str]:
+    """Sentences about values that are not known, where the model depends on them. What stands behind the first value
+    may be a flag, whatever the flag before it is about."""
+    problems = []
+    for number, text in enumerate(flag.values):
+        unknown = next((each for each in text if isinstance(each, Unknown) and not _empty(each)), None)
+        line.outside |= {each.shown: flag.line for each in text if isinstance(each, Unknown) and _empty(each)}
+        no_account = (flag.key[-1] in _OF_NO_ACCOUNT and not number) or (gone and (not number or len(text) > 1))
+        if unknown is not None and not no_account and not _counted_otherwise(flag, line):
+            first = shown(flag.values[0])
+            what = f"{shown(text)} stands behind --{flag.name} {first}" if number else f"--{flag.name} is {first}"
+            problems.append(f"{source}:{flag.line}: {what}; {unknown.why}")
+    return problems
 
 
 def _counted_otherwise(flag: Flag, line: CommandLine) -> bool:

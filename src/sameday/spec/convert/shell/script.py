@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sameday.spec.convert import keys
 from sameday.spec.convert.conversion import Note
 from sameday.spec.convert.shell import grammar
 from sameday.spec.convert.shell.command_line import CommandLine, command_line, put_flags
 from sameday.spec.convert.shell.execution import STARTS, Execution, Start
 from sameday.spec.convert.shell.variables import Unknown, shown
+from sameday.spec.convert.trainers.registry import recognise
 from sameday.spec.document import Document
 from sameday.spec.errors import BadInput, refuse
 from sameday.spec.reading import read_spec
@@ -52,8 +54,9 @@ def is_script(path: Path) -> bool:
     return path.suffix not in (".yaml", ".yml", ".json") and _SCRIPT.search(text) is not None
 
 
-def read_script(path: Path) -> Script:
-    """A launcher's own flags stand under `launch`. BadInput where no command, or more than one, trains."""
+def read_script(path: Path, data: Collection[str] = (), trainer: str | None = None) -> Script:
+    """A launcher's own flags stand under `launch`. BadInput where no command, or more than one, trains. `data` are the
+    options of sameday's own command line that stand instead of flags, whose values are then not needed."""
     try:
         text = read_spec(path).decode("utf-8")
     except FileNotFoundError:
@@ -70,7 +73,7 @@ def read_script(path: Path) -> Script:
         if whose := next((each for each in value if isinstance(each, Unknown)), None):
             unknown[name] = f"{place}: {name} is {shown(value)}; {whose.why}"
         environment[name] = (shown(value), place)
-    put_flags(line, document)
+    put_flags(line, document, _replaced(line, data, trainer))
     for (name, flags), at in execution.variables.left_out.items():
         why = f"line {at} puts it into {name} on a condition; here it is left out: the model does not depend on it"
         notes.append(Note(f"({flags})", None, None, why))
@@ -79,6 +82,18 @@ def read_script(path: Path) -> Script:
         why = f"line {at} takes it from outside of the script; here it counts as empty"
         notes.append(Note(f"({given})", None, None, why))
     return Script(document, " ".join(line.program), notes, environment, unknown)
+
+
+def _replaced(line: CommandLine, data: Collection[str], trainer: str | None) -> set[str]:
+    """Flags that these options stand instead of."""
+    names = [each.key[-1] for each in line.flags if not each.launching]
+    try:
+        whose, _ = recognise(names, " ".join(line.program), trainer)
+    except BadInput:  # the caller says it
+        return set()
+    gone = {each for option in data for each in keys.replaced_by(option, whose.data)}
+    aliases = {**keys.ALIASES, **whose.aliases}
+    return {each for each in names if aliases.get(each, each) in gone}
 
 
 def _training(path: Path, execution: Execution) -> tuple[Start, CommandLine, list[Note]]:
