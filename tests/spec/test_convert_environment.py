@@ -100,3 +100,12 @@ def test_a_variable_behind_what_the_caller_replaces_may_be_a_flag(tmp_path: Path
     assert refused(tmp_path, f"{text} $MORE", {"--train": "mine.jsonl"}) == [
         "$MORE stands behind --dataset $(cd x && pwd)/a.jsonl; this script does not say what $MORE is: give it"
     ]
+
+
+def test_questions_of_validation_that_are_replaced_hold_none_of_training_out(tmp_path: Path) -> None:
+    text = "swift sft --model Qwen/Qwen3-VL-8B --dataset a.jsonl --split_dataset_ratio 0.1"
+    done = converted(tmp_path, f"{text} --val_dataset b.jsonl", {"--val": "mine.jsonl"})
+    assert whys(done)["split_dataset_ratio"] == "does nothing: val_dataset is given"
+    assert done.recipe.data.val == "mine.jsonl"
+    (line,) = refused(tmp_path, text, {"--val": "mine.jsonl"})
+    assert line.startswith("split_dataset_ratio is 0.1; some training questions would be held out")

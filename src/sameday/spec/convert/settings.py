@@ -121,6 +121,9 @@ class Settings:
         name, *_ = gone = keys.replaced_by(option, self.trainer.data)
         for each in gone:
             if each in self.old:
+                if option == "--val" and self.old[each][1] not in (None, "", []):
+                    self.drop("val_size", f"does nothing: {self.old[each][0]} is given")
+                    self.done("val_size")
                 self.drop(each, f"{option} replaces it")
                 del self.old[each]
         self.leaves[option] = value
