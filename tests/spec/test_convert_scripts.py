@@ -97,7 +97,6 @@ swift sft --model ${MODEL} `# its model` \\
             "$MORE stands behind --seed 3; this script does not say what $MORE is",
         ),
         ("swift sft --model $WHICH --seed 1 --seed 2\n", "--model is $WHICH; this script does not say what $WHICH is"),
-        ("swift sft --seed 1 \\\n --seed 2\n", "--seed is given twice, first at "),
         (
             "swift sft --a 1\nswift sft --a 2\n",
             "starts 2 trainings (lines 1, 2); must be one command with --flags, of swift",
@@ -344,6 +343,23 @@ def test_text_that_looks_like_yaml_is_text(tmp_path: Path) -> None:
     assert read_script(tmp_path / "old.sh").document.values == given
     (tmp_path / "old.sh").write_text(script("swift sft", {"a": '{"b": [1, true]}', "c": "yes", "d": "1.0e-3", "e": 7}))
     assert read_script(tmp_path / "old.sh").document.values == {"a": {"b": [1, True]}, "c": True, "d": 1e-3, "e": 7}
+
+
+def test_of_a_flag_that_is_given_twice_the_last_counts(tmp_path: Path) -> None:
+    lines = ("--lora_rank $R --target_modules q_proj v_proj --hub_token a", "--lora-rank 4 --target_modules k_proj")
+    text = f"swift sft {COMMON} \\\n  {lines[0]} \\\n  {lines[1]} --hub_token b"
+    done = converted(tmp_path, text)
+    assert (done.recipe.lora.r, done.recipe.lora.target_modules) == (4, ("k_proj",))
+    said = {note.key: note.why for note in done.notes if note.key.startswith("(--")}
+    assert said == {
+        "(--lora_rank $R)": "line 2; given again as --lora-rank 4 in line 3: the last one counts",
+        "(--target_modules q_proj v_proj)": "line 2; given again as --target_modules k_proj in line 3: the last one "
+        "counts",
+        "(--hub_token ***)": "line 2; given again as --hub_token *** in line 3: the last one counts",
+    }
+    assert refused(tmp_path, f"swift sft {COMMON} --seed 1 --seed $S") == [
+        "--seed is $S; this script does not say what $S is: give it"
+    ]
 
 
 def test_many_lines_are_told_from_a_script_at_once(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from sameday.spec.document import Document
 from sameday.spec.load import resolve_path
 
 ABSENT = "(not set) "
-_SECRET = re.compile(r"(?i)(?:api_?key|secret|password|(?:hub|hf|ms|om|wandb|swanlab|access|auth)_?token|^token)$")
+SECRET = re.compile(r"(?i)(?:api_?key|secret|password|(?:hub|hf|ms|om|wandb|swanlab|access|auth)_?token|^token)$")
 
 
 class Settings:
@@ -48,7 +48,7 @@ class Settings:
         self.why = dict(keys.WHY)
         self.new = {kind: Document(document.source) for kind in ("recipe", "plan")}
         self.leaves = {
-            key: "***" if isinstance(value, str) and _SECRET.search(key) else value
+            key: "***" if isinstance(value, str) and SECRET.search(key) else value
             for key, value in keys.leaves(document.values, "")
         }
         for each in drop:

@@ -11,6 +11,8 @@ from typing import Any
 
 import yaml
 
+from sameday.spec.convert.conversion import Note
+from sameday.spec.convert.settings import SECRET
 from sameday.spec.convert.shell.expansion import CALLER
 from sameday.spec.convert.shell.variables import Text, Unknown, known, shown
 from sameday.spec.document import Document
@@ -47,7 +49,8 @@ class Flag:
 
     @property
     def shown(self) -> str:
-        return " ".join([f"--{self.name}", *map(shown, self.values)])
+        values = ["***"] if SECRET.search(self.name) else map(shown, self.values)
+        return " ".join([f"--{self.name}", *values])
 
 
 @dataclass
@@ -145,8 +148,9 @@ def _positional(made: CommandLine, text: Text, line: int, launching: bool, sourc
     made.program.append(word)
 
 
-def put_flags(line: CommandLine, document: Document, replaced: Collection[str] = ()) -> None:
-    """As settings of the document. BadInput for all that is not known, but in flags that the caller replaces."""
+def put_flags(line: CommandLine, document: Document, replaced: Collection[str] = ()) -> list[Note]:
+    """As settings of the document; returns notes about flags that are given twice, of which argparse takes the last.
+    BadInput for all that is not known, but in flags that the caller replaces."""
     source, problems = document.source, list(line.problems)
     if line.overrides:
         said = ", ".join(text for text, _ in line.overrides[:8])
@@ -154,10 +158,13 @@ def put_flags(line: CommandLine, document: Document, replaced: Collection[str] =
             f"{source}:{line.overrides[0][1]}: {said} changes a config file, and no such file is named here: convert "
             "the program's own config file, after putting that into it"
         )
+    last = {flag.key: flag for flag in line.flags}
+    notes = []
     for flag in line.flags:
-        if flag.key in document.places:
-            first = document.places[flag.key]
-            problems.append(f"{source}:{flag.line}: --{flag.name} is given twice, first at {first}")
+        if flag is not (counts := last[flag.key]):
+            why = f"line {flag.line}; given again as {counts.shown} in line {counts.line}: the last one counts"
+            notes.append(Note(f"({flag.shown})", None, None, why))
+            continue
         gone = flag.key[-1] in replaced and not flag.launching
         problems += _unknown_values(flag, line, source, gone)
         words = [shown(text) if gone else known(text).rstrip(",") for text in flag.values]
@@ -167,6 +174,7 @@ def put_flags(line: CommandLine, document: Document, replaced: Collection[str] =
         here[flag.key[-1]] = True if not made else made[0] if len(made) == 1 else made
         document.places[flag.key] = f"{source}:{flag.line}"
     refuse(problems)
+    return notes
 
 
 def _unknown_values(flag: Flag, line: CommandLine, source: str, gone: bool) -> list[str]:

@@ -73,7 +73,7 @@ def read_script(path: Path, data: Collection[str] = (), trainer: str | None = No
         if whose := next((each for each in value if isinstance(each, Unknown)), None):
             unknown[name] = f"{place}: {name} is {shown(value)}; {whose.why}"
         environment[name] = (shown(value), place)
-    put_flags(line, document, _replaced(line, data, trainer))
+    notes += put_flags(line, document, _replaced(line, data, trainer))
     for (name, flags), at in execution.variables.left_out.items():
         why = f"line {at} puts it into {name} on a condition; here it is left out: the model does not depend on it"
         notes.append(Note(f"({flags})", None, None, why))
