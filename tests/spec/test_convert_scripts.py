@@ -345,6 +345,25 @@ def test_text_that_looks_like_yaml_is_text(tmp_path: Path) -> None:
     assert read_script(tmp_path / "old.sh").document.values == {"a": {"b": [1, True]}, "c": True, "d": 1e-3, "e": 7}
 
 
+@pytest.mark.parametrize(
+    ("text", "places"),
+    [
+        (f'A="\n {COMMON}\n --nonsense 3\n"\nswift sft $A --foo 1', (3, 5)),
+        (f'A=(\n {COMMON}\n # --nonsense 3\n --nonsense 3)\nswift sft "${{A[@]}}" \\\n --foo 1', (4, 6)),
+        (f'echo "--nonsense N"\nA={{}}\nA+=" --nonsense 3"\neval "swift sft {COMMON} $A --foo 1"', (3, 4)),
+        (f'A="--nonsense 3"\nB="--nonsense 3"\nswift sft {COMMON} $A --foo 1', (3, 3)),
+    ],
+)
+def test_a_flag_is_named_with_the_line_on_which_it_is_written(
+    tmp_path: Path, text: str, places: tuple[int, int]
+) -> None:
+    with pytest.raises(BadInput) as error:
+        converted(tmp_path, text.replace("A={}", "A="))
+    lines = str(error.value).splitlines()
+    for place, name in zip(places, ("nonsense", "foo"), strict=True):
+        assert any(line.startswith(f"{tmp_path}/old.sh:{place}: {name} is ") for line in lines), lines
+
+
 def test_of_a_flag_that_is_given_twice_the_last_counts(tmp_path: Path) -> None:
     lines = ("--lora_rank $R --target_modules q_proj v_proj --hub_token a", "--lora-rank 4 --target_modules k_proj")
     text = f"swift sft {COMMON} \\\n  {lines[0]} \\\n  {lines[1]} --hub_token b"

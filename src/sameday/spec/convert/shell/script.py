@@ -22,6 +22,7 @@ _SCRIPT = re.compile(
     rf"^(?:#!.*|[ \t]*(?:\w+=\S*[ \t]+)*(?:{'|'.join(STARTS)}|python3?)\b[^:\n]*)$",
     re.MULTILINE,
 )
+_FLAG = re.compile(r"(?<![\w-])--([A-Za-z][\w.-]*)")
 _TRAINS_NOTHING = (
     *("export", "infer", "inference", "eval", "evaluate", "deploy", "merge", "merge-lora", "merge_lora", "chat", "api"),
     *("webchat", "web-ui", "web_ui", "webui", "app", "rollout", "sample", "preprocess", "fetch", "quantize", "env"),
@@ -66,6 +67,7 @@ def read_script(path: Path, data: Collection[str] = (), trainer: str | None = No
     execution = Execution(str(path))
     execution.all(grammar.commands(text, str(path)))
     start, line, notes = _training(path, execution)
+    _to_their_lines(line, text)
     document = Document(str(path))
     environment, unknown = {}, {}
     for name, (value, at) in start.environment.items():
@@ -82,6 +84,22 @@ def read_script(path: Path, data: Collection[str] = (), trainer: str | None = No
         why = f"line {at} takes it from outside of the script; here it counts as empty"
         notes.append(Note(f"({given})", None, None, why))
     return Script(document, " ".join(line.program), notes, environment, unknown)
+
+
+def _to_their_lines(line: CommandLine, text: str) -> None:
+    """A flag out of a variable or an array gets the line on which it is written, where that is one line: values of
+    variables know no lines."""
+    rows = text.split("\n")
+    written: dict[str, list[int]] = {}
+    for number, row in enumerate(rows, 1):
+        for name in {*_FLAG.findall(row)} if not row.lstrip().startswith("#") else ():
+            written.setdefault(name, []).append(number)
+    for flag in line.flags:
+        places = written.get(flag.name, [])
+        value = shown(flag.values[0]) if flag.values else ""
+        alike = [number for number in places if value in rows[number - 1]]
+        if flag.line not in places and len(alike or places) == 1:
+            (flag.line,) = alike or places
 
 
 def _replaced(line: CommandLine, data: Collection[str], trainer: str | None) -> set[str]:
