@@ -381,6 +381,15 @@ def test_of_a_flag_that_is_given_twice_the_last_counts(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["old.sh", "old.yaml", "old"])
+def test_a_script_that_is_too_large_is_called_one(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("x=1\n" * 100_000)
+    with pytest.raises(BadInput) as error:
+        convert(tmp_path / name, known_families())
+    said = f"{tmp_path / name}: is larger than 262,144 bytes, which no config or script of a training is"
+    assert str(error.value) == said
+
+
 def test_many_lines_are_told_from_a_script_at_once(tmp_path: Path) -> None:
     start = time.process_time()
     for line in ("A=1\n", "\n", "A=1 "):
@@ -407,6 +416,15 @@ def test_many_lines_are_told_from_a_script_at_once(tmp_path: Path) -> None:
             "axolotl train x.yaml --learning-rate 1e-4",
             "starts a training by x.yaml: convert that file, after putting into it what stands on its command line: "
             "--learning-rate 1e-4",
+        ),
+        (
+            "axolotl train x.yaml --learning-rate 1e-4 --launcher accelerate -- --num_processes 4",
+            "starts a training by x.yaml: convert that file, after putting into it what stands on its command line: "
+            "--learning-rate 1e-4",
+        ),
+        (
+            "axolotl train x.yaml --launcher torchrun -- --nproc_per_node=4",
+            "starts a training by x.yaml: convert that file",
         ),
         (
             "accelerate launch --config_file zero.yaml --multi_gpu -m axolotl.cli.train x.yml --seed=3",

@@ -34,12 +34,12 @@ def read_file(path: Path, most: int | None) -> bytes:
         return file.read(-1 if most is None else most)
 
 
-def read_spec(path: Path) -> bytes:
-    """A recipe, a plan or a config, which may come through a pipe."""
+def read_spec(path: Path, what: str = "recipe or plan") -> bytes:
+    """A recipe, a plan or a config, which may come through a pipe. `what` it is, for who has given a larger file."""
     with open(path, "rb") as file:
         content = file.read(SPEC + 1)
     if len(content) > SPEC:
-        raise BadInput(f"{path}: is larger than {SPEC:,} bytes, which no recipe or plan is")
+        raise BadInput(f"{path}: is larger than {SPEC:,} bytes, which no {what} is")
     return content
 
 

@@ -31,6 +31,8 @@ _OF_NO_ACCOUNT = (
 """Flags whose values may be variables that nobody knows."""
 _CONFIG = re.compile(r".*\.(?:ya?ml|json)")
 _CONFIG_FLAGS = ("config", "cfg", "config_file", "cfg_file")
+_OF_LAUNCHING = (*_CONFIG_FLAGS, "launcher")
+"""Flags beside a config file that are no settings."""
 _MODULE = ("-m", "--module")
 _OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_][\w./@-]*=.*", re.DOTALL)
 _DEEPEST = 20
@@ -67,7 +69,7 @@ class CommandLine:
     """What may be given from outside, with its line."""
 
     def changes(self) -> list[str]:
-        flags = [each.shown for each in self.flags if not each.launching and each.name not in _CONFIG_FLAGS]
+        flags = [each.shown for each in self.flags if not each.launching and each.name not in _OF_LAUNCHING]
         return [*(text for text, _ in self.overrides), *flags]
 
 
@@ -80,6 +82,8 @@ def command_line(words: Sequence[tuple[Text, int]], source: str) -> CommandLine:
         module = word in _MODULE[: 1 + launching] and (launching or _is_python(made.program))
         if skip:
             skip = False
+        elif word == "--" and made.program:
+            launching, flag = launching or "axolotl" in made.program, None  # what follows is its launcher's
         elif module:
             flag = None
         elif text == (CALLER,) and (flag is None or flag.values or place + 1 == len(words)):

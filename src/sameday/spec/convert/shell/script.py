@@ -49,7 +49,7 @@ def is_script(path: Path) -> bool:
     if path.suffix in (".sh", ".bash"):
         return True
     try:
-        text = read_spec(path).decode("utf-8")
+        text = read_spec(path, "config or script of a training").decode("utf-8")
     except (OSError, UnicodeDecodeError):
         return False  # `read_document` says what is wrong with it
     return path.suffix not in (".yaml", ".yml", ".json") and _SCRIPT.search(text) is not None
@@ -59,7 +59,7 @@ def read_script(path: Path, data: Collection[str] = (), trainer: str | None = No
     """A launcher's own flags stand under `launch`. BadInput where no command, or more than one, trains. `data` are the
     options of sameday's own command line that stand instead of flags, whose values are then not needed."""
     try:
-        text = read_spec(path).decode("utf-8")
+        text = read_spec(path, "config or script of a training").decode("utf-8")
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
