@@ -381,6 +381,15 @@ def test_of_a_flag_that_is_given_twice_the_last_counts(tmp_path: Path) -> None:
     ]
 
 
+def test_an_argument_that_a_function_is_called_without_is_named(tmp_path: Path) -> None:
+    text = f"f() {{\n  swift sft {COMMON} --lora_rank $1 --seed $2 --report_to none $3\n}}\nf 4"
+    assert refused(tmp_path, text) == ["--seed is $2; its function is called without $2 here: give it"]
+    assert refused(tmp_path, f"swift sft {COMMON} --seed $1") == [
+        "--seed is $1; this script does not say what $1 is: give it"
+    ]
+    assert converted(tmp_path, f"{text} 5").recipe.seed == 5
+
+
 @pytest.mark.parametrize("name", ["old.sh", "old.yaml", "old"])
 def test_a_script_that_is_too_large_is_called_one(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("x=1\n" * 100_000)

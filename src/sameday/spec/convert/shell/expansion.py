@@ -31,6 +31,8 @@ class Expansion:
         self.source = source
         self.variables = Variables(source)
         self.depth = 0
+        self.not_given: dict[tuple[str, int], str] = {}
+        """Flags, with their lines, behind which an argument such as $1 stands that a function is called without."""
 
     def text(self, word: Word) -> Text:
         """As one text, which is what an assignment takes."""
@@ -61,6 +63,8 @@ class Expansion:
             optional += split.optional
             texts = [_joined(each) for each in split.made]
             self.variables.count(texts, word.line)
+            if not texts and made and (argument := _argument(word)) and (flag := shown(made[-1][0])).startswith("--"):
+                self.not_given[flag, made[-1][1]] = argument
             made += [(text, word.line) for text in texts]
         return made, optional
 
@@ -227,6 +231,12 @@ class _Split:
                 self.end(bool(number))
                 if each:
                     self.put(each)
+
+
+def _argument(word: Word) -> str:
+    """$1 or another of a function's arguments, as the word is written; empty where it is anything else."""
+    only = word.parts[0] if len(word.parts) == 1 else None
+    return only.raw if only is not None and only.kind == "variable" and only.text.isdigit() else ""
 
 
 def _outside_value(part: Part) -> Value:

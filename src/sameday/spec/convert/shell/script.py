@@ -67,6 +67,10 @@ def read_script(path: Path, data: Collection[str] = (), trainer: str | None = No
     execution = Execution(str(path))
     execution.all(grammar.commands(text, str(path)))
     start, line, notes = _training(path, execution)
+    for flag in line.flags:
+        if not flag.values and (argument := execution.expansion.not_given.get((f"--{flag.name}", flag.line))):
+            why = f"its function is called without {argument} here: give it"
+            line.problems.append(f"{path}:{flag.line}: --{flag.name} is {argument}; {why}")
     _to_their_lines(line, text)
     document = Document(str(path))
     environment, unknown = {}, {}
