@@ -53,7 +53,8 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = CliRunner().invoke(app, asked, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     assert done.output.startswith("read as a config of ms-swift, by the command swift sft (--from says otherwise)\n")
-    assert "abcdef" not in done.output and "WANDB_API_KEY = ***" in done.output
+    assert "abcdef" not in done.output and "hub_token = ***" in done.output
+    assert "(1 variable)" in done.output and "WANDB_API_KEY: the script's own or the machine's" in done.output
     data = load_recipe(tmp_path / "new" / "recipe.yaml").data
     assert (data.train, data.image_root) == ("../data/t.jsonl", "../pictures")
 
