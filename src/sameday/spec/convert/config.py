@@ -18,6 +18,7 @@ from sameday.spec.convert.deepspeed import agree
 from sameday.spec.convert.families import LOOK_ALIKE, names_of
 from sameday.spec.convert.interpolation import refuse_interpolations
 from sameday.spec.convert.launching import add_launchers_file, count_devices, told_by_file
+from sameday.spec.convert.objective import refuse_other_objectives
 from sameday.spec.convert.own import refuse_own
 from sameday.spec.convert.quantization import COMPUTE, quantization
 from sameday.spec.convert.running import Running
@@ -64,6 +65,7 @@ def examine(
         )
     script = read_script(path, data or {}, trainer) if is_script(path) else Script(read_document(path))
     document, command = script.document, script.command
+    refuse_other_objectives(path, command)
     refuse_own(path, document.values)
     add_launchers_file(document, path.parent)
     try:

@@ -172,6 +172,7 @@ TRAINER = Trainer(
     ),
     commands=("llamafactory-cli", "llamafactory"),
     neutral={
+        **only("do_train", "it trains nothing", True),
         **only("train_on_prompt", "questions would be learned besides answers", False),
         **only("mask_history", "only the last answer of a conversation would be learned", False),
         **only("streaming", "the order would depend on a buffer", False),

@@ -129,6 +129,7 @@ TRAINER = Trainer(
         **only("init_lora_weights", "the adapters would start elsewhere", True, "true"),
         **only("task_type", "no recipe learns so", "causal_lm", "CAUSAL_LM"),
         **only("num_labels problem_type", "no recipe learns so"),
+        **only("rlhf_type", "it trains by preferences or rewards"),
         **only("use_chat_template", "the prompt would be another one", True),
         **only("loss_scale", "tokens of an answer would weigh differently", "default"),
         **only("loss_type metric_class", "the loss would be another one", "cross_entropy"),
