@@ -364,7 +364,7 @@ def test_a_key_that_is_not_known_is_refused_until_it_is_let_go(tmp_path: Path) -
             "the prompt must hold {question}: all questions would be the same text without it",
         ),
         ({"question_suffix": "in one word", "question_prefix": "Say"}, "the prompt would be another one"),
-        ({"template": "vicuna"}, "the prompt would be another one (allowed: qwen2_vl, qwen2_5_vl, qwen3_vl"),
+        ({"template": "vicuna"}, "the prompt would be another one (allowed: qwen2_vl, qwen2_5_vl, qwen3_vl_nothink"),
         (
             {"load_in_4bit": True, "bnb_4bit_quant_type": "fp4"},
             "bnb_4bit_quant_type is fp4; no recipe has base weights in this format (allowed: nf4)",
@@ -533,7 +533,7 @@ def test_a_program_is_no_config(tmp_path: Path, name: str) -> None:
 
 
 def test_where_an_answer_ended_is_set_or_said(tmp_path: Path) -> None:
-    factory = {"template": "qwen3_vl", "stage": "sft", "finetuning_type": "lora", "cutoff_len": 1024}
+    factory = {"template": "qwen3_vl_nothink", "stage": "sft", "finetuning_type": "lora", "cutoff_len": 1024}
     assert converted(tmp_path, **factory).recipe.answer_end == "turn"
     done = converted(tmp_path)
     assert done.recipe.answer_end == "end_token"

@@ -145,7 +145,7 @@ def test_llama_factory_templates_of_every_family(tmp_path: Path) -> None:
     (line,) = refused(tmp_path, {**llava, "template": "qwen2_vl"}, DATA)
     assert line == "template is qwen2_vl; the prompt would be another one (allowed: llava)"
     (line,) = refused(tmp_path, {**LLAMA, "template": "llava"}, DATA)
-    assert line.endswith("(allowed: qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_nothink)")
+    assert line.endswith("(allowed: qwen2_vl, qwen2_5_vl, qwen3_vl_nothink)")
 
 
 def test_llama_factory_all_weights(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_llama_factory_refuses(tmp_path: Path, old: dict[str, Any], keys: set[st
 
 def test_llama_factory_keys_that_are_absent(tmp_path: Path) -> None:
     """Its defaults stand in the recipe where they are not ours, and say whose they are."""
-    old = {"model_name_or_path": "Qwen/Qwen3-VL-4B-Instruct", "finetuning_type": "lora", "template": "qwen3_vl"}
+    old = {"model_name_or_path": "Qwen/Qwen3-VL-4B-Instruct", "finetuning_type": "lora", "template": "qwen3_vl_nothink"}
     done = converted(tmp_path, old, DATA)
     recipe = done.recipe
     assert (recipe.max_length, recipe.max_pixels, recipe.lora.r, recipe.lora.alpha) == (2048, 589824, 8, 16)
@@ -191,7 +191,7 @@ def test_llama_factory_keys_that_are_absent(tmp_path: Path) -> None:
 
 
 def test_llama_factory_list_of_data(tmp_path: Path) -> None:
-    old = {"model_name_or_path": "Qwen/Qwen3-VL-4B-Instruct", "finetuning_type": "lora", "template": "qwen3_vl"}
+    old = {"model_name_or_path": "Qwen/Qwen3-VL-4B-Instruct", "finetuning_type": "lora", "template": "qwen3_vl_nothink"}
     (line,) = refused(tmp_path, {**old, "dataset": "ours"})
     where = tmp_path / "data" / "dataset_info.json"
     assert line == f"dataset is ours; a name in {where}, which is not there: give --train FILE"
@@ -260,7 +260,7 @@ PART = "only a part of the questions: write it to a file, and give --train FILE"
 def test_an_entry_of_the_list_that_changes_the_questions(tmp_path: Path, more: dict[str, Any], why: str) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "dataset_info.json").write_text(json.dumps({"ours": {**ENTRY, **more}}))
-    old = {"model_name_or_path": "Qwen/Qwen3-VL-4B-Instruct", "finetuning_type": "lora", "template": "qwen3_vl"}
+    old = {"model_name_or_path": "Qwen/Qwen3-VL-4B-Instruct", "finetuning_type": "lora", "template": "qwen3_vl_nothink"}
     assert refused(tmp_path, {**old, "dataset": "ours"}) == [f"dataset is ours; {why}"]
     (said,) = refused(tmp_path, {**old, "eval_dataset": "ours"}, DATA)
     assert said == f"eval_dataset is ours; {why.replace('--train', '--val')}"
@@ -270,7 +270,7 @@ def test_an_entry_of_the_list_that_changes_the_questions(tmp_path: Path, more: d
 def test_an_entry_of_the_list_that_says_nothing_else(tmp_path: Path, more: dict[str, Any]) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "dataset_info.json").write_text(json.dumps({"ours": {**ENTRY, **more}}))
-    old = {"model_name_or_path": "Qwen/Qwen3-VL-4B-Instruct", "finetuning_type": "lora", "template": "qwen3_vl"}
+    old = {"model_name_or_path": "Qwen/Qwen3-VL-4B-Instruct", "finetuning_type": "lora", "template": "qwen3_vl_nothink"}
     assert converted(tmp_path, {**old, "dataset": "ours"}).recipe.data.train == "data/ours.json"
 
 
@@ -278,7 +278,7 @@ def test_an_entry_of_the_list_that_says_nothing_else(tmp_path: Path, more: dict[
 def test_a_list_of_data_that_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "dataset_info.json").write_text(text)
-    old = {"model_name_or_path": "Qwen/Qwen3-VL-4B-Instruct", "finetuning_type": "lora", "template": "qwen3_vl"}
+    old = {"model_name_or_path": "Qwen/Qwen3-VL-4B-Instruct", "finetuning_type": "lora", "template": "qwen3_vl_nothink"}
     (said,) = refused(tmp_path, {**old, "dataset": "ours"})
     assert said.startswith(f"dataset is ours; {tmp_path}/data/dataset_info.json ") and "\n" not in said
 
@@ -311,3 +311,22 @@ def test_what_comes_out_trains(tmp_path: Path, tiny_models: dict[str, Path], fam
     assert said.code == 0, said.err
     names = list(load_file(tmp_path / "run" / "adapter" / "adapter_model.safetensors"))
     assert any("down_proj" in name for name in names) and all(".language_model." in name for name in names)
+
+
+def test_an_empty_thought_before_answers_is_refused(tmp_path: Path) -> None:
+    """LLaMA-Factory's template of Qwen3-VL adds it; the model's own has none."""
+    thinks = {**LLAMA, "template": "qwen3_vl"}
+    said = "template is qwen3_vl; an empty thought, <think></think>, stands before each answer and is "
+    remedy = "which no recipe says: set template: qwen3_vl_nothink if answers are to be learned as they are"
+    for more in ({}, {"enable_thinking": True}, {"model_name_or_path": "hospital/ours"}):
+        (line,) = refused(tmp_path, {**thinks, **more}, DATA)
+        assert line == f"{said}learned with it (enable_thinking, true by default), {remedy}"
+    (line,) = refused(tmp_path, {**thinks, "enable_thinking": False}, DATA)
+    assert line == f"{said}part of the prompt, {remedy}"
+    for value in (True, False, None):  # the web UI passes it always
+        done = converted(tmp_path, {**LLAMA, "enable_thinking": value}, DATA)
+        assert whys(done)["enable_thinking"] == (
+            "does nothing: only templates that put a thought before answers ask for it"
+        )
+    (line,) = refused(tmp_path, {**QWEN25, "template": "qwen3_vl"}, DATA)
+    assert line == "template is qwen3_vl; the prompt would be another one (allowed: qwen2_vl, qwen2_5_vl)"

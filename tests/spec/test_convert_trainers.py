@@ -82,7 +82,8 @@ def test_a_template_of_another_family_is_never_the_models_own(tmp_path: Path, tr
     done = converted(tmp_path, with_template("Qwen/Qwen3-VL-8B-Instruct", "qwen2_vl"), data)
     assert done.recipe.system_prompt == "You are a helpful assistant."
     assert whys(done)["recipe.system_prompt"] == "what this template puts first"
-    for model, template in ((qwen2, "qwen2_vl"), ("Qwen/Qwen3-VL-8B-Instruct", "qwen3_vl")):
+    qwen3 = "qwen3_vl_nothink" if trainer == "LLaMA-Factory" else "qwen3_vl"
+    for model, template in ((qwen2, "qwen2_vl"), ("Qwen/Qwen3-VL-8B-Instruct", qwen3)):
         assert converted(tmp_path, with_template(model, template), data).recipe.system_prompt is None
     done = converted(tmp_path, with_template("hospital/ours", "qwen2_vl"), data)
     doubt = ", if the model is of qwen2_vl, qwen2_5_vl or qwen3_vl, which neither its folder nor its name tells"

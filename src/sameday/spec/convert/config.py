@@ -322,15 +322,18 @@ class _Converter(Running):
     def template(self) -> None:
         """The prompt by its trainer's name for it; a model is asked by its own chat template alone."""
         name, known = self.text("template"), self.trainer.templates
-        allowed = [each for each in known if self.family is None or self.kind in known[each].kinds]
+        own = [each for each in known if self.family is None or self.kind in known[each].kinds]
+        allowed = [each for each in own if not known[each].without_thought]
         if not name:
             return self.drop("template", "null: the model's own chat template")
+        if name in own and name not in allowed:
+            return self.refuse("template", known[name].thought(self.get("enable_thinking", bool) is not False))
         if name not in allowed:
             return self.refuse("template", f"the prompt would be another one (allowed: {', '.join(allowed)})")
         asked = known[name]
         ends = ("turn", "a line break") if asked.line_break else ("end_token", "the token that ends it")
-        own = f"; else it is the model's own chat template{self.if_of(asked.kinds)}" if self.family is None else ""
-        self.put("recipe.answer_end", ends[0], ["template"], f"this template's answers end with {ends[1]}{own}")
+        doubt = f"; else it is the model's own chat template{self.if_of(asked.kinds)}" if self.family is None else ""
+        self.put("recipe.answer_end", ends[0], ["template"], f"this template's answers end with {ends[1]}{doubt}")
         first = asked.system_prompts.get(self.kind or asked.kinds[0])
         if first is not None and not self.is_set("recipe.system_prompt"):
             self.put("recipe.system_prompt", first, ["template"], "what this template puts first")

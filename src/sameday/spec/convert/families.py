@@ -85,6 +85,16 @@ class ChatTemplate:
     near: str = ""
     line_break: bool = True
     """Whether the line break behind an answer's end is learned with it."""
+    without_thought: str = ""
+    """Where it puts an empty thought before each answer: the template that does not."""
+
+    def thought(self, enabled: bool) -> str:
+        """Why it is refused. LLaMA-Factory learns the thought with the answer where enable_thinking is true."""
+        where = "learned with it (enable_thinking, true by default)" if enabled else "part of the prompt"
+        return (
+            f"an empty thought, <think></think>, stands before each answer and is {where}, which no recipe says: set "
+            f"template: {self.without_thought} if answers are to be learned as they are"
+        )
 
 
 # The template of Qwen2-VL and Qwen2.5-VL puts a system prompt first, that of Qwen3-VL none.
@@ -96,6 +106,7 @@ QWEN_TEMPLATES = {
 }
 TEMPLATES = {
     **QWEN_TEMPLATES,
+    "qwen3_vl": ChatTemplate(("qwen3_vl",), without_thought="qwen3_vl_nothink"),
     "llava": ChatTemplate(
         ("llava",),
         {

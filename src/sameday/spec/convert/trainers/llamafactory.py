@@ -62,6 +62,8 @@ def _prepare(settings: Settings) -> None:
     else:
         settings.drop("disable_shuffling", "does nothing at this value")
     settings.done("disable_shuffling")
+    settings.get("enable_thinking", bool)  # refuses what is neither true nor false
+    settings.drop("enable_thinking", "does nothing: only templates that put a thought before answers ask for it")
     _questions(settings)
 
 
@@ -195,7 +197,7 @@ TRAINER = Trainer(
         **only("pref_beta pref_ftx pref_loss pref_bco_weight dpo_label_smoothing ld_alpha", _PREFERENCES),
         **only("kto_chosen_weight kto_rejected_weight simpo_gamma ref_model reward_model", _PREFERENCES),
         **only("reward_model_type reward_model_adapters ref_model_adapters", _PREFERENCES),
-        **only("enable_thinking default_system", "the prompt would be another one"),
+        **only("default_system", "the prompt would be another one"),
     },
     dropped={
         **each("flash_attn use_unsloth use_unsloth_gc enable_liger_kernel use_v1_kernels", _SPEED),
@@ -217,7 +219,14 @@ TRAINER = Trainer(
         **dict.fromkeys(("galore_", "apollo_", "badam_", "freeze_trainable_", "freeze_extra_", "pissa_"), "not used"),
         **dict.fromkeys(("ppo_", "oft_"), "not used by supervised fine-tuning of adapters"),
     },
-    handled=("finetuning_type", "disable_gradient_checkpointing", "disable_shuffling", "dataset", "eval_dataset"),
+    handled=(
+        "finetuning_type",
+        "disable_gradient_checkpointing",
+        "disable_shuffling",
+        "dataset",
+        "eval_dataset",
+        "enable_thinking",
+    ),
     data=("dataset", "dataset_dir"),
     defaults=_defaults,
     no_nulls=("finetuning_type", "max_length", "max_pixels", "min_pixels", "lora_r", "lora_dropout", NAMED),
