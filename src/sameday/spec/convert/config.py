@@ -20,7 +20,8 @@ from sameday.spec.convert.interpolation import refuse_interpolations
 from sameday.spec.convert.launching import add_launchers_file, count_devices, told_by_file
 from sameday.spec.convert.objective import refuse_other_objectives
 from sameday.spec.convert.own import refuse_own
-from sameday.spec.convert.quantization import COMPUTE, quantization
+from sameday.spec.convert.precision import precision
+from sameday.spec.convert.quantization import quantization
 from sameday.spec.convert.running import Running
 from sameday.spec.convert.settings import not_found
 from sameday.spec.convert.shell.environment import take_environment
@@ -89,10 +90,10 @@ def examine(
     work.length()
     work.schedule()
     work.optimizer()
-    work.precision()
+    adapters(work)
+    precision(work)
     agree(work)
     told_by_file(work)
-    adapters(work)
     work.questions()
     work.prompt()
     work.images()
@@ -236,39 +237,6 @@ class _Converter(Running):
             self.refuse("optim", f"no recipe has this optimizer (allowed: {', '.join(keys.OPTIMIZERS)})")
         else:
             self.drop("optim", "null: the default")
-
-    def precision(self) -> None:
-        dtype, allowed = self.text("torch_dtype").lower().removeprefix("torch."), "(allowed: bf16, float32, tf32)"
-        if self.get("fp16", bool):
-            self.refuse("fp16", f"there is no fp16 recipe {allowed}")
-        mixed = self.text("mixed_precision").lower()
-        four_bits = self.new["recipe"].values.get("base_format") == "nf4"
-        matmuls = self.text(COMPUTE).lower().removeprefix("torch.") if four_bits else ""
-        for key, given in (("torch_dtype", dtype), ("mixed_precision", mixed), (COMPUTE, matmuls)):
-            if given and given not in keys.DTYPES:
-                self.refuse(key, f"no recipe has this precision {allowed}")
-        name, chosen, why = "bf16", "float32", "bf16 is off"
-        if self.get("bf16", bool):
-            chosen, why = "bf16", "with float32 master copies of what is trained"
-        elif "bf16" in (keys.DTYPES.get(dtype), keys.DTYPES.get(mixed)):
-            name = "torch_dtype" if keys.DTYPES.get(dtype) == "bf16" else "mixed_precision"
-            chosen, why = "bf16", "with float32 master copies of what is trained"
-        elif self.get("tf32", bool):
-            name, chosen, why = "tf32", "tf32", "float32 with TF32 matmuls"
-        elif keys.DTYPES.get(matmuls) == "bf16" and not dtype and not mixed and self.get("bf16", bool) is None:
-            name, chosen, why = COMPUTE, "bf16", "what the matmuls compute in"
-        if name not in self.old or self.is_null(name):
-            self.default("recipe.precision", chosen, name)
-        else:
-            self.put("recipe.precision", chosen, [name], why)
-        for other in ("bf16", "fp16", "tf32", "torch_dtype", "mixed_precision"):
-            if other != name:
-                self.drop(other, f"recipe.precision is {chosen}")
-        if matmuls in keys.DTYPES and name != COMPUTE:
-            if keys.DTYPES[matmuls] == chosen.replace("tf32", "float32"):
-                self.drop(COMPUTE, f"recipe.precision is {chosen}")
-            else:
-                self.refuse(COMPUTE, f"but recipe.precision is {chosen}, which is what the matmuls compute in")
 
     def questions(self) -> None:
         """Of which stages and types."""

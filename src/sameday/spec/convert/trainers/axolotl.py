@@ -188,6 +188,7 @@ TRAINER = Trainer(
     null_is_default=True,
     no_nulls=("bf16",),
     prepare=_prepare,
+    loads_as_computed=True,
     answer_end=("end_token", "train_on_eos: turn, its default, learns the token that ends an answer and no line break"),
     remarks=("axolotl before June 2026 learned questions about images too, whatever train_on_inputs says.",),
 )

@@ -187,6 +187,7 @@ TRAINER = Trainer(
     defaults=_defaults,
     prepare=_prepare,
     loss_weight=("token", "it divides a step's loss by all of its answer tokens"),
+    loads_as_computed=True,
     templates={
         **QWEN_TEMPLATES,
         "gemma3_vision": ChatTemplate(("gemma3",), line_break=False),

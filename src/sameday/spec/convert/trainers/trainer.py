@@ -48,6 +48,8 @@ class Trainer:
     """Done before all else; names that it is done with are gone from `settings.old`."""
     bare_names: Literal["decoder", "all"] = "all"
     """Whether names of layers that get adapters are the language model's alone, or as in PEFT any part's."""
+    loads_as_computed: bool = False
+    """Whether a model has the precision that training computes in where nothing else says what it is loaded in."""
     templates: Mapping[str, ChatTemplate] = field(default_factory=lambda: TEMPLATES)
     """Prompts that it has by name, and in configs of it `template` asks for."""
     prompts: Mapping[str, str] = field(default_factory=dict)
