@@ -43,8 +43,7 @@ def test_a_switch_beside_a_rank(tmp_path: Path, switch: dict[str, Any]) -> None:
 def test_adapters_that_are_off_train_all_weights(tmp_path: Path, switch: dict[str, Any]) -> None:
     (name, value) = next(iter(switch.items()))
     done = converted(tmp_path, {**PLAIN, **SIZE, **switch, "use_rslora": True})
-    assert done.recipe.train == "all"
-    assert whys(done)["recipe.train"].startswith("the vision tower is frozen: set recipe.train_vision if")
+    assert (done.recipe.train, done.recipe.train_vision) == ("all", True)
     assert {whys(done)[each] for each in (*SIZE, "use_rslora")} == {
         f"does nothing: {name} is {str(value).lower()}",
     }
@@ -82,3 +81,21 @@ def test_a_trainer_with_a_switch_and_a_rank_of_its_own(tmp_path: Path) -> None:
     assert "lora_enable is true; but by the other keys all weights are trained (recipe.train all)" in refused(
         tmp_path, {**trl, "lora_enable": True}
     )
+
+
+@pytest.mark.parametrize("more", [{}, {"use_lora": False}])
+def test_all_weights_are_the_towers_too(tmp_path: Path, more: dict[str, Any]) -> None:
+    """A program that freezes nothing trains everything; what freezes something says so."""
+    done = converted(tmp_path, {**PLAIN, **more})
+    assert (done.recipe.train, done.recipe.train_vision) == ("all", True)
+    assert whys(done)["recipe.train_vision"] == (
+        "nothing here freezes the vision tower: set it to false if the old program froze it"
+    )
+    thawed = converted(tmp_path, {**PLAIN, **more, "freeze_vision_tower": False, "tune_mm_mlp": True})
+    assert thawed.recipe.train_vision
+    assert whys(thawed)["recipe.train_vision"] == "tower and projector are trained with all the rest"
+    frozen = converted(tmp_path, {**PLAIN, **more, "freeze_vision": True, "freeze_merger": True})
+    assert not frozen.recipe.train_vision
+    (line,) = refused(tmp_path, {**PLAIN, **more, "tune_mm_vision": False, "tune_mm_mlp": True})
+    assert line.startswith("tune_mm_mlp is true; the merger between tower and language model would be trained")
+    assert not converted(tmp_path, {**PLAIN, **SIZE}).recipe.train_vision

@@ -17,7 +17,10 @@ _NO_RANK = (
     "it asks for adapters, and nothing gives their rank: give lora_r, lora_alpha, lora_dropout and lora_target_modules "
     "as the old run had them"
 )
-_FROZEN = "the vision tower is frozen: set recipe.train_vision if the old run trained it"
+_PARTS = {"freeze_vision_tower": False, "freeze_multi_modal_projector": False}
+_PARTS |= {"tune_mm_vision": True, "tune_mm_mlp": True}
+"""What freezes or trains tower and projector, with the value that trains them."""
+_TOWER = "nothing here freezes the vision tower: set it to false if the old program froze it"
 
 
 def has_adapters(work: Settings) -> bool:
@@ -43,6 +46,21 @@ def switches(work: Settings) -> None:
             _switch(work, name, says)
     if not work.is_set("recipe.train") and not has_adapters(work):
         _only_mentioned(work)
+    if not work.is_set("recipe.train") and not has_adapters(work):
+        work.default("recipe.train", "all", "lora", "no LoRA key")
+        _tower(work)
+
+
+def _tower(work: Settings) -> None:
+    """All weights are trained, and the tower's and the projector's are some of them where no key freezes them. What
+    freezes one of the two alone, or trains it, is looked at with all values that no recipe has."""
+    said = {name: keys.cast(work.old[name][1], bool) is on for name, on in _PARTS.items() if work.given(name)}
+    if not said:
+        work.default("recipe.train_vision", True, "freeze_vision_tower", _TOWER)
+    elif all(said.values()):
+        work.put("recipe.train_vision", True, list(said), "tower and projector are trained with all the rest")
+        for name in said:
+            work.done(name)
 
 
 def _says(work: Settings, name: str) -> bool | None:
@@ -73,7 +91,8 @@ def _off(work: Settings, name: str) -> None:
     key, value = work.old[name]
     if work.given("start_adapter"):
         work.refuse("start_adapter", f"but {key} is {show(value)}: no adapter would be trained")
-    work.put("recipe.train", "all", [name], _FROZEN)
+    work.put("recipe.train", "all", [name])
+    _tower(work)
     for each in [each for each in work.old if each.startswith("lora_") or each in (*_FORMS, "start_adapter")]:
         work.drop(each, f"does nothing: {key} is {show(value)}")
         work.done(each)
@@ -98,8 +117,6 @@ def adapters(work: Settings) -> None:
         return work.drop("lora_target_modules", "recipe.train is all")
     if not has_adapters(work):
         work.drop("lora_target_modules", "null: no adapters")
-        if not work.is_set("recipe.train"):
-            work.default("recipe.train", "all", "lora", f"no LoRA key; {_FROZEN}")
         return None
     if isinstance(targets, str) and targets != "all" and re.fullmatch(r"\w+(?:[,\s]+\w+)*", targets):
         targets = re.split(r"[,\s]+", targets)
