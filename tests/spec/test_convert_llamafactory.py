@@ -52,7 +52,7 @@ def test_llama_factory_lora(tmp_path: Path, old: dict[str, Any]) -> None:
     assert (recipe.train, recipe.lora.r, recipe.lora.alpha, recipe.lora.dropout) == ("lora", 8, 16.0, 0.0)
     assert (recipe.max_pixels, recipe.min_pixels, recipe.max_length) == (262144, 1024, 2048)
     assert (recipe.schedule, recipe.warmup_ratio, recipe.answer_end) == ("cosine", 0.1, "turn")
-    assert (recipe.effective_batch, recipe.num_epochs, recipe.data.limit) == (8, 3, 1000)
+    assert (recipe.effective_batch, recipe.num_epochs, recipe.data.limit) == (8, 3, None)
     assert (plan.checkpointing, plan.workers, plan.save_steps, plan.log_steps) == ("full", 4, 500, 10)
     assert recipe.lora.target_modules[4:] == ("gate_proj", "up_proj", "down_proj")
     assert whys(done)["recipe.lora.alpha"] == "LLaMA-Factory's default"

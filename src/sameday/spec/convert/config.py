@@ -340,7 +340,7 @@ class _Converter(Running):
 
     def data_keys(self) -> list[str]:
         """The config's own keys that say where training questions come from."""
-        names = ("dataset", *self.trainer.data)
+        names = ("dataset", *self.trainer.data.get("--train", ()))
         return [key for key in self.leaves if self._canonical(key) in names]
 
     def finish(self) -> Conversion:

@@ -132,6 +132,7 @@ _NAMED = "it would be read under another name; rename it in the data"
 _PROMPT = "the prompt would be another one"
 _RESIZED = "images would be resized otherwise than by recipe.min_pixels and max_pixels"
 _BY_HAND = "by hand set recipe.train_vision, or for adapters name layers of it in recipe.lora.target_modules ("
+_SETS = ("dataset", "dataset_dir", "dataset_name", "dataset_config", "dataset_config_name", "train_split")
 _FORM, _WHERE = "the adapters would have another form", "the adapters would start elsewhere"
 NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "label_smoothing_factor": ((0,), "the loss would be another one"),
@@ -158,8 +159,7 @@ NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "max_image_size": ((), _RESIZED),
     "val_size": ((0,), "some training questions would be held out (recipe.data.split has shares of them)"),
     "stages": ((), "it may choose questions (recipe.data.where) or train on one stage after another (recipe.stages)"),
-    "dataset": ((), "questions would come from a list of the old program; give train_file"),
-    "dataset_dir": ((), "questions would come from a list of the old program; give train_file"),
+    **dict.fromkeys(_SETS, ((), "questions would come from a list or a hub of the old program; give train_file")),
     "shuffle": ((True,), "questions would come in the order of the file (recipe.order listed)"),
     "train_sampling_strategy": (("random",), "the order would be another one"),
     "mask_prompt": ((True,), "questions would be learned besides answers"),
@@ -287,8 +287,8 @@ DTYPES = dict.fromkeys(("bfloat16", "bf16", "bf16-mixed", "auto"), "bf16")
 DTYPES |= dict.fromkeys(("float32", "fp32", "32", "no", "false"), "float32")
 # Options of the command that name files, each with the settings that it stands instead of.
 REPLACED: dict[str, tuple[str, tuple[str, ...]]] = {
-    "--train": ("train_file", ("dataset", "dataset_dir")),
-    "--val": ("validation_file", ("val_dataset", "eval_dataset", "test_datasets")),
+    "--train": ("train_file", _SETS),
+    "--val": ("validation_file", ()),
     "--images": ("image_root", ()),
 }
 PATHS = ("data.train", "data.val", "data.test", "data.image_root", "start_adapter")
@@ -340,10 +340,10 @@ OF_ADAPTERS = ("lora", "peft", "adapter")
 KNOWN = {*ALIASES, *DIRECT, *NEUTRAL, *DROPPED, *COMPUTED}
 
 
-def replaced_by(option: str, of_trainer: Sequence[str]) -> tuple[str, ...]:
-    """The settings that an option stands instead of; `of_trainer` say where its training questions come from."""
+def replaced_by(option: str, of_trainer: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """The settings that an option stands instead of; `of_trainer` are those of one trainer alone, by option."""
     name, others = REPLACED[option]
-    return (name, *others, *(of_trainer if option == "--train" else ()))
+    return (name, *others, *of_trainer.get(option, ()))
 
 
 def leaves(values: dict[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:

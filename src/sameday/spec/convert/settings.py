@@ -20,6 +20,9 @@ from sameday.spec.load import resolve_path
 ABSENT = "(not set) "
 SECRET = re.compile(r"(?i)(?:api_?key|secret|password|(?:hub|hf|ms|om|wandb|swanlab|access|auth)_?token|^token)$")
 
+_SOME_ROWS = re.compile(r"#\d+(?![\w.])|\[\d*%?:\d*%?\]")
+"""Rows that a set of questions is cut to: data.jsonl#500 of ms-swift, train[:1%] of datasets."""
+
 
 class Settings:
     """The old settings by their Hugging Face names, and what has been made of them so far."""
@@ -41,6 +44,7 @@ class Settings:
         self.starts = {**keys.DROPPED_STARTS, **trainer.starts}
         self.handled = {*keys.DIRECT, *keys.COMPUTED, *trainer.handled}
         self.old: dict[str, tuple[str, Any]] = {}
+        self.replaced: dict[str, Any] = {}
         self.notes: list[Note] = []
         self.refused: list[str] = []
         self.refused_keys: list[str] = []
@@ -74,6 +78,9 @@ class Settings:
                 self.old[name] = (key, value)
         for option, value in (data or {}).items():
             self._replace(option, value)
+        if {"--train", "--val"} <= {*(data or {})}:
+            self.drop("val_size", "--train and --val replace it: the two files must hold the two parts")
+            self.done("val_size")
 
     @property
     def kind(self) -> str | None:
@@ -121,11 +128,10 @@ class Settings:
         name, *_ = gone = keys.replaced_by(option, self.trainer.data)
         for each in gone:
             if each in self.old:
-                if option == "--val" and self.old[each][1] not in (None, "", []):
-                    self.drop("val_size", f"does nothing: {self.old[each][0]} is given")
-                    self.done("val_size")
-                self.drop(each, f"{option} replaces it")
-                del self.old[each]
+                rows = ", ".join(_SOME_ROWS.findall(str(self.old[each][1])))
+                some = f"; of its rows only some were taken ({rows}): FILE must hold these" if rows else ""
+                self.drop(each, f"{option} replaces it{some}")
+                self.replaced[each] = self.old.pop(each)[1]
         self.leaves[option] = value
         self.old[name] = (option, value)
 

@@ -183,7 +183,7 @@ TRAINER = Trainer(
         *("adapter", "lora_target_linear", "datasets", "test_datasets", "saves_per_epoch", "evals_per_epoch"),
         *("chat_template", "plugins"),
     ),
-    data=("datasets",),
+    data={"--train": ("datasets",), "--val": ("test_datasets",)},
     defaults=_defaults,
     null_is_default=True,
     no_nulls=("bf16",),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from sameday.spec.convert.conversion import show
 from sameday.spec.convert.settings import Settings
 from sameday.spec.convert.targets import LANGUAGE, image_parts
 from sameday.spec.convert.trainers.dataset_info import LIST, listed
@@ -127,6 +128,17 @@ def trained_layers(settings: Settings, full: bool, all_linear: bool) -> None:
         settings.done(name)
 
 
+def _limit(settings: Settings) -> None:
+    """It counts in each set, and of the sets that --train replaces here is one file."""
+    value = settings.replaced.get("dataset")
+    sets = [each.strip() for each in (value if isinstance(value, list) else [value]) for each in str(each).split(",")]
+    if len(sets) > 1 and settings.given("max_samples"):
+        count = show(settings.old["max_samples"][1])
+        why = f"each of the {len(sets)} sets was cut to its first {count} questions: FILE of --train must hold these"
+        settings.drop("max_samples", why)
+        settings.done("max_samples")
+
+
 def _questions(settings: Settings) -> None:
     """By the names in dataset_info.json, where it is found: beside the config, or where the command was typed."""
     folder = settings.text("dataset_dir") or "data"
@@ -137,6 +149,7 @@ def _questions(settings: Settings) -> None:
     except (OSError, ValueError):  # a name that no folder can have
         place = None
     used = False
+    _limit(settings)
     for name, field in (("dataset", "train"), ("eval_dataset", "val")):
         if name not in settings.old:
             continue
@@ -227,7 +240,7 @@ TRAINER = Trainer(
         "eval_dataset",
         "enable_thinking",
     ),
-    data=("dataset", "dataset_dir"),
+    data={"--train": ("dataset", "dataset_dir"), "--val": ("eval_dataset",)},
     defaults=_defaults,
     no_nulls=("finetuning_type", "max_length", "max_pixels", "min_pixels", "lora_r", "lora_dropout", NAMED),
     prepare=_prepare,

@@ -56,7 +56,7 @@ def _prepare(settings: Settings) -> None:
 
 def _held_out(settings: Settings) -> None:
     """A part of the training questions, where there are none of validation."""
-    if settings.text("val_dataset") not in ("", "[]"):
+    if settings.text("val_dataset") not in ("", "[]") or settings.replaced.get("val_dataset"):
         settings.drop("val_size", "does nothing: val_dataset is given")
         settings.done("val_size")
     elif settings.get("val_size", float) is None and not settings.text("validation_file"):
@@ -183,7 +183,7 @@ TRAINER = Trainer(
         *("tuner_type", "dataset", "val_dataset", "image_max_token_num", "image_min_token_num", "padding_free"),
         *("vit_lr", "aligner_lr"),
     ),
-    data=("dataset",),
+    data={"--train": ("dataset",), "--val": ("val_dataset",)},
     defaults=_defaults,
     prepare=_prepare,
     loss_weight=("token", "it divides a step's loss by all of its answer tokens"),

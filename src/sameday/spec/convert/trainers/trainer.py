@@ -34,8 +34,8 @@ class Trainer:
     """Beginnings of names that are dropped."""
     handled: tuple[str, ...] = ()
     """Further names that `prepare` makes something of."""
-    data: tuple[str, ...] = ()
-    """Of them, those that say where training questions come from: --train replaces them."""
+    data: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Names that say where questions come from, by the option that replaces them: --train or --val."""
     defaults: Callable[[Settings], Mapping[str, Any]] = lambda settings: {}
     """What it takes where a name is absent, as far as it is not what transformers' Trainer takes."""
     null_is_default: bool = False

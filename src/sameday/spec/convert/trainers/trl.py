@@ -9,6 +9,8 @@ from sameday.spec.convert.trainers.swift import local_file
 from sameday.spec.convert.trainers.trainer import Trainer, each, only, words
 
 _LEARNED = "questions would be learned besides answers"
+_SETS = ("dataset_config", "dataset_configs", "datasets")
+_SOME = "other questions would be used; --train FILE replaces it"
 _SPEED = "the plan says how it is computed"
 
 
@@ -81,8 +83,9 @@ TRAINER = Trainer(
         **{"lora_bias": "bias", "model_revision": "revision", "chat_template": "chat_template_path"},
     },
     neutral={
-        **only("dataset_config dataset_configs dataset_streaming datasets", "other questions would be used", False),
-        **only("dataset_train_split", "other questions would be used", "train"),
+        **dict.fromkeys(_SETS, ((False,), _SOME)),
+        **only("dataset_streaming", _SOME, False),
+        **only("dataset_train_split", _SOME, "train"),
         **only("chat_template_path chat_template", "the prompt would be another one"),
         **only("eos_token", "an answer would end with another token"),
         **only("loss_type", "the loss would be another one", "nll", "chunked_nll"),
@@ -106,7 +109,7 @@ TRAINER = Trainer(
     },
     starts={"env": "variables of the machine"},
     handled=("use_peft", "dataset_name", "completion_only_loss", "assistant_only_loss"),
-    data=("dataset_name",),
+    data={"--train": ("dataset_name", *_SETS, "dataset_streaming", "dataset_train_split")},
     defaults=_defaults,
     answer_end=("turn", "all that follows a prompt is learned, the line break behind the answer's end token too"),
     own_nulls={"max_length": "null: nothing is cut", "gradient_checkpointing": "null: off"},
