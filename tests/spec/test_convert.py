@@ -231,8 +231,8 @@ def test_what_no_recipe_can_say_is_refused_all_at_once(tmp_path: Path) -> None:
         f"old.yaml:7: lr_scheduler_type is polynomial; no recipe has this schedule (allowed: {schedules})",
         "old.yaml:5: optim is adafactor; no recipe has this optimizer "
         "(allowed: adamw, adamw_hf, adamw_torch, adamw_torch_fused, adamw_apex_fused, paged_adamw, paged_adamw_32bit)",
-        "old.yaml:6: fp16 is true; there is no fp16 recipe (allowed: bf16, float32, tf32)",
         "old.yaml:13: lora.target_modules is all; must be a list of layer names, such as [q_proj, v_proj]",
+        "old.yaml:6: fp16 is true; there is no fp16 recipe (allowed: bf16, float32, tf32)",
         "old.yaml:12: lora.r: lora.r is 0; must be greater than or equal to 1",
     ]
 

@@ -32,7 +32,7 @@ QLORA = {
             {"datasets", "optimizer", "sample_packing"},
         ),
         (VISION, {"base_model", "chat_template", "datasets", "optimizer"}),
-        (QLORA, {"datasets", "optimizer", "val_set_size", "lora_target_modules"}),
+        (QLORA, {"datasets", "optimizer", "val_set_size"}),
     ],
 )
 def test_axolotl_refuses(tmp_path: Path, old: dict[str, Any], keys: set[str]) -> None:
@@ -103,7 +103,7 @@ def test_axolotl_keys_that_are_absent(tmp_path: Path) -> None:
     ],
 )
 def test_layers_of_a_pattern(pattern: str, kind: str | None, names: list[str] | None) -> None:
-    assert matched(pattern, kind) == names
+    assert matched(pattern, kind).names == tuple(names or ())
 
 
 def test_a_null_is_absent_to_axolotl_but_for_bf16(tmp_path: Path) -> None:
@@ -113,3 +113,45 @@ def test_a_null_is_absent_to_axolotl_but_for_bf16(tmp_path: Path) -> None:
     assert (recipe.max_grad_norm, recipe.max_length) == (1.0, 512)
     (line,) = refused(tmp_path, {**old, "bf16": None}, DATA)
     assert line.startswith("bf16 is null; in axolotl null is not its default: leave it out for that (auto), or ")
+
+
+ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+QWEN_PATTERN = r"model.layers.[\d]+.(mlp|cross_attn|self_attn).(up|down|gate|q|k|v|o)_proj"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "model", "template"),
+    [
+        (OLD_PATTERN, "google/gemma-3-4b-it", "gemma3"),
+        (OLD_PATTERN, "llava-hf/llava-1.5-7b-hf", "llava"),
+        (OLD_PATTERN, "hospital/ours", "tokenizer_default"),
+        (QWEN_PATTERN, "Qwen/Qwen2-VL-7B-Instruct", "qwen2_vl"),
+        (QWEN_PATTERN, "Qwen/Qwen2.5-VL-7B-Instruct", "qwen2_vl"),
+    ],
+)
+def test_names_that_layers_had_before(tmp_path: Path, pattern: str, model: str, template: str) -> None:
+    old = {**TARGETED, "optimizer": "adamw_torch", "base_model": model, "chat_template": template}
+    done = converted(tmp_path, {**old, "lora_target_modules": pattern}, DATA)
+    assert done.recipe.lora.target_modules == ALL
+    assert whys(done)["recipe.lora.target_modules"] == (
+        "the layers that it takes, by the names that transformers had for them before 4.52"
+    )
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [
+        (
+            OLD_PATTERN,
+            "it takes no layer of the model, whose names are such as model.language_model.layers.0.",
+        ),
+        (r".*(q_proj|qkv)", "it takes layers of the vision tower or of the projector too"),
+        (r".*layers\.[0-3]\..*q_proj", "it takes q_proj in some layers of the language model and not in others"),
+        (r"(.*q_proj", "it is no regular expression (missing ), unterminated subpattern at position 0)"),
+    ],
+)
+def test_why_a_pattern_is_refused(tmp_path: Path, pattern: str, said: str) -> None:
+    old = {**TARGETED, "optimizer": "adamw_torch", "base_model": "Qwen/Qwen3-VL-8B-Instruct"}
+    old |= {"chat_template": "qwen3_vl", "lora_target_modules": pattern}
+    (line,) = refused(tmp_path, old, DATA)
+    assert f"; {said}" in line and line.endswith(": give a list of layer names, such as [q_proj, v_proj]")

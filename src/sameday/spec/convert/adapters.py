@@ -20,6 +20,7 @@ _NO_RANK = (
 _PARTS = {"freeze_vision_tower": False, "freeze_multi_modal_projector": False}
 _PARTS |= {"tune_mm_vision": True, "tune_mm_mlp": True}
 """What freezes or trains tower and projector, with the value that trains them."""
+_NAMES = "a list of layer names, such as [q_proj, v_proj]"
 _TOWER = "nothing here freezes the vision tower: set it to false if the old program froze it"
 
 
@@ -120,7 +121,6 @@ def adapters(work: Settings) -> None:
         return None
     if isinstance(targets, str) and targets != "all" and re.fullmatch(r"\w+(?:[,\s]+\w+)*", targets):
         targets = re.split(r"[,\s]+", targets)
-    pattern = matched(targets, work.kind) if isinstance(targets, str) else None
     if targets is None:
         names = list(Lora.model_fields["target_modules"].default)
         why = "PEFT has no default for models with images: check what the old run used"
@@ -128,10 +128,14 @@ def adapters(work: Settings) -> None:
     elif targets in ("all-linear", ["all-linear"]) and work.family is not None:
         names = ["all-linear", *(f"{part}.all-linear" for part in image_parts(work.kind))]
         work.put("recipe.lora.target_modules", names, ["lora_target_modules"], "PEFT's, of the whole model")
-    elif pattern:
-        work.put("recipe.lora.target_modules", pattern, ["lora_target_modules"], "the layers that it takes")
-    elif isinstance(targets, str) or targets in (["all-linear"], ["all"]):
-        work.refuse("lora_target_modules", "must be a list of layer names, such as [q_proj, v_proj]")
+    elif targets in ("all-linear", "all", ["all-linear"], ["all"]):
+        work.refuse("lora_target_modules", f"must be {_NAMES}")
+    elif isinstance(targets, str):
+        taken = matched(targets, work.kind)
+        if taken.names:
+            work.put("recipe.lora.target_modules", list(taken.names), ["lora_target_modules"], taken.why)
+        else:
+            work.refuse("lora_target_modules", f"{taken.why}: give {_NAMES}")
     else:
         _named(work, targets)
 

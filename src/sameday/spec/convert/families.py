@@ -20,6 +20,8 @@ class FamilyFacts:
     """Parts in front of the language model that have linear layers."""
     tower_layers: tuple[str, ...]
     """Some layers of the tower and of the projector: a pattern that takes one takes more than the language model."""
+    earlier: str = ""
+    """How names of the language model's layers began before transformers 4.52, where a model is as old as that."""
     alike: tuple[str, ...] = ()
     """Names of the language model's layers that layers of the tower have too."""
     also_called: tuple[str, ...] = ()
@@ -39,12 +41,14 @@ FAMILIES = {
     "qwen2_5_vl": FamilyFacts(
         _BOTH,
         (*(_BLOCK + name for name in ("attn.qkv", "attn.proj", "mlp.gate_proj")), "visual.merger.mlp.0"),
+        earlier="model.layers.",
         alike=MLP,
         token_side=28,
     ),
     "qwen2_vl": FamilyFacts(
         _BOTH,
         (*(_BLOCK + name for name in ("attn.qkv", "attn.proj", "mlp.fc1")), "visual.merger.mlp.0"),
+        earlier="model.layers.",
         token_side=28,
         whole_step_loss=True,
     ),
@@ -59,6 +63,7 @@ FAMILIES = {
     "llava": FamilyFacts(
         _BOTH,
         (*_SQUARES, "multi_modal_projector.linear_1"),
+        earlier="language_model.model.layers.",
         alike=ATTENTION[:3],
         line_break=False,
         whole_step_loss=True,
@@ -66,6 +71,7 @@ FAMILIES = {
     "gemma3": FamilyFacts(
         ("tower",),
         (*_SQUARES, "multi_modal_projector.mm_input_projection"),
+        earlier="language_model.model.layers.",
         alike=ATTENTION[:3],
         also_called=("medgemma",),
         whole_step_loss=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from sameday.spec.convert.families import ATTENTION, FAMILIES, MLP
 from sameday.spec.lora import OF_IMAGES
@@ -11,6 +12,7 @@ from sameday.spec.lora import OF_IMAGES
 LANGUAGE = (*ATTENTION, *MLP)
 """All linear layers of the language model."""
 _LAYERS = (0, 1, 7, 27)
+_TODAY = "model.language_model.layers."
 
 
 def image_parts(kind: str | None) -> tuple[str, ...]:
@@ -24,26 +26,42 @@ def of_all_parts(names: Sequence[str], kind: str | None) -> list[str]:
     return [*names, *(f"tower.{name}" for name in names if name in alike)]
 
 
-def matched(pattern: str, kind: str | None) -> list[str] | None:
-    """The layers that a pattern takes, by their names; None where no list of names says the same: some layers alone,
-    or the vision tower's too. PEFT wants the whole name to match."""
+@dataclass(frozen=True)
+class Taken:
+    """The layers that a pattern takes, by their names; none where no list of names says the same, and why not."""
+
+    names: tuple[str, ...]
+    why: str
+
+
+def matched(pattern: str, kind: str | None) -> Taken:
+    """PEFT wants the whole name to match: the name of today, or else the one that earlier versions of transformers had
+    for the same layer."""
     try:
         asked = re.compile(pattern)
-    except re.error:
-        return None
+    except re.error as error:
+        return Taken((), f"it is no regular expression ({error})")
+    facts = [FAMILIES[kind]] if kind in FAMILIES else list(FAMILIES.values())
+    tower = [name for each in facts for name in each.tower_layers]
+    today = _taken(asked, _TODAY, [f"model.{name}" for name in tower])
+    if today is not None:
+        return today
+    for earlier in dict.fromkeys(each.earlier for each in facts if each.earlier):
+        taken = _taken(asked, earlier, tower)
+        if taken is not None:
+            return Taken(taken.names, f"{taken.why}, by the names that transformers had for them before 4.52")
+    return Taken((), f"it takes no layer of the model, whose names are such as {_TODAY}0.self_attn.q_proj")
 
-    def takes(name: str) -> bool:
-        return asked.fullmatch(f"model.{name}") is not None
 
-    asked_of = [FAMILIES[kind]] if kind in FAMILIES else FAMILIES.values()
-    tower = [name for facts in asked_of for name in facts.tower_layers]
-    if any(takes(name.format(layer)) for name in tower for layer in _LAYERS):
-        return None
+def _taken(asked: re.Pattern[str], layers: str, tower: Sequence[str]) -> Taken | None:
+    """None where it takes no layer of these names."""
+    if any(asked.fullmatch(name.format(layer)) for name in tower for layer in _LAYERS):
+        return Taken((), "it takes layers of the vision tower or of the projector too")
     names = []
     for name in LANGUAGE:
         part = "self_attn" if name in ATTENTION else "mlp"
-        found = {takes(f"language_model.layers.{layer}.{part}.{name}") for layer in _LAYERS}
+        found = {asked.fullmatch(f"{layers}{layer}.{part}.{name}") is not None for layer in _LAYERS}
         if len(found) > 1:
-            return None
+            return Taken((), f"it takes {name} in some layers of the language model and not in others")
         names += [name] if True in found else []
-    return names or None
+    return Taken(tuple(names), "the layers that it takes") if names else None
