@@ -155,3 +155,29 @@ def test_why_a_pattern_is_refused(tmp_path: Path, pattern: str, said: str) -> No
     old |= {"chat_template": "qwen3_vl", "lora_target_modules": pattern}
     (line,) = refused(tmp_path, old, DATA)
     assert f"; {said}" in line and line.endswith(": give a list of layer names, such as [q_proj, v_proj]")
+
+
+def test_all_linear_layers(tmp_path: Path) -> None:
+    """By the last parts of their names, as axolotl finds them: a Qwen-VL's are those of a convolution too."""
+    linear = {**AXOLOTL, "optimizer": "adamw_torch"}
+    llava = {**linear, "base_model": "llava-hf/llava-1.5-7b-hf", "chat_template": "llava"}
+    gemma = {**linear, "base_model": "google/gemma-3-4b-it", "chat_template": "gemma3"}
+    done = converted(tmp_path, llava, DATA)
+    assert done.recipe.lora.target_modules == ("all-linear", "tower.all-linear", "projector.all-linear")
+    assert whys(done)["recipe.lora.target_modules"] == "all linear layers of the model but its head"
+    both = converted(tmp_path, {**gemma, "lora_target_modules": ["q_proj", "v_proj"]}, DATA)
+    assert both.recipe.lora.target_modules == ("all-linear", "tower.all-linear")
+    assert whys(both)["lora_target_modules"] == "lora_target_linear takes them too"
+    (line,) = refused(tmp_path, {**gemma, "lora_target_modules": ["embed_tokens"]}, DATA)
+    assert line == (
+        "lora_target_linear is true; but lora_target_modules is [embed_tokens], and both would get adapters: leave one "
+        "of the two out"
+    )
+    (line,) = refused(tmp_path, linear, DATA)
+    assert line == (
+        "lora_target_linear is true; PEFT takes all that is called like a linear layer, here visual.patch_embed.proj "
+        "too, and no recipe has adapters there: give lora_target_modules: all-linear for all linear layers, or "
+        "[q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj] for layers of these names"
+    )
+    qwen = {**linear, "lora_target_linear": False, "lora_target_modules": "all-linear"}
+    assert converted(tmp_path, qwen, DATA).recipe.lora.target_modules[0] == "all-linear"

@@ -129,6 +129,10 @@ def test_what_is_known_of_a_family_is_true_of_its_models(tiny_models: dict[str, 
     last = {part: {name.split(".")[-1] for name in linear if family.part_of(name) == part} for part in OF_IMAGES}
     assert [part for part in OF_IMAGES if last[part]] == list(facts.image_parts)
     assert last["tower"] & {*LANGUAGE} == {*facts.alike}
+    called = {name.split(".")[-1] for name in linear} - {"lm_head"}
+    convolutions = [name for name, module in model.named_modules() if isinstance(module, nn.Conv2d | nn.Conv3d)]
+    alike = [name for name in convolutions if name.split(".")[-1] in called]
+    assert alike == ([f"model.{facts.convolution}"] if facts.convolution else [])
     names = [name for name, _ in model.named_parameters()]
     now = [f"model.{each.format(0)}" for each in facts.tower_layers if ".vision_model." not in each]
     assert len(now) > 2 and all(any(name.startswith(each) for name in names) for each in now), now

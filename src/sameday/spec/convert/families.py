@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
 _BLOCK = "visual.blocks.{}."
+_PATCHES = "visual.patch_embed.proj"
 _ENCODERS = ("vision_tower.encoder.layers.{}.", "vision_tower.vision_model.encoder.layers.{}.")
 """As transformers calls it now, and did before."""
 
@@ -22,6 +23,8 @@ class FamilyFacts:
     """Some layers of the tower and of the projector: a pattern that takes one takes more than the language model."""
     earlier: str = ""
     """How names of the language model's layers began before transformers 4.52, where a model is as old as that."""
+    convolution: str = ""
+    """What is no linear layer of the tower and is called like one, by the last part of its name."""
     alike: tuple[str, ...] = ()
     """Names of the language model's layers that layers of the tower have too."""
     also_called: tuple[str, ...] = ()
@@ -42,6 +45,7 @@ FAMILIES = {
         _BOTH,
         (*(_BLOCK + name for name in ("attn.qkv", "attn.proj", "mlp.gate_proj")), "visual.merger.mlp.0"),
         earlier="model.layers.",
+        convolution=_PATCHES,
         alike=MLP,
         token_side=28,
     ),
@@ -49,6 +53,7 @@ FAMILIES = {
         _BOTH,
         (*(_BLOCK + name for name in ("attn.qkv", "attn.proj", "mlp.fc1")), "visual.merger.mlp.0"),
         earlier="model.layers.",
+        convolution=_PATCHES,
         token_side=28,
         whole_step_loss=True,
     ),
@@ -58,6 +63,7 @@ FAMILIES = {
             *(_BLOCK + name for name in ("attn.qkv", "attn.proj", "mlp.linear_fc1")),
             *("visual.merger.linear_fc1", "visual.deepstack_merger_list.{}.linear_fc1"),
         ),
+        convolution=_PATCHES,
         token_side=32,
     ),
     "llava": FamilyFacts(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from sameday.spec.convert.conversion import show
 from sameday.spec.convert.families import FAMILIES, OF_QWEN2, OF_QWEN3, ChatTemplate
 from sameday.spec.convert.settings import Settings
+from sameday.spec.convert.targets import LANGUAGE, image_parts
 from sameday.spec.convert.trainers.swift import FILES
 from sameday.spec.convert.trainers.trainer import Trainer, each, only, words
 
@@ -66,9 +68,7 @@ def _adapter(settings: Settings) -> None:
     if chosen in ("lora", "qlora"):
         settings.put("recipe.train", "lora", ["adapter"])
         if settings.get("lora_target_linear", bool):
-            settings.refuse(
-                "lora_target_linear", "the vision tower's layers would get adapters too; name layers instead"
-            )
+            _all_linear(settings)
         else:
             settings.drop("lora_target_linear", "does nothing at this value")
     elif chosen:
@@ -83,6 +83,27 @@ def _adapter(settings: Settings) -> None:
         settings.default("recipe.train_vision", True, "adapter, of the tower", "axolotl freezes nothing")
     for name in ("adapter", "lora_target_linear"):
         settings.done(name)
+
+
+def _all_linear(settings: Settings) -> None:
+    """It hands PEFT the last parts of the names of all linear layers but the head, and PEFT takes what is called so:
+    also a convolution, or a whole layer of the decoder that is called like the first one of a merger, 0."""
+    name, also = "lora_target_linear", "lora_target_modules"
+    named = settings.old[also][1] if settings.given(also) else []
+    if settings.family is None or settings.family.convolution:
+        what = settings.family.convolution if settings.family is not None else "the convolution of a Qwen-VL's patches"
+        settings.refuse(
+            name,
+            f"PEFT takes all that is called like a linear layer, here {what} too, and no recipe has adapters there: "
+            f"give {also}: all-linear for all linear layers, or [{', '.join(LANGUAGE)}] for layers of these names",
+        )
+    elif not isinstance(named, list) or not {*map(str, named)} <= {*LANGUAGE}:
+        settings.refuse(name, f"but {also} is {show(named)}, and both would get adapters: leave one of the two out")
+    else:
+        layers = ["all-linear", *(f"{part}.all-linear" for part in image_parts(settings.kind))]
+        settings.put("recipe.lora.target_modules", layers, [name], "all linear layers of the model but its head")
+        settings.drop(also, f"{name} takes them too")
+        settings.done(also)
 
 
 def _questions(settings: Settings) -> None:
