@@ -77,3 +77,15 @@ def test_a_part_held_out_is_replaced_by_two_files(tmp_path: Path, old: dict[str,
 def test_questions_of_validation_are_replaced(tmp_path: Path, old: dict[str, Any], key: str) -> None:
     done = converted(tmp_path, old, BOTH)
     assert done.recipe.data.val == "val.jsonl" and whys(done)[key].startswith("--val replaces it")
+
+
+@pytest.mark.parametrize("old", [TRL, PLAIN, {**TARGETED, "optimizer": "adamw_torch"}])
+def test_a_preparation_that_is_skipped_changes_nothing(tmp_path: Path, old: dict[str, Any]) -> None:
+    nested, flat = "dataset_kwargs.skip_prepare_dataset", "skip_prepare_dataset"
+    done = converted(tmp_path, {**old, "dataset_kwargs": {flat: True}, flat: True}, DATA)
+    assert {whys(done)[nested], whys(done)[flat]} <= {
+        "questions are read as they are",
+        "nothing in the model depends on it",
+        f"says the same as {nested}",
+        f"says the same as {flat}",
+    }

@@ -205,7 +205,7 @@ DROPPED = {
     "vision_cache_dir": "its entries cannot be read here: plan.cache_dir is filled anew, by a run or `sameday cache`",
     "data_seed": "recipe.seed decides the order too",
     "resume_from_checkpoint": "the same command goes on where the run stopped",
-    "remove_unused_columns": "questions are read as they are",
+    **dict.fromkeys(("remove_unused_columns", "skip_prepare_dataset"), "questions are read as they are"),
     "report_to": f"{LOGGING}; plan.track sends them to a tracker too",
     "overwrite_output_dir": "a run folder is never overwritten",
     "attn_implementation": "plan.attention auto chooses the kernel",
