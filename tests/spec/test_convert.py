@@ -233,7 +233,7 @@ def test_what_no_recipe_can_say_is_refused_all_at_once(tmp_path: Path) -> None:
         "(allowed: adamw, adamw_hf, adamw_torch, adamw_torch_fused, adamw_apex_fused, paged_adamw, paged_adamw_32bit)",
         "old.yaml:13: lora.target_modules is all; must be a list of layer names, such as [q_proj, v_proj]",
         "old.yaml:6: fp16 is true; there is no fp16 recipe (allowed: bf16, float32, tf32)",
-        "old.yaml:12: lora.r: lora.r is 0; must be greater than or equal to 1",
+        "old.yaml:12: lora.r is 0; must be greater than or equal to 1",
     ]
 
 
@@ -396,7 +396,7 @@ def test_a_key_that_is_not_known_is_refused_until_it_is_let_go(tmp_path: Path) -
         ({"use_qlora": True}, "base_format nf4 stores weights that are not trained, and train is all; allowed: train"),
         ({"precision": "nf4"}, "precision is nf4; no recipe has this precision (allowed: bf16, float32, tf32)"),
         ({"stage": "dpo"}, "stage is dpo; no recipe has such a stage (allowed: a whole number, a list of them, sft)"),
-        ({"stages": [1, 2]}, "it may choose questions (recipe.data.where) or train on one stage after another"),
+        ({"stages": [1, 2]}, "it may choose questions, or order them by stages: by hand set recipe.data.where or"),
         ({"stage": 1, "stage_filter": 2}, "stage is 1; but stage_filter, which means the same, is 2"),
         ({"val_size": 0.1}, "some training questions would be held out"),
         ({"image_size": 448}, "images would be resized otherwise"),
@@ -493,9 +493,7 @@ def test_sections_of_a_script(tmp_path: Path) -> None:
     assert (recipe.lora.r, recipe.lora.alpha, recipe.lora.dropout) == (2, 6, 0.1)
     assert (recipe.learning_rate, recipe.betas, recipe.schedule) == (1e-3, (0.9, 0.95), "cosine")
     (line,) = refused(tmp_path, data={"answer_key": "label"})
-    assert (
-        "it would be read under another name; rename it in the data, and no recipe says that (allowed: answer)" in line
-    )
+    assert "it would be read under another name: rename it in the data (allowed: answer)" in line
     (line,) = refused(tmp_path, betas=[0.9, 0.95], adam_beta2=0.99)
     assert line == "old.yaml:6: adam_beta2 is 0.99; but betas, which says both, is [0.9, 0.95]"
 

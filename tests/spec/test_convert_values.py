@@ -137,7 +137,7 @@ def test_keys_that_are_no_texts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "line"),
     [
-        ({"learning_rate": [1]}, "learning_rate: learning_rate is [1]; must be a number"),
+        ({"learning_rate": [1]}, "learning_rate is [1]; must be a number"),
         ({"learning_rate": {"a": 1}}, "learning_rate.a is 1; not known, and it may change the model; --drop learning"),
         ({"model_name_or_path": ["a"]}, "model_name_or_path: model is ['a']; must be a string: put it in quotes"),
         ({"model_name_or_path": {"a": "b"}}, "model_name_or_path.a is b; not known, and it may change the model; --d"),
@@ -159,3 +159,39 @@ def test_names_that_no_file_can_have(tmp_path: Path, name: str) -> None:
     swift = {"model": "Qwen/Qwen3-VL-8B", "dataset": "x" * 5000 + ".jsonl", "freeze_vit": True}
     done = converted(tmp_path, swift, trainer="swift")
     assert whys(done)["recipe.data.train"].startswith("not found at ")
+
+
+@pytest.mark.parametrize(
+    ("old", "sentence"),
+    [
+        (
+            {"tune_mm_vision": True},
+            "tune_mm_vision is true; the vision tower would be trained: by hand set recipe.train_vision, or for "
+            "adapters name layers of it in recipe.lora.target_modules (tower.all-linear) (allowed: false)",
+        ),
+        (
+            {"val_size": 0.1},
+            "val_size is 0.1; some training questions would be held out: by hand set recipe.data.split, or give "
+            "--train FILE and --val FILE (allowed: 0)",
+        ),
+        (
+            {"shuffle": False},
+            "shuffle is false; questions would come in the order of the file: by hand set recipe.order: listed "
+            "(allowed: true)",
+        ),
+        ({"bias": "all"}, "bias is all; biases would be trained, and no recipe says that (allowed: none)"),
+        ({"max_length": "None"}, "max_length is 'None'; must be an integer or null"),
+        ({"lr": "None"}, "lr: learning_rate is 'None'; must be a number"),
+    ],
+)
+def test_a_refusal_says_what_to_do_or_that_no_recipe_can(tmp_path: Path, old: dict[str, Any], sentence: str) -> None:
+    plain = {"model_name_or_path": "Qwen/Qwen3-VL-8B", "train_file": "train.jsonl", "lora_r": 4}
+    assert refused(tmp_path, {**plain, **old}) == [sentence]
+
+
+def test_names_of_an_older_version(tmp_path: Path) -> None:
+    old = {"model": "Qwen/Qwen3-VL-8B", "sft_type": "lora", "freeze_vit": True, "dataset": "train.jsonl"}
+    assert refused(tmp_path, old) == [
+        "sft_type is lora; it is of ms-swift 2, whose defaults were others: give the names of ms-swift 3, train_type "
+        "for it"
+    ]

@@ -156,8 +156,9 @@ class _Converter(Running):
             # Where true is what does nothing, a program that tests for truth takes null for false.
             passing = neutral if neutral[:1] == (True,) and not self.trainer.null_is_default else (None, *neutral)
             if name in self.old and keys.cast(self.old[name][1], bool) not in passing:
-                allowed = show(neutral[0] if neutral else None)
-                self.refuse(name, f"{effect}, and no recipe says that (allowed: {allowed})")
+                remedy = ": " in effect
+                allowed = f" (allowed: {show(neutral[0] if neutral else None)})" if neutral or not remedy else ""
+                self.refuse(name, f"{effect}{'' if remedy else ', and no recipe says that'}{allowed}")
             else:
                 self.drop(name, "does nothing at this value")
         for name in self.old:

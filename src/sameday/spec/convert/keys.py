@@ -128,7 +128,7 @@ WHY = {
 
 # What these do to the model has no counterpart in a recipe: only the value that does nothing is let through.
 _QUANTIZED = "the base model would be quantized"
-_NAMED = "it would be read under another name; rename it in the data"
+_NAMED = "it would be read under another name: rename it in the data"
 _PROMPT = "the prompt would be another one"
 _RESIZED = "images would be resized otherwise than by recipe.min_pixels and max_pixels"
 _BY_HAND = "by hand set recipe.train_vision, or for adapters name layers of it in recipe.lora.target_modules ("
@@ -157,10 +157,13 @@ NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "augmentation": ((False, [], "none"), "images would be changed at random"),
     **dict.fromkeys(("image_size", "image_resolution", "resize", "resized_height", "resized_width"), ((), _RESIZED)),
     "max_image_size": ((), _RESIZED),
-    "val_size": ((0,), "some training questions would be held out (recipe.data.split has shares of them)"),
-    "stages": ((), "it may choose questions (recipe.data.where) or train on one stage after another (recipe.stages)"),
-    **dict.fromkeys(_SETS, ((), "questions would come from a list or a hub of the old program; give train_file")),
-    "shuffle": ((True,), "questions would come in the order of the file (recipe.order listed)"),
+    "val_size": (
+        (0,),
+        "some training questions would be held out: by hand set recipe.data.split, or give --train FILE and --val FILE",
+    ),
+    "stages": ((), "it may choose questions, or order them by stages: by hand set recipe.data.where or recipe.stages"),
+    **dict.fromkeys(_SETS, ((), "questions would come from a list or a hub of the old program: give train_file")),
+    "shuffle": ((True,), "questions would come in the order of the file: by hand set recipe.order: listed"),
     "train_sampling_strategy": (("random",), "the order would be another one"),
     "mask_prompt": ((True,), "questions would be learned besides answers"),
     "freeze_llm": ((False,), "the language model would not be trained"),

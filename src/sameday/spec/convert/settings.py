@@ -203,7 +203,8 @@ class Settings:
         """Set a new field from the old settings of these names."""
         given = [self.old[name][0] for name in names if name in self.old]
         path = self._set(field, value)
-        self.new[field.split(".")[0]].places[path] = f"{self._place(given[0])}: {given[0]}"
+        named = "" if given[0] == ".".join(path) else f": {given[0]}"  # what is wrong with it names the new field
+        self.new[field.split(".")[0]].places[path] = self._place(given[0]) + named
         for key in (key for key in given if key not in self.refused_keys):
             said = f"{self.trainer.name}'s default" if key.startswith(ABSENT) else ""
             self.notes.append(Note(key, field, self.leaves[key], "; ".join(filter(None, (said, why))), value))

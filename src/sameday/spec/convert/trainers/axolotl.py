@@ -9,9 +9,10 @@ from sameday.spec.convert.families import FAMILIES, OF_QWEN2, OF_QWEN3, ChatTemp
 from sameday.spec.convert.settings import Settings
 from sameday.spec.convert.targets import LANGUAGE, image_parts
 from sameday.spec.convert.trainers.swift import FILES
-from sameday.spec.convert.trainers.trainer import Trainer, each, only, words
+from sameday.spec.convert.trainers.trainer import LISTED, Trainer, each, only, words
 
 _PROMPT = "the prompt would be another one"
+_BATCH = "micro_batch_size and gradient_accumulation_steps"
 _SPEED = "the plan says how it is computed"
 _FILES = "nothing in the model depends on it"
 _OTHER = "the model would be another one"
@@ -165,7 +166,7 @@ TRAINER = Trainer(
         "bnb_config_kwargs": "quantization_kwargs",
     },
     neutral={
-        **only("whole_batch_size", "give micro_batch_size and gradient_accumulation_steps"),
+        **only("whole_batch_size", f"the batch would be another one: give {_BATCH}"),
         **only("roles_to_train", "other parts of a conversation would be learned", ["assistant"]),
         **only("train_on_eos", "an answer would end elsewhere", "turn"),
         **only("role_boundaries", "other parts of a conversation would be learned", []),
@@ -176,7 +177,11 @@ TRAINER = Trainer(
         **only("overrides_of_model_config overrides_of_model_kwargs rope_theta gptq", _OTHER, {}, False),
         **only("cosine_min_lr_ratio cosine_constant_lr_ratio lr_div_factor lr_quadratic_warmup", _SCHEDULE, False),
         **only("lr_groups embedding_lr embedding_lr_scale loraplus_lr_ratio", "parts would have other rates", []),
-        **only("curriculum_sampling", "questions would come in the order of the file", False),
+        **only(
+            "curriculum_sampling",
+            LISTED,
+            False,
+        ),
         **only("peft_layer_replication lora_target_parameters peft", "the adapters would have another form", [], {}),
         **only("image_resize_algorithm", "images would be resized otherwise"),
         **only("adam_beta3 adam_epsilon2", "the optimizer would be another one"),

@@ -8,7 +8,7 @@ from typing import Any
 from sameday.spec.convert.families import FAMILIES, QWEN_TEMPLATES, ChatTemplate
 from sameday.spec.convert.settings import Settings, not_found
 from sameday.spec.convert.trainers.llamafactory import method, thawed_parts, trained_layers
-from sameday.spec.convert.trainers.trainer import Trainer, each, only, words
+from sameday.spec.convert.trainers.trainer import LISTED, Trainer, each, only, words
 from sameday.spec.load import resolve_path
 
 _SPEED = "the plan says how it is computed"
@@ -137,10 +137,11 @@ TRAINER = Trainer(
         **only("external_plugins custom_register_path custom_dataset_info", "code of its own may change anything"),
         **only("columns model_kwargs agent_template response_prefix", "questions would be read or asked otherwise"),
         **only(
-            "sft_type", "it is of ms-swift 2, whose defaults were others: give the names of ms-swift 3 (train_type)"
+            "sft_type",
+            "it is of ms-swift 2, whose defaults were others: give the names of ms-swift 3, train_type for it",
         ),
         **only("lorap_lr_ratio lora_lr_ratio", "A and B would have learning rates of their own"),
-        **only("target_regex", "layers are named by target_modules"),
+        **only("target_regex", "it stands instead of target_modules: give it as target_modules, and leave it out"),
         **only("target_parameters", _FORM, []),
         **only("freeze_parameters trainable_parameters", "other parts of the model would be trained", []),
         **only("freeze_parameters_regex trainable_parameters_regex", "other parts of the model would be trained"),
@@ -150,7 +151,7 @@ TRAINER = Trainer(
         **only("lisa_activated_layers", "the optimizer would be another one", 0),
         **only("sequence_parallel_size", "a step would be cut otherwise", 1),
         **only("streaming interleave_prob", "the order would depend on a buffer", False),
-        **only("dataset_shuffle", "questions would come in the order of the file (recipe.order listed)", True),
+        **only("dataset_shuffle", LISTED, True),
         **only("rope_scaling max_model_len new_special_tokens", "the model would be another one", []),
         **only("enable_thinking add_non_thinking_prefix", "the prompt would be another one"),
         **only("resume_only_model", "the adapters would start elsewhere", False),

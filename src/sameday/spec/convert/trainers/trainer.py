@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from sameday.spec.convert.settings import Settings
 
 Neutral = Mapping[str, tuple[tuple[Any, ...], str]]
-"""Names that only pass at values that do nothing, each with what any other value would do."""
+"""Names that only pass at values that do nothing, each with what any other value would do. Behind a colon stands what
+to do instead, where a recipe can say it."""
 
 
 @dataclass(frozen=True)
@@ -81,4 +82,5 @@ def only(names: str, why: str, *values: Any) -> dict[str, tuple[tuple[Any, ...],
     return dict.fromkeys(names.split(), (values, why))
 
 
+LISTED = "questions would come in the order of the file: by hand set recipe.order: listed"
 PLAIN = Trainer("transformers' Trainer, or a script around it", "trainer")

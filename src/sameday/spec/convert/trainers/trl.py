@@ -10,7 +10,7 @@ from sameday.spec.convert.trainers.trainer import Trainer, each, only, words
 
 _LEARNED = "questions would be learned besides answers"
 _SETS = ("dataset_config", "dataset_configs", "datasets")
-_SOME = "other questions would be used; --train FILE replaces it"
+_SOME = "other questions would be used: give --train FILE"
 _SPEED = "the plan says how it is computed"
 
 
