@@ -181,3 +181,12 @@ def test_all_linear_layers(tmp_path: Path) -> None:
     )
     qwen = {**linear, "lora_target_linear": False, "lora_target_modules": "all-linear"}
     assert converted(tmp_path, qwen, DATA).recipe.lora.target_modules[0] == "all-linear"
+
+
+def test_what_changes_no_weight(tmp_path: Path) -> None:
+    old = {**TARGETED, "optimizer": "adamw_torch", "torch_compile": "auto", "auto_resume_from_checkpoints": False}
+    done = converted(tmp_path, {**old, "special_tokens": {"pad_token": "<|endoftext|>"}}, DATA)
+    assert done.plan.compile == "layers"
+    assert whys(done)["special_tokens.pad_token"] == "padding is never learned"
+    assert whys(done)["auto_resume_from_checkpoints"] == "the same command goes on where the run stopped"
+    assert lost(refused(tmp_path, {**old, "special_tokens": {"eos_token": "x"}}, DATA)) == {"special_tokens.eos_token"}

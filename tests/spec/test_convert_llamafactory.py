@@ -205,6 +205,10 @@ def test_llama_factory_list_of_data(tmp_path: Path) -> None:
     done = converted(tmp_path, {**old, "dataset": "ours", "eval_dataset": "llava", "eval_strategy": "epoch"})
     data = done.recipe.data
     assert (data.train, data.val, data.image_root) == ("data/ours.json", "data/l.json", "data")
+    missing = tmp_path / "data" / "ours.json"
+    assert whys(done)["recipe.data.train"] == f"as dataset_info.json has it; not found at {missing}"
+    missing.write_text("[]")
+    done = converted(tmp_path, {**old, "dataset": "ours"})
     assert whys(done)["recipe.data.train"] == "as dataset_info.json has it"
     there = converted(tmp_path, {**old, "dataset": "ours", "dataset_dir": "data", "media_dir": "pictures"})
     assert there.recipe.data.image_root == "pictures"

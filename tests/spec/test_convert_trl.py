@@ -100,3 +100,21 @@ def test_a_null_is_what_the_trainer_makes_of_it(tmp_path: Path) -> None:
         "lora_dropout is null; in TRL null is not its default: leave it out for that (0.05), or give the value that "
         "the old run had"
     )
+
+
+def test_a_config_of_accelerate_by_name(tmp_path: Path) -> None:
+    old = {"model_name_or_path": "Qwen/Qwen2.5-VL-3B-Instruct", "use_peft": True, "completion_only_loss": True}
+    old |= {"lora_target_modules": ["q_proj"], "dataset_name": "data/train.jsonl", "per_device_train_batch_size": 4}
+
+    def told(**more: Any) -> tuple[str, int]:
+        done = converted(tmp_path, script("trl sft", {**old, **more}))
+        return whys(done)["accelerate_config"], done.recipe.effective_batch
+
+    unknown = "its number of processes is not known: multiply recipe.effective_batch by it"
+    assert told(accelerate_config="multi_gpu") == (unknown, 4)
+    assert told(accelerate_config="zero2", num_processes=2) == ("num_processes says how many there are", 8)
+    assert told(accelerate_config="single_gpu") == ("one process", 4)
+    assert refused(tmp_path, script("trl sft", {**old, "accelerate_config": "mine.cfg"})) == [
+        "accelerate_config is mine.cfg; a file that is not read here: give its num_processes instead (allowed: "
+        "single_gpu, multi_gpu, fsdp1, fsdp2, zero1, zero2, zero3)"
+    ]

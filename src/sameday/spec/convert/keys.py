@@ -299,7 +299,11 @@ PATHS = ("data.train", "data.val", "data.test", "data.image_root", "start_adapte
 WORLD = ("num_processes", "num_nodes")
 # Booleans as people write them in texts, and words that some trainers take where others have true alone.
 BOOLEANS = {**dict.fromkeys(("true", "yes", "on", "1"), True), **dict.fromkeys(("false", "no", "off", "0"), False)}
-AS_TRUE = {"bf16": ("auto", "full"), "gradient_checkpointing": ("unsloth", "offload", "offload_disk")}
+AS_TRUE = {
+    "bf16": ("auto", "full"),
+    "torch_compile": ("auto",),
+    "gradient_checkpointing": ("unsloth", "offload", "offload_disk"),
+}
 COMPUTED = (
     *SWITCHES,
     *("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),

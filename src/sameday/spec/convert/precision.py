@@ -59,6 +59,6 @@ def _sharded(work: Settings) -> bool:
     for key, value in work.leaves.items():
         if _SHARDED.search(key) and value not in (None, False, "", [], {}):
             return True
-        if key == "launch.config_file" and _SHARDED.search(str(value)):
+        if key in ("launch.config_file", "accelerate_config") and _SHARDED.search(str(value)):
             return True
     return "deepspeed" in work.command.split()

@@ -197,6 +197,8 @@ TRAINER = Trainer(
         **each("flash_attention sdp_attention eager_attention xformers_attention flex_attention", _SPEED),
         **each("pad_to_sequence_len cut_cross_entropy xformers s2_attention lora_on_cpu", _SPEED),
         **each("lora_mlp_kernel lora_qkv_kernel lora_o_kernel unsloth_cross_entropy_loss", _SPEED),
+        "special_tokens.pad_token": "padding is never learned",
+        "auto_resume_from_checkpoints": "the same command goes on where the run stopped",
         **each("save_first_step gc_steps profiler_steps axolotl_config_path", _FILES),
         **each("shuffle_merged_datasets sample_packing_eff_est merge_lora merge_method", _FILES),
         **each("qlora_sharded_model_loading torchdistx_path peft_autocast_adapter_dtype", _FILES),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sameday.spec.convert.conversion import show
-from sameday.spec.convert.settings import Settings
+from sameday.spec.convert.settings import Settings, not_found
 from sameday.spec.convert.targets import LANGUAGE, image_parts
 from sameday.spec.convert.trainers.dataset_info import LIST, listed
 from sameday.spec.convert.trainers.trainer import Trainer, each, only, words
@@ -164,7 +164,8 @@ def _questions(settings: Settings) -> None:
             if wrong:
                 settings.refuse(name, wrong)
             else:
-                settings.put(f"recipe.data.{field}", settings.near(file), [name], f"as {LIST} has it")
+                why = "; ".join(filter(None, (f"as {LIST} has it", not_found(file))))
+                settings.put(f"recipe.data.{field}", settings.near(file), [name], why)
                 used = True
         settings.done(name)
     if used and place is not None and settings.get("image_root", str) is None:

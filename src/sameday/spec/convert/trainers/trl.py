@@ -11,6 +11,7 @@ from sameday.spec.convert.trainers.trainer import Trainer, each, only, words
 _LEARNED = "questions would be learned besides answers"
 _SETS = ("dataset_config", "dataset_configs", "datasets")
 _SOME = "other questions would be used: give --train FILE"
+_PROFILES = ("single_gpu", "multi_gpu", "fsdp1", "fsdp2", "zero1", "zero2", "zero3")
 _SPEED = "the plan says how it is computed"
 
 
@@ -44,6 +45,21 @@ def _prepare(settings: Settings) -> None:
     if "dataset_name" in settings.old:
         local_file(settings, "dataset_name", "train", "--train")
     _masked(settings)
+    _launched(settings)
+
+
+def _launched(settings: Settings) -> None:
+    """By a config of accelerate's that TRL brings along, or by a file."""
+    name = "accelerate_config"
+    if settings.text(name) not in ("", *_PROFILES):
+        settings.refuse(
+            name, f"a file that is not read here: give its num_processes instead (allowed: {', '.join(_PROFILES)})"
+        )
+    elif settings.world() == 1 and settings.text(name) not in ("", "single_gpu"):
+        settings.drop(name, "its number of processes is not known: multiply recipe.effective_batch by it")
+    else:
+        settings.drop(name, "num_processes says how many there are" if settings.world() > 1 else "one process")
+    settings.done(name)
 
 
 def _masked(settings: Settings) -> None:
@@ -108,7 +124,7 @@ TRAINER = Trainer(
         "config": "this is it",
     },
     starts={"env": "variables of the machine"},
-    handled=("use_peft", "dataset_name", "completion_only_loss", "assistant_only_loss"),
+    handled=("use_peft", "dataset_name", "completion_only_loss", "assistant_only_loss", "accelerate_config"),
     data={"--train": ("dataset_name", *_SETS, "dataset_streaming", "dataset_train_split")},
     defaults=_defaults,
     answer_end=("turn", "all that follows a prompt is learned, the line break behind the answer's end token too"),
