@@ -279,8 +279,11 @@ def test_the_best_weights(tmp_path: Path, old: dict[str, Any], expected: dict[st
             "rouge; no such validation score is known (allowed: loss, exact_match)",
         ),
         ({"greater_is_better": True}, "greater_is_better is true; the best loss is the lowest"),
-        ({"validation_file": None}, "is true; without validation the best weights cannot be known"),
-        ({"eval_strategy": "no"}, "is true; without validation the best weights cannot be known"),
+        ({"validation_file": None}, "is true; without validation the best weights cannot be known: give --val FILE"),
+        (
+            {"eval_strategy": "no"},
+            "is true; without validation the best weights cannot be known: give eval_strategy, epoch or steps",
+        ),
     ],
 )
 def test_best_weights_that_cannot_be_known(tmp_path: Path, old: dict[str, Any], sentence: str) -> None:

@@ -63,7 +63,8 @@ class Running(Settings):
         elif self.get(greater, bool) not in (None, asked != "loss"):
             self.refuse(greater, f"the best {asked} is the {'lowest' if asked == 'loss' else 'highest'}")
         elif every is None or self.get("validation_file", str) is None:
-            self.refuse(first, "without validation the best weights cannot be known")
+            remedy = "give --val FILE" if every is not None else "give eval_strategy, epoch or steps"
+            self.refuse(first, f"without validation the best weights cannot be known: {remedy}")
         else:
             self.put("recipe.best", {"metric": asked, "every": every}, [first, metric, greater])
 
