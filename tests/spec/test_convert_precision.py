@@ -11,11 +11,14 @@ LOADED = {**PLAIN, "torch_dtype": "bfloat16"}
 AXOLOTL = {**TARGETED, "adapter": None, "optimizer": "adamw_torch_fused"}
 SWIFT = {**{key: value for key, value in OURS.items() if key != "target_modules"}, "train_type": "full"}
 SWIFT |= {"freeze_vit": "false", "freeze_aligner": "false"}
+SWIFT_FULL = script("swift sft", SWIFT)
 FULL = {**{key: value for key, value in LLAMA.items() if not key.startswith("lora_")}, "finetuning_type": "full"}
 NEAR = "near, not the same: bf16 weights were trained there, and here they have float32 master copies"
 
 
-@pytest.mark.parametrize("old", [LOADED, {**PLAIN, "dtype": "auto"}, AXOLOTL, script("swift sft", SWIFT)])
+@pytest.mark.parametrize(
+    "old", [LOADED, {**PLAIN, "dtype": "auto"}, AXOLOTL, {**AXOLOTL, "fsdp_version": 2}, SWIFT_FULL]
+)
 def test_bf16_weights_that_were_trained_themselves(tmp_path: Path, old: dict[str, Any] | str) -> None:
     done = converted(tmp_path, old, DATA)
     assert (done.recipe.train, done.recipe.precision) == ("all", "bf16")

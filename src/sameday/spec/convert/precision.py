@@ -57,6 +57,8 @@ def _without_masters(work: Settings, dtype: str) -> str:
 
 def _sharded(work: Settings) -> bool:
     for key, value in work.leaves.items():
+        if key.split(".")[-1] == "fsdp_version":  # chooses none by itself
+            continue
         if _SHARDED.search(key) and value not in (None, False, "", [], {}):
             return True
         if key in ("launch.config_file", "accelerate_config") and _SHARDED.search(str(value)):
