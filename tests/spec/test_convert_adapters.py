@@ -95,7 +95,13 @@ def test_all_weights_are_the_towers_too(tmp_path: Path, more: dict[str, Any]) ->
     assert thawed.recipe.train_vision
     assert whys(thawed)["recipe.train_vision"] == "tower and projector are trained with all the rest"
     frozen = converted(tmp_path, {**PLAIN, **more, "freeze_vision": True, "freeze_merger": True})
-    assert not frozen.recipe.train_vision
+    assert not frozen.recipe.train_vision and "recipe.train_vision" not in whys(frozen)
+    for key, part in (("freeze_vision", "projector"), ("freeze_merger", "vision tower")):
+        half = converted(tmp_path, {**PLAIN, **more, key: True})
+        assert not half.recipe.train_vision
+        assert whys(half)["recipe.train_vision"] == (
+            f"nothing here freezes the {part}: if the old program trained it alone, no recipe says that"
+        )
     (line,) = refused(tmp_path, {**PLAIN, **more, "tune_mm_vision": False, "tune_mm_mlp": True})
     assert line.startswith("tune_mm_mlp is true; the merger between tower and language model would be trained")
     assert not converted(tmp_path, {**PLAIN, **SIZE}).recipe.train_vision

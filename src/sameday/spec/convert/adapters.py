@@ -62,6 +62,14 @@ def _tower(work: Settings) -> None:
         work.put("recipe.train_vision", True, list(said), "tower and projector are trained with all the rest")
         for name in said:
             work.done(name)
+    elif not any(said.values()):
+        for name, other, part in (
+            ("freeze_vision_tower", "tune_mm_vision", "vision tower"),
+            ("freeze_multi_modal_projector", "tune_mm_mlp", "projector"),
+        ):
+            if name not in said and other not in said:
+                why = f"nothing here freezes the {part}: if the old program trained it alone, no recipe says that"
+                work.default("recipe.train_vision", False, name, why)
 
 
 def _says(work: Settings, name: str) -> bool | None:
