@@ -8,8 +8,8 @@ from converting import converted, refused, whys
 
 COMMON = "--model Qwen/Qwen3-VL-8B --dataset a.jsonl"
 LLAMA = (
-    "train --stage sft --do_train --model_name_or_path Qwen/Qwen3-VL-8B --finetuning_type lora --template qwen3_vl "
-    "--bf16 --train_file a.jsonl"
+    "train --stage sft --do_train --model_name_or_path Qwen/Qwen3-VL-8B --finetuning_type lora "
+    "--template qwen3_vl_nothink --bf16 --train_file a.jsonl"
 )
 TRL = "--model_name_or_path Qwen/Qwen3-VL-8B --dataset_name a.jsonl --completion_only_loss true --use_peft"
 

@@ -226,7 +226,7 @@ def test_devices_that_a_script_lets_its_trainer_see(tmp_path: Path) -> None:
     """LLaMA-Factory's own command starts a process for each of them; others start one."""
     flags = {
         **{"stage": "sft", "model_name_or_path": "Qwen/Qwen3-VL-8B", "finetuning_type": "lora", "bf16": True},
-        **{"template": "qwen3_vl", "train_file": "a.jsonl", "gradient_accumulation_steps": 1},
+        **{"template": "qwen3_vl_nothink", "train_file": "a.jsonl", "gradient_accumulation_steps": 1},
     }
     done = converted(tmp_path, script("llamafactory-cli train", flags, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}))
     assert done.recipe.effective_batch == 32
