@@ -244,6 +244,19 @@ def test_devices_that_a_script_lets_its_trainer_see(tmp_path: Path) -> None:
     assert whys(done)["recipe.effective_batch"] == FOUR
     done = converted(tmp_path, f"CUDA_VISIBLE_DEVICES=0,1,2,3 python sft_vlm.py {TRL}")
     assert done.recipe.effective_batch == 8
+    assert whys(done)["recipe.effective_batch"].endswith(
+        "; on several devices (CUDA_VISIBLE_DEVICES names 4), multiply by their number"
+    )
+    done = converted(tmp_path, f"export CUDA_VISIBLE_DEVICES=0,1,2,3\ndeepspeed sft_vlm.py {TRL}")
+    assert done.recipe.effective_batch == 32
+    assert "deepspeed starts a process for each of the 4 devices" in whys(done)["recipe.effective_batch"]
+
+
+def test_devices_that_a_config_names(tmp_path: Path) -> None:
+    for name in ("num_gpus", "world_size"):
+        done = converted(tmp_path, {**PLAIN, "train": {name: 4, "grad_clip": 0.5}})
+        assert done.recipe.effective_batch == 4 * converted(tmp_path, PLAIN).recipe.effective_batch
+        assert done.recipe.max_grad_norm == 0.5
 
 
 def test_the_accumulation_that_swift_takes_by_itself_follows_the_devices(tmp_path: Path) -> None:

@@ -133,7 +133,8 @@ def test_llama_factory_templates_of_every_family(tmp_path: Path) -> None:
     assert (recipe.answer_end, recipe.min_pixels, recipe.max_pixels) == ("end_token", None, None)
     assert whys(done)["recipe.prompt"].startswith("near, not the same: there no line break follows an image")
     assert whys(done)["image_max_pixels"] == (
-        "this model takes every image at one size, which its own image settings say"
+        "this model takes every image at one size, which its own image settings say; near, not the same: LLaMA-Factory "
+        "shrinks larger images to so many pixels before that"
     )
     check_written(done, tmp_path)
     own = converted(tmp_path, {**llava, "system": "Be brief."}, DATA)

@@ -139,3 +139,20 @@ def test_what_ms_swift_holds_out(tmp_path: Path) -> None:
     assert whys(given)["split_dataset_ratio"] == "does nothing: val_dataset is given"
     (line,) = refused(tmp_path, {**old, "split_dataset_ratio": 0.01})
     assert line.startswith("split_dataset_ratio is 0.01; some training questions would be held out")
+
+
+def test_what_ms_swift_does_otherwise_is_said(tmp_path: Path) -> None:
+    four = {"quant_method": "bnb", "quant_bits": "4", "max_length": "2048", "truncation_strategy": "delete"}
+    done = converted(tmp_path, script("swift sft", {**OURS, **four}))
+    assert whys(done)["recipe.base_format"] == (
+        "near, not the same: ms-swift leaves vision tower and projector in bf16; here they are in four bits too"
+    )
+    assert (
+        "leaves out questions longer than max_length; here the end of their answers is cut"
+        in whys(done)["truncation_strategy"]
+    )
+    rates = {"freeze_vit": "false", "vit_lr": "1e-5", "optimizer": "multimodal"}
+    done = converted(tmp_path, script("swift sft", {**OURS, **rates}))
+    assert whys(done)["optimizer"] == "AdamW with the learning rates of vit_lr and aligner_lr"
+    (line,) = refused(tmp_path, script("swift sft", {**OURS, "optimizer": "multimodal"}))
+    assert line.startswith("optimizer is multimodal; no recipe has this optimizer")

@@ -25,7 +25,7 @@ def batch(work: Settings) -> None:
     said = f"x {world} processes" if any(map(work.counts, told)) else "" if told else f"; {several}"
     for name in [name for name in told if not work.counts(name)]:
         doubt = work.why.get(name) or f"how many {show(work.old[name][1])} were is not known"
-        said += f"; {doubt}: {_of_several(work).removeprefix('on several devices, ')}"
+        said += f"; {doubt}: {_of_several(work).removeprefix(f'{work.several}, ')}"
     if told == ["num_nodes"]:
         said += "; if each machine had several devices, multiply by their number"
     said += "".join(f"; {work.why[name]}" for name in told if work.counts(name) and name in work.why)
@@ -44,8 +44,8 @@ def _of_several(work: Settings) -> str:
     """What to do with the batch where the number of processes is not known."""
     times = work.old.get("gradient_accumulation_steps")
     if work.trainer.short == "swift" and times is not None and times[0].startswith(ABSENT):
-        return "on several devices, ms-swift accumulates less by default: a step keeps about 16 questions"
-    return "on several devices, multiply by their number"
+        return f"{work.several}, ms-swift accumulates less by default: a step keeps about 16 questions"
+    return f"{work.several}, multiply by their number"
 
 
 def _machines(work: Settings) -> None:

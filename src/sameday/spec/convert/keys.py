@@ -73,13 +73,24 @@ ALIASES = {
     **{"lr_scheduler": "lr_scheduler_type", "scheduler": "lr_scheduler_type", "optimizer": "optim"},
     **{"evaluation_strategy": "eval_strategy", "model_revision": "revision", "dtype": "torch_dtype"},
     **dict.fromkeys(
-        ("NPROC_PER_NODE", "launch.nproc_per_node", "launch.num_processes", "launch.num_gpus"), "num_processes"
+        (
+            "NPROC_PER_NODE",
+            "launch.nproc_per_node",
+            "launch.num_processes",
+            "launch.num_gpus",
+            "num_gpus",
+            "world_size",
+        ),
+        "num_processes",
     ),
     **dict.fromkeys(("NNODES", "launch.nnodes", "launch.num_nodes"), "num_nodes"),
     **{"launch.num_machines": "num_machines", "launch.mixed_precision": "mixed_precision"},
     **dict.fromkeys(("launch.include", "launch.exclude"), "num_processes"),
     "ACCELERATE_MIXED_PRECISION": "mixed_precision",
     **{"log_steps": "logging_steps", "gradient_clipping": "max_grad_norm", "compile": "torch_compile"},
+    **dict.fromkeys(
+        ("grad_clip", "clip_grad", "clip_grad_norm", "gradient_clip_val", "grad_norm_clip"), "max_grad_norm"
+    ),
 }
 
 # One old key, one new field, one value.
@@ -227,7 +238,7 @@ DROPPED = {
     **dict.fromkeys(("do_sample", "temperature", "top_p", "top_k", "num_beams", "metrics", "metric"), EVALUATION),
     **dict.fromkeys(("disable_tqdm", "project", "plot_loss", "entity", "tags", "notes", "description"), LOGGING),
     **dict.fromkeys(("skip_memory_metrics", "debug", "verbose", "comment", "author"), LOGGING),
-    **dict.fromkeys(("accelerator_config", "parallelism_config", "local_rank", "num_gpus", "world_size"), _RANKS),
+    **dict.fromkeys(("accelerator_config", "parallelism_config", "local_rank"), _RANKS),
     **dict.fromkeys(("use_cpu", "no_cuda", "device", "gpu_ids"), "plan.device says where it is run"),
     **dict.fromkeys(("device_map", "low_cpu_mem_usage", "use_cache", "torch_empty_cache_steps"), FILES),
     **dict.fromkeys(("cache_dir", "token", "hf_token", "overwrite_cache", "preprocessing_num_workers"), FILES),

@@ -18,7 +18,7 @@ from sameday.spec.reading import read_spec
 _FLAGS = ("num_processes", "num_machines", "mixed_precision", "gradient_accumulation_steps", "gradient_clipping")
 _OF_DEEPSPEED = ("gradient_accumulation_steps", "gradient_clipping", "deepspeed_config_file")
 CONFIG = "launch.config_file"
-_LLAMAFACTORY, _DEVICES = ("llamafactory-cli", "lmf"), "CUDA_VISIBLE_DEVICES"
+_FOR_EACH, _DEVICES = ("llamafactory-cli", "lmf", "deepspeed"), "CUDA_VISIBLE_DEVICES"
 _HOSTS = r"[^:@,]+:\d+(?:,\d+)*(?:@[^:@,]+:\d+(?:,\d+)*)*"
 
 
@@ -39,17 +39,17 @@ def add_launchers_file(document: Document, folder: Path) -> None:
 
 def count_devices(work: Settings) -> None:
     """Makes a number of processes of the devices that are named: by `deepspeed --include host1:0,1@host2:0,1`, or by
-    CUDA_VISIBLE_DEVICES where llamafactory-cli starts a process for each of them."""
-    by_cli = Path((work.command or "-").split()[0]).name in _LLAMAFACTORY
-    if by_cli and "num_processes" not in work.old and (given := work.old.pop(_DEVICES, None)) is not None:
-        count = len([each for each in str(given[1]).split(",") if re.fullmatch(r"\s*(?:\d+|(?:GPU|MIG)-\S+)\s*", each)])
-        if count > 1:
-            work.why["num_processes"] = (
-                f"llamafactory-cli starts a process for each of the {count} devices in {given[0]}"
-            )
-            work.old["num_processes"] = (given[0], count)
+    CUDA_VISIBLE_DEVICES where the command starts a process for each of them. Other commands may use them all too."""
+    command = Path((work.command or "-").split()[0]).name
+    key, value = work.old.get(_DEVICES, ("", None))
+    count = len([each for each in str(value).split(",") if re.fullmatch(r"\s*(?:\d+|(?:GPU|MIG)-\S+)\s*", each)])
+    if count > 1 and "num_processes" not in work.old:
+        if command in _FOR_EACH:
+            work.why["num_processes"] = f"{command} starts a process for each of the {count} devices in {key}"
+            work.old["num_processes"] = (key, count)
+            del work.old[_DEVICES]
         else:
-            work.old[_DEVICES] = given
+            work.several = f"on several devices ({key} names {count})"
     key, value = work.old.get("num_processes", ("", None))
     if key == "launch.include" and re.fullmatch(_HOSTS, str(value)):
         work.old["num_processes"] = (key, len(re.findall(r"[:,]", str(value))))

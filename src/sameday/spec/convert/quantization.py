@@ -30,7 +30,12 @@ def quantization(work: Settings) -> None:
         for name in given:
             work.drop(name, NOTHING)
         return
-    work.put("recipe.base_format", "nf4", asking, "the same layers as bitsandbytes', the vision tower's too")
+    layers = "the same layers as bitsandbytes', the vision tower's too"
+    if work.trainer.short == "swift":
+        layers = (
+            "near, not the same: ms-swift leaves vision tower and projector in bf16; here they are in four bits too"
+        )
+    work.put("recipe.base_format", "nf4", asking, layers)
     if DOUBLE in given:
         work.put("recipe.double_quant", work.get(DOUBLE, bool), [DOUBLE])
     else:

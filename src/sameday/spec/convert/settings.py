@@ -49,6 +49,7 @@ class Settings:
         self.refused: list[str] = []
         self.refused_keys: list[str] = []
         self.let_go: set[str] = set()
+        self.several = "on several devices"
         self.why = dict(keys.WHY)
         self.new = {kind: Document(document.source) for kind in ("recipe", "plan")}
         self.leaves = {
@@ -104,7 +105,10 @@ class Settings:
         """Why numbers of pixels say nothing, where every image of the model becomes one size."""
         if self.family is None or self.family.token_side is not None:
             return ""
-        return "this model takes every image at one size, which its own image settings say"
+        why = "this model takes every image at one size, which its own image settings say"
+        if self.trainer.shrinks_first:
+            why += f"; near, not the same: {self.trainer.name} shrinks larger images to so many pixels before that"
+        return why
 
     def world(self) -> int:
         """Processes that train together, as far as a launcher's flags say it."""

@@ -11,10 +11,10 @@ from sameday.spec.convert.shell.script import Script
 from sameday.spec.convert.trainers.trainer import Trainer
 
 _PROCESSES = ("NPROC_PER_NODE", "NNODES")
-_BY_ALL = ("ACCELERATE_MIXED_PRECISION", "NVIDIA_TF32_OVERRIDE")
+_BY_ALL = ("ACCELERATE_MIXED_PRECISION", "NVIDIA_TF32_OVERRIDE", "CUDA_VISIBLE_DEVICES")
 _READ = {
     "swift": (*_PROCESSES, "IMAGE_FACTOR", "SIZE_FACTOR", "MAX_RATIO", "ROOT_IMAGE_DIR", "QWENVL_BBOX_FORMAT"),
-    "llamafactory": (*_PROCESSES, "FORCE_TORCHRUN", "CUDA_VISIBLE_DEVICES", "USE_MCA", "USE_V1"),
+    "llamafactory": (*_PROCESSES, "FORCE_TORCHRUN", "USE_MCA", "USE_V1"),
 }
 """By trainer, besides those in its own tables."""
 _OF_TORCHRUN = {"PET_NPROC_PER_NODE": "nproc_per_node", "PET_NNODES": "nnodes"}

@@ -241,6 +241,7 @@ TRAINER = Trainer(
         "eval_dataset",
         "enable_thinking",
     ),
+    shrinks_first=True,
     data={"--train": ("dataset", "dataset_dir"), "--val": ("eval_dataset",)},
     defaults=_defaults,
     no_nulls=("finetuning_type", "max_length", "max_pixels", "min_pixels", "lora_r", "lora_dropout", NAMED),

@@ -68,6 +68,9 @@ def _held_out(settings: Settings) -> None:
 def _rates(settings: Settings) -> None:
     """Of parts; one that is frozen has none."""
     thawed = thawed_parts(settings).values()
+    if settings.text("optim") == "multimodal" and (settings.given("vit_lr") or settings.given("aligner_lr")):
+        settings.drop("optim", "AdamW with the learning rates of vit_lr and aligner_lr")
+        settings.done("optim")
     for name, part in (("vit_lr", "tower"), ("aligner_lr", "projector")):
         if settings.get(name, float) is None or part not in thawed:
             settings.drop(name, "does nothing: not set, or of what is frozen")
@@ -158,7 +161,8 @@ TRAINER = Trainer(
         **only("max_epochs", "training would stop before its last step"),
     },
     dropped={
-        "truncation_strategy": "recipe.max_length never cuts image tokens or a whole answer",
+        "truncation_strategy": "near, not the same: delete, which is its default, leaves out questions longer than "
+        "max_length; here the end of their answers is cut",
         "lora_dtype": "what is trained has float32 copies",
         "model_type": "its configuration says what the model is",
         "model_name_told": "its name for itself, in data that asks for it",
@@ -184,6 +188,7 @@ TRAINER = Trainer(
         *("tuner_type", "dataset", "val_dataset", "image_max_token_num", "image_min_token_num", "padding_free"),
         *("vit_lr", "aligner_lr"),
     ),
+    shrinks_first=True,
     data={"--train": ("dataset",), "--val": ("val_dataset",)},
     defaults=_defaults,
     prepare=_prepare,

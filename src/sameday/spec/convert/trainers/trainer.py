@@ -59,6 +59,8 @@ class Trainer:
     answer_end: tuple[str, str] | None = None
     image_backend: tuple[str, str] | None = None
     """Of the recipe: the value, and why; None where the config or transformers' Trainer says it."""
+    shrinks_first: bool = False
+    """Whether it resizes images itself to at most `max_pixels`, before the model's processor does."""
     micro_batch_loss: str = ""
     """Why each micro-batch's loss is divided by its own answer tokens, whatever the model; empty where the model says
     it."""
