@@ -77,6 +77,25 @@ def test_stopping_early_ends_the_workers(home: Path) -> None:
     assert done.returncode == EXIT_STOPPED, done.stderr
 
 
+def test_images_that_go_away_cost_no_steps(tmp_path: Path, tiny_qwen3: Path) -> None:
+    """As with a network disk: done steps are saved, and the same command goes on once it is there again."""
+    write_run(tmp_path, tiny_qwen3)
+    sets = (*SETS, "plan.save_steps=100")
+    with started(tmp_path, *sets, out="run") as process:
+        assert process.until_step(3)
+        (tmp_path / "images").rename(tmp_path / "away")
+        assert process.wait() == EXIT_BAD_INPUT, process.stderr
+    said = re.search(
+        r": was there when the data was checked, and now No such file or directory; step (\d+) is saved, and "
+        r"the same command goes on from there\n",
+        process.stderr,
+    )
+    assert said, process.stderr
+    assert json.loads((tmp_path / "run" / "stopped.json").read_text())["code"] == EXIT_BAD_INPUT
+    (tmp_path / "away").rename(tmp_path / "images")
+    assert f"resumed from step-{int(said[1]):06d}" in finished(tmp_path, *sets, out="run").stdout
+
+
 def test_broken_checkpoints_are_left_aside(home: Path) -> None:
     run = copy_of_reference(home, "broken")
     weights_path = run / "checkpoints" / "step-000024" / "adapter_model.safetensors"

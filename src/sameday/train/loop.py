@@ -13,7 +13,7 @@ from sameday.hardware.ranks import Ranks
 from sameday.hardware.signals import AskedToStop, StopRequest
 from sameday.record import checkpoint
 from sameday.record.folder import RunFolder
-from sameday.spec.errors import EXIT_DIVERGED, EXIT_STOPPED, BadInput, EvaluationGivenUp, RunStopped
+from sameday.spec.errors import EXIT_BAD_INPUT, EXIT_DIVERGED, EXIT_STOPPED, BadInput, EvaluationGivenUp, RunStopped
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Best, Recipe
 from sameday.spec.words import first_names
@@ -65,7 +65,7 @@ def train(
                     case GivenUp():
                         asked = True
                     case Failed(error):
-                        raise _saved_before(error, ranks, keep)
+                        raise _saved_before(error, ranks, state.step, keep)
                     # Asked to stop in a step that was good, a run does not try again one that was not.
                     case Diverged() if not asked:
                         raise RunStopped(_diverged(task, run, steps, outcome, ranks), EXIT_DIVERGED)
@@ -149,7 +149,7 @@ def _validated(
         keep()
         raise _stopped(state.step, cadence.total) from None
     except Exception as error:
-        raise _saved_before(task.evaluation_error(in_words(error)), ranks, keep) from None
+        raise _saved_before(task.evaluation_error(in_words(error)), ranks, state.step, keep) from None
     if bad := _not_finite(task, scores):
         raise RunStopped(
             f"step {state.step}: {first_names(bad, 3)} not finite after it, though its loss was. It is not saved. "
@@ -162,9 +162,12 @@ def _validated(
     return scores
 
 
-def _saved_before(error: Exception, ranks: Ranks, keep: Callable[[], None]) -> Exception:
+def _saved_before(error: Exception, ranks: Ranks, step: int, keep: Callable[[], None]) -> Exception:
     """The error, once the steps done are saved, where it has its sentence. What a rank meets alone the others do not
     know of: they wait for its sum, and could not save with it."""
+    if isinstance(error, BadInput) and ranks.size == 1 and step:  # an image that went away, for one
+        keep()
+        return RunStopped(f"{error}; step {step} is saved, and the same command goes on from there", EXIT_BAD_INPUT)
     if isinstance(error, RunStopped) and (ranks.size == 1 or not error.alone):
         keep()
     return error
