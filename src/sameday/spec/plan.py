@@ -281,7 +281,7 @@ class Plan(Strict):
 
     @field_validator("environment")
     @classmethod
-    def _keeps_precision(cls, value: dict[str, str]) -> dict[str, str]:
+    def _can_be_set(cls, value: dict[str, str]) -> dict[str, str]:
         for name, text in value.items():
             if not name or "=" in name or "\0" in name + text:
                 raise ValueError(
