@@ -108,7 +108,7 @@ def command_line(words: Sequence[tuple[Text, int]], source: str) -> CommandLine:
             launching = not launching and _launches(made.program)
             flag = None
     for each in made.flags:
-        if each.key in {("config",), *((name,) for name in _CONFIG_FLAGS)} and each.values:
+        if not each.launching and each.key[-1] in _CONFIG_FLAGS and each.values:
             given = shown(each.values[0])
             made.config = given if _CONFIG.fullmatch(given) and not made.config else made.config
     return made
