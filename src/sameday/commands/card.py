@@ -12,6 +12,7 @@ import yaml
 
 from sameday.evaluate.predictions import METRICS
 from sameday.record.folder import RunFolder
+from sameday.record.images import scored_on_trained, validated_on_trained
 from sameday.record.judged import judged_plan, of_other_runs, unlike
 from sameday.record.times import read_times
 from sameday.spec.document import dump_yaml
@@ -68,10 +69,12 @@ def _scores(run: RunFolder, weights: Path) -> str:
     """Of these weights: those at the end of the run, or of the step of a checkpoint."""
     step = re.fullmatch(r"step-(\d+)", weights.name)
     rows: dict[str, Mapping[str, Any]] = {}
+    odd = {"val": validated_on_trained(run.path)}
     if step is None:
         rows = {"validation": run.finished_scores() or {}}
         for path in sorted(run.path.glob("eval-*.json")):
-            rows[path.stem.removeprefix("eval-")] = _read(path)
+            rows[split := path.stem.removeprefix("eval-")] = _read(path)
+            odd[split] = scored_on_trained(path)
     else:
         records = [each for each in run.metrics if each.get("step") == int(step[1]) and "split" in each]
         rows = {str(each["split"]): {k: v for k, v in each.items() if k not in ("step", "split")} for each in records}
@@ -80,13 +83,22 @@ def _scores(run: RunFolder, weights: Path) -> str:
         metrics = _read(path).get("metrics")
         scores = {name: each.get("value") for name, each in metrics.items()} if isinstance(metrics, dict) else {}
         rows[f"{path.parent.name.removeprefix(start)}, generated answers"] = scores
+        split = path.parent.name.removeprefix(start).removesuffix("-cascade")
+        odd[split] = scored_on_trained(path) or odd.get(split)
     lines = [
         f"| {where} | {name} | {value:.4g} |"
         for where, scores in rows.items()
         for name, value in scores.items()
         if isinstance(value, int | float)
     ]
-    return "\n".join(["## Scores\n", "| data | score | value |", "|---|---|---|", *lines]) if lines else ""
+    if not lines:
+        return ""
+    notes = [f"\n{found.sentence(_called(split))}." for split, found in odd.items() if found]
+    return "\n".join(["## Scores\n", "| data | score | value |", "|---|---|---|", *lines, *notes])
+
+
+def _called(split: str) -> str:
+    return "validation" if split == "val" else split
 
 
 def _record(run: RunFolder) -> str:

@@ -19,6 +19,7 @@ from sameday.commands.environment import prepare_environment
 from sameday.commands.session import Session, Specs, all_of_a_plan, note_stop
 from sameday.commands.stages import evaluate_stages, own_models
 from sameday.record.folder import RunFolder, default_path, stage_folders
+from sameday.record.images import TRAINED_ON, TrainedOn, run_of, scored_on_trained, trained_on
 from sameday.record.lock import Lock
 from sameday.record.times import Spent, note, process_age
 from sameday.spec.errors import EXIT_STOPPED, BadInput, EvaluationGivenUp, RunStopped, refuse
@@ -112,7 +113,8 @@ def evaluate(asked: Request, group: Ranks | None = None, trained: bool = False) 
             raise BadInput(f"{target.weights}: holds weights that are not finite: {first_names(bad, 3)}")
         age, began, spent = process_age(), time.perf_counter(), Spent()
         try:
-            scores = _evaluated(session, task, evaluation, target, spent, asked.scores_only)
+            seen = _trained_on(session, evaluation.split, folder or asked.adapter)
+            scores = _evaluated(session, task, evaluation, target, spent, seen, asked.scores_only)
             if ranks.first and target.answers.is_dir():
                 note(target.answers, "start", age, parts=session.spent)
                 note(target.answers, "evaluate", time.perf_counter() - began, split=evaluation.split, parts=spent)
@@ -166,7 +168,9 @@ def _evaluate_each(
         together = [given for place in answers.values() for given in read_predictions(place / PREDICTIONS)]
         about = {"stages": {name: str(path) for name, path in answers.items()}}
         PredictionFile(together_in, about, question_scores).finish(sorted(together, key=lambda given: given.id))
-        _measured(together, together_in, tell, notes=made.left)
+        seen = {name: scored_on_trained(place / METRICS) for name, place in answers.items()}
+        odd = [f"stage {name}: {found.sentence(evaluation.split)}" for name, found in seen.items() if found]
+        _measured(together, together_in, tell, notes=[*odd, *made.left])
         return made.scores
     finally:
         alone.close()
@@ -182,9 +186,18 @@ def evaluate_result(session: Session, task: Task, run: RunFolder, evaluation: Ev
     target = Target(str(run.result), scores, _answers(run.path, run.result, evaluation))
     with ExitStack() as alone:
         session.ranks.from_first(lambda: _lock(target.answers, alone))
-        _evaluated(session, task, evaluation, target, spent)
+        seen = _trained_on(session, evaluation.split, run.result)
+        _evaluated(session, task, evaluation, target, spent, seen)
     if session.ranks.first:
         note(run.path, "evaluate", time.perf_counter() - began, split=evaluation.split, parts=spent)
+
+
+def _trained_on(session: Session, split: str, weights: Path | None) -> TrainedOn | None:
+    """How many of a split's images saved weights were trained on, as the run that saved them has it."""
+    if weights is None:
+        return None
+    images = session.setup.image_contents(session.audited.splits).get(split, set())
+    return session.ranks.from_first(lambda: trained_on(run_of(weights), images))
 
 
 def _outlook(session: Session, split: str) -> Any:
@@ -213,7 +226,13 @@ def _lock(folder: Path, alone: ExitStack) -> None:
 
 
 def _evaluated(
-    session: Session, task: Task, asked: Evaluation, target: Target, spent: Spent, scores_only: bool = False
+    session: Session,
+    task: Task,
+    asked: Evaluation,
+    target: Target,
+    spent: Spent,
+    seen: TrainedOn | None,
+    scores_only: bool = False,
 ) -> dict[str, float]:
     import torch
 
@@ -232,14 +251,16 @@ def _evaluated(
             raise RunStopped(str(given_up), EXIT_STOPPED) from None
         except torch.OutOfMemoryError as error:
             raise task.evaluation_error(error) from None
-        session.say(_line(scores))
-        ranks.from_first(lambda: write_json(target.scores, scores))
+        notes = [] if seen is None else [seen.sentence(asked.split)]
+        more: dict[str, Any] = {} if seen is None else {TRAINED_ON: seen.plain()}
+        for line in (*notes, _line(scores)):
+            session.say(line)
+        ranks.from_first(lambda: write_json(target.scores, {**scores, **more}))
         if scores_only or not session.setup.generates:
             return scores
         about = {"precision": session.recipe.precision}
         with spent.on("answers"):
             answered = answer_split(task, asked, target.answers, about, question_scores, ranks, session.say)
-        more = {}
         if asked.cascade:
             more["without_earlier_answers"] = answered.lacking
             if answered.lacking:
@@ -248,7 +269,7 @@ def _evaluated(
                     "are of a later stage, and their image has no question of an earlier one"
                 )
         with spent.on("metrics"):
-            ranks.from_first(lambda: _measured(answered.predictions, target.answers, session.say, more))
+            ranks.from_first(lambda: _measured(answered.predictions, target.answers, session.say, more, notes))
     return scores
 
 
@@ -393,8 +414,7 @@ def _adapter_name(folder: Path) -> str:
     """A folder that a run made is named by its run too: all of them are called alike."""
     folder = folder.resolve()
     ours = re.fullmatch(r"adapter|step-\d+", folder.name) is not None
-    run = folder.parent.parent if folder.parent.name == "checkpoints" else folder.parent
-    name = f"{run.name}-{folder.name}" if ours else folder.name
+    name = f"{run_of(folder).name}-{folder.name}" if ours else folder.name
     return "adapter-" + re.sub(r"[^A-Za-z0-9._-]", "_", name)
 
 

@@ -18,6 +18,7 @@ from sameday.data.problems import Problem, grouped
 from sameday.hardware.signals import AskedToStop, nothing_left_to_stop, stopped_early
 from sameday.record import checkpoint
 from sameday.record.folder import RunFolder, as_begun, default_path, refuse_other_recipe
+from sameday.record.images import note_images
 from sameday.spec.errors import BadInput, CompileFailed, RunStopped
 from sameday.spec.evaluation import Evaluation
 from sameday.spec.plan import Plan
@@ -158,6 +159,8 @@ def _announce(session: Session, run: RunFolder) -> None:
     run.write_json("skipped.json", [asdict(each) for each in audited.left_out])
     if audited.counts:
         run.write_json("data.json", audited.counts)
+    if images := session.setup.image_contents(audited.splits):
+        note_images(run, images, session.setup.starts_from())
     if audited.left_out:
         session.say("what was left out is recorded in skipped.json")
     resolved = {name: f"{value}: {why}" for name, (value, why) in session.resolved.values.items()}

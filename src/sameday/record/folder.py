@@ -37,6 +37,8 @@ DISTRIBUTIONS = (
     *("bitsandbytes", "safetensors", "numpy", "pillow", "pydantic"),
 )
 """Packages whose versions may decide what a run computes."""
+IMAGES = "images.json"
+"""Which images a run was trained and validated on, by content."""
 STAGES = "stages.json"
 """What became of each stage of a run in stages, in order."""
 
@@ -106,7 +108,8 @@ def run_files(folder: Path) -> list[Path]:
     """What a run writes into its folder besides weights, there already or not; nothing where there is no folder."""
     if not os.path.isdir(folder):
         return []
-    asked, told = ("recipe.yaml", "plan.yaml"), ("environment.json", "choices.json", "data.json", "skipped.json")
+    asked = ("recipe.yaml", "plan.yaml")
+    told = ("environment.json", "choices.json", "data.json", IMAGES, "skipped.json")
     measured = ("metrics.jsonl", "metrics-damaged.jsonl", TIMES, "eval.json", STOPPED, STAGES)
     scores = (*folder.glob("eval-*.json"), *folder.glob("scores-*.json"))
     return [*(folder / name for name in (*asked, *told, *measured)), *scores]

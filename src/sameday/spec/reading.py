@@ -14,6 +14,8 @@ SPEC = 2**18
 """Bytes of a recipe or a plan; they have a few thousand."""
 JSON = 2**25
 """Of what a command writes beside a run."""
+IMAGES = 2**28
+"""Of the digests of a run's images: those of some six million."""
 VALUES = 20_000
 """Of a document with its aliases written out: a few lines of them could stand for more than memory holds."""
 METRICS = 2**28

@@ -157,6 +157,10 @@ class TaskSetup(ABC):
         it is known before weights are loaded."""
         return splits
 
+    def image_contents(self, splits: Any) -> dict[str, set[str]]:
+        """The images of each split by their content, for data that was audited."""
+        return {}
+
     def hints(self, splits: Any) -> list[str]:
         """What is odd about data that is ready to be loaded, each in a line; it can be trained all the same."""
         return []
@@ -225,6 +229,10 @@ class TaskSetup(ABC):
         """The recipe without what only the start of training needs, and what may be gone by now."""
         recipe: Recipe = self.recipe
         return recipe
+
+    def starts_from(self) -> Path | None:
+        """The folder of saved weights that training starts from; None where it starts from a base model or anew."""
+        return None
 
     def recipe_with_adapter(self, folder: Path) -> Recipe:
         """The recipe whose model has somebody's adapter, of whatever form fits it."""

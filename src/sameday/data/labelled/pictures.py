@@ -50,9 +50,9 @@ class Pictures:
         return content.hexdigest()
 
     @cached_property
-    def contents(self) -> set[bytes]:
+    def contents(self) -> set[str]:
         """A digest of each image's pixels."""
-        return {hashlib.blake2b(np.ascontiguousarray(image).data, digest_size=16).digest() for image in self.pixels}
+        return {hashlib.blake2b(np.ascontiguousarray(image).data, digest_size=16).hexdigest() for image in self.pixels}
 
 
 def read_pictures(

@@ -89,6 +89,18 @@ def common_images(one: str, other: str, images: int) -> str:
     return f"{one} and {other} have {count(images, 'image')} in common: scores of {other} will be too good"
 
 
+def common_with(split: str, there: Mapping[str, Set[Hashable]]) -> list[str]:
+    """A sentence for each other split that has images in common with this one."""
+    others = [name for name in there if name != split]
+    common = on_several_sides({name: there.get(name, frozenset()) for name in (*others, split)})
+    return [common_images(one, split, images) for (one, other), images in common.items() if other == split]
+
+
+def refused_later(split: str, samples: str, error: Exception) -> str:
+    """What is wrong with a split that is not needed yet, with the first of the problems."""
+    return f"`sameday eval --split {split}` will refuse the {split} {samples}: {' '.join(str(error).splitlines()[:2])}"
+
+
 def steps_in(kind: str, samples: Sequence[Sample], batch: int, seed: int = 0) -> list[list[int]]:
     """The steps of a first epoch in this order."""
     places = [Place(sample.id, sample.image_key, sample.stage) for sample in samples]

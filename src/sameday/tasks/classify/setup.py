@@ -70,25 +70,25 @@ class ClassifySetup(TaskSetup):
 
         for passed in dict.fromkeys(pictures.passed for pictures in audited.values() if pictures.passed):
             say(passed)
-        there = {split: pictures.contents for split, pictures in audited.items()} if len(audited) > 1 else {}
+        there = self.image_contents(audited) if len(audited) > 1 else {}
         for (one, other), images in on_several_sides(there).items():
             say(common_images(one, other, images))
+
+    def image_contents(self, splits: Mapping[str, Pictures]) -> dict[str, set[str]]:
+        return {split: pictures.contents for split, pictures in splits.items()}
 
     def hints(self, splits: Mapping[str, Pictures]) -> list[str]:
         """Test images are read for this alone, before the training that they are to judge."""
         from sameday.data.labelled.pictures import has_test
-        from sameday.data.questions.summary import common_images, on_several_sides
+        from sameday.data.questions.summary import common_with, refused_later
 
         if not has_test(self.path):
             return []
         try:
             test = self._read("test", lambda _: None)
         except BadInput as error:
-            first, *more = str(error).splitlines()
-            return [f"`sameday eval --split test` will refuse the test images: {' '.join([first, *more[:1]])}"]
-        there = {split: pictures.contents for split, pictures in {**splits, "test": test}.items()}
-        common = on_several_sides(there).items()
-        return [common_images(one, "test", images) for (one, other), images in common if other == "test"]
+            return [refused_later("test", "images", error)]
+        return common_with("test", self.image_contents({**splits, "test": test}))
 
     @property
     def loading_advice(self) -> str:

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from sameday.spec.errors import BadInput, NothingToLearn, refuse
+from sameday.spec.errors import BadInput, NothingToLearn, RunStopped, refuse
 from sameday.spec.load import resolve_model, resolve_path
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
@@ -241,10 +241,30 @@ class VqaSetup(TaskSetup):
 
         return drop_too_long(self.recipe, self._encoder, splits)
 
+    def image_contents(self, splits: Any) -> dict[str, set[str]]:
+        from sameday.data.questions.summary import contents
+
+        return contents(splits)
+
     def hints(self, splits: Any) -> list[str]:
         from sameday.tasks.vqa.loading import beyond_positions
 
-        return beyond_positions(splits, getattr(self.config.get_text_config(), "max_position_embeddings", None))
+        longest = getattr(self.config.get_text_config(), "max_position_embeddings", None)
+        return [*beyond_positions(splits, longest), *self._test_hints(splits)]
+
+    def _test_hints(self, splits: Mapping[str, Sequence[Sample]]) -> list[str]:
+        """Test questions are read for this alone, before the training that they are to judge."""
+        from sameday.data.questions.sets import Reading
+        from sameday.data.questions.summary import common_with, refused_later
+
+        if "test" in splits or self.lacks("test") is not None:
+            return []
+        test = Reading(self.recipe, self.home, self.family, self.needed_stages, lambda _: None)
+        try:
+            refuse(test.read(("test",)).errors)
+        except (BadInput, RunStopped) as error:  # such as a disk that has no room for the images of a table
+            return [refused_later("test", "questions", error)]
+        return common_with("test", self.image_contents({**splits, **test.splits}))
 
     def data_digests(self, splits: Any) -> dict[str, str]:
         from sameday.tasks.vqa.digests import data_digests
@@ -363,6 +383,10 @@ class VqaSetup(TaskSetup):
 
     def recipe_for_evaluation(self) -> VlmRecipe:
         return self.recipe.model_copy(update={"start_adapter": None})
+
+    def starts_from(self) -> Path | None:
+        start: str | None = self.recipe.start_adapter
+        return None if start is None else resolve_path(self.home, start)
 
     def recipe_with_adapter(self, folder: Path) -> VlmRecipe:
         from sameday.models.start import adapter_form, check_start
