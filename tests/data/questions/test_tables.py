@@ -7,6 +7,8 @@ import io
 import json
 import os
 import shutil
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -127,6 +129,48 @@ def test_lines_of_earlier_releases_are_made_again(tmp_path: Path) -> None:
     note.unlink()
     lines.write_text("")
     assert check(path, tmp_path, None)[0] == before and note.exists()
+
+
+def test_images_that_are_gone_are_restored_from_the_table(tmp_path: Path) -> None:
+    path, said = write(tmp_path / "raw.parquet", rows(5, 6)), list[str]()
+    before, _ = check(path, tmp_path, None, on_bad="skip")
+    folder = tmp_path / UNPACKED
+    images = sorted(folder.glob("*.[jp]*g"))
+    content = {image: image.read_bytes() for image in images}
+    for image in images[:2]:
+        image.unlink()
+    kept = {image: image.stat().st_mtime_ns for image in images[2:]}
+    assert check(path, tmp_path, None, on_bad="skip", say=said.append)[0] == before
+    assert said == [
+        f"raw.parquet: 2 of its images are gone from {folder}",
+        f"raw.parquet: its images are unpacked into {folder}",
+        "unpacking raw.parquet: 30 of 30 rows, 5 images",
+    ]
+    assert {image: image.read_bytes() for image in images} == content
+    assert kept == {image: image.stat().st_mtime_ns for image in kept}, "only what was gone is written"
+
+
+def test_what_a_killed_unpacking_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    """That of a process that is still unpacking is left to it."""
+    script = (
+        "import os, sys; from pathlib import Path; from sameday.data.questions import tables\n"
+        "def say(text):\n"
+        "    if text.startswith('unpacking'):\n"
+        "        print('here', flush=True), sys.stdin.read(), os.kill(os.getpid(), 9)\n"
+        "tables.unpacked(Path(sys.argv[1]), Path(sys.argv[2]), say)\n"
+    )
+    path, folder = write(tmp_path / "raw.parquet", rows(2, 3)), tmp_path / UNPACKED
+    command = [sys.executable, "-c", script, str(path), str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"here\n"
+        (part,) = folder.glob("*.part")
+        unpacked(path, tmp_path, lambda _: None)
+        assert part.exists(), "its process is alive"
+        other.communicate()  # which lets it go on to its end
+    assert part.exists()
+    next(folder.glob("*.jsonl")).unlink()
+    assert len(check(path, tmp_path, None)[0]) == 6
+    assert not list(folder.glob("*.part"))
 
 
 def test_a_preview_has_what_unpacking_gives_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import fcntl
 import hashlib
 import json
 import math
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from sameday.record.room import room_for
 from sameday.spec.errors import BadInput
@@ -31,6 +32,8 @@ SAID = 2000
 SEPARATORS = (",", ";", "\t")
 INSTALL = "pip install 'sameday[parquet]'"
 KINDS = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"GIF8": "gif", b"RIFF": "webp", b"BM": "bmp"}
+PART = ".part"
+_IMAGE = re.compile(rf'"{re.escape(UNPACKED)}/([0-9a-f]{{32}}\.(?:{"|".join([*KINDS.values(), "bin"])}))"'.encode())
 Say = Callable[[str], None]
 
 
@@ -100,11 +103,13 @@ def separator(path: Path, file: Any) -> str:
 
 
 def unpacked(path: Path, root: Path, say: Say) -> Path:
-    """The rows of a parquet file as JSON lines whose images are files below `root`. Made again where the file changed;
-    whole or not there."""
+    """The rows of a parquet file as JSON lines whose images are files below `root`. Made again where the file changed,
+    or where images are gone; whole or not there."""
     folder, made = root / UNPACKED, _lines_of(path, root)
     if _are_of(made, path):
-        return made
+        if not (gone := _gone(made)):
+            return made
+        say(f"{path.name}: {gone:,} of its images {'is' if gone == 1 else 'are'} gone from {folder}")
     _opened(path)
     check_unpacking(path, root)
     # Noted before the rows are opened: of a table that is replaced meanwhile the note is not trusted.
@@ -112,28 +117,64 @@ def unpacked(path: Path, root: Path, say: Say) -> Path:
     file = _opened(path)
     folder.mkdir(exist_ok=True)
     say(f"{path.name}: its images are unpacked into {folder}")
-    aside = made.with_suffix(f".{os.getpid()}.part")
-    total, images = file.metadata.num_rows, set[str]()
-    try:
-        size = path.stat().st_size
-        with room_for(f"the images of {path.name}", folder, size), aside.open("w", encoding="utf-8") as out:
-            for number, row in enumerate(_parquet_rows(path, file), 1):
-                written = _written(row, lambda content: _image(content, folder, images))
-                out.write(json.dumps(written, ensure_ascii=False) + "\n")
-                if number % SAID == 0 or number == total:
-                    say(f"unpacking {path.name}: {number:,} of {total:,} rows, {len(images):,} images")
+    _remove_remains(folder)
+    total, images, size = file.metadata.num_rows, set[str](), path.stat().st_size
+    with room_for(f"the images of {path.name}", folder, size), _written_aside(made) as out:
+        for number, row in enumerate(_parquet_rows(path, file), 1):
+            written = _written(row, lambda content: _image(content, folder, images))
+            out.write(json.dumps(written, ensure_ascii=False).encode() + b"\n")
+            if number % SAID == 0 or number == total:
+                say(f"unpacking {path.name}: {number:,} of {total:,} rows, {len(images):,} images")
         _note(made).unlink(missing_ok=True)  # never the note of other lines
-        aside.rename(made)
-        _note(made).write_text(note)
-    finally:
-        aside.unlink(missing_ok=True)
+    _note(made).write_text(note)
     return made
+
+
+@contextlib.contextmanager
+def _written_aside(path: Path) -> Iterator[BinaryIO]:
+    """A file that gets its name at the end of the block, whole. Locked until then, which tells it from what a killed
+    process left."""
+    part = path.with_name(f"{path.name}.{os.getpid()}{PART}")
+    with _locked(part) as file:
+        try:
+            yield file
+            file.flush()
+            part.rename(path)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def _locked(part: Path) -> BinaryIO:
+    """Anew where somebody took it for remains before it was locked."""
+    while True:
+        file = part.open("wb")
+        with contextlib.suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if part.exists():
+            return file
+        file.close()
+
+
+def _remove_remains(folder: Path) -> None:
+    """Halves of files whose process is gone."""
+    for part in folder.glob(f"*{PART}"):
+        with contextlib.suppress(OSError), part.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            part.unlink()
+
+
+def _gone(lines: Path) -> int:
+    """How many of the images that these lines name are not in the folder any more."""
+    with lines.open("rb") as file:
+        named = {name for line in file for name in _IMAGE.findall(line)}
+    return len(named.difference(map(os.fsencode, os.listdir(lines.parent))))
 
 
 def check_unpacking(path: Path, root: Path) -> None:
     """BadInput where a parquet file cannot be unpacked below `root`. What was made to find out is gone again."""
     folder = root / UNPACKED
-    if not path.is_file() or _are_of(_lines_of(path, root), path):
+    made = _lines_of(path, root)
+    if not path.is_file() or (_are_of(made, path) and not _gone(made)):
         return
     there = folder.exists()
     try:
@@ -253,12 +294,8 @@ def _image(content: bytes, folder: Path, images: set[str]) -> str:
     name = f"{hashlib.sha256(content).hexdigest()[:32]}.{kind}"
     file = folder / name
     if name not in images and not (file.exists() and file.stat().st_size == len(content)):
-        aside = folder / f"{name}.{os.getpid()}.part"
-        try:
-            aside.write_bytes(content)
-            aside.rename(file)
-        finally:
-            aside.unlink(missing_ok=True)
+        with _written_aside(file) as out:
+            out.write(content)
     images.add(name)
     return f"{UNPACKED}/{name}"
 
