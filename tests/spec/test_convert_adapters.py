@@ -7,7 +7,13 @@ import pytest
 from converting import converted, refused, whys
 
 PLAIN = {"model_name_or_path": "Qwen/Qwen3-VL-8B-Instruct", "train_file": "train.jsonl"}
+LLAMA_ALL = {"model_name_or_path": "Qwen/Qwen3-VL-8B-Instruct", "finetuning_type": "full", "cutoff_len": 512}
+SWIFT_ALL = {"model": "Qwen/Qwen3-VL-8B-Instruct", "train_type": "full", "dataset": "d.jsonl", "attn_impl": "sdpa"}
 NO_RANK = "it asks for adapters, and nothing gives their rank: give lora_r, lora_alpha, lora_dropout and lora_target_"
+ALONE = (
+    "would be trained, and no recipe says that: recipe.train_vision is of vision tower and projector together "
+    "(allowed: both frozen, or both trained)"
+)
 SIZE = {"lora_r": 4, "lora_alpha": 8, "lora_dropout": 0.1, "lora_target_modules": ["q_proj"]}
 
 
@@ -103,5 +109,30 @@ def test_all_weights_are_the_towers_too(tmp_path: Path, more: dict[str, Any]) ->
             f"nothing here freezes the {part}: if the old program trained it alone, no recipe says that"
         )
     (line,) = refused(tmp_path, {**PLAIN, **more, "tune_mm_vision": False, "tune_mm_mlp": True})
-    assert line.startswith("tune_mm_mlp is true; the merger between tower and language model would be trained")
+    assert line == f"tune_mm_mlp is true; the language model and the projector, but not the vision tower, {ALONE}"
     assert not converted(tmp_path, {**PLAIN, **SIZE}).recipe.train_vision
+
+
+@pytest.mark.parametrize(
+    ("old", "more", "said"),
+    [
+        (LLAMA_ALL, {"freeze_multi_modal_projector": False, "freeze_language_model": True}, "the projector alone"),
+        (LLAMA_ALL, {"freeze_vision_tower": False, "freeze_language_model": True}, "the vision tower alone"),
+        (
+            LLAMA_ALL,
+            {"freeze_vision_tower": False},
+            "the language model and the vision tower, but not the projector,",
+        ),
+        (SWIFT_ALL, {"freeze_aligner": False, "freeze_llm": True, "freeze_vit": True}, "the projector alone"),
+        (SWIFT_ALL, {"freeze_vit": "false", "freeze_llm": "true"}, "the vision tower alone"),
+        (PLAIN, {"tune_mm_vision": False, "tune_mm_mlp": True, "tune_mm_llm": False}, "the projector alone"),
+    ],
+)
+def test_a_part_of_the_model_trained_without_the_others(
+    tmp_path: Path, old: dict[str, Any], more: dict[str, Any], said: str
+) -> None:
+    """Whoever followed an advice to train both would train what the old program left frozen."""
+    lines = refused(tmp_path, {**old, **more}, {"--train": "train.jsonl"})
+    (thawed, *language) = sorted(lines, key=lambda line: "language model would not be trained" in line)
+    assert thawed.split("; ")[1] == f"{said} {ALONE}"
+    assert len(language) == said.endswith(" alone")

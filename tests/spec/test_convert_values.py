@@ -166,8 +166,8 @@ def test_names_that_no_file_can_have(tmp_path: Path, name: str) -> None:
     [
         (
             {"tune_mm_vision": True},
-            "tune_mm_vision is true; the vision tower would be trained: by hand set recipe.train_vision, or for "
-            "adapters name layers of it in recipe.lora.target_modules (tower.all-linear) (allowed: false)",
+            "tune_mm_vision is true; the vision tower would be trained: if it got adapters, name layers of it by hand "
+            "in recipe.lora.target_modules (tower.all-linear) (allowed: false)",
         ),
         (
             {"val_size": 0.1},

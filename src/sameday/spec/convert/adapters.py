@@ -6,6 +6,7 @@ import re
 
 from sameday.spec.convert import keys
 from sameday.spec.convert.conversion import show
+from sameday.spec.convert.frozen import image_parts_of_all
 from sameday.spec.convert.settings import Settings
 from sameday.spec.convert.targets import LANGUAGE, image_parts, matched, of_all_parts
 from sameday.spec.lora import Lora
@@ -17,11 +18,7 @@ _NO_RANK = (
     "it asks for adapters, and nothing gives their rank: give lora_r, lora_alpha, lora_dropout and lora_target_modules "
     "as the old run had them"
 )
-_PARTS = {"freeze_vision_tower": False, "freeze_multi_modal_projector": False}
-_PARTS |= {"tune_mm_vision": True, "tune_mm_mlp": True}
-"""What freezes or trains tower and projector, with the value that trains them."""
 _NAMES = "a list of layer names, such as [q_proj, v_proj]"
-_TOWER = "nothing here freezes the vision tower: set it to false if the old program froze it"
 
 
 def has_adapters(work: Settings) -> bool:
@@ -49,27 +46,7 @@ def switches(work: Settings) -> None:
         _only_mentioned(work)
     if not work.is_set("recipe.train") and not has_adapters(work):
         work.default("recipe.train", "all", "lora", "no LoRA key")
-        _tower(work)
-
-
-def _tower(work: Settings) -> None:
-    """All weights are trained, and the tower's and the projector's are some of them where no key freezes them. What
-    freezes one of the two alone, or trains it, is looked at with all values that no recipe has."""
-    said = {name: keys.cast(work.old[name][1], bool) is on for name, on in _PARTS.items() if work.given(name)}
-    if not said:
-        work.default("recipe.train_vision", True, "freeze_vision_tower", _TOWER)
-    elif all(said.values()):
-        work.put("recipe.train_vision", True, list(said), "tower and projector are trained with all the rest")
-        for name in said:
-            work.done(name)
-    elif not any(said.values()):
-        for name, other, part in (
-            ("freeze_vision_tower", "tune_mm_vision", "vision tower"),
-            ("freeze_multi_modal_projector", "tune_mm_mlp", "projector"),
-        ):
-            if name not in said and other not in said:
-                why = f"nothing here freezes the {part}: if the old program trained it alone, no recipe says that"
-                work.default("recipe.train_vision", False, name, why)
+        image_parts_of_all(work)
 
 
 def _says(work: Settings, name: str) -> bool | None:
@@ -101,7 +78,7 @@ def _off(work: Settings, name: str) -> None:
     if work.given("start_adapter"):
         work.refuse("start_adapter", f"but {key} is {show(value)}: no adapter would be trained")
     work.put("recipe.train", "all", [name])
-    _tower(work)
+    image_parts_of_all(work)
     for each in [each for each in work.old if each.startswith("lora_") or each in (*_FORMS, "start_adapter")]:
         work.drop(each, f"does nothing: {key} is {show(value)}")
         work.done(each)

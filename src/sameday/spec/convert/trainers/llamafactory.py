@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sameday.spec.convert.conversion import show
+from sameday.spec.convert.frozen import refuse_alone
 from sameday.spec.convert.settings import Settings, not_found
 from sameday.spec.convert.targets import LANGUAGE, image_parts
 from sameday.spec.convert.trainers.dataset_info import LIST, listed
@@ -119,6 +120,9 @@ def trained_layers(settings: Settings, full: bool, all_linear: bool) -> None:
     if full and thawed.keys() == FREEZES.keys():
         settings.put("recipe.train_vision", True, list(thawed), "tower and merger are trained with all the rest")
         done = list(thawed)
+    elif full:
+        for name in thawed:
+            refuse_alone(settings, name)
     elif all_linear:
         linear = [f"{part}.all-linear" for part in thawed.values() if part in image_parts(settings.kind)]
         why = "the language model's linear layers" + (", and those of what is not frozen" if linear else "")
