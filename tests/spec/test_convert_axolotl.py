@@ -190,3 +190,15 @@ def test_what_changes_no_weight(tmp_path: Path) -> None:
     assert whys(done)["special_tokens.pad_token"] == "padding is never learned"
     assert whys(done)["auto_resume_from_checkpoints"] == "the same command goes on where the run stopped"
     assert lost(refused(tmp_path, {**old, "special_tokens": {"eos_token": "x"}}, DATA)) == {"special_tokens.eos_token"}
+
+
+def test_the_token_that_ends_an_answer(tmp_path: Path) -> None:
+    qwen = {**TARGETED, "optimizer": "adamw_torch", "lora_target_modules": ["q_proj"]}
+    gemma = {**qwen, "base_model": "google/gemma-3-4b-it", "chat_template": "gemma3"}
+    done = converted(tmp_path, {**qwen, "special_tokens": {"eos_token": "<|im_end|>"}, "eot_tokens": []}, DATA)
+    assert whys(done)["special_tokens.eos_token"] == "the token that ends an answer of this model anyway"
+    done = converted(tmp_path, {**gemma, "eot_tokens": ["<end_of_turn>"], "train_on_eot": "turn"}, DATA)
+    assert whys(done)["eot_tokens"] == "the token that ends an answer of this model anyway"
+    for given in (["<|im_end|>"], ["<end_of_turn>", "<eos>"]):
+        (line,) = refused(tmp_path, {**gemma, "eot_tokens": given}, DATA)
+        assert line.endswith("; an answer would end with another token (allowed: <end_of_turn>)")

@@ -129,6 +129,7 @@ def test_what_is_known_of_a_family_is_true_of_its_models(tiny_models: dict[str, 
     last = {part: {name.split(".")[-1] for name in linear if family.part_of(name) == part} for part in OF_IMAGES}
     assert [part for part in OF_IMAGES if last[part]] == list(facts.image_parts)
     assert last["tower"] & {*LANGUAGE} == {*facts.alike}
+    assert family.markers.end_of_turn == facts.end_of_turn
     called = {name.split(".")[-1] for name in linear} - {"lm_head"}
     convolutions = [name for name, module in model.named_modules() if isinstance(module, nn.Conv2d | nn.Conv3d)]
     alike = [name for name in convolutions if name.split(".")[-1] in called]

@@ -118,3 +118,22 @@ def test_a_config_of_accelerate_by_name(tmp_path: Path) -> None:
         "accelerate_config is mine.cfg; a file that is not read here: give its num_processes instead (allowed: "
         "single_gpu, multi_gpu, fsdp1, fsdp2, zero1, zero2, zero3)"
     ]
+
+
+@pytest.mark.parametrize(
+    ("model", "own"),
+    [
+        ("Qwen/Qwen2.5-VL-3B-Instruct", "<|im_end|>"),
+        ("Qwen/Qwen3-VL-8B-Instruct", "<|im_end|>"),
+        ("google/gemma-3-4b-it", "<end_of_turn>"),
+        ("llava-hf/llava-1.5-7b-hf", "</s>"),
+    ],
+)
+def test_the_token_that_ends_an_answer(tmp_path: Path, model: str, own: str) -> None:
+    old = {"model_name_or_path": model, "completion_only_loss": True, "dataset_name": "data/train.jsonl"}
+    done = converted(tmp_path, script("trl sft", {**old, "eos_token": own}))
+    assert whys(done)["eos_token"] == "the token that ends an answer of this model anyway"
+    (line,) = refused(tmp_path, script("trl sft", {**old, "eos_token": "<|endoftext|>"}))
+    assert line == f"eos_token is <|endoftext|>; an answer would end with another token (allowed: {own})"
+    (line,) = refused(tmp_path, script("trl sft", {**old, "model_name_or_path": "our/model", "eos_token": own}))
+    assert line.endswith("(allowed: the model's own; neither its folder nor its name tells which that is)")

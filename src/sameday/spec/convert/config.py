@@ -317,9 +317,23 @@ class _Converter(Running):
         by_kind = self.trainer.answer_ends.get(self.kind or "")
         return by_kind or self.trainer.answer_end or ("end_token", unknown)
 
+    def end_tokens(self) -> None:
+        """Answers end with the token that the model's own chat template ends a turn with, whoever names it."""
+        own = self.family.end_of_turn if self.family is not None else ""
+        for name in [name for name in self.trainer.end_tokens if name in self.old]:
+            value = self.old[name][1]
+            if value in (None, "", []):
+                self.drop(name, "null: the model's own")
+            elif own and {*map(str, _listed(value))} == {own}:
+                self.drop(name, "the token that ends an answer of this model anyway")
+            else:
+                allowed = own or "the model's own; neither its folder nor its name tells which that is"
+                self.refuse(name, f"an answer would end with another token (allowed: {allowed})")
+
     def remarks(self) -> None:
         """What the old config could not say, because its program did it always."""
         self.template()
+        self.end_tokens()
         prompt = self.trainer.prompts.get(self.kind or "")
         for field, value, why in (
             ("recipe.loss_weight", *loss_weight(self)),

@@ -21,6 +21,8 @@ class FamilyFacts:
     """Parts in front of the language model that have linear layers."""
     tower_layers: tuple[str, ...]
     """Some layers of the tower and of the projector: a pattern that takes one takes more than the language model."""
+    end_of_turn: str
+    """The token that ends an answer."""
     earlier: str = ""
     """How names of the language model's layers began before transformers 4.52, where a model is as old as that."""
     convolution: str = ""
@@ -39,11 +41,13 @@ class FamilyFacts:
 
 
 _BOTH = ("tower", "projector")
+_QWENS_END = "<|im_end|>"
 _SQUARES = tuple(f"{encoder}{name}" for encoder in _ENCODERS for name in ("self_attn.q_proj", "mlp.fc1"))
 FAMILIES = {
     "qwen2_5_vl": FamilyFacts(
         _BOTH,
         (*(_BLOCK + name for name in ("attn.qkv", "attn.proj", "mlp.gate_proj")), "visual.merger.mlp.0"),
+        _QWENS_END,
         earlier="model.layers.",
         convolution=_PATCHES,
         alike=MLP,
@@ -52,6 +56,7 @@ FAMILIES = {
     "qwen2_vl": FamilyFacts(
         _BOTH,
         (*(_BLOCK + name for name in ("attn.qkv", "attn.proj", "mlp.fc1")), "visual.merger.mlp.0"),
+        _QWENS_END,
         earlier="model.layers.",
         convolution=_PATCHES,
         token_side=28,
@@ -63,12 +68,14 @@ FAMILIES = {
             *(_BLOCK + name for name in ("attn.qkv", "attn.proj", "mlp.linear_fc1")),
             *("visual.merger.linear_fc1", "visual.deepstack_merger_list.{}.linear_fc1"),
         ),
+        _QWENS_END,
         convolution=_PATCHES,
         token_side=32,
     ),
     "llava": FamilyFacts(
         _BOTH,
         (*_SQUARES, "multi_modal_projector.linear_1"),
+        "</s>",
         earlier="language_model.model.layers.",
         alike=ATTENTION[:3],
         line_break=False,
@@ -77,6 +84,7 @@ FAMILIES = {
     "gemma3": FamilyFacts(
         ("tower",),
         (*_SQUARES, "multi_modal_projector.mm_input_projection"),
+        "<end_of_turn>",
         earlier="language_model.model.layers.",
         alike=ATTENTION[:3],
         also_called=("medgemma",),

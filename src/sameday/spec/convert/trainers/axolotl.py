@@ -22,6 +22,7 @@ _TEMPLATES = {"qwen2_vl": OF_QWEN2, "qwen3_vl": OF_QWEN3}
 _TEMPLATES |= {"llava": ChatTemplate(("llava",)), "gemma3": ChatTemplate(("gemma3",))}
 _TEMPLATES |= {"tokenizer_default": ChatTemplate(tuple(FAMILIES))}
 _PLUGINS = ("LigerPlugin", "CutCrossEntropyPlugin")
+_END_TOKENS = ("special_tokens.eos_token", "eot_tokens")
 _ROWS = ("path", "type", "field_messages", "ds_type", "split", "message_field_role", "message_field_content")
 
 
@@ -168,7 +169,7 @@ TRAINER = Trainer(
     neutral={
         **only("whole_batch_size", f"the batch would be another one: give {_BATCH}"),
         **only("roles_to_train", "other parts of a conversation would be learned", ["assistant"]),
-        **only("train_on_eos", "an answer would end elsewhere", "turn"),
+        **only("train_on_eos train_on_eot", "an answer would end elsewhere", "turn"),
         **only("role_boundaries", "other parts of a conversation would be learned", []),
         **only("chat_template_jinja", _PROMPT),
         **only("rl reward_model relora lisa_n_layers", "no recipe trains so", False),
@@ -209,8 +210,9 @@ TRAINER = Trainer(
     },
     handled=(
         *("adapter", "lora_target_linear", "datasets", "test_datasets", "saves_per_epoch", "evals_per_epoch"),
-        *("chat_template", "plugins"),
+        *("chat_template", "plugins", *_END_TOKENS),
     ),
+    end_tokens=_END_TOKENS,
     data={"--train": ("datasets",), "--val": ("test_datasets",)},
     defaults=_defaults,
     null_is_default=True,

@@ -57,6 +57,8 @@ class Trainer:
     """By model type, in what its prompts always differ from the model's own."""
     loss_weight: tuple[str, str] | None = None
     answer_end: tuple[str, str] | None = None
+    end_tokens: tuple[str, ...] = ()
+    """Names that say which token ends an answer; `handled` has them too."""
     image_backend: tuple[str, str] | None = None
     """Of the recipe: the value, and why; None where the config or transformers' Trainer says it."""
     shrinks_first: bool = False
