@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from converting import converted, refused, script
+from converting import DATA, converted, refused, script
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -407,6 +407,11 @@ def test_many_lines_are_told_from_a_script_at_once(tmp_path: Path) -> None:
     assert time.process_time() - start < 3
 
 
+BESIDE = (
+    "starts a training by x.yaml: convert that file, after putting into it what its launcher and its variables say:"
+)
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
@@ -429,18 +434,32 @@ def test_many_lines_are_told_from_a_script_at_once(tmp_path: Path) -> None:
         (
             "axolotl train x.yaml --learning-rate 1e-4 --launcher accelerate -- --num_processes 4",
             "starts a training by x.yaml: convert that file, after putting into it what stands on its command line: "
-            "--learning-rate 1e-4",
+            "--learning-rate 1e-4 and what its launcher and its variables say: launch: {num_processes: 4}",
         ),
         (
             "axolotl train x.yaml --launcher torchrun -- --nproc_per_node=4",
-            "starts a training by x.yaml: convert that file",
+            f"{BESIDE} launch: {{nproc_per_node: 4}}",
         ),
         (
             "accelerate launch --config_file zero.yaml --multi_gpu -m axolotl.cli.train x.yml --seed=3",
             "starts a training by x.yml: convert that file, after putting into it what stands on its command line: "
-            "--seed 3",
+            "--seed 3 and what its launcher and its variables say: launch: {config_file: zero.yaml}",
         ),
-        ("torchrun --nproc_per_node 4 run.py conf/x.json", "starts a training by conf/x.json: convert that file"),
+        ("torchrun --nproc_per_node $N run.py x.yaml", f"{BESIDE} launch: {{nproc_per_node: $N}}"),
+        (
+            "NNODES=2 NPROC_PER_NODE=4 NODE_RANK=1 llamafactory-cli train x.yaml",
+            f"{BESIDE} NNODES: 2, NPROC_PER_NODE: 4",
+        ),
+        (
+            "export NPROC_PER_NODE=4 MAX_PIXELS=100352 FPS=1\nLR=1 swift sft --config x.yaml",
+            f"{BESIDE} NPROC_PER_NODE: 4, MAX_PIXELS: 100352",
+        ),
+        (
+            "CUDA_VISIBLE_DEVICES=0,1,2 llamafactory-cli train x.yaml",
+            f"{BESIDE} num_processes: 3 (llamafactory-cli starts one for each device in CUDA_VISIBLE_DEVICES)",
+        ),
+        ("CUDA_VISIBLE_DEVICES=0,1 swift sft --config x.yaml", f"{BESIDE} CUDA_VISIBLE_DEVICES: 0,1"),
+        ("CUDA_VISIBLE_DEVICES=0 llamafactory-cli train x.yaml", "starts a training by x.yaml: convert that file"),
         (
             "python -u train.py lr=1e-4 +model.lora.r=8",
             "lr=1e-4, +model.lora.r=8 changes a config file, and no such file is named here: convert the program's own "
@@ -455,6 +474,21 @@ def test_many_lines_are_told_from_a_script_at_once(tmp_path: Path) -> None:
 )
 def test_settings_beside_a_config_are_told(tmp_path: Path, text: str, why: str) -> None:
     assert refused(tmp_path, text) == [why]
+
+
+@pytest.mark.parametrize(
+    ("beside", "batch"),
+    [
+        ({"NNODES": 2, "NPROC_PER_NODE": 4}, 16),
+        ({"launch": {"nproc_per_node": 4, "nnodes": 2}}, 16),
+        ({"launch": {"num_processes": 8, "num_machines": 2}}, 16),
+        ({"num_processes": 3}, 6),
+    ],
+)
+def test_what_is_put_into_a_config_is_counted(tmp_path: Path, beside: dict[str, Any], batch: int) -> None:
+    old = {"model_name_or_path": "Qwen/Qwen3-VL-8B", "finetuning_type": "lora", "template": "qwen3_vl_nothink"}
+    old |= {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1}
+    assert converted(tmp_path, {**old, **beside}, DATA).recipe.effective_batch == batch
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from sameday.spec.convert.precision import precision
 from sameday.spec.convert.quantization import quantization
 from sameday.spec.convert.running import Running
 from sameday.spec.convert.settings import not_found
+from sameday.spec.convert.shell.config_file import refuse_config_file
 from sameday.spec.convert.shell.environment import take_environment
 from sameday.spec.convert.shell.script import Script, is_script, read_script
 from sameday.spec.convert.trainers.registry import recognise
@@ -67,6 +68,7 @@ def examine(
     script = read_script(path, data or {}, trainer) if is_script(path) else Script(read_document(path))
     document, command = script.document, script.command
     refuse_other_objectives(path, command)
+    refuse_config_file(path, script, trainer)
     refuse_own(path, document.values)
     add_launchers_file(document, path.parent)
     try:

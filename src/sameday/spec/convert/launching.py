@@ -17,6 +17,11 @@ from sameday.spec.reading import read_spec
 
 _FLAGS = ("num_processes", "num_machines", "mixed_precision", "gradient_accumulation_steps", "gradient_clipping")
 _OF_DEEPSPEED = ("gradient_accumulation_steps", "gradient_clipping", "deepspeed_config_file")
+READ = (
+    *(*_FLAGS, *_OF_DEEPSPEED, "nproc_per_node", "num_gpus", "nnodes", "num_nodes", "include", "exclude"),
+    "config_file",
+)
+"""Flags of a launcher that the model depends on."""
 CONFIG = "launch.config_file"
 _FOR_EACH, _DEVICES = ("llamafactory-cli", "lmf", "deepspeed"), "CUDA_VISIBLE_DEVICES"
 _HOSTS = r"[^:@,]+:\d+(?:,\d+)*(?:@[^:@,]+:\d+(?:,\d+)*)*"
@@ -40,11 +45,11 @@ def add_launchers_file(document: Document, folder: Path) -> None:
 def count_devices(work: Settings) -> None:
     """Makes a number of processes of the devices that are named: by `deepspeed --include host1:0,1@host2:0,1`, or by
     CUDA_VISIBLE_DEVICES where the command starts a process for each of them. Other commands may use them all too."""
-    command = Path((work.command or "-").split()[0]).name
+    command = starts_for_each(work.command)
     key, value = work.old.get(_DEVICES, ("", None))
-    count = len([each for each in str(value).split(",") if re.fullmatch(r"\s*(?:\d+|(?:GPU|MIG)-\S+)\s*", each)])
+    count = devices(value)
     if count > 1 and "num_processes" not in work.old:
-        if command in _FOR_EACH:
+        if command:
             work.why["num_processes"] = f"{command} starts a process for each of the {count} devices in {key}"
             work.old["num_processes"] = (key, count)
             del work.old[_DEVICES]
@@ -55,6 +60,17 @@ def count_devices(work: Settings) -> None:
         work.old["num_processes"] = (key, len(re.findall(r"[:,]", str(value))))
     elif key in ("launch.include", "launch.exclude"):
         work.why["num_processes"] = f"how many devices --{key.removeprefix('launch.')} {value} leaves is not known"
+
+
+def starts_for_each(command: str) -> str:
+    """The command's program, where it starts a process for each visible device; empty for others."""
+    program = Path((command or "-").split()[0]).name
+    return program if program in _FOR_EACH else ""
+
+
+def devices(visible: Any) -> int:
+    """How many CUDA_VISIBLE_DEVICES names."""
+    return len([each for each in str(visible).split(",") if re.fullmatch(r"\s*(?:\d+|(?:GPU|MIG)-\S+)\s*", each)])
 
 
 def found(named: Any, folder: Path) -> Path | None:

@@ -43,6 +43,8 @@ class Script:
     """Variables that the trainer gets, each with its place; `take_environment` takes the settings among them."""
     unknown: dict[str, str] = field(default_factory=dict)
     """Of them, those whose value is not known, with the sentence that says so."""
+    by_file: CommandLine | None = None
+    """The command line, where it names a config file, from which no setting is taken then."""
 
 
 def is_script(path: Path) -> bool:
@@ -67,18 +69,15 @@ def read_script(path: Path, data: Collection[str] = (), trainer: str | None = No
     execution = Execution(str(path))
     execution.all(grammar.commands(text, str(path)))
     start, line, notes = _training(path, execution)
+    environment, unknown = _environment(path, start)
+    document, command = Document(str(path)), " ".join(line.program)
+    if line.config:
+        return Script(document, command, notes, environment, by_file=line)
     for flag in line.flags:
         if not flag.values and (argument := execution.expansion.not_given.get((f"--{flag.name}", flag.line))):
             why = f"its function is called without {argument} here: give it"
             line.problems.append(f"{path}:{flag.line}: --{flag.name} is {argument}; {why}")
     _to_their_lines(line, text)
-    document = Document(str(path))
-    environment, unknown = {}, {}
-    for name, (value, at) in start.environment.items():
-        place = f"{path}:{at}"
-        if whose := next((each for each in value if isinstance(each, Unknown)), None):
-            unknown[name] = f"{place}: {name} is {shown(value)}; {whose.why}"
-        environment[name] = (shown(value), place)
     notes += put_flags(line, document, _replaced(line, data, trainer))
     for (name, flags), at in execution.variables.left_out.items():
         why = f"line {at} puts it into {name} on a condition; here it is left out: the model does not depend on it"
@@ -87,7 +86,18 @@ def read_script(path: Path, data: Collection[str] = (), trainer: str | None = No
     for given, at in line.outside.items():
         why = f"line {at} takes it from outside of the script; here it counts as empty"
         notes.append(Note(f"({given})", None, None, why))
-    return Script(document, " ".join(line.program), notes, environment, unknown)
+    return Script(document, command, notes, environment, unknown)
+
+
+def _environment(path: Path, start: Start) -> tuple[dict[str, tuple[str, str]], dict[str, str]]:
+    """The variables of a command, and sentences about those whose value is not known."""
+    environment, unknown = {}, {}
+    for name, (value, at) in start.environment.items():
+        place = f"{path}:{at}"
+        if whose := next((each for each in value if isinstance(each, Unknown)), None):
+            unknown[name] = f"{place}: {name} is {shown(value)}; {whose.why}"
+        environment[name] = (shown(value), place)
+    return environment, unknown
 
 
 def _to_their_lines(line: CommandLine, text: str) -> None:
@@ -137,11 +147,6 @@ def _training(path: Path, execution: Execution) -> tuple[Start, CommandLine, lis
         what = f"starts {len(found)} trainings (lines {lines})" if found else "starts no trainer that is known"
         raise BadInput(f"{path}: {what}; must be one command with --flags, of {', '.join(STARTS)} or python")
     start, line = found[0]
-    if line.config:
-        put = f", after putting into it what stands on its command line: {', '.join(line.changes())}"
-        raise BadInput(
-            f"{path}:{line.line}: starts a training by {line.config}: convert that file{put * bool(line.changes())}"
-        )
     notes = [Note(f"({' '.join(each.program)})", None, None, f"line {each.line} does not train") for each in others]
     return start, line, notes
 
