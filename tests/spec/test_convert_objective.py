@@ -44,6 +44,23 @@ def test_what_does_not_learn_answers(tmp_path: Path, command: str, said: str) ->
     assert refused(tmp_path, script(command, old)) == [said]
 
 
+@pytest.mark.parametrize("command", ["trl dpo", "trl grpo", "swift rlhf", "swift pt"])
+def test_nobody_converts_a_config_in_vain(tmp_path: Path, command: str) -> None:
+    """The command says it already, whatever its config file holds."""
+    (line,) = refused(tmp_path, f"{command} --config x.yaml")
+    assert line.startswith(f"{command} ") and GIVEN in line
+
+
+@pytest.mark.parametrize("stage", ["dpo", "kto", "ppo", "rm"])
+def test_a_stage_of_preferences(tmp_path: Path, stage: str) -> None:
+    said = f"stage {stage} {REWARDS}; {GIVEN}sft)"
+    assert refused(tmp_path, {**LLAMA, "stage": stage}) == [said]
+    assert refused(tmp_path, script("llamafactory-cli train", {**LLAMA, "stage": stage})) == [said]
+    (tmp_path / "x.yaml").write_text(f"model_name_or_path: m\nstage: {stage}\n")
+    (line,) = refused(tmp_path, "llamafactory-cli train x.yaml")
+    assert line == f"{tmp_path / 'x.yaml'}:2: {said}"
+
+
 def test_what_learns_answers(tmp_path: Path) -> None:
     for command in ("swift sft", "python swift/cli/sft.py", "python -m swift.cli.sft"):
         assert converted(tmp_path, script(command, OURS)).recipe.lora.r == 8

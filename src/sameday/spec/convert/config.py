@@ -18,7 +18,7 @@ from sameday.spec.convert.deepspeed import agree
 from sameday.spec.convert.families import LOOK_ALIKE, names_of
 from sameday.spec.convert.interpolation import refuse_interpolations
 from sameday.spec.convert.launching import add_launchers_file, count_devices, told_by_file
-from sameday.spec.convert.objective import refuse_other_objectives
+from sameday.spec.convert.objective import refuse_other_objectives, refuse_other_stages
 from sameday.spec.convert.own import refuse_own
 from sameday.spec.convert.precision import precision
 from sameday.spec.convert.quantization import quantization
@@ -69,6 +69,8 @@ def examine(
     document, command = script.document, script.command
     refuse_other_objectives(path, command)
     refuse_config_file(path, script, trainer)
+    if "stage" not in drop:
+        refuse_other_stages(document)
     refuse_own(path, document.values)
     add_launchers_file(document, path.parent)
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from sameday.spec.document import Document
 from sameday.spec.errors import BadInput
 
 _REWARDS = "trains by preferences or rewards"
@@ -12,6 +13,8 @@ _WORDS = ("dpo", "grpo", "kto", "orpo", "simpo", "cpo", "ppo", "rloo", "bco", "x
 _DISTILLS = dict.fromkeys(("gkd", "minillm"), "learns from another model (distillation)")
 _OTHERS = {**dict.fromkeys(_WORDS, _REWARDS), **_DISTILLS}
 _PRETRAINS = {"pt": "learns all tokens and has no chat template"}
+_STAGES = {**dict.fromkeys(("rm", "ppo", "dpo", "kto"), _REWARDS), **_PRETRAINS}
+"""LLaMA-Factory's words, and what its key `stage` asks for by them."""
 _PROGRAMS = {"swift": "swift", "swift.cli": "swift", "megatron": "megatron", "trl": "trl"}
 """What the subcommands belong to: `swift rlhf`, `swift/cli/rlhf.py`, `python -m swift.cli.rlhf`."""
 
@@ -32,6 +35,16 @@ def refuse_other_objectives(path: Path, command: str) -> None:
                 f"{path}: {Path(word).name} by its name {_OTHERS[method]} ({method}); a recipe learns answers that are "
                 "given (allowed: a program of supervised fine-tuning)"
             )
+
+
+def refuse_other_stages(document: Document) -> None:
+    """BadInput where a config says it."""
+    asked = document.values.get("stage")
+    if isinstance(asked, str) and asked in _STAGES:
+        place = document.place(("stage",))
+        raise BadInput(
+            f"{place}: stage {asked} {_STAGES[asked]}; a recipe learns answers that are given (allowed: sft)"
+        )
 
 
 def _subcommand(before: str, word: str) -> tuple[str, str]:

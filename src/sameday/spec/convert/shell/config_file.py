@@ -6,22 +6,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from sameday.spec.convert.launching import READ, devices, starts_for_each
+from sameday.spec.convert.launching import READ, devices, found, starts_for_each
+from sameday.spec.convert.objective import refuse_other_stages
 from sameday.spec.convert.shell.environment import take_environment
 from sameday.spec.convert.shell.script import Script
 from sameday.spec.convert.shell.variables import shown
 from sameday.spec.convert.trainers.registry import recognise
 from sameday.spec.convert.trainers.trainer import Trainer
+from sameday.spec.document import read_document
 from sameday.spec.errors import BadInput
 
 _PROCESSES = ("NPROC_PER_NODE", "launch.nproc_per_node", "launch.num_processes", "launch.num_gpus", "launch.include")
 
 
 def refuse_config_file(path: Path, script: Script, trainer: str | None) -> None:
-    """BadInput for such a command."""
+    """BadInput for such a command, and at once where the file asks for another kind of training."""
     line = script.by_file
     if line is None:
         return
+    if (file := found(line.config, path.parent)) is not None:
+        refuse_other_stages(read_document(file))
     try:
         whose, _ = recognise((each.key[-1] for each in line.flags), script.command, trainer)
     except BadInput as error:
