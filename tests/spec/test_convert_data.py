@@ -89,3 +89,13 @@ def test_a_preparation_that_is_skipped_changes_nothing(tmp_path: Path, old: dict
         f"says the same as {nested}",
         f"says the same as {flat}",
     }
+
+
+def test_where_images_are_looked_for_is_said(tmp_path: Path) -> None:
+    """The recipe would name a folder such as .. that no key of the config has."""
+    said = "nothing says where images are: they are looked for from the config's folder; else give --images DIR"
+    for old in (LLAMA, {**PLAIN, "image_root": None}, script("swift sft", OURS)):
+        done = converted(tmp_path, old, {"--train": "train.jsonl"})
+        (note,) = [note for note in done.notes if note.went_to == "recipe.data.image_root"]
+        assert (note.key, note.became, note.why) == ("(not set) image_root", ".", said)
+    assert said not in whys(converted(tmp_path, LLAMA, DATA)).values()

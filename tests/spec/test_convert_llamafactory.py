@@ -206,6 +206,10 @@ def test_llama_factory_list_of_data(tmp_path: Path) -> None:
     assert (data.train, data.val, data.image_root) == ("data/ours.json", "data/l.json", "data")
     missing = tmp_path / "data" / "ours.json"
     assert whys(done)["recipe.data.train"] == f"as dataset_info.json has it; not found at {missing}"
+    beside = "LLaMA-Factory looks for images beside the list of its questions, as media_dir is not set"
+    assert whys(done)["recipe.data.image_root"] == beside
+    null = converted(tmp_path, {**old, "dataset": "ours", "dataset_dir": "data", "media_dir": None})
+    assert (whys(null)["recipe.data.image_root"], whys(null)["media_dir"]) == (beside, "null: the default")
     missing.write_text("[]")
     done = converted(tmp_path, {**old, "dataset": "ours"})
     assert whys(done)["recipe.data.train"] == "as dataset_info.json has it"

@@ -90,6 +90,7 @@ def examine(
     quantization(work)
     switches(work)
     work.simple()
+    work.image_root()
     batch(work)
     work.length()
     work.schedule()
@@ -169,6 +170,12 @@ class _Converter(Running):
             known = {*self.handled, *self.neutral}
             if name not in known and not name.startswith(keys.QUANTIZATION):
                 self.drop(name, self.dropped.get(name) or keys.begins(name, self.starts) or "")
+
+    def image_root(self) -> None:
+        """Recipes written into another folder name the config's folder too, which nobody would expect to find there."""
+        if not self.is_set("recipe.data.image_root"):
+            why = "nothing says where images are: they are looked for from the config's folder; else give --images DIR"
+            self.default("recipe.data.image_root", ".", "image_root", why)
 
     def length(self) -> None:
         limit, epochs = self.get("max_steps", int), self.get("num_train_epochs", int)

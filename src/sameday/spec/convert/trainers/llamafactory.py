@@ -173,10 +173,12 @@ def _questions(settings: Settings) -> None:
                 used = True
         settings.done(name)
     if used and place is not None and settings.get("image_root", str) is None:
+        why = "LLaMA-Factory looks for images beside the list of its questions, as media_dir is not set"
+        settings.drop("image_root", "null: the default")
         if settings.given("dataset_dir"):
-            settings.put("recipe.data.image_root", settings.near(place), ["dataset_dir"], "images stand there")
+            settings.put("recipe.data.image_root", settings.near(place), ["dataset_dir"], why)
         else:
-            settings.default("recipe.data.image_root", settings.near(place), "media_dir", "LLaMA-Factory's default")
+            settings.default("recipe.data.image_root", settings.near(place), "media_dir", why)
         settings.done("image_root")
     else:
         settings.drop("dataset_dir", "where the list of its questions stands")
