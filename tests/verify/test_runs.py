@@ -372,6 +372,28 @@ def test_scores_of_other_questions_or_weights_are_noted(copy: Callable[..., Path
     assert [name for name, run in others.items() if note in joined(compare_recipes([one, run]))] == ["weight", "fewer"]
 
 
+def test_one_content_under_two_names_is_no_other_validation_data(home: Path, tmp_path: Path) -> None:
+    note = "note: the validation samples, or their weights in the loss, differ: scores are not of one kind"
+    shutil.copytree(home / "images", tmp_path / "elsewhere" / "images")
+    for name in ("train", "val"):
+        shutil.copy(home / f"{name}.jsonl", tmp_path / "elsewhere" / f"{name}-again.jsonl")
+    moved = {"train": "train-again.jsonl", "val": "val-again.jsonl", "image_root": "images"}
+    recipe = load_recipe(home / "recipe.yaml")
+    runs = {}
+    for name, lines in (("same", slice(None)), ("other", slice(None, None, -1))):
+        file = tmp_path / "elsewhere" / "val-again.jsonl"
+        file.write_text("".join(file.read_text().splitlines(keepends=True)[lines]))
+        asked = recipe.model_validate(recipe.model_dump() | {"data": moved})
+        (tmp_path / "elsewhere" / "recipe.yaml").write_text(dump_yaml(asked))
+        options = [part for field in (*SETS, *RUNS["plain"]) for part in ("--set", field)]
+        runs[name] = tmp_path / name
+        said = sameday(tmp_path / "elsewhere", "train", "recipe.yaml", "--out", str(runs[name]), *options)
+        assert said.code == 0, said.err
+    same, other = (joined(compare_recipes([home / "plain", run])) for run in runs.values())
+    assert "they differ in data.train, data.val" in same and "note: " not in same
+    assert note in other
+
+
 def record_digests(run: Path, **digests: str) -> None:
     """As if its model or data had had another content."""
     state = run / f"checkpoints/step-{STEPS:06d}/state.json"

@@ -39,6 +39,12 @@ class Inputs:
         ]
 
 
+def same_scored(runs: Sequence[Inputs]) -> bool:
+    """Whether all were validated on one content, as far as their checkpoints tell."""
+    known = {(run.digests or {}).get(SCORED) for run in runs}
+    return len(known) == 1 and None not in known
+
+
 def other_inputs(runs: Sequence[Inputs]) -> list[str]:
     """A sentence for each that was trained or validated on something else than the run that it is compared with: the
     first of its recipe, or the first of all."""

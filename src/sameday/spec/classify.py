@@ -60,7 +60,8 @@ class ClassifyRecipe(Recipe):
     )
     sample: ClassVar[str] = "image"
     plain: ClassVar[str] = "a whole step at once, nothing fused"
-    scored_by: ClassVar[tuple[str, ...]] = ("data.path", "data.val", "data.split_seed", "data.limit", "label_smoothing")
+    scored_by: ClassVar[tuple[str, ...]] = ("label_smoothing",)
+    scored_on: ClassVar[tuple[str, ...]] = ("data.path", "data.val", "data.split_seed", "data.limit")
     names: ClassVar[Mapping[str, tuple[str, ...]]] = {"training data": ("data",)}
     scores: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
 

@@ -62,6 +62,8 @@ class Recipe(Strict):
     """How the plain plan goes through a step."""
     scored_by: ClassVar[tuple[str, ...]] = ()
     """Fields that decide what a validation score means: where they differ, scores are not of one kind."""
+    scored_on: ClassVar[tuple[str, ...]] = ()
+    """Fields that name what is validated on, which may be the same under two names."""
     names: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Of the inputs whose contents a run records, by their names there: the fields that say which they are."""
 

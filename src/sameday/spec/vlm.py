@@ -26,13 +26,12 @@ class VlmRecipe(Recipe):
     )
     sample: ClassVar[str] = "question"
     plain: ClassVar[str] = "one question at a time"
-    scored_by: ClassVar[tuple[str, ...]] = (
+    scored_by: ClassVar[tuple[str, ...]] = ("loss_weight", "answer_end")
+    scored_on: ClassVar[tuple[str, ...]] = (
         "data.val",
         "data.split",
         *(f"data.split.{name}" for name in Split.model_fields),
         "data.where",
-        "loss_weight",
-        "answer_end",
     )
     names: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "base model": ("model", "revision", "precision", "base_format", "double_quant"),

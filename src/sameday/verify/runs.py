@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from sameday.record import checkpoint
 from sameday.record.folder import RunFolder, plain, stage_folders
-from sameday.record.inputs import Inputs, other_inputs
+from sameday.record.inputs import Inputs, other_inputs, same_scored
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import changed
 from sameday.spec.reading import JSON, read_file
@@ -290,10 +290,11 @@ def compare_recipes(runs: Sequence[Path]) -> RecipesReport:
         text += [f"  and {len(lines) - 8} more"] if len(lines) > 8 else []
     scores = {label: {run.recipe.seed: _scores(run) for run in group} for label, (_, group) in groups.items()}
     every = [each for seeds in scores.values() for each in seeds.values()]
-    if len({each.get("samples") for each in every}) > 1 or set(before.scored_by) & fields.keys():
+    inputs = [_inputs(run) for _, group in groups.values() for run in group]
+    deciding = {*before.scored_by, *(() if same_scored(inputs) else before.scored_on)}
+    if len({each.get("samples") for each in every}) > 1 or deciding & fields.keys():
         text.append("note: the validation samples, or their weights in the loss, differ: scores are not of one kind")
-    every_run = [run for _, group in groups.values() for run in group]
-    text += [f"note: {line}" for line in other_inputs([_inputs(run) for run in every_run])]
+    text += [f"note: {line}" for line in other_inputs(inputs)]
     for name in every[0]:
         if name != "samples" and all(name in each for each in every):
             text += _score_lines(name, {k: [each[name] for each in seeds.values()] for k, seeds in scores.items()})
