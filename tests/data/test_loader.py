@@ -22,7 +22,7 @@ from torch import Tensor
 
 from sameday.data import loader
 from sameday.data.loader import feed, supply
-from sameday.spec.errors import EXIT_OUT_OF_MEMORY, RunStopped
+from sameday.spec.errors import EXIT_OUT_OF_MEMORY, BadInput, RunStopped
 from sameday.spec.plan import Plan
 
 CPU = torch.device("cpu")
@@ -281,6 +281,17 @@ def test_what_a_job_raises_is_raised(before: set[multiprocessing.process.BasePro
     with closing(feed(Plan(workers=1), CPU, [4, 5], bad)) as batches, pytest.raises(RuntimeError, match="job 4 is bad"):
         list(chain.from_iterable(batches))
     assert set(multiprocessing.active_children()) <= before
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_a_job_tells_users_is_told_without_a_traceback(workers: int) -> None:
+    def bad(job: int) -> list[Made]:
+        raise (BadInput(f"job {job} is bad") if job == 5 else RunStopped(f"job {job} has no room", EXIT_OUT_OF_MEMORY))
+
+    for job, kind, words in ((5, BadInput, "job 5 is bad"), (6, RunStopped, "job 6 has no room")):
+        with closing(feed(Plan(workers=workers), CPU, [job], bad)) as batches, pytest.raises(kind) as raised:
+            list(chain.from_iterable(batches))
+        assert str(raised.value) == words
 
 
 def test_only_a_gpu_has_its_input_pinned() -> None:

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from sameday.data.feed import Feed
 from sameday.hardware.signals import ASKING, in_main_thread
-from sameday.spec.errors import EXIT_FAILED, EXIT_OUT_OF_MEMORY, RunStopped
+from sameday.spec.errors import EXIT_FAILED, EXIT_OUT_OF_MEMORY, SAID, BadInput, RunStopped
 from sameday.spec.plan import Plan
 from sameday.spec.words import tell
 
@@ -60,8 +60,11 @@ class _Jobs(Dataset, Generic[Job]):
     def __len__(self) -> int:
         return len(self.jobs)
 
-    def __getitem__(self, i: int) -> list[Any]:
-        return list(self.build(self.jobs[i]))
+    def __getitem__(self, i: int) -> list[Any] | BadInput | RunStopped:
+        try:
+            return list(self.build(self.jobs[i]))
+        except SAID as error:
+            return error  # raised in a worker, torch would put its traceback before the sentence
 
 
 def stream(
@@ -88,6 +91,8 @@ def stream(
         ahead = _started(_loader(jobs[done:], build, workers, prefetch, pin_memory))
         try:
             while (batches := _next(ahead)) is not None:
+                if isinstance(batches, SAID):
+                    raise batches
                 done, times = done + 1, 0
                 yield batches
         except _WorkerKilled as killed:
@@ -126,16 +131,17 @@ def _started(loader: DataLoader[Any]) -> Any:
     return ahead
 
 
-def _next(ahead: Any) -> list[Any] | None:
-    """The next job's batches, or None after the last. A worker that dies while it sends them would be waited for
-    without an end: its death is heard of at once. That of another round's worker is for that round to hear of."""
+def _next(ahead: Any) -> list[Any] | BadInput | RunStopped | None:
+    """The next job's batches, or why there are none, or None after the last. A worker that dies while it sends them
+    would be waited for without an end: its death is heard of at once. That of another round's worker is for that round
+    to hear of."""
     listens, before = in_main_thread(), signal.getsignal(signal.SIGCHLD)
     try:
         try:
             if listens:
                 signal.signal(signal.SIGCHLD, lambda *_: _raise_if_died(ahead))
             _check_workers(ahead)  # what died before
-            batches: list[Any] | None = next(ahead, None)
+            batches: list[Any] | BadInput | RunStopped | None = next(ahead, None)
             return batches
         finally:
             if listens:

@@ -60,3 +60,7 @@ class EvaluationGivenUp(RunStopped):
 
 class CompileFailed(RunStopped):
     """torch.compile could not do it. The same run can go on without."""
+
+
+SAID = (BadInput, RunStopped)
+"""Errors that are a sentence for users; any other is a bug, and has a traceback."""
