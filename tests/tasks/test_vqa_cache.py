@@ -279,6 +279,11 @@ def test_a_cache_is_filled_checked_and_pruned(home: Path, kind: Any, capsys: pyt
     assert (
         not well and f"{entry.name}: its data is damaged" in said and "3 entries intact, 0 missing, 1 damaged" in said
     )
+    (line,) = (each for each in said.splitlines() if entry.name in each)
+    assert line.endswith("); removed") and not entry.exists()
+    assert said.splitlines()[-1] == (
+        f"1 damaged entry is removed, and is made again by `sameday cache --kind {kind}` or by a run with this cache"
+    )
     assert ask("fill")[0] and ask("check")[0], "a damaged entry is removed, and made again"
     stale = entry.with_name("0123456789abcdef.safetensors")
     shutil.copy(entry, stale)

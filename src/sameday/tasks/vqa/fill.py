@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +34,7 @@ from sameday.tasks.vqa.loading import load_processor
 from sameday.tasks.vqa.task import VqaTask
 from sameday.tasks.vqa.words import image_parts_words
 
+REMOVED = "removed"
 STEPS = 4
 """Measured, each after it was done once."""
 
@@ -136,20 +136,25 @@ class Filling:
         return {FEATURES: made.cpu()}
 
     def check(self) -> bool:
-        """Every entry read and compared with its own checksum; what is damaged is named and removed."""
-        good, missing, bad = 0, 0, []
+        """Every entry read and compared with its own checksum; what is damaged is named and removed, since it is of no
+        use to anyone."""
+        good, missing, bad, removed = 0, 0, [], 0
         for image in self.images:
             try:
                 entry = self.store.read(image.digest)
             except BadEntry as error:
-                bad.append(f"{error} (image {image.path})")
-                with suppress(OSError):  # of no use to anyone; and the next build makes it again
-                    error.path.unlink()
+                fate = _removed(error.path)
+                bad.append(f"{error} (image {image.path}); {fate}")
+                removed += fate == REMOVED
                 continue
             good, missing = good + (entry is not None), missing + (entry is None)
         for line in bad:
             self.say(line)
         self.say(f"{self.kind}: {good} entries intact, {missing} missing, {len(bad)} damaged, in {self.store.folder}")
+        if removed:
+            what = "1 damaged entry is" if removed == 1 else f"{removed:,} damaged entries are"
+            again = "is made again" if removed == 1 else "are made again"
+            self.say(f"{what} removed, and {again} by `sameday cache --kind {self.kind}` or by a run with this cache")
         return not bad and not missing
 
     def prune(self, everything: bool) -> None:
@@ -228,6 +233,14 @@ class _Timed(NamedTuple):
     tower: float
     decode: float
     contents: set[str]
+
+
+def _removed(entry: Path) -> str:
+    try:
+        entry.unlink()
+    except OSError as error:
+        return f"it cannot be removed: {error.strerror}"
+    return REMOVED
 
 
 def _timed(task: VqaTask, steps: Any, step: int) -> _Timed:
