@@ -38,7 +38,7 @@ from sameday.spec.document import dump_yaml
 from sameday.spec.errors import EXIT_DISK_FULL, EXIT_STOPPED, BadInput
 from sameday.spec.plan import Plan
 from sameday.tasks.setup import Caching
-from sameday.tasks.vqa import cache
+from sameday.tasks.vqa import cache, fill
 from sameday.tasks.vqa.cache import settings_of, write_measured
 from sameday.tasks.vqa.fill import Filling
 from sameday.tasks.vqa.setup import VqaSetup
@@ -336,6 +336,28 @@ def test_measured_steps_decide_what_auto_is(home: Path, capsys: pytest.CaptureFi
     for text in ("{}", "[", json.dumps(measured | {"disk": 0}), json.dumps(measured | {"step": "fast"})):
         file.write_text(text)
         assert "no steps of this recipe" in make(home, **auto).notes[0]
+
+
+@pytest.mark.parametrize("kind", ["pixels", "features"])
+def test_the_verdict_is_told_once_unless_the_entries_tell_another(
+    home: Path, kind: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The disk of this machine may be of any speed: two that are given."""
+    (home / "recipe.yaml").write_text(dump_yaml(worlds.tiny_recipe(home / "model", order="by_image")))
+    monkeypatch.setattr(fill, "read_rate", lambda folder: 1e12)
+
+    def verdicts(entries: float) -> list[str]:
+        monkeypatch.setattr(fill, "rate_of", lambda paths: entries)
+        assert cache_from_files(home / "recipe.yaml", None, [*CPU, "plan.workers=0"], Caching(kind, measure=True))
+        return [line for line in capsys.readouterr().out.splitlines() if "GB/s here" in line]
+
+    once = verdicts(1e12)
+    assert [line.split(":")[0] for line in once] == ["pixels", "features"]
+    twice = verdicts(1.0)
+    assert [line.split(":")[0] for line in twice[2:]] == [
+        "read from the entries themselves, pixels",
+        "read from the entries themselves, features",
+    ]
 
 
 def test_questions_without_images(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

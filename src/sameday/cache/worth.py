@@ -65,6 +65,11 @@ def judge(m: Measured) -> dict[Kind, Judgement]:
     return {"pixels": _pixels(m), "features": _features(m)}
 
 
+def paying(m: Measured) -> set[Kind]:
+    """The kinds that give something here."""
+    return {kind for kind, judgement in judge(m).items() if judgement.gain >= WORTH_IT}
+
+
 def _pixels(m: Measured) -> Judgement:
     gain = m.without / m.beside(m.pixel_bytes / m.disk)
     who = f"{m.workers} worker{'s' if m.workers != 1 else ''}" if m.workers else "the training process"

@@ -15,7 +15,7 @@ from torch import Tensor
 from sameday.cache.build import Job, build, check_room, estimate
 from sameday.cache.key import Kind, differences
 from sameday.cache.store import BadEntry, Store, in_bytes, others, prune
-from sameday.cache.worth import Measured, judge
+from sameday.cache.worth import Measured, judge, paying
 from sameday.data.questions.audit import cores
 from sameday.data.questions.processor import ImageProcessor
 from sameday.data.questions.sample import ImageRef, images_of
@@ -190,23 +190,24 @@ class Filling:
             pixel_bytes=sum(self._size(image, "pixels") for image in images) / count,
             feature_bytes=sum(self._size(image, "features") for image in images) / count,
         )
-        self._judged(task, measured)
+        for judgement in judge(measured).values():
+            self.say(judgement.sentence)
+        write_measured(self.store.root, task.recipe, task.plan, task.model, measured)
         return measured
 
     def measure_again(self, task: VqaTask, before: Measured) -> None:
-        """With the entries themselves, now that they are there."""
+        """With the entries themselves, now that they are there; said where that changes what pays."""
         disk = rate_of(self._some())
-        if disk is not None:
-            self._judged(task, replace(before, disk=disk))
+        if disk is None:
+            return
+        now = replace(before, disk=disk)
+        write_measured(self.store.root, task.recipe, task.plan, task.model, now)
+        if paying(now) != paying(before):
+            for judgement in judge(now).values():
+                self.say(f"read from the entries themselves, {judgement.sentence}")
 
     def _some(self) -> list[Path]:
         return [self.store.path(image.digest) for image in self.images[:: max(1, len(self.images) // 16)]]
-
-    def _judged(self, task: VqaTask, measured: Measured) -> None:
-        said = [judgement.sentence for judgement in judge(measured).values()]
-        write_measured(self.store.root, task.recipe, task.plan, task.model, measured)
-        for sentence in said:
-            self.say(sentence)
 
     def compare_reading(self) -> None:
         """What can be said without a step: an image from its file, and from the cache."""
