@@ -195,6 +195,20 @@ def test_a_set_without_a_good_question(tmp_path: Path, rows: list[dict[str, obje
         run(tmp_path / "set/train.jsonl")
 
 
+def test_what_splits_have_in_common_is_told_beside_a_test_file_without_its_images(tmp_path: Path) -> None:
+    folder = write_world(tmp_path / "set", 3, (3, 2, 2), hard=False)
+    (folder / "val.jsonl").write_text("".join((folder / "train.jsonl").read_text().splitlines(keepends=True)[:2]))
+    rows = [{"image": f"moved/{name}.png", "question": "q?", "answer": "a"} for name in "ab"]
+    (folder / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = CliRunner().invoke(app, ["data", str(folder), "--image-root", str(folder / "images")])
+    assert "train and val have 1 image in common: scores of val will be too good" in done.stdout
+    assert isinstance(done.exception, BadInput)
+    assert str(done.exception) == (
+        f"none of the images that test.jsonl names is under {folder / 'images'}, such as 'moved/a.png': "
+        "recipe.data.image_root may be another folder; --image-root names it"
+    )
+
+
 def test_what_cannot_be_looked_at(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"none\.jsonl: not found; files of questions, a folder or a recipe are needed"):
         run(tmp_path / "none.jsonl")

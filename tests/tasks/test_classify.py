@@ -558,6 +558,21 @@ def test_test_images_that_training_has_too_are_told_before_the_training(tmp_path
     assert setup.hints(setup.audit(print, ("train",)).splits) == []
 
 
+def test_what_is_in_common_is_told_beside_what_is_wrong_with_another_split(tmp_path: Path) -> None:
+    write_patterns(tmp_path / "set", train=12, test=4, layout="folders")
+    first = min((tmp_path / "set/train").rglob("*.png"))
+    for place in ("val", "test"):
+        (tmp_path / "set" / place / first.parent.name).mkdir(parents=True, exist_ok=True)
+    shutil.copy(first, tmp_path / "set/val" / first.parent.name / "again.png")
+    (tmp_path / "set/test/bird").mkdir()
+    shutil.copy(first, tmp_path / "set/test/bird/c.png")
+    setup = ClassifySetup(sets.tiny_recipe(data={"path": "set", "val": 0}), tmp_path)
+    said: list[str] = []
+    with pytest.raises(BadInput, match="bird: this class is not among the training classes"):
+        setup.audit(said.append, ("train", "val", "test"))
+    assert said == ["train and val have 1 image in common: scores of val will be too good"]
+
+
 def test_the_bad_images_of_each_split_have_a_list(tmp_path: Path) -> None:
     write_patterns(tmp_path / "set", train=12, test=4, layout="folders")
     for split, bad in (("train", 9), ("test", 5)):

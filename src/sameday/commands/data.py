@@ -27,7 +27,7 @@ from sameday.data.questions.split import divided, images_in, told
 from sameday.data.questions.tables import Say
 from sameday.data.questions.wanted import Wanted
 from sameday.spec.dataset import Data, QuestionSet, Split, hub_name
-from sameday.spec.errors import BadInput
+from sameday.spec.errors import BadInput, refuse
 from sameday.spec.load import load_recipe, recipe_from, resolve_path
 from sameday.spec.vlm import VlmRecipe
 from sameday.spec.words import count, first_names, tell
@@ -62,6 +62,8 @@ class Looked:
     rows: dict[str, int] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    """A sentence about files of which no image was found: then it is a folder that is wrong."""
 
 
 def inspect_data(what: Sequence[str], model: str | None, out: Path | None, root: Path | None) -> None:
@@ -88,6 +90,7 @@ def inspect_data(what: Sequence[str], model: str | None, out: Path | None, root:
     looked = look(given, None if encoder is None else encoder.family, say)
     for line in screen(given, looked, encoder, min(shutil.get_terminal_size((WIDTH, 40)).columns, WIDTH)):
         tell(line)
+    refuse(looked.lost)
     if out is not None and model is not None:
         write_text(out, recipe_text(given, looked, model, out.absolute().parent))
         tell(f"\nwritten: {out}; `sameday train {out}` trains from it")
@@ -186,6 +189,7 @@ def look(given: Given, family: QuestionFamily | None, say: Say) -> Looked:
             numbered = (replace(each, id=each.id + number * SET_SPAN) for each in samples)
             looked.splits.setdefault(name, []).extend(numbered)
     if not any(looked.splits.values()):
+        refuse(looked.lost)
         train = resolve_path(given.home, data.train)
         listed = report(looked.problems, in_lines(looked.problems), train) if looked.problems else ""
         raise BadInput("\n".join(filter(None, [listed, *looked.said, f"no good question remains in {train}"])))
@@ -219,8 +223,8 @@ def _look_at(
         if result.lost is not None:
             lost[label] = result.lost
     if lost:
-        raise BadInput(lost_images(root, next(iter(lost.values())), list(lost)) + "; --image-root names it")
-    if part.split is not None:
+        looked.lost.append(lost_images(root, next(iter(lost.values())), list(lost)) + "; --image-root names it")
+    if part.split is not None and splits["train"]:
         sides = divided(splits["train"], part.split)
         looked.said.append(told(Path(part.train).name, sides, part.split))
         splits |= sides

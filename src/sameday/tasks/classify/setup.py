@@ -59,10 +59,9 @@ class ClassifySetup(TaskSetup):
             if len(pictures.classes) < 2:
                 problems.append(f"{self.path} has one class, {pictures.classes[0]}: there is nothing to tell apart")
             audited[split] = pictures if few is None else _first(pictures, few[split])
-        if problems:
-            raise BadInput("\n".join(dict.fromkeys(problems)))
         if few is None:
             self._say_odd(audited, say)
+        refuse(dict.fromkeys(problems))
         return Audited(audited, {split: len(pictures) for split, pictures in audited.items()}, [])
 
     def _say_odd(self, audited: Mapping[str, Pictures], say: Say) -> None:
