@@ -10,6 +10,7 @@ from statistics import median
 
 from sameday.data.order import Place, epoch_steps
 from sameday.data.questions.sample import Sample
+from sameday.spec.errors import in_short
 from sameday.spec.order import Order
 from sameday.spec.words import count
 
@@ -98,7 +99,7 @@ def common_with(split: str, there: Mapping[str, Set[Hashable]]) -> list[str]:
 
 def refused_later(split: str, samples: str, error: Exception) -> str:
     """What is wrong with a split that is not needed yet, with the first of the problems."""
-    return f"`sameday eval --split {split}` will refuse the {split} {samples}: {' '.join(str(error).splitlines()[:2])}"
+    return f"`sameday eval --split {split}` will refuse the {split} {samples}: {in_short(error)}"
 
 
 def steps_in(kind: str, samples: Sequence[Sample], batch: int, seed: int = 0) -> list[list[int]]:
