@@ -105,6 +105,36 @@ def test_llama_factory_parts_that_are_not_frozen(
         assert whys(done)["freeze_multi_modal_projector"] == said
 
 
+@pytest.mark.parametrize(
+    ("model", "template", "names", "namesakes"),
+    [
+        ("Qwen/Qwen3-VL-4B-Instruct", "qwen3_vl_nothink", "q_proj,v_proj,down_proj", ""),
+        ("Qwen/Qwen2-VL-7B-Instruct", "qwen2_vl", ["q_proj", "gate_proj"], ""),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", "qwen2_vl", "q_proj, v_proj", ""),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", "qwen2_vl", "q_proj,gate_proj,up_proj", "gate_proj up_proj"),
+        ("google/gemma-3-4b-it", "gemma3", "q_proj,o_proj,up_proj", "q_proj"),
+    ],
+)
+def test_names_where_the_tower_is_not_frozen(
+    tmp_path: Path, model: str, template: str, names: Any, namesakes: str
+) -> None:
+    """It looks for them in all that is not frozen: where the tower has none, nothing there is trained."""
+    old = {**LLAMA, "model_name_or_path": model, "template": template, "lora_target": names}
+    thawed = {**old, "freeze_vision_tower": False, "freeze_multi_modal_projector": False}
+    if namesakes:
+        (line,) = refused(tmp_path, thawed, DATA)
+        told, hand = " and ".join(namesakes.split()), " and ".join(f"tower.{each}" for each in namesakes.split())
+        assert line == (
+            f"freeze_vision_tower is false; layers of the vision tower are called {told} too, and would get adapters: "
+            f"set it to true, and add {hand} to recipe.lora.target_modules by hand (allowed: true)"
+        )
+        return
+    done = converted(tmp_path, thawed, DATA)
+    assert done.recipe == converted(tmp_path, old, DATA).recipe
+    for key in ("freeze_vision_tower", "freeze_multi_modal_projector"):
+        assert whys(done)[key] == "does nothing: no layer of it has such a name"
+
+
 def test_names_that_the_tower_has_too(tmp_path: Path) -> None:
     def targets(model: str, names: Any) -> tuple[str, ...]:
         return converted(

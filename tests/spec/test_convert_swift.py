@@ -106,8 +106,19 @@ def test_swift_parts_and_their_rates(tmp_path: Path) -> None:
     done = converted(tmp_path, script("swift sft", {**thawed, "freeze_vit": "true"}))
     assert done.recipe.lora.target_modules[-2:] == ("down_proj", "projector.all-linear")
     assert done.recipe.learning_rates == {}, "of a part that is frozen"
-    named = {**OURS, "freeze_vit": "false", "target_modules": "q_proj"}
-    assert lost(refused(tmp_path, script("swift sft", named))) == {"freeze_vit"}
+    unknown = {**OURS, "freeze_vit": "false", "target_modules": "qkv"}
+    assert lost(refused(tmp_path, script("swift sft", unknown))) == {"freeze_vit"}
+
+
+@pytest.mark.parametrize("vit", ["true", "false"])
+def test_swift_names_of_layers_are_those_of_the_whole_model(tmp_path: Path, vit: str) -> None:
+    """It hands them to PEFT, whatever is frozen."""
+    named = {**OURS, "freeze_vit": vit, "freeze_aligner": vit, "vit_lr": "1e-5"}
+    done = converted(tmp_path, script("swift sft", {**named, "target_modules": ["q_proj", "v_proj"]}))
+    assert (done.recipe.lora.target_modules, done.recipe.learning_rates) == (("q_proj", "v_proj"), {})
+    done = converted(tmp_path, script("swift sft", {**named, "target_modules": ["q_proj", "up_proj"]}))
+    assert done.recipe.lora.target_modules == ("q_proj", "up_proj", "tower.up_proj")
+    assert done.recipe.learning_rates == {"tower": 1e-5}
 
 
 def test_swift_refuses(tmp_path: Path) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 from sameday.spec.convert import keys
 from sameday.spec.convert.conversion import show
 from sameday.spec.convert.frozen import image_parts_of_all
 from sameday.spec.convert.settings import Settings
-from sameday.spec.convert.targets import LANGUAGE, image_parts, matched, of_all_parts
+from sameday.spec.convert.targets import LANGUAGE, image_parts, matched, names_of_layers, of_all_parts
 from sameday.spec.lora import Lora
 
 SWITCHES = {"use_lora": "true, false", "peft_type": "LORA", "finetuning_type": "lora, full"}
@@ -98,14 +96,12 @@ def _only_mentioned(work: Settings) -> None:
 
 def adapters(work: Settings) -> None:
     """Which layers get them; all weights are trained where there are none."""
-    targets = work.get("lora_target_modules", list)
+    targets = names_of_layers(work.get("lora_target_modules", list))
     if work.is_set("recipe.lora.target_modules") or work.new["recipe"].values.get("train") == "all":
         return work.drop("lora_target_modules", "recipe.train is all")
     if not has_adapters(work):
         work.drop("lora_target_modules", "null: no adapters")
         return None
-    if isinstance(targets, str) and targets != "all" and re.fullmatch(r"\w+(?:[,\s]+\w+)*", targets):
-        targets = re.split(r"[,\s]+", targets)
     if targets is None:
         names = list(Lora.model_fields["target_modules"].default)
         why = "PEFT has no default for models with images: check what the old run used"

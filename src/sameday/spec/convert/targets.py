@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sameday.spec.convert.families import ATTENTION, FAMILIES, MLP
 from sameday.spec.lora import OF_IMAGES
@@ -20,10 +21,26 @@ def image_parts(kind: str | None) -> tuple[str, ...]:
     return FAMILIES[kind].image_parts if kind in FAMILIES else OF_IMAGES
 
 
+def names_of_layers(targets: Any) -> Any:
+    """As a list, where they stand in one text; anything else as it is."""
+    if isinstance(targets, str) and targets != "all" and re.fullmatch(r"\w+(?:[,\s]+\w+)*", targets):
+        return re.split(r"[,\s]+", targets)
+    return targets
+
+
+def alike(targets: Any, kind: str | None) -> list[str] | None:
+    """Which of these layers of the language model have namesakes in the tower; None where that is not known, or where
+    others are named."""
+    names = names_of_layers(targets)
+    if kind not in FAMILIES or not isinstance(names, list) or not {*map(str, names)} <= {*LANGUAGE}:
+        return None
+    return [name for name in names if name in FAMILIES[kind].alike]
+
+
 def of_all_parts(names: Sequence[str], kind: str | None) -> list[str]:
     """Names that PEFT looks for in the whole model, as a recipe says it: bare ones are the language model's alone."""
-    alike = FAMILIES[kind].alike if kind in FAMILIES else ()
-    return [*names, *(f"tower.{name}" for name in names if name in alike)]
+    of_tower = FAMILIES[kind].alike if kind in FAMILIES else ()
+    return [*names, *(f"tower.{name}" for name in names if name in of_tower)]
 
 
 @dataclass(frozen=True)

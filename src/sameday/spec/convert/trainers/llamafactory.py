@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from sameday.spec.convert.conversion import show
 from sameday.spec.convert.frozen import refuse_alone
 from sameday.spec.convert.settings import Settings, not_found
-from sameday.spec.convert.targets import LANGUAGE, image_parts
+from sameday.spec.convert.targets import LANGUAGE, alike, image_parts
 from sameday.spec.convert.trainers.dataset_info import LIST, listed
 from sameday.spec.convert.trainers.trainer import Trainer, each, only, words
 from sameday.spec.load import resolve_path
@@ -128,8 +129,27 @@ def trained_layers(settings: Settings, full: bool, all_linear: bool) -> None:
         why = "the language model's linear layers" + (", and those of what is not frozen" if linear else "")
         done = [NAMED, *thawed]
         settings.put("recipe.lora.target_modules", [*LANGUAGE, *linear], done, why)
+    elif (namesakes := alike(settings.get(NAMED, list), settings.kind)) is not None:
+        for name, part in thawed.items():
+            _named_layers(settings, name, namesakes if part == "tower" else [])
+        done = list(thawed)
     for name in done:
         settings.done(name)
+
+
+def _named_layers(settings: Settings, name: str, namesakes: Sequence[str]) -> None:
+    """Of a part that this setting thaws only layers get adapters that are called like those of the language model."""
+    if settings.trainer.bare_names == "all":
+        settings.drop(name, f"does nothing: PEFT looks for the names of {NAMED} in the whole model, whatever is frozen")
+    elif namesakes:
+        hand = " and ".join(f"tower.{each}" for each in namesakes)
+        settings.refuse(
+            name,
+            f"layers of the vision tower are called {' and '.join(namesakes)} too, and would get adapters: set it to "
+            f"true, and add {hand} to recipe.lora.target_modules by hand (allowed: true)",
+        )
+    else:
+        settings.drop(name, "does nothing: no layer of it has such a name")
 
 
 def _limit(settings: Settings) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 from sameday.spec.convert.families import FAMILIES, QWEN_TEMPLATES, ChatTemplate
 from sameday.spec.convert.settings import Settings, not_found
-from sameday.spec.convert.trainers.llamafactory import method, thawed_parts, trained_layers
+from sameday.spec.convert.targets import alike
+from sameday.spec.convert.trainers.llamafactory import NAMED, method, thawed_parts, trained_layers
 from sameday.spec.convert.trainers.trainer import LISTED, Trainer, each, only, words
 from sameday.spec.load import resolve_path
 
@@ -36,8 +37,8 @@ def _defaults(settings: Settings) -> dict[str, Any]:
 
 def _prepare(settings: Settings) -> None:
     full = settings.text("tuner_type") == "full"
-    method(settings, "tuner_type")
     _rates(settings)
+    method(settings, "tuner_type")
     _held_out(settings)
     asked = settings.get("lora_target_modules", list)
     trained_layers(settings, full, asked in ("all-linear", ["all-linear"], ["ALL"], "ALL"))
@@ -66,14 +67,19 @@ def _held_out(settings: Settings) -> None:
 
 
 def _rates(settings: Settings) -> None:
-    """Of parts; one that is frozen has none."""
-    thawed = thawed_parts(settings).values()
+    """Of parts; one that is frozen, or has no layer of the names that get adapters, has none."""
+    trained = [*thawed_parts(settings).values()]
+    if (
+        settings.text("tuner_type") != "full"
+        and (namesakes := alike(settings.get(NAMED, list), settings.kind)) is not None
+    ):
+        trained = ["tower"] if namesakes else []
     if settings.text("optim") == "multimodal" and (settings.given("vit_lr") or settings.given("aligner_lr")):
         settings.drop("optim", "AdamW with the learning rates of vit_lr and aligner_lr")
         settings.done("optim")
     for name, part in (("vit_lr", "tower"), ("aligner_lr", "projector")):
-        if settings.get(name, float) is None or part not in thawed:
-            settings.drop(name, "does nothing: not set, or of what is frozen")
+        if settings.get(name, float) is None or part not in trained:
+            settings.drop(name, "does nothing: not set, or of what is not trained")
         else:
             settings.put(f"recipe.learning_rates.{part}", settings.get(name, float), [name])
         settings.done(name)
