@@ -25,10 +25,10 @@ from sameday.data.questions.sample import Sample
 from sameday.hardware.ranks import Ranks
 from sameday.models.families import DEFAULT
 from sameday.models.generate import RecordedStep, generate, generate_alone
-from sameday.spec.errors import EvaluationGivenUp, RunStopped
+from sameday.spec.errors import BadInput, EvaluationGivenUp, RunStopped
 from sameday.spec.plan import Plan
 from sameday.spec.vqa import VqaRecipe
-from sameday.tasks.base import ASKED_TO_STOP, Answer
+from sameday.tasks.base import ASKED_TO_STOP, FAILED, Answer
 from sameday.tasks.vqa.answers import batches_of
 from sameday.tasks.vqa.task import VqaTask
 
@@ -355,13 +355,16 @@ def test_a_request_to_stop_is_heeded_between_tokens(world: World) -> None:
 
 
 class OtherRank(Ranks):
-    """The second of two, which was asked to stop in its first batch."""
+    """The second of two, which was ended in its first batch: asked to stop, or by what `failed` says."""
 
-    def __init__(self) -> None:
+    def __init__(self, failed: BadInput | None = None) -> None:
         super().__init__(0, 2)
+        self.failed = failed
 
     def gather(self, value: Any) -> list[Any]:
-        return [value, replace(value, answers={}, flags=ASKED_TO_STOP)]
+        if value is None:
+            return [None, self.failed]
+        return [value, replace(value, answers={}, flags=ASKED_TO_STOP if self.failed is None else FAILED)]
 
 
 def test_all_ranks_stop_where_one_was_asked_to(world: World) -> None:
@@ -370,4 +373,13 @@ def test_all_ranks_stop_where_one_was_asked_to(world: World) -> None:
     found: list[dict[int, Answer]] = []
     with pytest.raises(EvaluationGivenUp):
         found.extend(task.answers(world.samples, 2, OtherRank()))
+    assert found == list(task.answers(world.samples, 2, Ranks()))[:1]
+
+
+def test_all_ranks_stop_where_one_cannot_read_an_image(world: World) -> None:
+    task = world.task(SHARED | {"eval_token_budget": 200})
+    found: list[dict[int, Answer]] = []
+    with pytest.raises(BadInput, match="unreadable") as raised:
+        found.extend(task.answers(world.samples, 2, OtherRank(BadInput("unreadable"))))
+    assert not raised.value.alone
     assert found == list(task.answers(world.samples, 2, Ranks()))[:1]

@@ -33,9 +33,16 @@ class Training:
         commit = StepCommit(self.optimizer, self.gradients, limit)
         return commit.finish(commit.begin(rate))
 
-    def fill(self, loss: float = 1.0, out_of_memory: float = 0.0, scale: float = 1.0, given_up: float = 0.0) -> None:
+    def fill(
+        self,
+        loss: float = 1.0,
+        out_of_memory: float = 0.0,
+        scale: float = 1.0,
+        given_up: float = 0.0,
+        failed: float = 0.0,
+    ) -> None:
         self.gradients.all.copy_(scale * torch.randn(self.gradients.count, generator=self.draw))
-        self.gradients.tail.copy_(torch.tensor([loss, out_of_memory, 0.0, given_up]))
+        self.gradients.tail.copy_(torch.tensor([loss, out_of_memory, 0.0, given_up, failed]))
 
     def state(self) -> dict[str, Tensor]:
         found = {**self.trained, **optimizer_tensors(self.optimizer, self.trained)}
@@ -59,7 +66,7 @@ def test_not_waiting_for_the_norm_changes_nothing(device: str, limit: float | No
         for group in told.optimizer.param_groups:
             group["lr"] = 3e-3
         told.optimizer.step()
-        assert early.end(3e-3, limit) == [1.0, 0.0, 0.0, 0.0, norm]
+        assert early.end(3e-3, limit) == [1.0, 0.0, 0.0, 0.0, 0.0, norm]
         assert same(told.state(), early.state())
 
 
@@ -75,6 +82,7 @@ def test_not_waiting_for_the_norm_changes_nothing(device: str, limit: float | No
         {"out_of_memory": 1.0},
         {"out_of_memory": 3.0},
         {"given_up": 1.0},
+        {"failed": 2.0},
     ],
     ids=str,
 )
@@ -85,8 +93,8 @@ def test_a_bad_step_leaves_everything_as_it_was(device: str, implementation: str
         each.end(1e-2, 1.0)
     before = training.state()
     training.fill(**bad)
-    loss, out_of_memory, _, given_up, norm = training.end(1e-2, 1.0)
-    assert out_of_memory or given_up or not (math.isfinite(loss) and math.isfinite(norm))
+    loss, out_of_memory, _, given_up, failed, norm = training.end(1e-2, 1.0)
+    assert out_of_memory or given_up or failed or not (math.isfinite(loss) and math.isfinite(norm))
     assert same(training.state(), before)
     # And nothing of it is left for the next one.
     other.fill()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import assert_agrees, finished, last_step, started, training_steps, write_run
+from processes import assert_agrees, finished, last_step, records, started, training_steps, weights, write_run
 from test_diverged import LINE, poison
 
 from sameday.hardware.ranks import Ranks
@@ -146,6 +146,95 @@ def test_asked_to_stop_and_resumed_by_another_number_of_ranks(home: Path) -> Non
     assert documented_code(home, process.run.name) == EXIT_STOPPED
     assert f"resumed from {saved.name}" in finished(home, *AHEAD, out="asked").stdout
     assert_agrees(process.run, home / "alone")
+
+
+GONE = """\
+\"\"\"`sameday train` on machines of which those of some ranks lose the disk with the images, each in the step or with
+the validation that it names.\"\"\"
+import errno
+import os
+from pathlib import Path
+
+from sameday.cli import main
+from sameday.tasks.vqa.task import VqaTask
+from sameday.train import commit
+
+commit.AHEAD["cpu"] = {ahead}
+plain, batches, evaluate = Path.read_bytes, VqaTask.batches, VqaTask.evaluate
+at = {at}.get(int(os.environ["RANK"]))
+
+
+def lose_disk():
+    def read_bytes(path):
+        if path.suffix != ".png":
+            return plain(path)
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+
+    Path.read_bytes = read_bytes
+
+
+def losing_in_step(self, step, budget, ranks):
+    if step == at:
+        lose_disk()
+    return batches(self, step, budget, ranks)
+
+
+def losing_in_validation(self, split, ranks, budget=None):
+    if at == "validation":
+        lose_disk()
+    return evaluate(self, split, ranks, budget)
+
+
+VqaTask.batches, VqaTask.evaluate = losing_in_step, losing_in_validation
+main()
+"""
+
+
+STALE = "was there when the data was checked, and now Stale file handle"
+THEN = "and the same command goes on from there"
+
+
+def test_images_that_go_away_from_some_ranks_cost_no_steps(home: Path) -> None:
+    """All ranks leave the step together, saved, and the same command goes on, bit for bit: in a step, in one that a
+    data worker prepares, in a validation, in a step that the other ranks have gone beyond, and on all ranks at once."""
+    sets = ("plan.save_steps=100", "plan.eval_steps=4", "plan.log_steps=1", "plan.optimizer_impl=fused")
+    script, resumed = home / "gone.py", None
+    script.write_text(GONE.format(ahead=0, at={}))
+    finished(home, *sets, out="whole", ranks=2, script=script)
+    for workers, ahead, at, step in (
+        (0, 0, {1: 1}, 1),
+        (1, 0, {1: 3}, 3),
+        (0, 0, {1: "validation"}, 4),
+        (0, 1, {0: 5}, 5),
+        (0, 1, {0: 6, 1: 6}, 6),
+    ):
+        script.write_text(GONE.format(ahead=ahead, at=at))
+        more = (*sets, f"plan.workers={workers}")
+        process = finished(home, *more, out="gone", ranks=2, script=script, code=TORCHRUN_FAILED)
+        assert process.stderr.count(": was there when") == 1, process.stderr
+        said = re.search(rf"^{home}/images/\d\.png: {STALE}; step (\d) is saved, {THEN}$", process.stderr, re.MULTILINE)
+        assert said and int(said[1]) == step, process.stderr
+        assert process.stderr.count("Traceback (most") == 1, "torchrun's own, and no rank's"
+        assert exit_code(process.stderr) == documented_code(home, "gone") == EXIT_BAD_INPUT
+        assert resumed is None or f"resumed from {resumed}" in process.stdout
+        resumed = f"step-{step:06d}"
+        assert checkpoint.fault(process.run / "checkpoints" / resumed) is None
+        assert last_step(process.run) == step and not (process.run / "adapter").exists()
+    process = finished(home, *sets, out="gone", ranks=2)
+    assert f"resumed from {resumed}" in process.stdout and not (process.run / "stopped.json").exists()
+    assert weights(process.run) == weights(home / "whole")
+    assert records(process.run) == records(home / "whole")
+
+
+def test_images_that_go_away_from_one_rank_before_its_first_step(home: Path) -> None:
+    """Nothing is there to be saved, and the folder says why the run ended."""
+    script = home / "gone_at_once.py"
+    script.write_text(GONE.format(ahead=0, at={1: 0}))
+    process = finished(home, *SETS, out="gone-at-once", ranks=2, script=script, code=TORCHRUN_FAILED)
+    assert process.stderr.count(f".png: {STALE}; no step was done yet, and the same command begins again\n") == 1
+    assert process.stderr.count("Traceback (most") == 1, "torchrun's own, and no rank's"
+    assert exit_code(process.stderr) == documented_code(home, process.run.name) == EXIT_BAD_INPUT
+    assert not checkpoint.steps(process.run / "checkpoints")
 
 
 def test_a_process_without_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

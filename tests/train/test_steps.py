@@ -87,9 +87,11 @@ def same(a: list[Tensor], b: list[Tensor]) -> bool:
     return all(torch.equal(one, other) for one, other in zip(a, b, strict=True))
 
 
-def after(home: Path, plan: Plan, count: int) -> tuple[list[Tensor], list[Tensor], list[Outcome]]:
+def after(
+    home: Path, plan: Plan, count: int, ranks: Ranks | None = None
+) -> tuple[list[Tensor], list[Tensor], list[Outcome]]:
     """Weights and optimizer state after so many good steps, and how these ended."""
-    task, steps = make(home, plan)
+    task, steps = make(home, plan, ranks=ranks)
     ended: list[Outcome] = []
     with closing(steps):
         steps.open(range(count))
@@ -244,23 +246,42 @@ def test_words_of_what_is_not_finite() -> None:
     assert str(Diverged(3, 1.25, math.inf)) == "gradient norm inf at loss 1.2500"
 
 
-@pytest.mark.parametrize("alone", [True, False])
-def test_a_bad_step_before_a_launch_that_failed(home: Path, alone: bool) -> None:
-    """It is the one to be told of, unless other ranks wait for the step that failed here: they cannot be asked."""
+@pytest.mark.parametrize("ranks", [Ranks(), Others()], ids=["alone", "one of two"])
+def test_a_bad_step_before_one_that_failed(home: Path, ranks: Ranks) -> None:
+    """It is the one to be told of, to every rank."""
     first, second = bad_at(1, "not finite"), bad_at(2, "unreadable")
 
     def planted(step: int, losses: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         return second(step, first(step, losses))
 
-    task, steps = make(home, PLANS["a step ahead"], planted, Ranks() if alone else Others())
+    task, steps = make(home, PLANS["a step ahead"], planted, ranks)
     with closing(steps):
         steps.open(range(3))
         for step in range(3):
             steps.launch(step, RATE)
         ended = list(steps.finish(1))
-        assert [type(each) for each in ended] == [Good, Diverged if alone else Failed]
+        assert [type(each) for each in ended] == [Good, Diverged]
         assert not list(steps.finish(0)) and steps.pending == 0
     assert all(weight.isfinite().all() for weight in weights(task))
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_rank_that_failed_goes_on_until_the_others_know(home: Path, name: str) -> None:
+    """It has a part in every sum that they go through, and what is launched after its failure changes nothing."""
+    task, steps = make(home, PLANS[name], bad_at(1, "unreadable"), Others())
+    ended: list[Outcome] = []
+    with closing(steps):
+        steps.open(range(5))
+        for step in range(2 + steps.ahead):
+            steps.launch(step, RATE)
+            assert steps.pending == min(step, steps.ahead) + 1
+            ended += steps.finish(steps.ahead)
+        good, failed = ended
+        assert isinstance(good, Good) and good.step == 0
+        assert isinstance(failed, Failed) and isinstance(failed.error, BadInput) and not failed.error.alone
+        assert same(weights(task), after(home, PLANS[name], 1, Others())[0])
+        assert not list(steps.finish(0)) and steps.pending == 0, "it is told once"
+        assert [good.step for good in steps.run([2, 3])] == [2, 3], "other steps are none of its matter"
 
 
 def test_one_rank_alone_knows_at_once_that_memory_ran_out(home: Path) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from sameday.commands.environment import prepare_environment
-from sameday.commands.session import Session, Specs, all_of_a_plan, note_stop
+from sameday.commands.session import Session, Specs, all_of_a_plan, left_to_first, note_stop
 from sameday.commands.stages import evaluate_stages, own_models
 from sameday.record.folder import RunFolder, default_path, stage_folders
 from sameday.record.images import TRAINED_ON, TrainedOn, run_of, scored_on_trained, trained_on
@@ -121,6 +121,9 @@ def evaluate(asked: Request, group: Ranks | None = None, trained: bool = False) 
             return scores
         except RunStopped as stop:
             note_stop(stop, ranks)
+            raise
+        except BadInput as error:
+            left_to_first(error, ranks)
             raise
 
 

@@ -13,7 +13,7 @@ from sameday.commands.batch import check_batch
 from sameday.commands.changed import refuse_changed
 from sameday.commands.evaluate import evaluate_result
 from sameday.commands.hints import say_hints
-from sameday.commands.session import ASKED_FOR, Session, Specs, note_stop
+from sameday.commands.session import ASKED_FOR, Session, Specs, left_to_first, note_stop
 from sameday.data.problems import Problem, grouped
 from sameday.hardware.signals import AskedToStop, nothing_left_to_stop, stopped_early
 from sameday.record import checkpoint
@@ -115,9 +115,10 @@ def train_from_specs(
         except AskedToStop:
             note_stop(early := stopped_early(), ranks, opened)
             raise early from None
-        except BadInput:
+        except BadInput as error:
             for folder in opened:
                 folder.discard()  # what only the model's weights could show
+            left_to_first(error, ranks)
             raise
         finally:
             for folder in opened:

@@ -291,6 +291,12 @@ def other_weights(task: Task, ranks: Ranks) -> list[str]:
     return [name for name in mine if any(rank.get(name) != mine[name] for rank in each)]
 
 
+def left_to_first(error: BadInput, ranks: Ranks) -> None:
+    """The first rank says what all of them have. The others leave here."""
+    if not ranks.first and not error.alone:
+        sys.exit(error.code)
+
+
 def note_stop(stop: RunStopped, ranks: Ranks, opened: Sequence[RunFolder] = ()) -> None:
     """All ranks stop together and with the same words: the first one says them, after the folders it opened have them.
     The others leave here."""

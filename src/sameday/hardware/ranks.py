@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sameday.spec.errors import BadInput
+from sameday.spec.errors import BadInput, RunStopped
 
 Value = TypeVar("Value")
 
@@ -68,6 +68,14 @@ class Ranks:
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value, group=self._waiting)
         return values
+
+    def failure(self, mine: BadInput | RunStopped | None) -> BadInput | RunStopped | None:
+        """What ended the work of this rank, if anything did, is told to all. The first rank's that has failed, as the
+        same error on every rank; None where none has."""
+        failed = next((each for each in self.gather(mine) if each is not None), None)
+        if failed is not None:
+            failed.alone = False
+        return failed
 
     def from_first(self, make: Callable[[], Value]) -> Value:
         """What the first rank makes, on every rank. Where it raises, the others leave without a word."""

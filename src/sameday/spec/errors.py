@@ -15,6 +15,8 @@ class BadInput(ValueError):
     """Names the bad value, where it stands, and what is allowed. Shown to the user without a traceback."""
 
     code = EXIT_BAD_INPUT
+    alone = True
+    """As of RunStopped: False where every rank has it, so that the first one says it for all."""
 
 
 class DiskTooSmall(BadInput):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sameday.spec.errors import EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, EvaluationGivenUp, RunStopped
+from sameday.spec.errors import EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, BadInput, EvaluationGivenUp, RunStopped
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.spec.words import first_names
@@ -78,7 +78,7 @@ class Answer:
     tokens: int
 
 
-NO_MEMORY, ASKED_TO_STOP = 1.0, 2.0**20
+NO_MEMORY, FAILED, ASKED_TO_STOP = 1.0, 2.0**20, 2.0**40
 """What ends a rank's part of an evaluation, as numbers that are summed over ranks with its scores."""
 
 
@@ -212,11 +212,21 @@ class Task(ABC):
     def evaluate(self, split: str, ranks: Ranks, budget: int | None = None) -> dict[str, float]:
         """Scores of a split: `loss`, `samples` (how many), and shares of the samples; empty where there is none."""
 
-    def evaluation_stopped(self, sample: str, short: Sequence[str], ranks: Ranks, flags: float) -> RunStopped:
-        """For all ranks alike, where one of them has no memory to evaluate a single `sample` or was asked to stop;
-        `short` names this rank's sample, and `flags` is the sum of what the ranks ran into."""
+    def evaluation_stopped(
+        self,
+        sample: str,
+        short: Sequence[str],
+        ranks: Ranks,
+        flags: float,
+        failed: BadInput | RunStopped | None = None,
+    ) -> BadInput | RunStopped:
+        """For all ranks alike, where one of them has no memory to evaluate a single `sample`, has failed or was asked
+        to stop; `short` names this rank's sample, `failed` is what this rank met, and `flags` is the sum of what the
+        ranks ran into."""
         if flags >= ASKED_TO_STOP:
             return EvaluationGivenUp()
+        if flags >= FAILED and (error := ranks.failure(failed)) is not None:
+            return error
         names = [name for each in ranks.gather(list(short)) for name in each]
         return RunStopped(
             f"out of memory in evaluation with a single {self.smallest or sample}, {first_names(names)}. What is left "

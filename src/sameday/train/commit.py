@@ -54,8 +54,8 @@ class PendingScalars:
 
 
 class StepCommit:
-    """Clips the gradient and steps the optimizer, or leaves the weights alone: where a rank ran out of memory or gave
-    the step up, or loss or norm are not finite.
+    """Clips the gradient and steps the optimizer, or leaves the weights alone: where a rank ran out of memory, gave the
+    step up or failed in it, or loss or norm are not finite.
 
     A fused optimizer is told so on the device, without a synchronisation. `ahead` is how many more steps may be
     launched before the end of one is known: a GPU that has the next step before it is through with this one is never
@@ -81,7 +81,7 @@ class StepCommit:
             outcome = torch.cat([gradients.tail, norm[None]])
             scalars = PendingScalars(outcome)
             if self._fused:
-                good = torch.isfinite(outcome).all() & (outcome[1] + outcome[3] == 0)
+                good = torch.isfinite(outcome).all() & (outcome[1] + outcome[3] + outcome[4] == 0)
                 self._bad = torch.maximum(self._bad, (~good).float())
                 optimizer.found_inf = self._bad  # type: ignore[attr-defined]
                 gradients.clip(norm, self._limit)
@@ -89,11 +89,12 @@ class StepCommit:
         return scalars
 
     def finish(self, scalars: PendingScalars) -> list[float]:
-        """Over all ranks: the step's loss, whether memory ran out, whether to stop, whether the step was given up, the
-        sums of parts of the loss; and the norm of its gradient."""
+        """Over all ranks: the step's loss, whether memory ran out, whether to stop, whether the step was given up,
+        whether a rank failed, the sums of parts of the loss; and the norm of its gradient."""
         with during("check"):
-            numbers = loss, out_of_memory, _, given_up, *_parts, norm = scalars.read()
-        if not self._fused and not out_of_memory and not given_up and math.isfinite(loss) and math.isfinite(norm):
+            numbers = loss, out_of_memory, _, given_up, failed, *_parts, norm = scalars.read()
+        whole = not (out_of_memory or given_up or failed) and math.isfinite(loss) and math.isfinite(norm)
+        if not self._fused and whole:
             with during("optimizer"):
                 self._gradients.clip(norm, self._limit)
                 self._step()

@@ -13,7 +13,15 @@ from sameday.hardware.ranks import Ranks
 from sameday.hardware.signals import AskedToStop, StopRequest
 from sameday.record import checkpoint
 from sameday.record.folder import RunFolder
-from sameday.spec.errors import EXIT_BAD_INPUT, EXIT_DIVERGED, EXIT_STOPPED, BadInput, EvaluationGivenUp, RunStopped
+from sameday.spec.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_DIVERGED,
+    EXIT_STOPPED,
+    SAID,
+    BadInput,
+    EvaluationGivenUp,
+    RunStopped,
+)
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Best, Recipe
 from sameday.spec.words import first_names
@@ -163,13 +171,15 @@ def _validated(
 
 
 def _saved_before(error: Exception, ranks: Ranks, step: int, keep: Callable[[], None]) -> Exception:
-    """The error, once the steps done are saved, where it has its sentence. What a rank meets alone the others do not
-    know of: they wait for its sum, and could not save with it."""
-    if isinstance(error, BadInput) and ranks.size == 1 and step:  # an image that went away, for one
-        keep()
-        return RunStopped(f"{error}; step {step} is saved, and the same command goes on from there", EXIT_BAD_INPUT)
-    if isinstance(error, RunStopped) and (ranks.size == 1 or not error.alone):
-        keep()
+    """The error, once the steps done are saved, where it is a sentence. What a rank meets alone the others do not know
+    of: they wait for its sum, and could not save with it."""
+    if not isinstance(error, SAID) or (error.alone and ranks.size > 1):
+        return error
+    keep()
+    if isinstance(error, BadInput):  # an image that went away, for one
+        saved = f"step {step} is saved, and the same command goes on from there"
+        nothing = "no step was done yet, and the same command begins again"
+        return RunStopped(f"{error}; {saved if step else nothing}", EXIT_BAD_INPUT)
     return error
 
 

@@ -90,10 +90,10 @@ def restore_optimizer(
 
 class Gradients:
     """All gradients as views of one buffer, with a few numbers at its end that ranks must agree on: the step's loss,
-    whether any rank ran out of memory, was asked to stop, or gave the step up, and the sums of `parts` of the loss. Its
-    format is that of what is trained."""
+    whether any rank ran out of memory, was asked to stop, gave the step up, or failed in it, and the sums of `parts` of
+    the loss. Its format is that of what is trained."""
 
-    TAIL = ("loss", "out_of_memory", "stop", "given_up")
+    TAIL = ("loss", "out_of_memory", "stop", "given_up", "failed")
 
     def __init__(self, trained: dict[str, nn.Parameter], parts: int = 0) -> None:
         if not trained:

@@ -18,7 +18,7 @@ from sameday.hardware import garbage
 from sameday.hardware.compiling import in_words
 from sameday.hardware.phases import Clock, during
 from sameday.hardware.ranks import Ranks
-from sameday.spec.errors import EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, RunStopped
+from sameday.spec.errors import EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, SAID, BadInput, RunStopped
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.tasks.base import Task
@@ -77,7 +77,8 @@ class Diverged:
 
 @dataclass(frozen=True)
 class Failed:
-    """An exception that ended the launch of a step, after the end of those before it."""
+    """An exception that ended a step, after the end of those before it; the weights are as before it. Of several ranks
+    all have it, unless it is `alone` or a bug."""
 
     error: Exception
 
@@ -128,6 +129,7 @@ class Steps:
         self._where = task.device if self.ahead else torch.device("cpu")
         self._launched: deque[_Launched] = deque()
         self._failed: Exception | None = None
+        self._failed_here: BadInput | RunStopped | None = None
         self._short = False
         self._feed: Feed | None = None
         self.restart_timing()
@@ -158,17 +160,39 @@ class Steps:
 
     def gradient(self, step: int, stop: Callable[[], bool] = lambda: False) -> int:
         """The step's whole gradient over all ranks, in place. How many micro-batches this rank had. `stop` is asked
-        once they are computed: whoever is told to stop meanwhile need not go through another step."""
-        assert self._feed is not None, "open comes first"
+        once they are computed: whoever is told to stop meanwhile need not go through another step. Nothing of it is of
+        use where a rank failed, which its tail says and `failure` tells."""
         with during("optimizer"):
             self.gradients.zero()
-        count = self.accumulate(next(self._feed), step)
+        count = self._part(step)
         # The one all-reduce of a step: gradients, loss, and what the ranks must decide together.
         with during("exchange"):
             if stop():
                 self.gradients.tail[2] = 1
             self._ranks.sum_(self.gradients.buffer)
         return count
+
+    def _part(self, step: int) -> int:
+        """This rank's part of the gradient, and how many micro-batches it had. Of several ranks one that fails is
+        missed by the others only once they have its part of the sum, which is nothing from then on."""
+        assert self._feed is not None, "open comes first"
+        if self._failed_here is None:
+            try:
+                return self.accumulate(next(self._feed), step)
+            except Exception as error:
+                said = in_words(error)
+                if self._ranks.size == 1 or not isinstance(said, SAID):
+                    raise
+                self._failed_here = said
+                self.gradients.zero()
+        self.gradients.tail[4] = 1
+        return 0
+
+    def failure(self) -> BadInput | RunStopped:
+        """For all ranks alike, where one failed: why."""
+        failed = self._ranks.failure(self._failed_here)
+        assert failed is not None, "the sum says that a rank has failed"
+        return failed
 
     def accumulate(self, batches: Iterable[Any], step: int) -> int:
         """Forward and backward of micro-batches that are on the device. Running out of memory is noted, not raised: the
@@ -274,9 +298,11 @@ class Steps:
             deque(self.finish(0), maxlen=0)  # of whoever wants no more of them, none is found by the next
 
     def _ended(self, launched: _Launched) -> Outcome:
-        loss, out_of_memory, stop, given_up, *sums, norm = self._commit.finish(launched.scalars)
+        loss, out_of_memory, stop, given_up, failed, *sums, norm = self._commit.finish(launched.scalars)
         if given_up:
             return GivenUp(launched.step)
+        if failed:
+            return Failed(self.failure())
         if out_of_memory:
             return OutOfMemory(launched.step)
         if not (math.isfinite(loss) and math.isfinite(norm)):
@@ -303,5 +329,5 @@ class Steps:
         for each in (bad, *self._launched):
             each.stop_clock()
         self._launched.clear()
-        self._short = False
+        self._short, self._failed_here = False, None
         self._commit.reset()

@@ -193,7 +193,9 @@ def _fixed_gradients(witness: Any, session: Session, job: Job, folder: Path) -> 
             steps.gradient(step)
         for step in numbers:
             steps.gradient(step)
-            loss, out_of_memory, *_ = steps.gradients.tail.tolist()
+            loss, out_of_memory, _, _, failed, *_ = steps.gradients.tail.tolist()
+            if failed:
+                raise steps.failure()
             if out_of_memory:
                 witness.smaller_budget(step, None, ranks)
             losses.append(loss)

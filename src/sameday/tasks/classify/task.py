@@ -31,8 +31,9 @@ from sameday.models.compiled import Compiled
 from sameday.models.vision_bdh import VisionBDH
 from sameday.models.vision_flops import count_images
 from sameday.spec.classify import ClassifyRecipe
+from sameday.spec.errors import SAID, BadInput, RunStopped
 from sameday.spec.plan import Plan
-from sameday.tasks.base import ASKED_TO_STOP, NO_MEMORY, StepCost, Task, WarmUpBatch, optimizer_bytes
+from sameday.tasks.base import ASKED_TO_STOP, FAILED, NO_MEMORY, StepCost, Task, WarmUpBatch, optimizer_bytes
 from sameday.tasks.classify.automatic import images_place
 from sameday.tasks.classify.warm import warm_up_batches
 from sameday.tasks.setup import DATA
@@ -234,21 +235,25 @@ class ClassifyTask(Task):
         self.training(False)
         sums = torch.zeros(4, dtype=torch.float64, device=self.device)
         short: list[str] = []
-        with closing(feed(self.plan, self.device, jobs, lambda ids: [self._build(split, ids, (0, 0))])) as batches:
-            for batch in chain.from_iterable(batches):
-                # The other ranks wait for this one's sums, and learn from them what ended it.
-                if self.stop_asked():
-                    sums[3] = ASKED_TO_STOP
-                    break
-                scores = _score_or_halve(score, batch.tensors())
-                if isinstance(scores, int):
-                    short, sums[3] = [self.splits[split].names[scores]], NO_MEMORY
-                    break
-                sums[:3] += scores
+        failed: BadInput | RunStopped | None = None
+        # The other ranks wait for this one's sums, and learn from them what ended it.
+        try:
+            with closing(feed(self.plan, self.device, jobs, lambda ids: [self._build(split, ids, (0, 0))])) as batches:
+                for batch in chain.from_iterable(batches):
+                    if self.stop_asked():
+                        sums[3] = ASKED_TO_STOP
+                        break
+                    scores = _score_or_halve(score, batch.tensors())
+                    if isinstance(scores, int):
+                        short, sums[3] = [self.splits[split].names[scores]], NO_MEMORY
+                        break
+                    sums[:3] += scores
+        except SAID as error:
+            failed, sums[3] = error, FAILED
         self.training(True)
         loss, right, samples, flags = ranks.sum_(sums).tolist()
         if flags:
-            raise self.evaluation_stopped(self.recipe.sample, short, ranks, flags)
+            raise self.evaluation_stopped(self.recipe.sample, short, ranks, flags, failed)
         return {"loss": loss / samples, "accuracy": right / samples, "samples": int(samples)}
 
     def eval_parts(self, split: str, ranks: Ranks, budget: int | None) -> list[list[int]]:

@@ -17,8 +17,9 @@ from sameday.data.questions.batch import Batch
 from sameday.data.questions.encode import Encoded
 from sameday.data.questions.partition import MicroBatch
 from sameday.hardware.ranks import Ranks
+from sameday.spec.errors import SAID, BadInput, RunStopped
 from sameday.spec.words import tell
-from sameday.tasks.base import ASKED_TO_STOP, NO_MEMORY
+from sameday.tasks.base import ASKED_TO_STOP, FAILED, NO_MEMORY
 
 if TYPE_CHECKING:
     from sameday.tasks.vqa.task import VqaTask
@@ -40,21 +41,25 @@ def evaluate(task: VqaTask, split: str, ranks: Ranks, budget: int | None) -> dic
     task.training(False)
     sums = torch.zeros(len(SUMS) * (1 + len(task.score_groups)) + 1, dtype=torch.float64, device=task.device)
     short: list[str] = []
-    with closing(feed(task.plan, task.device, mine, lambda part: [task._build(encoded, part)])) as batches:
-        for part, made in zip(mine, batches, strict=True):
-            # The other ranks wait for this one's sums, and learn from them what ended it.
-            if task.stop_asked():
-                sums[-1] = ASKED_TO_STOP
-                break
-            scores = _score_or_halve(task, encoded, part, partial(next, made))
-            if isinstance(scores, str):
-                short, sums[-1] = [scores], NO_MEMORY
-                break
-            sums[:-1] += scores.flatten()
+    failed: BadInput | RunStopped | None = None
+    # The other ranks wait for this one's sums, and learn from them what ended it.
+    try:
+        with closing(feed(task.plan, task.device, mine, lambda part: [task._build(encoded, part)])) as batches:
+            for part, made in zip(mine, batches, strict=True):
+                if task.stop_asked():
+                    sums[-1] = ASKED_TO_STOP
+                    break
+                scores = _score_or_halve(task, encoded, part, partial(next, made))
+                if isinstance(scores, str):
+                    short, sums[-1] = [scores], NO_MEMORY
+                    break
+                sums[:-1] += scores.flatten()
+    except SAID as error:
+        failed, sums[-1] = error, FAILED
     task.training(True)
     *numbers, flags = ranks.sum_(sums).tolist()
     if flags:
-        raise task.evaluation_stopped(task.recipe.sample, short, ranks, flags)
+        raise task.evaluation_stopped(task.recipe.sample, short, ranks, flags, failed)
     loss, weight, right, questions = numbers[: len(SUMS)]
     shares = {"exact_match": right / questions}
     for number, name in enumerate(task.score_groups, 1):
