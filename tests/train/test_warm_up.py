@@ -23,7 +23,7 @@ from sameday.hardware.ranks import Ranks
 from sameday.models import compiled, vlm
 from sameday.record import checkpoint
 from sameday.record.times import read_times
-from sameday.spec.errors import EXIT_STOPPED
+from sameday.spec.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_STOPPED
 from sameday.spec.plan import Plan
 from sameday.tasks.vqa import warm
 from sameday.tasks.vqa.task import VqaTask
@@ -246,13 +246,13 @@ FAILS = """
 import os
 
 from sameday.cli import main
-from sameday.spec.errors import RunStopped
+from sameday.spec.errors import BadInput, RunStopped
 from sameday.tasks.vqa import warm
 from sameday.tasks.vqa.task import VqaTask
 
 
 def loss_sum(self, batch, step):
-    raise RunStopped("torch.compile failed: no such instruction", 1, alone=True)
+    raise {error}
 
 
 warm.compiles = lambda _: True
@@ -262,11 +262,22 @@ main()
 """
 
 
-def test_a_rank_that_fails_leaves_none_waiting(home: Path) -> None:
-    """Both leave with its words, which the first one says."""
-    (home / "fails.py").write_text(FAILS)
-    process = finished(home, *ALL, out="failed", ranks=2, script=home / "fails.py", code=1)
-    failed = "torch.compile failed: no such instruction\n"
-    assert process.stderr.startswith(failed) and process.stderr.count(failed) == 1, process.stderr
-    assert json.loads((home / "failed" / "stopped.json").read_text())["code"] == 1
-    assert not list(checkpoint.steps(home / "failed" / "checkpoints"))
+@pytest.mark.parametrize(
+    ("error", "said", "code"),
+    [
+        ('RunStopped("no such instruction", 1, alone=True)', "no such instruction\n", EXIT_FAILED),
+        (
+            'BadInput("no such image")',
+            "no such image; no step was done yet, and the same command begins again\n",
+            EXIT_BAD_INPUT,
+        ),
+    ],
+)
+def test_a_rank_that_fails_leaves_none_waiting(home: Path, error: str, said: str, code: int) -> None:
+    """Both leave with its words and its code, and the first one says why."""
+    (home / "fails.py").write_text(FAILS.format(error=error))
+    process = finished(home, *ALL, out=f"failed-{code}", ranks=2, script=home / "fails.py", code=1)
+    assert process.stderr.startswith(said) and process.stderr.count(said) == 1, process.stderr
+    assert re.findall(r"exitcode\s*: (\d+) \(pid", process.stderr) == [str(code)] * 2
+    assert json.loads((process.run / "stopped.json").read_text())["code"] == code
+    assert not list(checkpoint.steps(process.run / "checkpoints"))

@@ -22,7 +22,7 @@ from sameday.hardware.compiling import Graphs, cache_folder, graphs, in_words
 from sameday.hardware.ranks import Ranks
 from sameday.hardware.signals import AskedToStop
 from sameday.kernels.ahead import compile_together
-from sameday.spec.errors import EXIT_FAILED, RunStopped
+from sameday.spec.errors import EXIT_FAILED, SAID, RunStopped
 from sameday.spec.words import count
 from sameday.tasks.base import Task, WarmUpBatch
 
@@ -155,13 +155,16 @@ def _gone_through(task: Task, each: WarmUpBatch, made: Callable[[], Any], train_
 def _raise_together(failed: Exception | None, ranks: Ranks) -> None:
     """Where a rank failed, none goes on to a sum that the others would wait for. One process alone raises its error as
     it is: compiling that was chosen for the machine gives way there."""
-    words = None if failed is None else str(failed) or type(failed).__name__
-    code = failed.code if isinstance(failed, RunStopped) else EXIT_FAILED
-    every = [each for each in ranks.gather(None if words is None else (words, code)) if each is not None]
-    if failed is not None and (ranks.size == 1 or not isinstance(failed, RunStopped)):
+    said = failed if failed is None or isinstance(failed, SAID) else RunStopped(_words(failed), EXIT_FAILED)
+    of_all = ranks.failure(said)
+    if failed is not None and (ranks.size == 1 or failed is not said):
         raise failed
-    if every:
-        raise RunStopped(*every[0])
+    if of_all is not None:
+        raise of_all
+
+
+def _words(bug: Exception) -> str:
+    return str(bug) or type(bug).__name__
 
 
 def _told(seconds: float, done: Graphs, recorded: int, short: Sequence[str]) -> list[str]:

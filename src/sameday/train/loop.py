@@ -108,6 +108,8 @@ def _warmed(
         return warm_up(task, coming, state.budget, ranks, steps.warm_up, watch, stop.at_once)
     except AskedToStop:
         raise _stopped(state.step, total) from None
+    except BadInput as error:
+        raise _bad_input(error, state.step) from None
 
 
 def _names(task: Task, step: int) -> list[str]:
@@ -176,11 +178,14 @@ def _saved_before(error: Exception, ranks: Ranks, step: int, keep: Callable[[], 
     if not isinstance(error, SAID) or (error.alone and ranks.size > 1):
         return error
     keep()
-    if isinstance(error, BadInput):  # an image that went away, for one
-        saved = f"step {step} is saved, and the same command goes on from there"
-        nothing = "no step was done yet, and the same command begins again"
-        return RunStopped(f"{error}; {saved if step else nothing}", EXIT_BAD_INPUT)
-    return error
+    return _bad_input(error, step) if isinstance(error, BadInput) else error
+
+
+def _bad_input(error: BadInput, step: int) -> RunStopped:
+    """In a run that has begun, of which so many steps are saved: an image that went away, for one."""
+    saved = f"step {step} is saved, and the same command goes on from there"
+    nothing = "no step was done yet, and the same command begins again"
+    return RunStopped(f"{error}; {saved if step else nothing}", EXIT_BAD_INPUT)
 
 
 def _resumed(
