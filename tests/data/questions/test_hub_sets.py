@@ -17,7 +17,7 @@ import yaml
 from huggingface_hub import constants
 from shapes import kvasir
 from typer.testing import CliRunner
-from worlds import tiny_recipe
+from worlds import tiny_recipe, write_world
 
 from sameday.cli import app
 from sameday.data.questions.hub import brought, located, name_of
@@ -220,6 +220,20 @@ def test_a_set_is_downloaded_once_its_size_is_known(hub: Any, cache: Path) -> No
     assert len(said) == 1 and said[0].startswith(f"hf:org/set: 0.0 GB to download to {cache}, where ")
     asked = len(hub.asked)
     assert brought(HubName("org/set"), said.append) == folder and len(hub.asked) == asked, "then nobody is asked"
+
+
+def test_test_questions_that_are_not_here_are_not_downloaded_for_a_hint(
+    hub: Any, cache: Path, tmp_path: Path, tiny_qwen3: Path
+) -> None:
+    home = write_world(tmp_path / "here", 3, (2, 2), hard=False)
+    data = {"train": "train.jsonl", "test": "hf:org/held/test.jsonl", "image_root": "images"}
+    setup = VqaSetup(tiny_recipe(tiny_qwen3, data=data), home)
+    splits = setup.drop_too_long(setup.audit(lambda _: None).splits)
+    assert setup.hints(splits) == [] and not hub.asked
+    (tmp_path / "held").mkdir()
+    (tmp_path / "held/test.jsonl").write_bytes((home / "train.jsonl").read_bytes())
+    lay_out(cache, "org/held", tmp_path / "held")
+    assert setup.hints(splits) == ["train and test have 2 images in common: scores of test will be too good"]
 
 
 def test_a_set_that_does_not_fit_is_refused(hub: Any, cache: Path) -> None:

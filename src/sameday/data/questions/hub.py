@@ -38,19 +38,25 @@ def located(home: Path, value: str, split: str, say: Say) -> Path:
     return splits[split]
 
 
+def to_be_brought(value: str) -> bool:
+    """Whether a file that a recipe names is on the Hub, and not in the cache."""
+    name = hub_name(value)
+    if name is None:
+        return False
+    folder = _cached(name)
+    return folder is None or not _has(folder, name)
+
+
 def brought(name: HubName, say: Say) -> Path:
     """The folder of a set's files. One that is in the cache is taken as it is, and nobody is asked."""
     from huggingface_hub import constants, snapshot_download
 
-    asked: Any = {"repo_type": "dataset", "revision": name.revision, "allow_patterns": name.patterns or _all_kinds()}
-    there: list[str] = []
-    try:
-        folder = Path(snapshot_download(name.repo, local_files_only=True, **asked))
-        if any(folder.glob(name.path or "**/*")):
+    folder, asked = _cached(name), _asked(name)
+    there = list[str]()
+    if folder is not None:
+        if _has(folder, name):
             return folder
         there = sorted(str(each.relative_to(folder)) for each in folder.rglob("*") if each.suffix in SUFFIXES)
-    except (OSError, ValueError):
-        pass  # not there, or not all of it
     cached = f"of it the cache has {first_names(there)}" if there else "it is not in the cache"
     try:
         files = snapshot_download(name.repo, dry_run=True, **asked)
@@ -68,6 +74,24 @@ def brought(name: HubName, say: Say) -> Path:
         return Path(snapshot_download(name.repo, **asked))
     except Exception as error:
         raise BadInput(f"{name}: the download stopped: {first_line(error)}; the same command goes on with it") from None
+
+
+def _asked(name: HubName) -> dict[str, Any]:
+    return {"repo_type": "dataset", "revision": name.revision, "allow_patterns": name.patterns or _all_kinds()}
+
+
+def _cached(name: HubName) -> Path | None:
+    """The folder of a set in the cache; None where it is not there, or not all of it."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name.repo, local_files_only=True, **_asked(name)))
+    except (OSError, ValueError):
+        return None
+
+
+def _has(folder: Path, name: HubName) -> bool:
+    return any(folder.glob(name.path or "**/*"))
 
 
 def why_not(error: Exception, name: HubName) -> str:
