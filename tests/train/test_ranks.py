@@ -17,7 +17,7 @@ from test_diverged import LINE, poison
 
 from sameday.hardware.ranks import Ranks
 from sameday.record import checkpoint
-from sameday.spec.errors import EXIT_BAD_INPUT, EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, EXIT_STOPPED, BadInput
+from sameday.spec.errors import EXIT_BAD_INPUT, EXIT_DIVERGED, EXIT_FAILED, EXIT_OUT_OF_MEMORY, EXIT_STOPPED, BadInput
 
 TORCHRUN_FAILED = 1
 """What torchrun itself leaves with, whatever code its processes left with."""
@@ -235,6 +235,39 @@ def test_images_that_go_away_from_one_rank_before_its_first_step(home: Path) -> 
     assert process.stderr.count("Traceback (most") == 1, "torchrun's own, and no rank's"
     assert exit_code(process.stderr) == documented_code(home, process.run.name) == EXIT_BAD_INPUT
     assert not checkpoint.steps(process.run / "checkpoints")
+
+
+BUG = """\
+\"\"\"`sameday train` with a bug that one rank alone meets.\"\"\"
+import os
+
+from sameday.cli import main
+from sameday.tasks.vqa.task import VqaTask
+
+batches = VqaTask.batches
+
+
+def failing(self, step, budget, ranks):
+    if os.environ["RANK"] == "1" and step == 3:
+        raise TypeError("planted")
+    return batches(self, step, budget, ranks)
+
+
+VqaTask.batches = failing
+main()
+"""
+
+
+def test_a_bug_that_one_rank_meets_leaves_none_waiting(home: Path) -> None:
+    """Its own rank has the traceback, the first one says so and has it in the folder; nothing is saved with it."""
+    script = home / "bug.py"
+    script.write_text(BUG)
+    process = finished(home, *SETS, out="bug", ranks=2, script=script, code=TORCHRUN_FAILED)
+    assert process.stderr.count("rank 1 failed: TypeError: planted") == 1, process.stderr
+    assert process.stderr.count("Traceback (most") == 2, "torchrun's own, and that of the rank"
+    noted = json.loads((process.run / "stopped.json").read_text())
+    assert (noted["why"], noted["code"]) == ("rank 1 failed: TypeError: planted", EXIT_FAILED)
+    assert [step for step, _ in checkpoint.steps(process.run / "checkpoints")] == [2]
 
 
 def test_a_process_without_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sameday.spec.errors import BadInput, RunStopped
+from sameday.spec.errors import EXIT_FAILED, SAID, BadInput, FailedElsewhere, RunStopped
 
 Value = TypeVar("Value")
 
@@ -69,12 +69,16 @@ class Ranks:
         dist.all_gather_object(values, value, group=self._waiting)
         return values
 
-    def failure(self, mine: BadInput | RunStopped | None) -> BadInput | RunStopped | None:
-        """What ended the work of this rank, if anything did, is told to all. The first rank's that has failed, as the
-        same error on every rank; None where none has."""
-        failed = next((each for each in self.gather(mine) if each is not None), None)
-        if failed is not None:
-            failed.alone = False
+    def failure(self, mine: Exception | None) -> Exception | None:
+        """What ended the work of this rank, if anything did, is told to all. The same error on every rank, the first
+        one's that has failed; only a bug stays where it was met, and comes first. None where no rank has failed."""
+        bug = mine is not None and not isinstance(mine, SAID)
+        words = f"rank {self.rank} failed: {type(mine).__name__}: {mine}"
+        told = [each for each in self.gather(FailedElsewhere(words, EXIT_FAILED) if bug else mine) if each is not None]
+        if bug or not told:
+            return mine
+        failed: BadInput | RunStopped = next((each for each in told if isinstance(each, FailedElsewhere)), told[0])
+        failed.alone = False
         return failed
 
     def from_first(self, make: Callable[[], Value]) -> Value:

@@ -64,5 +64,9 @@ class CompileFailed(RunStopped):
     """torch.compile could not do it. The same run can go on without."""
 
 
+class FailedElsewhere(RunStopped):
+    """Another rank met a bug, of which it has the traceback: no rank goes on, or saves."""
+
+
 SAID = (BadInput, RunStopped)
 """Errors that are a sentence for users; any other is a bug, and has a traceback."""

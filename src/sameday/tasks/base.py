@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sameday.spec.errors import EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, BadInput, EvaluationGivenUp, RunStopped
+from sameday.spec.errors import EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, EvaluationGivenUp, RunStopped
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.spec.words import first_names
@@ -218,14 +218,15 @@ class Task(ABC):
         short: Sequence[str],
         ranks: Ranks,
         flags: float,
-        failed: BadInput | RunStopped | None = None,
-    ) -> BadInput | RunStopped:
+        failed: Exception | None = None,
+    ) -> Exception:
         """For all ranks alike, where one of them has no memory to evaluate a single `sample`, has failed or was asked
         to stop; `short` names this rank's sample, `failed` is what this rank met, and `flags` is the sum of what the
         ranks ran into."""
         if flags >= ASKED_TO_STOP:
             return EvaluationGivenUp()
-        if flags >= FAILED and (error := ranks.failure(failed)) is not None:
+        mine = None if failed is None else self.evaluation_error(failed)
+        if flags >= FAILED and (error := ranks.failure(mine)) is not None:
             return error
         names = [name for each in ranks.gather(list(short)) for name in each]
         return RunStopped(

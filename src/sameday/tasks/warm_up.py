@@ -22,7 +22,6 @@ from sameday.hardware.compiling import Graphs, cache_folder, graphs, in_words
 from sameday.hardware.ranks import Ranks
 from sameday.hardware.signals import AskedToStop
 from sameday.kernels.ahead import compile_together
-from sameday.spec.errors import EXIT_FAILED, SAID, RunStopped
 from sameday.spec.words import count
 from sameday.tasks.base import Task, WarmUpBatch
 
@@ -155,16 +154,9 @@ def _gone_through(task: Task, each: WarmUpBatch, made: Callable[[], Any], train_
 def _raise_together(failed: Exception | None, ranks: Ranks) -> None:
     """Where a rank failed, none goes on to a sum that the others would wait for. One process alone raises its error as
     it is: compiling that was chosen for the machine gives way there."""
-    said = failed if failed is None or isinstance(failed, SAID) else RunStopped(_words(failed), EXIT_FAILED)
-    of_all = ranks.failure(said)
-    if failed is not None and (ranks.size == 1 or failed is not said):
-        raise failed
+    of_all = ranks.failure(failed)
     if of_all is not None:
         raise of_all
-
-
-def _words(bug: Exception) -> str:
-    return str(bug) or type(bug).__name__
 
 
 def _told(seconds: float, done: Graphs, recorded: int, short: Sequence[str]) -> list[str]:

@@ -20,6 +20,7 @@ from sameday.spec.errors import (
     SAID,
     BadInput,
     EvaluationGivenUp,
+    FailedElsewhere,
     RunStopped,
 )
 from sameday.spec.plan import Plan
@@ -173,9 +174,9 @@ def _validated(
 
 
 def _saved_before(error: Exception, ranks: Ranks, step: int, keep: Callable[[], None]) -> Exception:
-    """The error, once the steps done are saved, where it is a sentence. What a rank meets alone the others do not know
-    of: they wait for its sum, and could not save with it."""
-    if not isinstance(error, SAID) or (error.alone and ranks.size > 1):
+    """The error, once the steps done are saved, where it is a sentence that all ranks have. What a rank meets alone the
+    others do not know of: they wait for its sum, and could not save with it."""
+    if not isinstance(error, SAID) or isinstance(error, FailedElsewhere) or (error.alone and ranks.size > 1):
         return error
     keep()
     return _bad_input(error, step) if isinstance(error, BadInput) else error

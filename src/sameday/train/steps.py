@@ -18,7 +18,7 @@ from sameday.hardware import garbage
 from sameday.hardware.compiling import in_words
 from sameday.hardware.phases import Clock, during
 from sameday.hardware.ranks import Ranks
-from sameday.spec.errors import EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, SAID, BadInput, RunStopped
+from sameday.spec.errors import EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, RunStopped
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe
 from sameday.tasks.base import Task
@@ -78,7 +78,7 @@ class Diverged:
 @dataclass(frozen=True)
 class Failed:
     """An exception that ended a step, after the end of those before it; the weights are as before it. Of several ranks
-    all have it, unless it is `alone` or a bug."""
+    all have it, unless it is `alone`; of a bug the others have the words."""
 
     error: Exception
 
@@ -129,7 +129,7 @@ class Steps:
         self._where = task.device if self.ahead else torch.device("cpu")
         self._launched: deque[_Launched] = deque()
         self._failed: Exception | None = None
-        self._failed_here: BadInput | RunStopped | None = None
+        self._failed_here: Exception | None = None
         self._short = False
         self._feed: Feed | None = None
         self.restart_timing()
@@ -180,16 +180,15 @@ class Steps:
             try:
                 return self.accumulate(next(self._feed), step)
             except Exception as error:
-                said = in_words(error)
-                if self._ranks.size == 1 or not isinstance(said, SAID):
+                if self._ranks.size == 1:
                     raise
-                self._failed_here = said
+                self._failed_here = in_words(error)
                 self.gradients.zero()
         self.gradients.tail[4] = 1
         return 0
 
-    def failure(self) -> BadInput | RunStopped:
-        """For all ranks alike, where one failed: why."""
+    def failure(self) -> Exception:
+        """Where a rank failed, on every rank: why."""
         failed = self._ranks.failure(self._failed_here)
         assert failed is not None, "the sum says that a rank has failed"
         return failed

@@ -31,7 +31,6 @@ from sameday.models.compiled import Compiled
 from sameday.models.vision_bdh import VisionBDH
 from sameday.models.vision_flops import count_images
 from sameday.spec.classify import ClassifyRecipe
-from sameday.spec.errors import SAID, BadInput, RunStopped
 from sameday.spec.plan import Plan
 from sameday.tasks.base import ASKED_TO_STOP, FAILED, NO_MEMORY, StepCost, Task, WarmUpBatch, optimizer_bytes
 from sameday.tasks.classify.automatic import images_place
@@ -235,7 +234,7 @@ class ClassifyTask(Task):
         self.training(False)
         sums = torch.zeros(4, dtype=torch.float64, device=self.device)
         short: list[str] = []
-        failed: BadInput | RunStopped | None = None
+        failed: Exception | None = None
         # The other ranks wait for this one's sums, and learn from them what ended it.
         try:
             with closing(feed(self.plan, self.device, jobs, lambda ids: [self._build(split, ids, (0, 0))])) as batches:
@@ -248,7 +247,7 @@ class ClassifyTask(Task):
                         short, sums[3] = [self.splits[split].names[scores]], NO_MEMORY
                         break
                     sums[:3] += scores
-        except SAID as error:
+        except Exception as error:
             failed, sums[3] = error, FAILED
         self.training(True)
         loss, right, samples, flags = ranks.sum_(sums).tolist()

@@ -18,7 +18,6 @@ from sameday.data.questions.prompts import Prompts, make_prompts
 from sameday.data.questions.sample import Sample
 from sameday.hardware.ranks import Ranks
 from sameday.models.generate import Interrupted, generate
-from sameday.spec.errors import SAID, BadInput, RunStopped
 from sameday.tasks.base import ASKED_TO_STOP, FAILED, NO_MEMORY, Answer
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ class _Outcome:
     answers: dict[int, Answer] = field(default_factory=dict)
     flags: float = 0.0
     short: list[str] = field(default_factory=list)
-    failed: BadInput | RunStopped | None = None
+    failed: Exception | None = None
 
 
 def answers(
@@ -64,7 +63,7 @@ def answers(
                     if number < len(mine):
                         batch = partial(next, next(batches))
                         outcome = _answered(task, encoded, mine[number], batch, max_new_tokens, eager)
-                except SAID as error:
+                except Exception as error:
                     outcome = _Outcome(flags=FAILED, failed=error)
                 every = ranks.gather(outcome)
                 yield {index: answer for each in every for index, answer in each.answers.items()}

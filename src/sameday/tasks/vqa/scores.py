@@ -17,7 +17,6 @@ from sameday.data.questions.batch import Batch
 from sameday.data.questions.encode import Encoded
 from sameday.data.questions.partition import MicroBatch
 from sameday.hardware.ranks import Ranks
-from sameday.spec.errors import SAID, BadInput, RunStopped
 from sameday.spec.words import tell
 from sameday.tasks.base import ASKED_TO_STOP, FAILED, NO_MEMORY
 
@@ -41,7 +40,7 @@ def evaluate(task: VqaTask, split: str, ranks: Ranks, budget: int | None) -> dic
     task.training(False)
     sums = torch.zeros(len(SUMS) * (1 + len(task.score_groups)) + 1, dtype=torch.float64, device=task.device)
     short: list[str] = []
-    failed: BadInput | RunStopped | None = None
+    failed: Exception | None = None
     # The other ranks wait for this one's sums, and learn from them what ended it.
     try:
         with closing(feed(task.plan, task.device, mine, lambda part: [task._build(encoded, part)])) as batches:
@@ -54,7 +53,7 @@ def evaluate(task: VqaTask, split: str, ranks: Ranks, budget: int | None) -> dic
                     short, sums[-1] = [scores], NO_MEMORY
                     break
                 sums[:-1] += scores.flatten()
-    except SAID as error:
+    except Exception as error:
         failed, sums[-1] = error, FAILED
     task.training(True)
     *numbers, flags = ranks.sum_(sums).tolist()
