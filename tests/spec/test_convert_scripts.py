@@ -531,3 +531,45 @@ def test_commands_that_do_not_train_are_left_out(tmp_path: Path, text: str, left
 def test_which_commands_train_is_not_guessed(tmp_path: Path, text: str, why: str) -> None:
     (line,) = refused(tmp_path, text)
     assert line.removeprefix(f"{tmp_path / 'old.sh'}: ").startswith(why), line
+
+
+TRAINING = "swift sft --model Qwen/Qwen3-VL-8B --dataset a.jsonl --gradient_accumulation_steps 1"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"sbatch <<EOF\n#!/bin/bash\n#SBATCH --gpus 2\n{TRAINING} --seed 3\nEOF",
+        f"sbatch --gpus 2 --wrap '{TRAINING} --seed 3'",
+        f'sbatch --wrap="{TRAINING} --seed 3" --gpus 2',
+        f"tmux new -d -s train '{TRAINING} --seed 3'",
+        f"nohup {TRAINING} --seed 3 > log 2>&1 &",
+        f"screen -dm bash -c '{TRAINING} --seed 3'",
+    ],
+)
+def test_a_training_that_another_program_starts(tmp_path: Path, text: str) -> None:
+    done = converted(tmp_path, text)
+    assert (done.recipe.seed, done.recipe.effective_batch) == (3, 1)
+    done = converted(tmp_path, f"export NPROC_PER_NODE=2\nMAX_PIXELS=100352 {text}")
+    assert (done.recipe.max_pixels, done.recipe.effective_batch) == (100352, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("cd x\nsbatch --gpus 2 train.slurm", "runs train.slurm: if that starts the training, convert that file"),
+        ("source env.sh\nrun", "runs env.sh: if that starts the training, convert that file"),
+        ("./train.sh 3", "runs ./train.sh: if that starts the training, convert that file"),
+        (
+            "screen -S x -X stuff 'swift sft --model m\n'",
+            "what screen runs is not read here: paste the command that trains into a file, and convert that",
+        ),
+        (
+            "for LR in 1 2; do\nsbatch <<EOF\n#SBATCH -J $LR\nswift sft --lr $LR\nEOF\ndone",
+            "$LR stands in the here-document of this line; LR is in turn 1, 2 in the loop of line 1, which would be "
+            "several trainings: leave one value",
+        ),
+    ],
+)
+def test_what_another_program_starts_and_is_not_read(tmp_path: Path, text: str, why: str) -> None:
+    assert refused(tmp_path, text) == [why]

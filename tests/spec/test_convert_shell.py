@@ -198,3 +198,31 @@ def test_flags_that_bash_does_not_give_to_the_command_are_refused(text: str) -> 
 )
 def test_what_bash_would_not_read_or_never_end(text: str, why: str) -> None:
     assert refusal(text) == why
+
+
+NESTED = [
+    "A='1 2'\nexport B=3\nbash -c 'swift a $A $B'",
+    "A='1 2'\nbash -c \"swift a '$A' b\"",
+    "A=1 B=2 bash -c 'swift $A $B'",
+    "A=1\nsbatch --mem 4 <<E\n#SBATCH -o $UNSET\nB=\\$\nswift $A \"x $A\" \\\"y\\\" 'z' \\\n  \\$B '$A'\nswift 2\nE",
+    "A=1\nbash <<'E'\nB=2\nswift \"$B\" $A '$A' \\\n  b\nE\nswift $A",
+    "A=1\ncat <<E | bash\nswift $A `# c` \\`# d\\` e\nE",
+    "export A=1\nif true; then\n\tsbatch <<-E\n\t\tA=2\n\t\tswift \\$A $A\n\tE\nfi\nswift $A",
+    "sbatch --parsable --wrap 'A=1; swift $A'",
+    "A=1\nsbatch --wrap=\"swift $A 'b c'\"",
+    "A=1\ntmux new-session -d -s x \"swift $A 'b c'\"",
+    "tmux send-keys -t 'my window' 'swift a b' Enter",
+    "cat <<E >/dev/null\nswift a\nE\nswift b",
+]
+
+
+@pytest.mark.parametrize("text", NESTED)
+def test_commands_that_run_commands_are_read_as_they_run_them(text: str) -> None:
+    stand_in = (
+        "export -f swift\n"
+        'sbatch() { for each; do case "$before$each" in --wrap=*) bash -c "${each#--wrap=}"; return;; '
+        'wrap*) bash -c "$each"; return;; esac; [ "$each" != --wrap ] || before=wrap; done; bash; }\n'
+        'tmux() { for each; do case "$each" in swift*) bash -c "$each";; esac; done; }\n'
+    )
+    made = plain(here(text))
+    assert made == by_bash(stand_in + text) and made

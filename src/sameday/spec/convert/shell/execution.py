@@ -9,21 +9,16 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 
-from sameday.spec.convert.shell import grammar
+from sameday.spec.convert.shell import grammar, nested
 from sameday.spec.convert.shell.expansion import ARGUMENTS, Expansion
 from sameday.spec.convert.shell.grammar import ASSIGNMENT, DECLARATIONS, Chain, Choice, Function, Loop, Node, Pipe
 from sameday.spec.convert.shell.variables import Text, Unknown, Value, divided, shown
-from sameday.spec.convert.shell.words import Arithmetic, Part, Word
+from sameday.spec.convert.shell.words import Arithmetic, HereDocument, Part, Word, document_parts
 from sameday.spec.errors import BadInput
 
 STARTS = ("swift", "megatron", "llamafactory-cli", "axolotl", "trl", "accelerate", "torchrun", "deepspeed")
 _SURE = ("cd", "mkdir", "set", "echo", "source", ".", ":", "true", "ulimit", "module", "conda", *DECLARATIONS)
 """Commands behind which && is no condition: where they fail, a script is of no use."""
-_ONLY_NAMES = (
-    *("echo", "printf", "which", "type", "pip", "pip3", "kill", "pkill", "killall", "grep", "cat", "cp", "mv", "rm"),
-    *("ls", "mkdir", "cd", "tail", "git", "wget", "curl", "test", "[", "[[", "command", "trap", "alias"),
-)
-"""Commands whose words may be the name of a program that they do not start."""
 _MODULES = ("pip", "venv", "ensurepip", "tensorboard.main", "ipykernel", "http.server")
 _CALLS, _STEPS = 20, 20_000
 """Functions in functions, and commands in functions: no script needs more."""
@@ -56,7 +51,7 @@ class Execution:
         self.variables = self.expansion.variables
         self.starts: list[Start] = []
         self.undecided: list[str] = []
-        """What is run as a command, and a condition decides what it is."""
+        """Sentences about what may start a training and is not read: commands that a condition decides, other files."""
         self.functions: dict[str, Node] = {}
         self.exported: dict[str, None] = {}
         self.frames: list[_Frame] = []
@@ -81,7 +76,7 @@ class Execution:
             for name in grammar.computed(node.text):
                 self.variables.unknown(name, f"{name} is computed in line {node.line}: give the number", node.line)
         elif isinstance(node, Pipe):
-            for each in node.commands:
+            for each in nested.with_input(node.commands):
                 with self.variables.layer():  # a shell of its own, which ends here
                     self.run(each)
         elif not node.subshell:
@@ -189,6 +184,9 @@ class Execution:
         for word in own:
             name, _, value = self.parts_of(word)
             prefix[name] = (self.expansion.text(value), word.line)
+        if node.document is not None and nested.reads_commands([text for text, _ in words]):
+            self.input(node.document, prefix, words[0][1])
+            return ""
         return self.command(words, prefix, outside)
 
     def command(
@@ -205,24 +203,31 @@ class Execution:
                 f"{self.source}:{line}: {' '.join(said[:3])} begins a command of its own, and no program gets it: a "
                 "command goes on in the next line only where \\ is the last character, and a comment ends it; join them"
             )
-        inner = next((i for i, each in enumerate(said) if re.fullmatch(r"-\w*c", each) and _is_shell(said[:i])), None)
-        if (first == "eval" or inner is not None) and len(words) > 1:
-            texts = [text for text, _ in (words[1:] if inner is None else words[inner + 1 : inner + 2])]
-            return self.script(texts, line, inner is not None)
+        if first == "eval" and len(words) > 1:
+            return self.script([text for text, _ in words[1:]], line)
+        if inner := nested.inner_script([text for text, _ in words]):
+            self.apart(inner, prefix, line)
+            return ""
         self.sets(said, words, line)
-        if first not in _ONLY_NAMES and (started := _from_start(words)):
-            environment = {}
-            for name in self.exported:
-                value = self.variables.get(name)
-                if value is not None and not value.array:
-                    environment[name] = (value.texts[0], value.line)
+        if first not in nested.ONLY_NAMES and (started := _from_start(words)):
             for text, at in words[: len(words) - len(started)]:  # of `env NAME=value program`
                 if (found := ASSIGNMENT.match(shown(text))) and isinstance(text[0], str):
                     prefix[found[1]] = ((text[0].partition("=")[2], *text[1:]), at)
-            self.starts.append(Start(started, {**environment, **prefix}, outside))
+            self.starts.append(Start(started, {**self.environment(), **prefix}, outside))
         else:
             self.not_decided(words[0][0], line)
+            if why := nested.not_read(said):
+                self.undecided.append(f"{self.source}:{line}: {why}")
         return ""
+
+    def environment(self) -> dict[str, tuple[Text, int]]:
+        """The variables that are exported, with their lines."""
+        made = {}
+        for name in self.exported:
+            value = self.variables.get(name)
+            if value is not None and not value.array:
+                made[name] = (value.texts[0], value.line)
+        return made
 
     def not_decided(self, text: Text, line: int) -> None:
         if isinstance(text[0], Unknown) and text[0].choices:
@@ -249,13 +254,38 @@ class Execution:
             for name in grammar.computed(" ".join(said[1:])):
                 self.variables.unknown(name, f"{name} is computed in line {line}: give the number", line)
 
-    def script(self, texts: Sequence[Text], line: int, apart: bool) -> str:
-        """Text that is a script itself: of eval, or of bash -c."""
+    def input(self, document: HereDocument, prefix: dict[str, tuple[Text, int]], line: int) -> None:
+        """Commands that a here-document holds. Comments, such as #SBATCH, are left out before their variables count."""
+        text = re.sub(r"(?m)^[ \t]*#.*$", "", document.text)
+        parts = document_parts(text, self.source, line) if not document.quoted else ()
+        made = self.expansion.text(Word(parts, line)) if parts else (text,)
+        unknown = next((each for each in made if isinstance(each, Unknown)), None)
+        if unknown is None:
+            self.apart([made], prefix, line)
+        else:
+            what = f"{unknown.shown} stands in the here-document of this line"
+            self.undecided.append(f"{self.source}:{line}: {what}; {unknown.why}")
+
+    def apart(self, texts: Sequence[Text], prefix: dict[str, tuple[Text, int]], line: int) -> None:
+        """A script that a shell of its own runs, which sees what is exported, and these variables besides."""
+        exported = dict(self.exported)
+        with self.variables.layer():
+            for name in self.variables.names():
+                if name not in (ARGUMENTS, *exported):
+                    self.variables.set(name, None)
+            for name, (value, at) in prefix.items():
+                self.variables.set(name, Value((value,), line=at))
+                self.exported[name] = None
+            self.script(texts, line)
+        self.exported = exported
+
+    def script(self, texts: Sequence[Text], line: int) -> str:
+        """Text that is a script itself: of eval, of bash -c, of sbatch --wrap."""
         nodes: tuple[Node, ...] = ()
         if any(map(_unknown, texts)):
             words = [(part, line) for text in texts for part in divided(text)]
             if words and (started := _from_start(words)):
-                self.starts.append(Start(started, {}, []))
+                self.starts.append(Start(started, self.environment(), []))
             for text, _ in words[:1]:
                 self.not_decided(text, line)
         else:
@@ -263,12 +293,7 @@ class Execution:
         if len(self.local) >= _CALLS:
             raise BadInput(f"{self.source}:{line}: commands run commands deeper than {_CALLS} here")
         self.local.append({})
-        if apart:
-            with self.variables.layer():
-                self.all(nodes)
-            end = ""
-        else:
-            end = self.all(nodes)
+        end = self.all(nodes)
         self.local.pop()
         return end
 
@@ -359,10 +384,6 @@ def _sure(node: Node) -> bool:
 
 def _unknown(text: Text) -> bool:
     return any(isinstance(each, Unknown) for each in text)
-
-
-def _is_shell(before: Sequence[str]) -> bool:
-    return bool(before) and Path(before[-1]).name in ("bash", "sh", "zsh")
 
 
 def _from_start(words: list[tuple[Text, int]]) -> list[tuple[Text, int]]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from sameday.spec.convert.shell.words import Arithmetic, Operator, Token, Word, tokens
+from sameday.spec.convert.shell.words import Arithmetic, HereDocument, Operator, Token, Word, tokens
 from sameday.spec.errors import BadInput
 
 _DEEPEST = 40
@@ -20,9 +20,10 @@ DECLARATIONS = ("export", "declare", "typeset", "local", "readonly")
 
 @dataclass(frozen=True)
 class Simple:
-    """Words up to the end of a command; redirections are left out."""
+    """Words up to the end of a command; redirections are left out, but for a here-document."""
 
     words: tuple[Word, ...]
+    document: HereDocument | None = None
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,8 @@ def computed(text: str) -> list[str]:
 class _Parser:
     def __init__(self, read: list[Token], source: str) -> None:
         self.read, self.source, self.at, self.depth = read, source, 0, 0
+        self.document: HereDocument | None = None
+        """Of the words that were read last."""
 
     def now(self) -> Token | None:
         return self.read[self.at] if self.at < len(self.read) else None
@@ -220,7 +223,7 @@ class _Parser:
         elif (isinstance(token, Operator) and token.text not in _REDIRECTIONS) or self.said() in _CLOSING:
             raise self.unexpected()
         else:
-            return Simple(self.words())
+            return Simple(self.words(), self.document)
         self.words()  # redirections of all of it
         return node
 
@@ -230,10 +233,12 @@ class _Parser:
 
     def words(self) -> tuple[Word, ...]:
         made = []
+        self.document = None
         while (token := self.now()) is not None:
             if isinstance(token, Word):
                 made.append(token)
             elif isinstance(token, Operator) and token.text in _REDIRECTIONS:
+                self.document = token.document or self.document
                 self.at += 1  # what stands behind it is a file
                 if not isinstance(self.now(), Word):
                     raise self.unexpected() if self.now() else BadInput(f"{self.source}:{token.line}: names no file")

@@ -80,6 +80,10 @@ class Variables:
         """Whether this script says anything about it, such as `unset`."""
         return any(name in layer for layer in self.layers)
 
+    def names(self) -> set[str]:
+        """Of all that the script has set so far."""
+        return {name for layer in self.layers for name in layer}
+
     def set(self, name: str, value: Value | None) -> None:
         self.layers[-1][name] = value
 

@@ -17,6 +17,7 @@ _PLAIN = re.compile(r"[^ \t\n\\'\"`$;&|<>()]+")
 _IN_QUOTES = re.compile(r"[^\"\\$`]+")
 _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\(")
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!_-]")
+_IN_DOCUMENT = re.compile(r"[^\\$`]+")
 _CLOSING = re.compile(r"[()'\"`{}\\]|\$\{|(?<![^ \t\n])#")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b", "f": "\f", "v": "\v"}
 _BEFORE_ARITHMETIC = ("for", "if", "elif", "while", "until", "then", "else", "do", "{", "!")
@@ -48,9 +49,18 @@ class Word:
 
 
 @dataclass(frozen=True)
+class HereDocument:
+    """The lines behind << NAME up to NAME. With quotes around NAME bash leaves them as they are."""
+
+    text: str
+    quoted: bool
+
+
+@dataclass(frozen=True)
 class Operator:
     text: str
     line: int
+    document: HereDocument | None = None
 
 
 @dataclass(frozen=True)
@@ -74,13 +84,18 @@ def parts(text: str, source: str, line: int, quoted: bool) -> tuple[Part, ...]:
     return _Reader(text, source, line).until_end(quoted)
 
 
+def document_parts(text: str, source: str, line: int) -> tuple[Part, ...]:
+    """Of a here-document without quotes around its name."""
+    return _Reader(text, source, line).document()
+
+
 class _Reader:
     def __init__(self, text: str, source: str, line: int | None) -> None:
         self.text, self.source, self.at = text, source, 0
         self.only_line = line
         self.breaks = [found.start() for found in re.finditer("\n", text)]
-        self.bodies: list[tuple[str, bool]] = []
-        """Delimiters of here-documents whose lines are still to come, and whether tabs before them are left out."""
+        self.bodies: list[tuple[int, Word]] = []
+        """Here-documents whose lines are still to come: the places of their operators among the tokens, their names."""
 
     def line(self, at: int) -> int:
         return bisect_right(self.breaks, at - 1) + 1 if self.only_line is None else self.only_line
@@ -107,12 +122,11 @@ class _Reader:
                 made.append(Operator(operator[0], self.line(self.at)))
                 self.at = operator.end()
                 if operator[0] == "\n":
-                    self.skip_documents()
+                    self.documents(made)
             else:
                 made.append(self.word())
                 if len(made) > 1 and isinstance(last := made[-2], Operator) and last.text in ("<<", "<<-"):
-                    delimiter = "".join(part.text for part in self.last_word(made).parts)
-                    self.bodies.append((delimiter, last.text == "<<-"))
+                    self.bodies.append((len(made) - 2, self.last_word(made)))
         return made
 
     @staticmethod
@@ -123,16 +137,37 @@ class _Reader:
     def substitutes_file(self) -> bool:
         return self.text.startswith(("<(", ">("), self.at)
 
-    def skip_documents(self) -> None:
-        """The lines of here-documents are no commands."""
-        for delimiter, tabs in self.bodies:
+    def documents(self, made: list[Token]) -> None:
+        """Their lines are no commands of this script."""
+        for place, name in self.bodies:
+            operator, lines = made[place], []
+            assert isinstance(operator, Operator)
+            delimiter = "".join(part.text for part in name.parts)
             while self.at < len(self.text):
                 end = self.text.find("\n", self.at)
                 end = end if end >= 0 else len(self.text)
                 line, self.at = self.text[self.at : end], end + 1
-                if (line.lstrip("\t") if tabs else line) == delimiter:
+                line = line.lstrip("\t") if operator.text == "<<-" else line
+                if line == delimiter:
                     break
+                lines.append(line)
+            document = HereDocument("\n".join(lines), any(part.quoted for part in name.parts))
+            made[place] = Operator(operator.text, operator.line, document)
         self.bodies = []
+
+    def document(self) -> tuple[Part, ...]:
+        """Quotes are characters like all others."""
+        made: list[Part] = []
+        while self.at < len(self.text):
+            if found := _IN_DOCUMENT.match(self.text, self.at):
+                made.append(Part("text", found[0], True))
+                self.at = found.end()
+            elif self.text.startswith('\\"', self.at):
+                made.append(Part("text", '\\"', True))
+                self.at += 2
+            else:
+                made += self.special(True)
+        return _merged(made)
 
     def word(self, element: bool = False) -> Word:
         start = self.at
