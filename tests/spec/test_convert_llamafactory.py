@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 import worlds
 from converting import DATA, LLAMA, check_written, converted, lost, refused, whys
+from PIL import Image
 from safetensors.torch import load_file
 from typed import sameday
 
+from sameday.data.questions.sets import Reading
 from sameday.spec.convert.conversion import write
+from sameday.spec.load import load_recipe
 
 # LLaMA-Factory: examples/train_lora, train_full and train_qlora of its repository
 
@@ -246,13 +249,48 @@ def test_llama_factory_list_of_data(tmp_path: Path) -> None:
     there = converted(tmp_path, {**old, "dataset": "ours", "dataset_dir": "data", "media_dir": "pictures"})
     assert there.recipe.data.image_root == "pictures"
     for name, why in (
-        ("ours,text", "several sets of questions: join them in one file, and give --train FILE"),
+        (
+            "ours,text",
+            "text: its lines are no conversations (formatting sharegpt): give --train FILE in a form that is read",
+        ),
         ("text", "its lines are no conversations (formatting sharegpt): give --train FILE in a form that is read"),
         ("far", "it is fetched from a hub (hf_hub_url x/y): fetch it, and give --train FILE"),
         ("odd", "its columns have names that are not read here: rename them in the data, and give --train FILE"),
         ("none", f"{where} has no such name"),
     ):
         assert refused(tmp_path, {**old, "dataset": name}) == [f"dataset is {name}; {why}"]
+
+
+@pytest.mark.parametrize("names", ["a, b", ["a", "b"]])
+def test_llama_factory_several_sets(tmp_path: Path, names: Any) -> None:
+    """One after another, each cut to its first max_samples: the same questions, as often."""
+    entry = {"formatting": "sharegpt", "columns": {"messages": "messages", "images": "images"}}
+    known = {name: {**entry, "file_name": f"{name}.json", "tags": {"role_tag": "role"}} for name in ("a", "b")}
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "dataset_info.json").write_text(json.dumps(known))
+    Image.new("RGB", (32, 32)).save(tmp_path / "data" / "x.png")
+    for name, count in (("a", 2), ("b", 5)):
+        turns = [
+            [{"role": "user", "content": f"<image>{name}?"}, {"role": "assistant", "content": f"{name}{number}"}]
+            for number in range(count)
+        ]
+        lines = [{"messages": each, "images": ["x.png"]} for each in turns]
+        (tmp_path / "data" / f"{name}.json").write_text(json.dumps(lines))
+    old = {"model_name_or_path": "Qwen/Qwen3-VL-4B-Instruct", "finetuning_type": "lora", "template": "qwen3_vl_nothink"}
+    old |= {"dataset": names, "max_samples": 3}
+    done = converted(tmp_path, old)
+    assert whys(done)["recipe.data.train"] == (
+        "as dataset_info.json has it; recipe.data.mix has data/b.json: each question of all sets counts once"
+    )
+    recipe, _ = write(done, tmp_path / "new" / "deep")
+    read = Reading(load_recipe(recipe), recipe.parent, None, None, lambda _: None).read(("train",))
+    assert not read.errors and [each.answer for each in read.splits["train"]] == ["a0", "a1", "b0", "b1", "b2"]
+    (line,) = refused(tmp_path, {**old, "dataset": "a", "eval_dataset": "a,b"})
+    assert line == (
+        "eval_dataset is a,b; several sets of validation questions: join them in one file, and give --val FILE"
+    )
+    (line,) = refused(tmp_path, {**old, "mix_strategy": "interleave_under"})
+    assert line.startswith("mix_strategy is interleave_under; questions would be drawn from several sets")
 
 
 ENTRY = {

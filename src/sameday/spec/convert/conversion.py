@@ -6,10 +6,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sameday.spec.convert.keys import PATHS
 from sameday.spec.convert.trainers.trainer import PLAIN, Trainer
+from sameday.spec.dataset import QuestionSet
 from sameday.spec.document import dump_yaml
 from sameday.spec.errors import BadInput
 from sameday.spec.load import resolve_path
@@ -17,6 +18,7 @@ from sameday.spec.plan import Plan
 from sameday.spec.vqa import VqaRecipe
 from sameday.spec.writing import folder_on_trial, write_text
 
+Questions = TypeVar("Questions", bound=QuestionSet)
 UNSAID = (
     "No config says what the old program does in its own code: look there for a prompt around the question, labels "
     "that are masked otherwise, and a base model loaded in 4 bits (BitsAndBytesConfig)."
@@ -60,10 +62,15 @@ def write(conversion: Conversion, out_dir: Path) -> tuple[Path, Path]:
             return value
         return Path(os.path.relpath(os.path.join(base, value), target)).as_posix()
 
+    def with_paths(data: Questions) -> Questions:
+        paths = {name: moved(value) for name, value in data if f"data.{name}" in PATHS and value}
+        return data.model_copy(update=paths)
+
     recipe = conversion.recipe
     if base != target:
-        data = {name: moved(value) for name, value in recipe.data if f"data.{name}" in PATHS and value}
-        changed: dict[str, Any] = {"data": recipe.data.model_copy(update=data)}
+        data = with_paths(recipe.data)
+        data = data.model_copy(update={"mix": tuple(map(with_paths, data.mix))})
+        changed: dict[str, Any] = {"data": data}
         if recipe.start_adapter:
             changed["start_adapter"] = moved(recipe.start_adapter)
         if resolve_path(conversion.config_dir, recipe.model).is_dir():

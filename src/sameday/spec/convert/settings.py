@@ -213,6 +213,10 @@ class Settings:
             said = f"{self.trainer.name}'s default" if key.startswith(ABSENT) else ""
             self.notes.append(Note(key, field, self.leaves[key], "; ".join(filter(None, (said, why))), value))
 
+    def also(self, field: str, value: Any) -> None:
+        """Set a further new field, of which the note about another one tells."""
+        self._set(field, value)
+
     def default(self, field: str, value: Any, name: str, why: str = "the Trainer's default") -> None:
         """Set a new field that the old config left to its program's default."""
         self.drop(name, "null: the default")

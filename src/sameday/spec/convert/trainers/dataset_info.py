@@ -27,8 +27,6 @@ _FORMS = {
 def listed(folder: Path, name: str, option: str) -> tuple[Path, str]:
     """The file of a name, or what is wrong with it. `option` gives a file instead."""
     nowhere, instead = Path(), f"give {option} FILE"
-    if "," in name:
-        return nowhere, f"several sets of questions: join them in one file, and {instead}"
     try:
         known = json.loads(read_file(folder / LIST, JSON))
     except (OSError, ValueError, RecursionError, BadInput) as error:

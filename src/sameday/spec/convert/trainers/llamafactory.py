@@ -152,10 +152,15 @@ def _named_layers(settings: Settings, name: str, namesakes: Sequence[str]) -> No
         settings.drop(name, "does nothing: no layer of it has such a name")
 
 
+def _names(value: Any) -> list[str]:
+    """Of sets of questions: a list, or one text with commas between them."""
+    given = value if isinstance(value, list) else [value]
+    return [each.strip() for text in given for each in str(text).split(",")]
+
+
 def _limit(settings: Settings) -> None:
     """It counts in each set, and of the sets that --train replaces here is one file."""
-    value = settings.replaced.get("dataset")
-    sets = [each.strip() for each in (value if isinstance(value, list) else [value]) for each in str(each).split(",")]
+    sets = _names(settings.replaced.get("dataset"))
     if len(sets) > 1 and settings.given("max_samples"):
         count = show(settings.old["max_samples"][1])
         why = f"each of the {len(sets)} sets was cut to its first {count} questions: FILE of --train must hold these"
@@ -183,14 +188,7 @@ def _questions(settings: Settings) -> None:
             option = "--train" if field == "train" else "--val"
             settings.refuse(name, f"a name in {places[0] / LIST}, which is not there: give {option} FILE")
         else:
-            option = "--train" if field == "train" else "--val"
-            file, wrong = listed(place, settings.text(name), option)
-            if wrong:
-                settings.refuse(name, wrong)
-            else:
-                why = "; ".join(filter(None, (f"as {LIST} has it", not_found(file))))
-                settings.put(f"recipe.data.{field}", settings.near(file), [name], why)
-                used = True
+            used = _listed_sets(settings, name, field, place) or used
         settings.done(name)
     if used and place is not None and settings.get("image_root", str) is None:
         why = "LLaMA-Factory looks for images beside the list of its questions, as media_dir is not set"
@@ -203,6 +201,29 @@ def _questions(settings: Settings) -> None:
     else:
         settings.drop("dataset_dir", "where the list of its questions stands")
     settings.done("dataset_dir")
+
+
+def _listed_sets(settings: Settings, name: str, field: str, place: Path) -> bool:
+    """Several are one after another there, and each question counts once, which a mix with weights of 1 does too."""
+    option, names = "--train" if field == "train" else "--val", _names(settings.old[name][1])
+    if len(names) > 1 and field == "val":
+        settings.refuse(name, f"several sets of validation questions: join them in one file, and give {option} FILE")
+        return False
+    found = [listed(place, one, option) for one in names]
+    wrong = [f"{one}: {why}" if len(names) > 1 else why for one, (_, why) in zip(names, found, strict=True) if why]
+    for why in wrong:
+        settings.refuse(name, why)
+    if wrong:
+        return False
+    first, *others = [settings.near(file) for file, _ in found]
+    missing = "; ".join(filter(None, (not_found(file) for file, _ in found)))
+    mixed = f"recipe.data.mix has {', '.join(others)}: each question of all sets counts once" if others else ""
+    why = "; ".join(filter(None, (f"as {LIST} has it", mixed, missing)))
+    settings.put(f"recipe.data.{field}", first, [name], why)
+    if others:
+        root = settings.text("image_root") or settings.near(place)
+        settings.also("recipe.data.mix", [{"train": each, "image_root": root} for each in others])
+    return True
 
 
 TRAINER = Trainer(
