@@ -19,7 +19,7 @@ import pytest
 import torch
 from processes import largest_file
 from safetensors.torch import load_file, save_file
-from typed import Said, refused, sameday, write_recipe
+from typed import Said, refused, sameday, scores_in, write_recipe
 from worlds import write_world
 
 from sameday.api import load
@@ -393,7 +393,7 @@ def test_eval_gives_what_the_run_gave(finished: Finished) -> None:
     said = sameday(finished.folder, "eval", str(finished.run), "--split", "val", "--max-new-tokens", "4")
     assert said.code == 0, said.err
     scores = json.loads((finished.run / "eval.json").read_text())["val"]
-    again = json.loads((finished.run / "eval-val.json").read_text())
+    again = scores_in(finished.run / "eval-val.json")
     assert again == scores
     line = f"loss {scores['loss']:.4g}  exact_match {scores['exact_match']:.4g}  samples 5"
     assert line in said.out.splitlines()
@@ -491,7 +491,7 @@ def test_eval_of_checkpoints(copied: Finished) -> None:
         said_ = sameday(copied.folder, *words, "--checkpoint", asked)
         assert said_.code == 0, said_.err
         written = copied.run / f"scores-step-{step:06d}-val.json"
-        scores = json.loads(written.read_text())
+        scores = scores_in(written)
         shown = {name: score for name, score in validated[step].items() if name not in ("step", "split")}
         assert shown == pytest.approx(scores, rel=1e-6) and validated[step]["split"] == "val"
         before.pop(written, None)
@@ -519,7 +519,7 @@ def test_ranks_share_an_evaluation(copied: Finished) -> None:
         for rank in ("0", "1")
     ]
     first, second = (f"{rank.wait(300)}\n{rank.stdout.read()}" for rank in ranks if rank.stdout)
-    scores = json.loads((copied.run / "scores-step-000003-val.json").read_text())
+    scores = scores_in(copied.run / "scores-step-000003-val.json")
     assert scores == pytest.approx(json.loads((copied.run / "eval.json").read_text())["val"], rel=1e-6)
     assert first.startswith("0\n") and first.count(f"loss {scores['loss']:.4g}") == 1, first
     assert second == "0\n"

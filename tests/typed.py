@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import signal
 import sys
@@ -72,3 +73,8 @@ def write_recipe(folder: Path, model: Path | str, **changes: Any) -> Path:
     fields = {"model": str(model)} | FIELDS | changes | whole
     (folder / "recipe.yaml").write_text(yaml.safe_dump(fields, sort_keys=False))
     return folder
+
+
+def scores_in(path: Path) -> dict[str, float]:
+    """The scores that an evaluation wrote, without how many of its images were trained on."""
+    return {name: score for name, score in json.loads(path.read_text()).items() if name != "trained_on"}

@@ -356,6 +356,11 @@ def test_it_ends_with_the_evaluation_that_its_recipe_asks_for(
     assert [(row["id"], row["stage"]) for row in map(json.loads, lines)] == [(1, 1), (2, 1), (3, 1), (4, 2)]
     assert f"answers in {run}/answers/adapter-val:\n  4 questions on 1 image: " in capsys.readouterr().out
     assert json.loads((run / "answers/adapter-val/metrics.json").read_text())["questions"] == 4
+    notes = json.loads((run / "answers/adapter-val/metrics.json").read_text())["notes"]
+    seen = "the only image of val was trained on: its scores are too good"
+    assert [note for note in notes if "trained on" in note] == (
+        [f"stage find: {seen}", f"stage describe: {seen}"] if start == "base" else [seen]
+    )
     own = [(run / f"stages/{name}/answers/adapter-val/predictions.jsonl") for name in ("1-find", "2-describe")]
     if start == "base":
         assert "".join(path.read_text() for path in own).splitlines() == lines

@@ -16,7 +16,7 @@ from arms import Stage
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForImageTextToText
-from typed import refused, sameday, write_recipe
+from typed import refused, sameday, scores_in, write_recipe
 from worlds import FAMILIES, SQUARE, make_task, readme_logits, stir, tiny_recipe, write_tiny, write_world
 
 from sameday.hardware.machine import Machine
@@ -361,7 +361,7 @@ def test_saved_resumed_evaluated_continued_and_merged(world: Path) -> None:
     assert not [name for name in origin["base_format_layers"] if "lm_head" in name or "embed" in name]
     scores = sameday(world, "eval", "run", "--split", "val", "--set", "plan.device=cpu")
     assert scores.code == 0 and not scores.err, scores.err
-    assert json.loads((world / "run/eval-val.json").read_text()) == pytest.approx(
+    assert scores_in(world / "run/eval-val.json") == pytest.approx(
         json.loads((world / "run/eval.json").read_text())["val"]
     )
     # Merged, it has the weights that training saw.

@@ -196,8 +196,9 @@ def evaluate_result(session: Session, task: Task, run: RunFolder, evaluation: Ev
 
 
 def _trained_on(session: Session, split: str, weights: Path | None) -> TrainedOn | None:
-    """How many of a split's images saved weights were trained on, as the run that saved them has it."""
-    if weights is None:
+    """How many of a split's images saved weights were trained on, as the run that saved them has it. Of the training
+    split itself nobody needs to be told."""
+    if weights is None or split == "train":
         return None
     images = session.setup.image_contents(session.audited.splits).get(split, set())
     return session.ranks.from_first(lambda: trained_on(run_of(weights), images))

@@ -26,9 +26,10 @@ class TrainedOn:
     of: int
 
     def sentence(self, split: str) -> str:
-        which = f"{self.images:,} of the {self.of:,}" if self.images < self.of else f"all {self.of:,}"
+        which = f"{self.images:,} of the {self.of:,} images" if self.images < self.of else f"all {self.of:,} images"
+        which = "the only image" if self.of == 1 else which
         were = "was" if self.images == 1 else "were"
-        return f"{which} images of {split} {were} trained on: its scores are too good"
+        return f"{which} of {split} {were} trained on: its scores are too good"
 
     def plain(self) -> dict[str, int]:
         return asdict(self)
