@@ -398,7 +398,10 @@ def test_a_key_that_is_not_known_is_refused_until_it_is_let_go(tmp_path: Path) -
         ({"use_qlora": True, "bnb_4bit_new": 1}, "bnb_4bit_new is 1; not known, and it may change the model; --drop"),
         ({"use_qlora": True}, "base_format nf4 stores weights that are not trained, and train is all; allowed: train"),
         ({"precision": "nf4"}, "precision is nf4; no recipe has this precision (allowed: bf16, float32, tf32)"),
-        ({"stage": "first"}, "stage is first; no recipe has such a stage (allowed: a whole number, a list of them, sft)"),
+        (
+            {"stage": "first"},
+            "stage is first; no recipe has such a stage (allowed: a whole number, a list of them, sft)",
+        ),
         ({"stages": [1, 2]}, "it may choose questions, or order them by stages: by hand set recipe.data.where or"),
         ({"stage": 1, "stage_filter": 2}, "stage is 1; but stage_filter, which means the same, is 2"),
         ({"val_size": 0.1}, "some training questions would be held out"),

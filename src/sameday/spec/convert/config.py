@@ -89,8 +89,8 @@ def examine(
     work.model(families)
     quantization(work)
     switches(work)
-    work.simple()
     work.image_root()
+    work.simple()
     batch(work)
     work.length()
     work.schedule()
@@ -173,9 +173,10 @@ class _Converter(Running):
 
     def image_root(self) -> None:
         """Recipes written into another folder name the config's folder too, which nobody would expect to find there."""
-        if not self.is_set("recipe.data.image_root"):
+        if not self.is_set("recipe.data.image_root") and self.get("image_root", str) is None:
             why = "nothing says where images are: they are looked for from the config's folder; else give --images DIR"
             self.default("recipe.data.image_root", ".", "image_root", why)
+            self.done("image_root")
 
     def length(self) -> None:
         limit, epochs = self.get("max_steps", int), self.get("num_train_epochs", int)
