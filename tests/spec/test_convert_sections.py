@@ -66,3 +66,43 @@ def test_sections_that_are_off_or_about_images(tmp_path: Path) -> None:
     assert whys(done)["distill.alpha"] == "its section is turned off"
     assert done.recipe.max_pixels == 200_000
     assert converted(tmp_path, {**PLAIN, "teacher": {"model": None}}).recipe.model == PLAIN["model_name_or_path"]
+
+
+SWALLOWED = {
+    **{"model": "Qwen/Qwen3-VL-8B-Instruct", "data": {"train": "train.jsonl"}, "train": {"batch_size": 2}},
+    "project": {"name": "kvasir", "seed": 17},
+    "distributed": {"num_gpus": 8, "gradient_accumulation_steps": 8, "mixed_precision": "bf16", "backend": "nccl"},
+}
+
+
+def test_settings_of_the_training_in_a_section_about_how_it_is_run(tmp_path: Path) -> None:
+    done = converted(tmp_path, SWALLOWED)
+    assert (done.recipe.effective_batch, done.recipe.seed, done.recipe.precision) == (128, 17, "bf16")
+    said = whys(done)
+    assert said["distributed.backend"] == "nothing in the model depends on it"
+    assert "metrics.jsonl" in said["project.name"]
+
+
+@pytest.mark.parametrize(
+    ("inner", "field", "value"),
+    [
+        ({"wandb": {"lr": 1e-3, "name": "x"}}, "learning_rate", 1e-3),
+        ({"slurm": {"nproc_per_node": 4, "time": "1:00:00", "scheduler": "backfill"}}, "effective_batch", 8),
+        ({"launch": {"seed": 3}}, "seed", 3),
+        ({"accelerator_config": {"gradient_accumulation_kwargs": {"num_steps": 4}}}, "effective_batch", 8),
+        ({"hydra": {"job": {"num_epochs": 7}}}, "num_epochs", 7),
+        ({"project": {"lora_r": 4, "model": "kvasir"}}, "train", "lora"),
+        ({"distributed": {"enabled": False, "num_gpus": 8}}, "effective_batch", 2),
+    ],
+)
+def test_wherever_they_stand(tmp_path: Path, inner: dict[str, Any], field: str, value: Any) -> None:
+    old = {key: each for key, each in PLAIN.items() if key != "learning_rate"}
+    assert getattr(converted(tmp_path, {**old, **inner}).recipe, field) == value
+
+
+def test_what_no_recipe_says_in_such_a_section(tmp_path: Path) -> None:
+    old = {**PLAIN, "project": {"seed": 1, "label_smoothing_factor": 0.1}, "seed": 2}
+    lines = refused(tmp_path, {**old, "accelerator_config": {"split_batches": True}})
+    assert lines[0] == "seed is 2; but project.seed, which means the same, is 1"
+    assert lines[1].startswith("project.label_smoothing_factor is 0.1; the loss would be another one")
+    assert lines[2].startswith("accelerator_config.split_batches is true; the processes would share")

@@ -83,7 +83,9 @@ ALIASES = {
         ),
         "num_processes",
     ),
-    **dict.fromkeys(("NNODES", "launch.nnodes", "launch.num_nodes"), "num_nodes"),
+    **dict.fromkeys(("nproc_per_node", "gpus_per_node", "num_gpus_per_node", "n_gpu", "n_gpus"), "num_processes"),
+    **dict.fromkeys(("NNODES", "launch.nnodes", "launch.num_nodes", "nnodes"), "num_nodes"),
+    "gradient_accumulation_kwargs.num_steps": "gradient_accumulation_steps",
     **{"launch.num_machines": "num_machines", "launch.mixed_precision": "mixed_precision"},
     **dict.fromkeys(("launch.include", "launch.exclude"), "num_processes"),
     "ACCELERATE_MIXED_PRECISION": "mixed_precision",
@@ -143,12 +145,13 @@ _NAMED = "it would be read under another name: rename it in the data"
 _PROMPT = "the prompt would be another one"
 _RESIZED = "images would be resized otherwise than by recipe.min_pixels and max_pixels"
 _BY_HAND = "if it got adapters, name layers of it by hand in recipe.lora.target_modules ("
-_SETS = ("dataset", "dataset_dir", "dataset_name", "dataset_config", "dataset_config_name", "train_split")
+SETS = ("dataset", "dataset_dir", "dataset_name", "dataset_config", "dataset_config_name", "train_split")
 _FORM, _WHERE = "the adapters would have another form", "the adapters would start elsewhere"
 NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "label_smoothing_factor": ((0,), "the loss would be another one"),
     "group_by_length": ((False,), "the order would depend on lengths"),
     "dataloader_drop_last": ((False,), "the last questions of an epoch would be left out"),
+    "split_batches": ((False,), "the processes would share the batch of one, instead of having one each"),
     "neftune_noise_alpha": ((0,), "noise would be added to the embeddings"),
     "packing": ((False,), "a packed row would count as one question of the batch"),
     "train_on_inputs": ((False,), "questions would be learned besides answers"),
@@ -173,7 +176,7 @@ NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
         "some training questions would be held out: by hand set recipe.data.split, or give --train FILE and --val FILE",
     ),
     "stages": ((), "it may choose questions, or order them by stages: by hand set recipe.data.where or recipe.stages"),
-    **dict.fromkeys(_SETS, ((), "questions would come from a list or a hub of the old program: give train_file")),
+    **dict.fromkeys(SETS, ((), "questions would come from a list or a hub of the old program: give train_file")),
     "shuffle": ((True,), "questions would come in the order of the file: by hand set recipe.order: listed"),
     "train_sampling_strategy": (("random",), "the order would be another one"),
     "mask_prompt": ((True,), "questions would be learned besides answers"),
@@ -301,7 +304,7 @@ DTYPES = dict.fromkeys(("bfloat16", "bf16", "bf16-mixed", "auto"), "bf16")
 DTYPES |= dict.fromkeys(("float32", "fp32", "32", "no", "false"), "float32")
 # Options of the command that name files, each with the settings that it stands instead of.
 REPLACED: dict[str, tuple[str, tuple[str, ...]]] = {
-    "--train": ("train_file", _SETS),
+    "--train": ("train_file", SETS),
     "--val": ("validation_file", ()),
     "--images": ("image_root", ()),
 }
@@ -380,7 +383,7 @@ def canonical(key: str, aliases: Mapping[str, str], known: Collection[str], star
         names.insert(0, f"lora.{last}")
     for name in names:
         name = aliases.get(name, name)
-        if name in known or begins(name, starts) or name.startswith(QUANTIZATION):
+        if name in known or ("." not in name and begins(name, starts)) or name.startswith(QUANTIZATION):
             return name
     return None
 

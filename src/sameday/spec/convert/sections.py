@@ -19,6 +19,16 @@ _ELSEWHERE = {
 }
 # Wherever these stand, they are the training's: how often to evaluate and save, when to stop, which weights to keep.
 _ANYWHERE = ("eval_st", "save_st", "logging_steps", "early_stopping", "load_best", "metric_for_best", "greater_is")
+# Settings of validation and of a cache have the names of the training's and mean something else.
+_APART = (*keys.HELD_OUT, "test", "generation", "inference", *keys.CACHES)
+# What stands in all other sections is the training's where it has such a name, but for what has a meaning of its own
+# there, and for what is compared with the training's instead (deepspeed.py).
+_TRAINING = {*keys.DIRECT, *keys.COMPUTED, *keys.NEUTRAL} - {
+    *("model_name_or_path", "revision", "run_name", "output_dir", "system_prompt", "template", "instruction_template"),
+    *("stage", "stages", "chat_template", "image_size", "image_resolution", "resize", *keys.SETS),
+}
+_OWN_MEANING = ("scheduler", "r")
+_COMPARED = ("launch.gradient_accumulation_steps", "launch.gradient_clipping")
 
 _DISTILLED = ("teacher", "student", "distill", "distillation", "kd")
 _DISTILLATION = "a model would learn from another one (distillation), and no recipe says that; --drop {} leaves it out"
@@ -40,14 +50,31 @@ class Part:
     off: bool
 
 
-def elsewhere(key: str, dropped: Mapping[str, str], starts: Mapping[str, str]) -> str | None:
-    """Why a key that stands in a section about something else is dropped."""
+def elsewhere(
+    key: str, name: str | None, leaves: Mapping[str, Any], dropped: Mapping[str, str], starts: Mapping[str, str]
+) -> str | None:
+    """Why a key that stands in a section about something else is dropped. `name` is Hugging Face's, if it is known."""
     *sections, last = key.split(".")
     named = ".".join(key.split(".")[-2:]) in keys.ALIASES
-    if named or keys.ALIASES.get(last, last).startswith(_ANYWHERE):
+    of_deepspeed = any(each.startswith("deepspeed") for each in sections)
+    if (named or keys.ALIASES.get(last, last).startswith(_ANYWHERE)) and not of_deepspeed:
         return None
-    whys = (_ELSEWHERE.get(each.lower()) or dropped.get(each) or keys.begins(each, starts) for each in sections)
-    return next((why for why in whys if why), None)
+    whys = {each: _ELSEWHERE.get(each.lower()) or dropped.get(each) or keys.begins(each, starts) for each in sections}
+    why = next(filter(None, whys.values()), None)
+    if why is None or name not in _TRAINING or last in _OWN_MEANING:
+        return why
+    if of_deepspeed or key in _COMPARED or any(_apart(each, why) for each, why in whys.items()):
+        return why
+    off = any(whys[each] and _off(".".join(sections[: place + 1]), leaves) for place, each in enumerate(sections))
+    return "its section is turned off" if off else None
+
+
+def _apart(section: str, why: str | None) -> bool:
+    return section.lower() in _APART or why == keys.EVALUATION
+
+
+def _off(section: str, leaves: Mapping[str, Any]) -> bool:
+    return any(keys.cast(leaves.get(f"{section}.{switch}"), bool) is False for switch in ("enabled", "enable", "use"))
 
 
 def of_another(key: str, name: str | None, leaves: Mapping[str, Any]) -> Part | None:
@@ -55,7 +82,7 @@ def of_another(key: str, name: str | None, leaves: Mapping[str, Any]) -> Part | 
     steps = key.split(".")
     for place, section in enumerate(each.lower() for each in steps[:-1]):
         root = ".".join(steps[: place + 1])
-        off = any(keys.cast(leaves.get(f"{root}.{switch}"), bool) is False for switch in ("enabled", "enable", "use"))
+        off = _off(root, leaves)
         if section in _DISTILLED:
             return Part(_DISTILLATION.format(root), off)
         part = {**dict.fromkeys(_VISION, "tower"), **dict.fromkeys(_PROJECTOR, "projector")}.get(section)

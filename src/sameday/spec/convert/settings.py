@@ -60,7 +60,8 @@ class Settings:
             if not any(_within(key, each) for key in self.leaves):
                 self.refused.append(f"--drop {each}: {document.source} has no such key")
         for key, value in self.leaves.items():
-            name, beside = self._canonical(key), sections.elsewhere(key, self.dropped, self.starts)
+            name = self._canonical(key)
+            beside = sections.elsewhere(key, name, self.leaves, self.dropped, self.starts)
             if any(_within(key, each) for each in drop):
                 self.let_go.add(key)
                 self._drop_key(key, "left out, as --drop asks; if it changed the model, this recipe asks for another")
