@@ -53,7 +53,7 @@ def test_llama_factory_lora(tmp_path: Path, old: dict[str, Any]) -> None:
     recipe, plan = done.recipe, done.plan
     assert done.trainer.name == "LLaMA-Factory" and done.told_by.startswith("cutoff_len, finetuning_type, ")
     assert (recipe.train, recipe.lora.r, recipe.lora.alpha, recipe.lora.dropout) == ("lora", 8, 16.0, 0.0)
-    assert (recipe.max_pixels, recipe.min_pixels, recipe.max_length) == (262144, 1024, 2048)
+    assert (recipe.max_pixels, recipe.min_pixels, recipe.max_length) == (262144, None, 2048)
     assert (recipe.schedule, recipe.warmup_ratio, recipe.answer_end) == ("cosine", 0.1, "turn")
     assert (recipe.effective_batch, recipe.num_epochs, recipe.data.limit) == (8, 3, None)
     assert (plan.checkpointing, plan.workers, plan.save_steps, plan.log_steps) == ("full", 4, 500, 10)
@@ -61,6 +61,37 @@ def test_llama_factory_lora(tmp_path: Path, old: dict[str, Any]) -> None:
     assert whys(done)["recipe.lora.alpha"] == "LLaMA-Factory's default"
     assert whys(done)["recipe.max_pixels"].startswith("near, not the same: it resizes to so many first")
     check_written(done, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("model", "template", "own"),
+    [("Qwen/Qwen3-VL-4B-Instruct", "qwen3_vl_nothink", 65536), ("Qwen/Qwen2.5-VL-7B-Instruct", "qwen2_vl", 3136)],
+)
+def test_llama_factory_leaves_the_processor_its_own_minimum(
+    tmp_path: Path, model: str, template: str, own: int
+) -> None:
+    """It enlarges images to its own number of pixels, and the processor then enlarges what is still too small."""
+    old = {**LLAMA, "model_name_or_path": model, "template": template}
+    for given in ({}, {"image_min_pixels": own - 1}):
+        done = converted(tmp_path, {**old, **given}, DATA)
+        assert done.recipe.min_pixels is None
+        assert whys(done)["recipe.min_pixels"].endswith("the model's own processor enlarges images to more")
+    done = converted(tmp_path, {**old, "image_min_pixels": 2 * own}, DATA)
+    assert done.recipe.min_pixels == 2 * own
+    assert whys(done)["recipe.min_pixels"].startswith("near, not the same: it resizes to so many first")
+    (line,) = refused(tmp_path, {**old, "image_max_pixels": own - 1}, DATA)
+    assert line == (
+        f"image_max_pixels is {own - 1}; images are shrunk to so many pixels first, and the model's own processor "
+        f"enlarges them to {own:,} again, which no recipe says (allowed: {own:,} or more)"
+    )
+
+
+def test_llama_factory_with_a_folder_that_has_its_own_minimum(tmp_path: Path) -> None:
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours" / "config.json").write_text(json.dumps({"model_type": "qwen3_vl"}))
+    (tmp_path / "ours" / "preprocessor_config.json").write_text(json.dumps({"size": {"shortest_edge": 512}}))
+    done = converted(tmp_path, {**LLAMA, "model_name_or_path": "ours"}, DATA)
+    assert done.recipe.min_pixels == 1024
 
 
 def test_llama_factory_forms_and_parts(tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ class FamilyFacts:
     """In names of models, besides its model type."""
     token_side: int | None = None
     """Side in pixels of the square that one image token stands for; None where every image becomes one size."""
+    least_pixels: int | None = None
+    """To which the image processors of its models enlarge smaller images; None where every image becomes one size."""
     line_break: bool = True
     """Whether its chat template has a line break behind the token that ends an answer."""
     whole_step_loss: bool = False
@@ -52,6 +54,7 @@ FAMILIES = {
         convolution=_PATCHES,
         alike=MLP,
         token_side=28,
+        least_pixels=56 * 56,
     ),
     "qwen2_vl": FamilyFacts(
         _BOTH,
@@ -60,6 +63,7 @@ FAMILIES = {
         earlier="model.layers.",
         convolution=_PATCHES,
         token_side=28,
+        least_pixels=56 * 56,
         whole_step_loss=True,
     ),
     "qwen3_vl": FamilyFacts(
@@ -71,6 +75,7 @@ FAMILIES = {
         _QWENS_END,
         convolution=_PATCHES,
         token_side=32,
+        least_pixels=256 * 256,
     ),
     "llava": FamilyFacts(
         _BOTH,

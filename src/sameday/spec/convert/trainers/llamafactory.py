@@ -8,6 +8,7 @@ from typing import Any
 
 from sameday.spec.convert.conversion import show
 from sameday.spec.convert.frozen import refuse_alone
+from sameday.spec.convert.pixels import least_pixels
 from sameday.spec.convert.settings import Settings, not_found
 from sameday.spec.convert.targets import LANGUAGE, alike, image_parts
 from sameday.spec.convert.trainers.dataset_info import LIST, listed
@@ -43,8 +44,7 @@ def _defaults(settings: Settings) -> dict[str, Any]:
 
 
 def _prepare(settings: Settings) -> None:
-    for name in ("max_pixels", "min_pixels"):
-        settings.why[name] = "near, not the same: it resizes to so many first, and the processor then to whole patches"
+    _image_sizes(settings)
     if settings.text("stage") in ("", "sft"):
         settings.drop("stage", "a recipe is supervised fine-tuning")
     else:
@@ -68,6 +68,25 @@ def _prepare(settings: Settings) -> None:
     settings.get("enable_thinking", bool)  # refuses what is neither true nor false
     settings.drop("enable_thinking", "does nothing: only templates that put a thought before answers ask for it")
     _questions(settings)
+
+
+def _image_sizes(settings: Settings) -> None:
+    """It resizes an image to its own limits, and the model's processor then to the processor's: of two numbers that
+    images are enlarged to the larger one counts."""
+    for name in ("max_pixels", "min_pixels"):
+        settings.why[name] = "near, not the same: it resizes to so many first, and the processor then to whole patches"
+    own, fewest, most = least_pixels(settings), settings.get("min_pixels", int), settings.get("max_pixels", int)
+    if own is None or settings.one_size():
+        return
+    if isinstance(most, int) and most < own:
+        settings.refuse(
+            "max_pixels",
+            f"images are shrunk to so many pixels first, and the model's own processor enlarges them to {own:,} again, "
+            f"which no recipe says (allowed: {own:,} or more)",
+        )
+    if isinstance(fewest, int) and fewest < own:
+        settings.put("recipe.min_pixels", None, ["min_pixels"], "the model's own processor enlarges images to more")
+        settings.done("min_pixels")
 
 
 def _all_linear(settings: Settings) -> None:
