@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from converting import converted, refused, whys
 
-COMMON = "--model Qwen/Qwen3-VL-8B --dataset a.jsonl"
+COMMON = "--model Qwen/Qwen2.5-VL-7B-Instruct --dataset a.jsonl"
 LLAMA = (
     "train --stage sft --do_train --model_name_or_path Qwen/Qwen3-VL-8B --finetuning_type lora "
     "--template qwen3_vl_nothink --bf16 --train_file a.jsonl"

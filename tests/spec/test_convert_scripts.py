@@ -111,7 +111,7 @@ def test_scripts_that_cannot_be_read(tmp_path: Path, text: str, why: str) -> Non
     assert any(why in line for line in refused(tmp_path, text))
 
 
-COMMON = "--model Qwen/Qwen3-VL-8B --dataset a.jsonl"
+COMMON = "--model Qwen/Qwen2.5-VL-7B-Instruct --dataset a.jsonl"
 
 
 @pytest.mark.parametrize(
@@ -533,7 +533,7 @@ def test_which_commands_train_is_not_guessed(tmp_path: Path, text: str, why: str
     assert line.removeprefix(f"{tmp_path / 'old.sh'}: ").startswith(why), line
 
 
-TRAINING = "swift sft --model Qwen/Qwen3-VL-8B --dataset a.jsonl --gradient_accumulation_steps 1"
+TRAINING = "swift sft --model Qwen/Qwen2.5-VL-7B-Instruct --dataset a.jsonl --gradient_accumulation_steps 1"
 
 
 @pytest.mark.parametrize(

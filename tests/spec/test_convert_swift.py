@@ -135,6 +135,56 @@ def test_swift_refuses(tmp_path: Path) -> None:
     assert done.recipe.max_pixels == 1024 * 32 * 32
 
 
+def test_the_sizes_of_ms_swifts_images(tmp_path: Path) -> None:
+    """qwen_vl_utils has a lower limit of its own, which is that of Qwen2-VL's and Qwen2.5-VL's processors too."""
+    qwen3 = {**OURS, "model": "Qwen/Qwen3-VL-4B-Instruct"}
+    done = converted(tmp_path, script("swift sft", qwen3))
+    assert (done.recipe.min_pixels, done.recipe.max_pixels) == (4096, None)
+    assert whys(done)["recipe.min_pixels"].startswith("qwen_vl_utils enlarges smaller images to 4 tokens of 32x32 pix")
+    for model in ("Qwen/Qwen2-VL-7B-Instruct", "Qwen/Qwen2.5-VL-7B-Instruct"):
+        done = converted(tmp_path, script("swift sft", {**OURS, "model": model}, {"MAX_PIXELS": 602112}))
+        assert (done.recipe.min_pixels, done.recipe.max_pixels) == (None, 602112)
+        assert whys(done)["recipe.max_pixels"] == (
+            "qwen_vl_utils 0.0.14 and later read IMAGE_MAX_TOKEN_NUM instead: if it was one, leave this out"
+        )
+    limits = {"IMAGE_MIN_TOKEN_NUM": 64, "IMAGE_MAX_TOKEN_NUM": 256, "MAX_PIXELS": 100352, "MIN_PIXELS": 3136}
+    done = converted(tmp_path, script("swift sft", qwen3, limits))
+    assert (done.recipe.min_pixels, done.recipe.max_pixels) == (65536, 256 * 32 * 32)
+    assert whys(done)["MAX_PIXELS"] == (
+        "does nothing: qwen_vl_utils 0.0.14 and later, which this model needs, read IMAGE_MAX_TOKEN_NUM instead"
+    )
+    lines = refused(tmp_path, script("swift sft", OURS, limits))
+    assert lost(lines) == {"MAX_PIXELS", "MIN_PIXELS"}
+    assert lines[0].startswith("MAX_PIXELS is 100352; but IMAGE_MAX_TOKEN_NUM is given too; qwen_vl_utils before 0.0")
+
+
+def test_what_ms_swift_shrinks_before_the_model_sees_it(tmp_path: Path) -> None:
+    """--max_pixels rounds sides down to whole pixels, qwen_vl_utils then to the next whole tokens: 1000x1000 pixels at
+    602,112 are 28x28 tokens there, and 27x27 where one limit alone says it."""
+    shrunk = {**OURS, "max_pixels": 602112}
+    done = converted(tmp_path, script("swift sft", shrunk))
+    assert done.recipe.max_pixels == 602112
+    assert whys(done)["recipe.max_pixels"] == (
+        "near, not the same: images are shrunk to so many pixels first, and their sides then rounded to whole tokens, "
+        "so that a side may be one token longer there than here"
+    )
+    done = converted(tmp_path, script("swift sft", shrunk, {"MAX_PIXELS": 802816}))
+    assert done.recipe.max_pixels == 602112
+    assert whys(done)["MAX_PIXELS"] == "--max_pixels shrinks images to fewer pixels before"
+    for smaller in ({"MAX_PIXELS": 200704}, {"IMAGE_MAX_TOKEN_NUM": 256}):
+        done = converted(tmp_path, script("swift sft", shrunk, smaller))
+        assert done.recipe.max_pixels == 200704
+        assert whys(done)["max_pixels"] == (
+            "images are shrunk to 200,704 pixels after it; near, not the same: those that it shrinks are resized twice "
+            "there"
+        )
+    assert converted(tmp_path, script("swift sft", {**OURS, "max_pixels": -1})).recipe.max_pixels is None
+    llava = {**shrunk, "model": "llava-hf/llava-1.5-7b-hf"}
+    done = converted(tmp_path, script("swift sft", llava, {"MAX_PIXELS": 802816}))
+    assert "ms-swift shrinks larger images to so many pixels before that" in whys(done)["max_pixels"]
+    assert "near" not in whys(done)["MAX_PIXELS"] and done.recipe.max_pixels is None
+
+
 def test_what_ms_swift_holds_out(tmp_path: Path) -> None:
     """Its default changed; where there are questions of validation, nothing is held out."""
     old = {"model": "Qwen/Qwen2.5-VL-7B-Instruct", "dataset": "train.jsonl", "train_type": "lora", "freeze_vit": True}

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from sameday.spec.convert.families import FAMILIES, QWEN_TEMPLATES, ChatTemplate
+from sameday.spec.convert.families import QWEN_TEMPLATES, ChatTemplate
 from sameday.spec.convert.settings import Settings, not_found
 from sameday.spec.convert.targets import alike
 from sameday.spec.convert.trainers.llamafactory import NAMED, method, thawed_parts, trained_layers
+from sameday.spec.convert.trainers.swift_images import SHRUNK, TOKENS, image_sizes
 from sameday.spec.convert.trainers.trainer import LISTED, Trainer, each, only, words
 from sameday.spec.load import resolve_path
 
@@ -45,9 +46,7 @@ def _prepare(settings: Settings) -> None:
     for name, field, option in (("dataset", "train", "--train"), ("val_dataset", "val", "--val")):
         if name in settings.old:
             local_file(settings, name, field, option)
-    for name, field in (("image_max_token_num", "max_pixels"), ("image_min_token_num", "min_pixels")):
-        if name in settings.old:
-            _tokens(settings, name, field)
+    image_sizes(settings)
     if settings.get("padding_free", bool):
         settings.put("plan.packing", True, ["padding_free"])
     else:
@@ -103,18 +102,6 @@ def local_file(settings: Settings, name: str, field: str, option: str) -> None:
     settings.done(name)
 
 
-def _tokens(settings: Settings, name: str, field: str) -> None:
-    count, side = settings.get(name, int), settings.family.token_side if settings.family is not None else None
-    if settings.one_size():
-        settings.drop(name, settings.one_size())
-    elif not isinstance(count, int) or side is None:
-        known = ", ".join(kind for kind, facts in FAMILIES.items() if facts.token_side is not None)
-        settings.refuse(name, f"a number of image tokens of a known family is needed ({known})")
-    else:
-        settings.put(f"recipe.{field}", count * side**2, [name], f"{count} tokens of {side}x{side} pixels")
-    settings.done(name)
-
-
 TRAINER = Trainer(
     name="ms-swift",
     short="swift",
@@ -127,11 +114,11 @@ TRAINER = Trainer(
     aliases={
         **{"train_type": "tuner_type", "tuner_type": "tuner_type"},
         **{"model": "model_name_or_path", "model_id_or_path": "model_name_or_path", "model_name": "model_name_told"},
-        **{"MAX_PIXELS": "max_pixels", "MIN_PIXELS": "min_pixels", "quant_bits": "quantization_bit"},
+        **{"max_pixels": SHRUNK, "MAX_PIXELS": "max_pixels", "MIN_PIXELS": "min_pixels"},
         **{"IMAGE_MAX_TOKEN_NUM": "image_max_token_num", "IMAGE_MIN_TOKEN_NUM": "image_min_token_num"},
         **{"split_dataset_ratio": "val_size", "adapters": "start_adapter", "lora_bias_trainable": "lora_bias"},
         **{"init_weights": "init_lora_weights", "num_epochs": "num_train_epochs", "use_liger": "use_liger_kernel"},
-        "train_dataloader_shuffle": "shuffle",
+        **{"quant_bits": "quantization_bit", "train_dataloader_shuffle": "shuffle"},
         "dataset_shuffle": "dataset_shuffle",
     },
     neutral={
@@ -191,10 +178,9 @@ TRAINER = Trainer(
         "lora_ga_": "not used",
     },
     handled=(
-        *("tuner_type", "dataset", "val_dataset", "image_max_token_num", "image_min_token_num", "padding_free"),
-        *("vit_lr", "aligner_lr"),
+        *("tuner_type", "dataset", "val_dataset", "padding_free", "vit_lr", "aligner_lr"),
+        *(*TOKENS, SHRUNK),
     ),
-    shrinks_first=True,
     data={"--train": ("dataset",), "--val": ("val_dataset",)},
     defaults=_defaults,
     prepare=_prepare,
