@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
+from typing import Any
 
 from sameday.spec.convert.conversion import show
 from sameday.spec.convert.settings import Settings
@@ -26,7 +28,7 @@ class Running(Settings):
     def intervals(self) -> None:
         """How often to save, evaluate and log. The model is the same: what is unclear takes the default."""
         for what, none in (("save", "epoch"), ("eval", None)):
-            strategy, steps = self.text(f"{what}_strategy").lower(), self.get(f"{what}_steps", int)
+            strategy, steps = self.text(f"{what}_strategy").lower(), self._steps(what)
             field, names = f"plan.{what}_steps", [f"{what}_strategy"]
             if self.is_set(field):
                 continue
@@ -35,7 +37,13 @@ class Running(Settings):
             elif strategy in ("epoch", "best"):
                 self.put(field, "epoch", names)
             elif isinstance(steps, int) and not isinstance(steps, bool):
-                self.put(field, steps, [f"{what}_steps", *names])
+                why = f"{show(self.old[f'{what}_steps'][1])} of all steps" if self._is_share(what) else ""
+                self.put(field, steps, [f"{what}_steps", *names], why)
+                continue
+            elif self._is_share(what):
+                why = f"a share of all steps, and how many there are is not known here; {field} is a number of them"
+                for name in (f"{what}_steps", *names):
+                    self.drop(name, why)
                 continue
             elif strategy == "steps":
                 self.put(field, 500, names, "the Trainer's default")
@@ -49,6 +57,18 @@ class Running(Settings):
         else:
             self.drop("logging_steps", "plan.log_steps is a number of steps")
 
+    def _is_share(self, what: str) -> bool:
+        """Below 1 the Trainer takes an interval for a share of all steps."""
+        steps = self.get(f"{what}_steps", int)
+        return isinstance(steps, float) and 0 < steps < 1
+
+    def _steps(self, what: str) -> Any:
+        """An interval as a number of steps, as far as it is one or becomes one by max_steps."""
+        steps, total = self.get(f"{what}_steps", int), self.get("max_steps", int)
+        if self._is_share(what) and isinstance(total, int) and total > 0:
+            return math.ceil(total * steps)
+        return steps
+
     def best(self) -> None:
         """Which weights are the result. How often they are compared decides it too, so that it goes into the recipe."""
         first, metric, greater = "load_best_model_at_end", "metric_for_best_model", "greater_is_better"
@@ -57,7 +77,7 @@ class Running(Settings):
                 self.drop(name, "the result is the last weights; the best checkpoint is kept beside them")
             return
         asked = self.text(metric).removeprefix("eval_") or "loss"
-        every = self.new["plan"].values.get("eval_steps", "epoch")
+        every, near = self._compared()
         if asked not in VqaRecipe.scores:
             self.refuse(metric, f"no such validation score is known (allowed: {', '.join(VqaRecipe.scores)})")
         elif self.get(greater, bool) not in (None, asked != "loss"):
@@ -65,8 +85,34 @@ class Running(Settings):
         elif every is None or self.get("validation_file", str) is None:
             remedy = "give --val FILE" if every is not None else "give eval_strategy, epoch or steps"
             self.refuse(first, f"without validation the best weights cannot be known: {remedy}")
+        elif self._is_share("eval") and not self.is_set("plan.eval_steps"):
+            why = "a share of all steps, and how many there are is not known here, which decides the best weights"
+            self.refuse("eval_steps", f"{why}: give max_steps, or eval_steps as a number of steps")
+        elif self._begins_late(every):
+            first_compared = "1, the first epoch" if every == "epoch" else f"{every}, the first comparison"
+            why = "earlier weights would be compared too, and no recipe leaves them out"
+            self.refuse("eval_delay", f"{why} (allowed: at most {first_compared})")
         else:
-            self.put("recipe.best", {"metric": asked, "every": every}, [first, metric, greater])
+            self.put("recipe.best", {"metric": asked, "every": every}, [first, metric, greater], near)
+
+    def _compared(self) -> tuple[Any, str]:
+        """How often weights are compared, and what differs. The Trainer keeps the best of what it evaluates only where
+        it also saves a checkpoint then."""
+        plan = self.new["plan"].values
+        every, saved = plan.get("eval_steps", "epoch"), plan.get("save_steps", 500)
+        rare = isinstance(every, int) and isinstance(saved, int) and saved > every and saved % every == 0
+        if not rare or self.text("save_strategy").lower() in ("no", "false", "best"):
+            return every, ""
+        how = "save_steps" if self.given("save_steps") else "save_steps by default"
+        return saved, (
+            f"near, not the same: the Trainer's result is one of the weights that it saved, every {saved} steps "
+            f"({how}), and no longer a new one where it found better ones between them, every {every} steps"
+        )
+
+    def _begins_late(self, every: Any) -> bool:
+        """Whether the first weights that could be compared were not."""
+        delay = self.get("eval_delay", float)
+        return isinstance(delay, int | float) and delay > (1 if every == "epoch" else every)
 
     def name(self) -> None:
         where = "the run folder is chosen with --out"

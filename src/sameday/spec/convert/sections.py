@@ -18,7 +18,10 @@ _ELSEWHERE = {
     ),
 }
 # Wherever these stand, they are the training's: how often to evaluate and save, when to stop, which weights to keep.
-_ANYWHERE = ("eval_st", "save_st", "logging_steps", "early_stopping", "load_best", "metric_for_best", "greater_is")
+_ANYWHERE = (
+    *("eval_st", "eval_delay", "save_st", "logging_steps", "early_stopping", "load_best", "metric_for_best"),
+    "greater_is",
+)
 # Settings of validation and of a cache have the names of the training's and mean something else.
 _APART = (*keys.HELD_OUT, "test", "generation", "inference", *keys.CACHES)
 # What stands in all other sections is the training's where it has such a name, but for what has a meaning of its own

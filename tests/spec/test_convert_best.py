@@ -1,0 +1,70 @@
+"""Which weights of the old run are the result, and how often they were compared."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from converting import converted, refused, whys
+
+PLAIN = {"model_name_or_path": "Qwen/Qwen3-VL-8B-Instruct", "train_file": "train.jsonl"}
+BEST = {**PLAIN, "validation_file": "val.jsonl", "load_best_model_at_end": True, "eval_strategy": "steps"}
+SHARE = "a share of all steps, and how many there are is not known here"
+
+
+@pytest.mark.parametrize(
+    ("old", "every"),
+    [
+        ({"eval_steps": 0.1, "save_steps": 0.1, "max_steps": 25}, 3),
+        ({"eval_steps": 100, "save_steps": 100, "eval_delay": 100}, 100),
+        ({"eval_steps": 100, "save_strategy": "best"}, 100),
+        ({"eval_strategy": "epoch", "save_strategy": "epoch", "eval_delay": 1}, "epoch"),
+    ],
+)
+def test_how_often_weights_are_compared(tmp_path: Path, old: dict[str, Any], every: Any) -> None:
+    done = converted(tmp_path, {**BEST, **old})
+    assert done.recipe.best is not None and done.recipe.best.every == every
+    assert whys(done)["recipe.best"] == ""
+
+
+@pytest.mark.parametrize(
+    ("old", "how"), [({"save_strategy": "steps", "save_steps": 500}, "save_steps"), ({}, "save_steps by default")]
+)
+def test_weights_that_were_evaluated_and_not_saved(tmp_path: Path, old: dict[str, Any], how: str) -> None:
+    done = converted(tmp_path, {**BEST, **old, "eval_steps": 100})
+    assert done.recipe.best is not None and done.recipe.best.every == 500
+    assert done.plan.eval_steps == 100
+    said = whys(done)["recipe.best"]
+    assert said.startswith("near, not the same: the Trainer's result is one of the weights that it saved, every 500 ")
+    assert f"({how})" in said
+
+
+@pytest.mark.parametrize(
+    ("old", "line"),
+    [
+        (
+            {"eval_steps": 0.1, "save_steps": 0.1},
+            f"eval_steps is 0.1; {SHARE}, which decides the best weights: give max_steps, or eval_steps as a number "
+            "of steps",
+        ),
+        (
+            {"eval_steps": 50, "save_steps": 50, "eval_delay": 200},
+            "eval_delay is 200; earlier weights would be compared too, and no recipe leaves them out (allowed: at most "
+            "50, the first comparison)",
+        ),
+        (
+            {"eval_strategy": "epoch", "save_strategy": "epoch", "eval": {"eval_delay": 2}},
+            "eval.eval_delay is 2; earlier weights would be compared too, and no recipe leaves them out (allowed: at "
+            "most 1, the first epoch)",
+        ),
+    ],
+)
+def test_best_weights_that_no_recipe_has(tmp_path: Path, old: dict[str, Any], line: str) -> None:
+    assert refused(tmp_path, {**BEST, **old}) == [line]
+
+
+def test_a_share_of_all_steps_is_no_number_of_them(tmp_path: Path) -> None:
+    done = converted(tmp_path, {**PLAIN, "eval_strategy": "steps", "eval_steps": 0.1, "save_steps": 0.2})
+    assert (done.plan.eval_steps, done.plan.save_steps) == ("epoch", "epoch")
+    assert whys(done)["eval_steps"] == f"{SHARE}; plan.eval_steps is a number of them"
+    known = converted(tmp_path, {**PLAIN, "eval_steps": 0.1, "save_steps": 0.2, "max_steps": 45})
+    assert (known.plan.eval_steps, known.plan.save_steps) == (5, 9)
