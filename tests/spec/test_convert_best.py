@@ -1,10 +1,11 @@
 """Which weights of the old run are the result, and how often they were compared."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from converting import converted, refused, whys
+from converting import DATA, LLAMA, OURS, TARGETED, converted, refused, whys
 
 PLAIN = {"model_name_or_path": "Qwen/Qwen3-VL-8B-Instruct", "train_file": "train.jsonl"}
 BEST = {**PLAIN, "validation_file": "val.jsonl", "load_best_model_at_end": True, "eval_strategy": "steps"}
@@ -68,3 +69,24 @@ def test_a_share_of_all_steps_is_no_number_of_them(tmp_path: Path) -> None:
     assert whys(done)["eval_steps"] == f"{SHARE}; plan.eval_steps is a number of them"
     known = converted(tmp_path, {**PLAIN, "eval_steps": 0.1, "save_steps": 0.2, "max_steps": 45})
     assert (known.plan.eval_steps, known.plan.save_steps) == (5, 9)
+
+
+ENTRY = {"file_name": "val.json", "formatting": "sharegpt"}
+EPOCHS = {"load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "epoch"}
+AXOLOTL = {key: value for key, value in TARGETED.items() if key not in ("evals_per_epoch", "saves_per_epoch")}
+
+
+@pytest.mark.parametrize(
+    ("old", "val"),
+    [
+        ({**LLAMA, "eval_dataset": "held_out"}, "data/val.json"),
+        ({**LLAMA, "eval_dataset": ["held_out"]}, "data/val.json"),
+        ({**OURS, "eval_steps": None, "save_steps": None}, "./datasets/img_test.json"),
+        ({**AXOLOTL, "optimizer": "adamw_torch", "test_datasets": [{"path": "val.jsonl"}]}, "val.jsonl"),
+    ],
+)
+def test_by_questions_that_the_trainers_own_key_names(tmp_path: Path, old: dict[str, Any], val: str) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "dataset_info.json").write_text(json.dumps({"held_out": ENTRY}))
+    recipe = converted(tmp_path, {**old, **EPOCHS}, DATA).recipe
+    assert recipe.best is not None and (recipe.best.every, recipe.data.val) == ("epoch", val)

@@ -82,7 +82,7 @@ class Running(Settings):
             self.refuse(metric, f"no such validation score is known (allowed: {', '.join(VqaRecipe.scores)})")
         elif self.get(greater, bool) not in (None, asked != "loss"):
             self.refuse(greater, f"the best {asked} is the {'lowest' if asked == 'loss' else 'highest'}")
-        elif every is None or self.get("validation_file", str) is None:
+        elif every is None or not self.new["recipe"].values.get("data", {}).get("val"):
             remedy = "give --val FILE" if every is not None else "give eval_strategy, epoch or steps"
             self.refuse(first, f"without validation the best weights cannot be known: {remedy}")
         elif self._is_share("eval") and not self.is_set("plan.eval_steps"):
