@@ -14,6 +14,7 @@ from sameday.spec.convert import keys
 from sameday.spec.convert.adapters import adapters, has_adapters, switches
 from sameday.spec.convert.batch import batch
 from sameday.spec.convert.conversion import Conversion, Note, show
+from sameday.spec.convert.decay import explain_decay
 from sameday.spec.convert.deepspeed import agree
 from sameday.spec.convert.families import LOOK_ALIKE, names_of
 from sameday.spec.convert.interpolation import refuse_interpolations
@@ -89,6 +90,7 @@ def examine(
     work.model(families)
     quantization(work)
     switches(work)
+    explain_decay(work)
     work.image_root()
     work.simple()
     batch(work)

@@ -37,6 +37,9 @@ class FamilyFacts:
     """To which the image processors of its models enlarge smaller images; None where every image becomes one size."""
     line_break: bool = True
     """Whether its chat template has a line break behind the token that ends an answer."""
+    decayed_vectors: str = ""
+    """What of tower and projector transformers' Trainer decays, though these are vectors: norms of a class of the
+    model's own whose names do not say it, and embeddings."""
     whole_step_loss: bool = False
     """Whether transformers' Trainer divides a step's loss by all of its answer tokens, which it does where the model's
     forward accepts their number; else it divides each micro-batch's by those of the micro-batch."""
@@ -53,6 +56,7 @@ FAMILIES = {
         earlier="model.layers.",
         convolution=_PATCHES,
         alike=MLP,
+        decayed_vectors="the tower's norms (norm1, norm2, ln_q)",
         token_side=28,
         least_pixels=56 * 56,
     ),
@@ -83,6 +87,7 @@ FAMILIES = {
         "</s>",
         earlier="language_model.model.layers.",
         alike=ATTENTION[:3],
+        decayed_vectors="the tower's class_embedding",
         line_break=False,
         whole_step_loss=True,
     ),
