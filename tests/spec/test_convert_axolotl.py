@@ -202,3 +202,30 @@ def test_the_token_that_ends_an_answer(tmp_path: Path) -> None:
     for given in (["<|im_end|>"], ["<end_of_turn>", "<eos>"]):
         (line,) = refused(tmp_path, {**gemma, "eot_tokens": given}, DATA)
         assert line.endswith("; an answer would end with another token (allowed: <end_of_turn>)")
+
+
+@pytest.mark.parametrize(
+    ("given", "steps", "said"),
+    [
+        ({"warmup_ratio": 0.29, "max_steps": 100}, 28, "0.29 of max_steps, rounded down, where the questions are"),
+        ({"warmup_ratio": 0.015, "max_steps": 100}, 2, "enough for so many steps; axolotl makes two steps of one"),
+        ({"warmup_ratio": 0.009, "max_steps": 100}, 0, "rounded down"),
+        ({"warmup_steps": 1}, 2, "axolotl makes two steps of one"),
+        ({"warmup_steps": 10}, 10, ""),
+        ({"warmup_steps": 0, "warmup_ratio": 0.1}, 0, ""),
+    ],
+)
+def test_the_steps_of_a_warm_up(tmp_path: Path, given: dict[str, Any], steps: int, said: str) -> None:
+    """It rounds a share down and never warms up for one step alone."""
+    old = {**TARGETED, "optimizer": "adamw_torch", "warmup_ratio": None, "lora_target_modules": ["q_proj"], **given}
+    done = converted(tmp_path, old, DATA)
+    assert done.recipe.warmup_steps == steps and said in whys(done)["recipe.warmup_steps"]
+
+
+def test_a_share_of_steps_that_are_not_counted_yet(tmp_path: Path) -> None:
+    done = converted(tmp_path, {**TARGETED, "optimizer": "adamw_torch", "lora_target_modules": ["q_proj"]}, DATA)
+    assert (done.recipe.warmup_ratio, done.recipe.warmup_steps) == (0.1, None)
+    assert whys(done)["recipe.warmup_ratio"] == (
+        "near, not the same: axolotl rounds the number of steps down, a recipe rounds up, and axolotl makes two steps "
+        "of one: give warmup_steps where the old run's log tells them"
+    )

@@ -220,7 +220,7 @@ class _Converter(Running):
             if share is None:
                 self.drop("warmup_ratio", "null: no warm-up")
             else:
-                self.put("recipe.warmup_ratio", share, ["warmup_ratio"])
+                self.put("recipe.warmup_ratio", share, ["warmup_ratio"], self.why.get("warmup_ratio", ""))
 
     def optimizer(self) -> None:
         one, two, both = self.get("adam_beta1", float), self.get("adam_beta2", float), self.get("betas", list)

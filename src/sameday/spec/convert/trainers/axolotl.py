@@ -45,6 +45,7 @@ def _prepare(settings: Settings) -> None:
             f"{settings.document.source}: warmup_ratio is not set; axolotl then takes 3% of all steps, at most 100, "
             "and no recipe says that: give warmup_ratio or warmup_steps"
         )
+    _warm_up(settings)
     asked, kind = settings.text("chat_template"), settings.kind
     allowed = [name for name, each in _TEMPLATES.items() if kind not in FAMILIES or kind in each.kinds]
     chosen = _TEMPLATES.get(asked or "tokenizer_default", _TEMPLATES["tokenizer_default"])
@@ -63,6 +64,32 @@ def _prepare(settings: Settings) -> None:
     else:
         settings.refuse("plugins", f"code of its own may change anything (allowed: {', '.join(_PLUGINS)})")
     settings.done("plugins")
+
+
+def _warm_up(settings: Settings) -> None:
+    """It rounds a share of all steps down, where a recipe rounds up, and makes two steps of one."""
+    steps, share = settings.get("warmup_steps", int), settings.get("warmup_ratio", float)
+    limit, twice = settings.get("max_steps", int), "axolotl makes two steps of one"
+    if settings.text("lr_scheduler_type") == "constant":
+        return
+    if isinstance(steps, int):
+        settings.put("recipe.warmup_steps", 2 if steps == 1 else steps, ["warmup_steps"], twice if steps == 1 else "")
+        settings.drop("warmup_ratio", "warmup_steps replaces it")
+    elif isinstance(share, float | int) and 0 < share <= 1 and isinstance(limit, int) and limit > 0:
+        down = int(share * limit)
+        why = f"{show(share)} of max_steps, rounded down, where the questions are enough for so many steps"
+        why += f"; {twice}" if down == 1 else ""
+        settings.put("recipe.warmup_steps", 2 if down == 1 else down, ["warmup_ratio"], why)
+    elif isinstance(share, float | int) and share > 0:
+        settings.why["warmup_ratio"] = (
+            "near, not the same: axolotl rounds the number of steps down, a recipe rounds up, and axolotl makes two "
+            "steps of one: give warmup_steps where the old run's log tells them"
+        )
+        return
+    else:
+        return
+    for name in ("warmup_steps", "warmup_ratio"):
+        settings.done(name)
 
 
 def _adapter(settings: Settings) -> None:
