@@ -203,17 +203,36 @@ def test_what_ms_swift_holds_out(tmp_path: Path) -> None:
 
 
 def test_what_ms_swift_does_otherwise_is_said(tmp_path: Path) -> None:
-    four = {"quant_method": "bnb", "quant_bits": "4", "max_length": "2048", "truncation_strategy": "delete"}
+    four = {"quant_method": "bnb", "quant_bits": "4"}
     done = converted(tmp_path, script("swift sft", {**OURS, **four}))
     assert whys(done)["recipe.base_format"] == (
         "near, not the same: ms-swift leaves vision tower and projector in bf16; here they are in four bits too"
-    )
-    assert (
-        "leaves out questions longer than max_length; here the end of their answers is cut"
-        in whys(done)["truncation_strategy"]
     )
     rates = {"freeze_vit": "false", "vit_lr": "1e-5", "optimizer": "multimodal"}
     done = converted(tmp_path, script("swift sft", {**OURS, **rates}))
     assert whys(done)["optimizer"] == "AdamW with the learning rates of vit_lr and aligner_lr"
     (line,) = refused(tmp_path, script("swift sft", {**OURS, "optimizer": "multimodal"}))
     assert line.startswith("optimizer is multimodal; no recipe has this optimizer")
+
+
+def test_questions_longer_than_max_length(tmp_path: Path) -> None:
+    """What ms-swift did with them is said of max_length, also where only its default says it."""
+    cut = "; here the end of their answers is cut"
+    delete = "near, not the same: ms-swift leaves out longer questions (truncation_strategy delete, its default), and "
+    for given in ({}, {"truncation_strategy": "delete"}):
+        done = converted(tmp_path, script("swift sft", {**OURS, **given}))
+        assert whys(done)["recipe.max_length"] == f"{delete}then takes fewer steps{cut}"
+    done = converted(tmp_path, script("swift sft", {**OURS, "truncation_strategy": "left"}))
+    assert whys(done)["recipe.max_length"] == (
+        f"near, not the same: ms-swift cuts the beginning of longer questions (truncation_strategy left){cut}"
+    )
+    done = converted(tmp_path, script("swift sft", {**OURS, "truncation_strategy": "right"}))
+    assert whys(done)["recipe.max_length"] == "never cuts image tokens or a whole answer"
+    assert whys(done)["truncation_strategy"] == "recipe.max_length 2048 cuts the end of answers"
+    unlimited = {key: value for key, value in OURS.items() if key != "max_length"}
+    done = converted(tmp_path, script("swift sft", {**unlimited, "truncation_strategy": "delete"}))
+    assert done.recipe.max_length is None and "near" not in whys(done)["truncation_strategy"]
+    (line,) = refused(tmp_path, script("swift sft", {**OURS, "truncation_strategy": "split"}))
+    assert line == (
+        "truncation_strategy is split; too long questions would be cut otherwise (allowed: delete, left, right)"
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from sameday.spec.convert.conversion import show
 from sameday.spec.convert.families import QWEN_TEMPLATES, ChatTemplate
 from sameday.spec.convert.settings import Settings, not_found
 from sameday.spec.convert.targets import alike
@@ -19,6 +20,14 @@ _HUB = "nothing in the model depends on where it is fetched from"
 _FORM = "the adapters would have another form"
 FILES = (".json", ".jsonl", ".csv", ".parquet")
 _LINE = "near, not the same: a line break follows a question there, where the model's own chat template has a space"
+
+_TOO_LONG = {
+    "delete": "ms-swift leaves out longer questions (truncation_strategy delete, its default), and then takes fewer "
+    "steps",
+    "left": "ms-swift cuts the beginning of longer questions (truncation_strategy left)",
+    "right": "",
+}
+"""What its truncation_strategy does to questions, where that is not what a recipe does."""
 
 
 def _defaults(settings: Settings) -> dict[str, Any]:
@@ -47,11 +56,27 @@ def _prepare(settings: Settings) -> None:
         if name in settings.old:
             local_file(settings, name, field, option)
     image_sizes(settings)
+    _too_long(settings)
     if settings.get("padding_free", bool):
         settings.put("plan.packing", True, ["padding_free"])
     else:
         settings.drop("padding_free", "does nothing at this value")
     settings.done("padding_free")
+
+
+def _too_long(settings: Settings) -> None:
+    """What becomes of questions longer than max_length: a recipe cuts the end of their answers."""
+    name = "truncation_strategy"
+    asked, limit = settings.text(name) or "delete", settings.get("max_length", int)
+    if asked not in _TOO_LONG:
+        settings.refuse(name, f"too long questions would be cut otherwise (allowed: {', '.join(_TOO_LONG)})")
+    elif limit is None:
+        settings.drop(name, "max_length is not set, and no question is cut here")
+    else:
+        if _TOO_LONG[asked]:
+            settings.why["max_length"] = f"near, not the same: {_TOO_LONG[asked]}; here the end of their answers is cut"
+        settings.drop(name, f"recipe.max_length {show(limit)} cuts the end of answers")
+    settings.done(name)
 
 
 def _held_out(settings: Settings) -> None:
@@ -154,8 +179,6 @@ TRAINER = Trainer(
         **only("max_epochs", "training would stop before its last step"),
     },
     dropped={
-        "truncation_strategy": "near, not the same: delete, which is its default, leaves out questions longer than "
-        "max_length; here the end of their answers is cut",
         "lora_dtype": "what is trained has float32 copies",
         "model_type": "its configuration says what the model is",
         "model_name_told": "its name for itself, in data that asks for it",
@@ -179,7 +202,7 @@ TRAINER = Trainer(
     },
     handled=(
         *("tuner_type", "dataset", "val_dataset", "padding_free", "vit_lr", "aligner_lr"),
-        *(*TOKENS, SHRUNK),
+        *(*TOKENS, SHRUNK, "truncation_strategy"),
     ),
     data={"--train": ("dataset",), "--val": ("val_dataset",)},
     defaults=_defaults,
