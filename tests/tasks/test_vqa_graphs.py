@@ -4,6 +4,9 @@ where kernels are deterministic."""
 from __future__ import annotations
 
 import gc
+import json
+import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,9 @@ import recordings
 import torch
 import worlds
 from arms import Stage
+from processes import assert_same_run, finished, last_step, records, training_steps, weights
 from recordings import LORA
+from safetensors.torch import load
 from torch import Tensor
 
 from sameday.hardware import graphs
@@ -23,6 +28,7 @@ from sameday.hardware.kernels import without_flash
 from sameday.hardware.machine import detect_machine, set_deterministic
 from sameday.hardware.ranks import Ranks
 from sameday.models import features
+from sameday.spec.document import dump_yaml
 from sameday.spec.plan import Plan
 from sameday.tasks.vqa import recorded
 from sameday.tasks.vqa.task import VqaTask
@@ -316,11 +322,70 @@ def test_a_loss_that_somebody_keeps_does_not_end_a_recording(tiny_qwen3: Path, w
     assert {type(program.passes) for program in task.recorder._made.values()} == {Recorded}
 
 
-def test_a_run_that_is_killed_goes_on_to_the_same_bits(tmp_path: Path, tiny_qwen3: Path, world: Path) -> None:
-    """And as `sameday verify` compares it with the plain plan: every step, a kill, a resume."""
+def test_a_run_that_is_killed_and_resumed_is_the_plain_plans_up_to_rounding(
+    tmp_path: Path, tiny_qwen3: Path, world: Path
+) -> None:
+    """As `sameday verify` compares it with the plain plan: every step, a kill, a resume."""
     stage = Stage(tmp_path, world, worlds.tiny_recipe(tiny_qwen3, **RECIPE), steps=8, device="cuda")
     plan = Plan(**PLAN, deterministic=True)
     with patch.object(recorded, "Recorded", wraps=Recorded) as made:
         found = stage.compare(plan)
     assert made.call_count > 1, "nothing was recorded"
     assert found.same, "\n".join(map(str, found.differences))
+
+
+KILLED = """\
+\"\"\"`sameday train` of a process that is killed when it comes to a step, counted from 0.\"\"\"
+import os
+import signal
+import sys
+
+from sameday.cli import main
+from sameday.train.steps import Steps
+
+launch = Steps.launch
+
+
+def launched(steps, step, *how):
+    if step == {step}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    launch(steps, step, *how)
+
+
+Steps.launch = launched
+sys.exit(main())
+"""
+
+
+def sets_of(plan: Plan) -> list[str]:
+    """All of its fields, so that none is chosen for what else is on the GPU."""
+    return [f"plan.{name}={json.dumps(value)}" for name, value in plan.model_dump(mode="json").items()]
+
+
+@pytest.mark.parametrize(
+    "plan", [pytest.param({}, id="eager"), pytest.param(COMPILED | KERNELS, id="fused, LoRA's kernels, compiled")]
+)
+def test_a_run_that_is_killed_and_resumed_ends_in_the_same_bits(
+    tmp_path: Path, tiny_qwen3: Path, plan: dict[str, Any]
+) -> None:
+    """Each process records by itself. Killed in an epoch, and resumed in the middle of it, when features of all images
+    were in memory; dropout is on. Without a GPU `test_vqa_recorded.py` does the same."""
+    folder = worlds.write_world(tmp_path, 4, (6, 5, 1, 6, 2), sizes=recordings.SIZES)
+    recipe = worlds.tiny_recipe(tiny_qwen3, **RECIPE | {"num_epochs": 8})
+    (folder / "recipe.yaml").write_text(dump_yaml(recipe))
+    how = {"deterministic": True, "keep_features": True, "device": "cuda"}
+    sets = sets_of(Plan(**PLAN | plan | how, save_steps=7, eval_steps=None))
+    whole = finished(folder, *sets, out="whole")
+    (folder / "killed.py").write_text(KILLED.format(step=13))
+    killed = finished(folder, *sets, out="killed", script=folder / "killed.py", code=-signal.SIGKILL)
+    assert last_step(folder / "killed") < training_steps(folder / "whole")[-1] == 40
+    resumed = finished(folder, *sets, out="killed")
+    assert "resumed from step-000007" in resumed.stdout, "an epoch has five"
+    for process in (whole, killed, resumed):
+        assert re.search(r"recorded \d+ size", process.stdout) and "keep_features: up to" in process.stdout
+        assert "cuda_graphs: " not in process.stderr, "all that has a shape is recorded"
+    assert records(folder / "killed") == records(folder / "whole")
+    (content,), (wanted,) = weights(folder / "killed").values(), weights(folder / "whole").values()
+    found = load(content)
+    assert recipe.dropout and all(torch.equal(found[name], value) for name, value in load(wanted).items())
+    assert_same_run(folder / "killed", folder / "whole")

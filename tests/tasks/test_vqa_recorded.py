@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import closing, suppress
 from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,21 +16,27 @@ import pytest
 import recordings
 import torch
 import worlds
+from processes import assert_same_run, records, training_steps
 from recordings import PLAN
 from torch import Tensor
 
 from sameday.hardware.graphs import Launched, NotRecorded
 from sameday.hardware.machine import Machine, detect_machine
 from sameday.hardware.ranks import Ranks
+from sameday.models import features
+from sameday.models.features import FeatureMemory
 from sameday.models.load import load_base
 from sameday.models.vlm import VisionLanguageModel
+from sameday.record.folder import RunFolder
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
 from sameday.tasks.vqa import recorded
 from sameday.tasks.vqa.setup import VqaSetup
 from sameday.tasks.vqa.task import VqaTask
 from sameday.tasks.warm_up import warm_up
+from sameday.train.loop import train
 from sameday.train.steps import Steps
+from sameday.verify.arm import Killed
 
 RECIPE = recordings.LONG | {"loss_weight": "sample"}
 GPU = Machine("cuda", "a GPU", 2**37, 16, True, 2**17, (9, 0))
@@ -54,6 +61,7 @@ def make(tiny_qwen3: Path, world: Path) -> Make:
         computing = VisionLanguageModel(
             deepcopy(base), first.model.family, recipe, asked, cpu, first.processor.byte_table
         )
+        computing.memory = FeatureMemory(cpu) if asked.keep_features else None
         encoder = deepcopy(first.encoder)
         task = VqaTask(recipe, asked, computing, encoder, first.processor, dict(first.splits))
         worlds.stir(task)
@@ -277,6 +285,55 @@ def test_nothing_is_recorded_after_the_warm_up(make: Make, monkeypatch: pytest.M
     assert Counted.made == len(shapes.all) < served and steps.gradients.norm() > 0
     assert said[0].startswith("recording what this run will meet, so that no step waits for it: ")
     assert said[1].startswith(f"recorded {len(shapes.all)} sizes of micro-batches that this run will meet in ")
+
+
+def trained(task: VqaTask, world: Path, out: Path, dies_in: int | None = None) -> VqaTask:
+    """After a run to its end, or, from `dies_in` on (from 0), as a kill leaves it."""
+    launch = Steps.launch
+
+    def launched(steps: Steps, step: int, *how: Any) -> None:
+        if step == dies_in:
+            raise Killed
+        launch(steps, step, *how)
+
+    with (
+        patch.object(Steps, "launch", launched),
+        suppress(Killed),
+        closing(RunFolder.open(out, task.recipe, task.plan, world)) as run,
+    ):
+        train(task.recipe, task.plan, task, run, Ranks())
+    return task
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_signals")
+def test_a_run_that_is_killed_and_resumed_ends_in_the_same_bits(
+    make: Make,
+    world: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Killed in an epoch, and resumed in the middle of it: what shapes were filled with before is gone, and so are the
+    features that stay in memory. Dropout is on. On a GPU `test_vqa_graphs.py` does the same."""
+    monkeypatch.setattr(features, "LEFT", 0.0)  # other processes may have most of the memory
+
+    def fresh() -> VqaTask:
+        return make(True, {"keep_features": True, "save_steps": 3}, num_epochs=3)
+
+    whole = trained(fresh(), world, tmp_path / "whole")
+    assert whole.steps_per_epoch() == 4 and whole.recorder._made and whole.recipe.dropout
+    memory = whole.model.memory
+    assert memory is not None and len(memory) == 4, "images of later epochs are not computed again"
+    cut = trained(fresh(), world, tmp_path / "killed", dies_in=7)
+    assert training_steps(tmp_path / "killed") == list(range(1, 8)) and cut.recorder._made
+    capsys.readouterr()
+    resumed = trained(fresh(), world, tmp_path / "killed")
+    assert "resumed from step-000006" in capsys.readouterr().out
+    assert training_steps(tmp_path / "killed") == list(range(1, 13))
+    assert records(tmp_path / "killed") == records(tmp_path / "whole")
+    assert all(torch.equal(weight, resumed.trained()[name]) for name, weight in whole.trained().items())
+    assert_same_run(tmp_path / "killed", tmp_path / "whole")
 
 
 def test_new_gradients_are_recorded_anew(make: Make) -> None:
