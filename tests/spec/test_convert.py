@@ -125,9 +125,9 @@ def test_absent_keys_take_the_old_programs_defaults_and_say_so(tmp_path: Path) -
     recipe = done.recipe
     assert (recipe.num_epochs, recipe.learning_rate, recipe.schedule) == (3, 5e-5, "linear")
     assert (recipe.max_grad_norm, recipe.seed, recipe.weight_decay) == (1.0, 42, 0.0)
-    assert (recipe.effective_batch, done.plan.max_questions, recipe.precision) == (8, 8, "float32")
+    assert (recipe.effective_batch, done.plan.max_questions, recipe.precision) == (8, 8, "bf16")
     assert (recipe.train, recipe.order.kind, recipe.loss_weight) == ("all", "shuffle", "token")
-    for name in ("num_train_epochs", "learning_rate", "lr_scheduler_type", "max_grad_norm", "seed", "bf16"):
+    for name in ("num_train_epochs", "learning_rate", "lr_scheduler_type", "max_grad_norm", "seed"):
         assert why(done, f"(not set) {name}") == "the Trainer's default"
     lora = converted(tmp_path, lora={"r": 2})
     assert (lora.recipe.train, lora.recipe.lora.r, lora.recipe.lora.alpha) == ("lora", 2, 8.0)

@@ -1,5 +1,6 @@
 """Whether what the old program trained had float32 master copies, as the weights of a recipe have."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,9 @@ def test_bf16_weights_that_were_trained_themselves(tmp_path: Path, old: dict[str
 @pytest.mark.parametrize(
     "old",
     [
-        PLAIN,
+        {**PLAIN, "torch_dtype": "float32"},
+        {**PLAIN, "deepspeed": "zero3.json"},
+        {**PLAIN, "lora_r": 8, "lora_target_modules": ["q_proj"]},
         {**LOADED, "lora_r": 8, "lora_target_modules": ["q_proj"]},
         {**LOADED, "deepspeed": "zero3.json"},
         {**LOADED, "fsdp": "full_shard auto_wrap"},
@@ -40,3 +43,55 @@ def test_bf16_weights_that_were_trained_themselves(tmp_path: Path, old: dict[str
 )
 def test_float32_master_copies(tmp_path: Path, old: dict[str, Any] | str) -> None:
     assert "near" not in whys(converted(tmp_path, old, DATA))["recipe.precision"]
+
+
+FORMAT = "without dtype transformers 5 loads a model in its checkpoint's format, {}, and earlier ones in float32"
+SILENT = {key: value for key, value in PLAIN.items() if key != "bf16"}
+ADAPTERS = {**SILENT, "lora_r": 8, "lora_target_modules": ["q_proj"]}
+BF16, FP16 = FORMAT.format("bf16"), FORMAT.format("fp16")
+LLAVA = {"model_name_or_path": "llava-hf/llava-1.5-7b-hf"}
+
+
+@pytest.mark.parametrize(
+    ("old", "precision", "why"),
+    [
+        (PLAIN, "bf16", f"{BF16}: with 5 {NEAR}"),
+        ({**PLAIN, **LLAVA}, "bf16", f"{FP16}: with 5 {NEAR.replace('bf16', 'fp16')}"),
+        (ADAPTERS, "bf16", f"{BF16}: set float32 if the old run had an earlier one"),
+        (SILENT, "bf16", f"{NEAR}; {BF16}: set float32 if the old run had an earlier one"),
+        (
+            {**ADAPTERS, **LLAVA},
+            "bf16",
+            f"near, not the same: no recipe has fp16; {FP16}: set float32 if the old run had an earlier one",
+        ),
+        ({**ADAPTERS, "bf16": False}, "float32", f"bf16 is off; {BF16}: set bf16 if the old run had 5"),
+        ({**ADAPTERS, "tf32": True}, "tf32", f"float32 with TF32 matmuls; {BF16}: set bf16 if the old run had 5"),
+        (
+            {**ADAPTERS, "mixed_precision": "no"},
+            "float32",
+            f"the Trainer's default; {BF16}: set bf16 if the old run had 5",
+        ),
+    ],
+)
+def test_what_depends_on_the_version_of_transformers(
+    tmp_path: Path, old: dict[str, Any], precision: str, why: str
+) -> None:
+    done = converted(tmp_path, old)
+    assert (done.recipe.precision, whys(done)["recipe.precision"]) == (precision, why)
+
+
+@pytest.mark.parametrize(
+    ("config", "precision", "why"),
+    [
+        ({"torch_dtype": "float32"}, "float32", "the Trainer's default"),
+        ({"dtype": "bfloat16"}, "bf16", f"{BF16}: set float32 if the old run had an earlier one"),
+        ([], "bf16", f"{BF16}: set float32 if the old run had an earlier one"),
+    ],
+)
+def test_a_folder_says_its_format(tmp_path: Path, config: Any, precision: str, why: str) -> None:
+    model = tmp_path / "qwen3-vl"
+    model.mkdir()
+    said = {"model_type": "qwen3_vl", **config} if config else config
+    (model / "config.json").write_text(json.dumps(said))
+    done = converted(tmp_path, {**ADAPTERS, "model_name_or_path": "qwen3-vl"})
+    assert (done.recipe.precision, whys(done)["recipe.precision"]) == (precision, why)

@@ -43,6 +43,8 @@ class FamilyFacts:
     whole_step_loss: bool = False
     """Whether transformers' Trainer divides a step's loss by all of its answer tokens, which it does where the model's
     forward accepts their number; else it divides each micro-batch's by those of the micro-batch."""
+    stored: str = "bf16"
+    """The format of its checkpoints' weights."""
 
 
 _BOTH = ("tower", "projector")
@@ -90,6 +92,7 @@ FAMILIES = {
         decayed_vectors="the tower's class_embedding",
         line_break=False,
         whole_step_loss=True,
+        stored="fp16",
     ),
     "gemma3": FamilyFacts(
         ("tower",),

@@ -394,12 +394,23 @@ def begins(name: str, starts: Mapping[str, str]) -> str | None:
 
 def model_type(config: Path) -> str | None:
     """As a model's folder has it; None where there is no such folder."""
+    read = _model_config(config)
+    return None if read is None else str(read.get("model_type"))
+
+
+def model_dtype(config: Path) -> str | None:
+    """The format of a folder's weights as its configuration says it, also by the name before transformers 5."""
+    read = _model_config(config) or {}
+    return next((str(read[name]) for name in ("dtype", "torch_dtype") if read.get(name)), None)
+
+
+def _model_config(config: Path) -> dict[str, Any] | None:
     try:
         with config.open(encoding="utf-8") as file:
-            kind = json.loads(file.read(1_000_000)).get("model_type")
-    except (OSError, ValueError, AttributeError, RecursionError):
+            read = json.loads(file.read(1_000_000))
+    except (OSError, ValueError, RecursionError):
         return None
-    return str(kind)
+    return read if isinstance(read, dict) else None
 
 
 def cast(value: Any, kind: type) -> Any:

@@ -51,6 +51,8 @@ class Trainer:
     """Whether names of layers that get adapters are the language model's alone, or as in PEFT any part's."""
     loads_as_computed: bool = False
     """Whether a model has the precision that training computes in where nothing else says what it is loaded in."""
+    loads_as_stored: bool = False
+    """Whether, where nothing says what a model is loaded in, transformers chooses it, which depends on its version."""
     templates: Mapping[str, ChatTemplate] = field(default_factory=lambda: TEMPLATES)
     """Prompts that it has by name, and in configs of it `template` asks for."""
     prompts: Mapping[str, str] = field(default_factory=dict)
@@ -87,4 +89,4 @@ def only(names: str, why: str, *values: Any) -> dict[str, tuple[tuple[Any, ...],
 
 
 LISTED = "questions would come in the order of the file: by hand set recipe.order: listed"
-PLAIN = Trainer("transformers' Trainer, or a script around it", "trainer")
+PLAIN = Trainer("transformers' Trainer, or a script around it", "trainer", loads_as_stored=True)
