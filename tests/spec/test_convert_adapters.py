@@ -136,3 +136,24 @@ def test_a_part_of_the_model_trained_without_the_others(
     (thawed, *language) = sorted(lines, key=lambda line: "language model would not be trained" in line)
     assert thawed.split("; ")[1] == f"{said} {ALONE}"
     assert len(language) == said.endswith(" alone")
+
+
+@pytest.mark.parametrize("given", ["saves/a", ["saves/a"]])
+def test_an_adapter_in_a_list_is_that_one(tmp_path: Path, given: Any) -> None:
+    swift = {"model": "Qwen/Qwen3-VL-8B-Instruct", "train_type": "lora", "freeze_vit": True, "dataset": "d.jsonl"}
+    assert converted(tmp_path, {**swift, "adapters": given}).recipe.start_adapter == "saves/a"
+    assert converted(tmp_path, {**PLAIN, **SIZE, "adapter_name_or_path": given}).recipe.start_adapter == "saves/a"
+
+
+def test_several_adapters_are_refused(tmp_path: Path) -> None:
+    several = "several adapters, and a recipe starts from one: merge all but the last into the model"
+    swift = {"model": "Qwen/Qwen3-VL-8B-Instruct", "train_type": "lora", "freeze_vit": True, "dataset": "d.jsonl"}
+    (line,) = refused(tmp_path, {**swift, "adapters": ["saves/a", "saves/b"]})
+    assert line == f"adapters is [saves/a, saves/b]; {several}"
+    llama = {"model_name_or_path": "Qwen/Qwen3-VL-8B-Instruct", "finetuning_type": "lora", "cutoff_len": 512}
+    (line,) = refused(tmp_path, {**llama, "adapter_name_or_path": "saves/a,saves/b"}, {"--train": "train.jsonl"})
+    assert line == f"adapter_name_or_path is saves/a,saves/b; {several}"
+    done = converted(tmp_path, {**llama, "adapter_name_or_path": "saves/a"}, {"--train": "train.jsonl"})
+    assert done.recipe.start_adapter == "saves/a"
+    done = converted(tmp_path, {**PLAIN, "prev_checkpoint": []})
+    assert (done.recipe.train, done.recipe.start_adapter) == ("all", None)

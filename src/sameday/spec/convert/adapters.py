@@ -19,6 +19,25 @@ _NO_RANK = (
 _NAMES = "a list of layer names, such as [q_proj, v_proj]"
 
 
+def one_adapter(work: Settings) -> None:
+    """The adapter that training starts from, where it stands in a list; LLaMA-Factory splits a text at commas."""
+    name = "start_adapter"
+    if name not in work.old:
+        return
+    key, value = work.old[name]
+    if isinstance(value, str) and work.trainer.short == "llamafactory":
+        value = [each.strip() for each in value.split(",") if each.strip()]
+    if not isinstance(value, list):
+        return
+    if not value:
+        work.drop(name, "empty: none")
+        return work.done(name)
+    if len(value) > 1:
+        work.refuse(name, "several adapters, and a recipe starts from one: merge all but the last into the model")
+    work.old[name] = (key, value[0])
+    return None
+
+
 def has_adapters(work: Settings) -> bool:
     """Whether anything gives their size, their layers or their weights."""
     names = [name for name, (_, value) in work.old.items() if value is not None]

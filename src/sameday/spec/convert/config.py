@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from sameday.spec.convert import keys
-from sameday.spec.convert.adapters import adapters, has_adapters, switches
+from sameday.spec.convert.adapters import adapters, has_adapters, one_adapter, switches
 from sameday.spec.convert.batch import batch
 from sameday.spec.convert.conversion import Conversion, Note, show
 from sameday.spec.convert.decay import explain_decay
@@ -85,6 +85,7 @@ def examine(
     if not command:
         refuse_interpolations(work)
     count_devices(work)
+    one_adapter(work)
     work.take_defaults()
     whose.prepare(work)
     work.model(families)
