@@ -236,3 +236,34 @@ def test_questions_longer_than_max_length(tmp_path: Path) -> None:
     assert line == (
         "truncation_strategy is split; too long questions would be cut otherwise (allowed: delete, left, right)"
     )
+
+
+ARGS = {
+    **{"model": "Qwen/Qwen2.5-VL-7B-Instruct", "train_type": "lora", "freeze_vit": True, "dataset": ["train.jsonl"]},
+    **{"fp16_opt_level": "O1", "half_precision_backend": "auto", "fp16_backend": "auto", "tpu_metrics_debug": False},
+    **{"past_index": -1, "use_legacy_prediction_loop": False, "include_inputs_for_metrics": False, "stream": False},
+    **{"ray_scope": "last", "sortish_sampler": False, "optim": "adamw_torch", "optimizer": None, "logprobs": False},
+    **{"stopping_strategy": "first_exhausted", "shuffle_buffer_size": 1000, "load_data_args": False, "columns": {}},
+    **{"ignore_args_error": False, "use_swift_lora": False, "adapter_act": "gelu", "adapter_length": 128},
+    **{"external_plugins": [], "custom_register_path": [], "custom_dataset_info": [], "model_kwargs": {}},
+    **{"val_dataset": [], "target_modules": ["all-linear"], "adapters": [], "template_backend": "swift"},
+    **{"rank": 0, "global_world_size": 4, "local_world_size": 4, "hub": "<class 'swift.hub.hub.MSHub'>"},
+    **{"model_suffix": "Qwen2.5-VL-7B-Instruct", "model_info": "ModelInfo(model_type='qwen2_5_vl')"},
+    **{"model_meta": "ModelMeta(model_type='qwen2_5_vl')", "model_dir": "/models/qwen", "swift_version": "3.8.0"},
+    **{"training_args": "Seq2SeqTrainingArguments(output_dir='/output')", "tools_prompt": "react_en"},
+    **{"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4, "truncation_strategy": "delete"},
+}
+
+
+def test_the_arguments_that_ms_swift_writes_into_the_folder_of_a_run(tmp_path: Path) -> None:
+    """All of its settings, and what it made of them; the number of processes is one of them."""
+    done = converted(tmp_path, ARGS)
+    assert done.trainer.name == "ms-swift"
+    assert (done.recipe.data.train, done.recipe.start_adapter) == ("train.jsonl", None)
+    assert done.recipe.effective_batch == 16
+    assert whys(done)["recipe.effective_batch"] == "1 at once x 4 accumulated x 4 processes"
+    assert whys(done)["adapters"] == "empty: none"
+    nested = {**ARGS, "training_args": {"learning_rate": 3e-4}}
+    assert converted(tmp_path, nested).recipe.learning_rate == 3e-4
+    lines = refused(tmp_path, {**ARGS, "template_backend": "jinja", "external_plugins": ["mine.py"]})
+    assert lost(lines) == {"template_backend", "external_plugins"}

@@ -21,6 +21,11 @@ _FORM = "the adapters would have another form"
 FILES = (".json", ".jsonl", ".csv", ".parquet")
 _LINE = "near, not the same: a line break follows a question there, where the model's own chat template has a space"
 
+_WRITTEN = (
+    *("model_info", "model_meta", "model_suffix", "model_dir", "hub", "swift_version", "training_args", "tools_prompt"),
+    *("rank", "local_world_size"),
+)
+"""Of args.json, which it writes into the folder of each run, what is no setting of its own."""
 _TOO_LONG = {
     "delete": "ms-swift leaves out longer questions (truncation_strategy delete, its default), and then takes fewer "
     "steps",
@@ -57,6 +62,9 @@ def _prepare(settings: Settings) -> None:
             local_file(settings, name, field, option)
     image_sizes(settings)
     _too_long(settings)
+    for name in _WRITTEN:
+        settings.drop(name, "it follows from the other settings, or is about tools")
+        settings.done(name)
     if settings.get("padding_free", bool):
         settings.put("plan.packing", True, ["padding_free"])
     else:
@@ -98,9 +106,13 @@ def _rates(settings: Settings) -> None:
         and (namesakes := alike(settings.get(NAMED, list), settings.kind)) is not None
     ):
         trained = ["tower"] if namesakes else []
-    if settings.text("optim") == "multimodal" and (settings.given("vit_lr") or settings.given("aligner_lr")):
-        settings.drop("optim", "AdamW with the learning rates of vit_lr and aligner_lr")
-        settings.done("optim")
+    if not settings.text("optimizer"):
+        settings.drop("optimizer", "null: what optim says")
+    elif settings.text("optimizer") == "multimodal" and (settings.given("vit_lr") or settings.given("aligner_lr")):
+        settings.drop("optimizer", "AdamW with the learning rates of vit_lr and aligner_lr")
+    else:
+        settings.refuse("optimizer", "no recipe has this optimizer (allowed: null, or multimodal with vit_lr)")
+    settings.done("optimizer")
     for name, part in (("vit_lr", "tower"), ("aligner_lr", "projector")):
         if settings.get(name, float) is None or part not in trained:
             settings.drop(name, "does nothing: not set, or of what is not trained")
@@ -144,6 +156,7 @@ TRAINER = Trainer(
         **{"split_dataset_ratio": "val_size", "adapters": "start_adapter", "lora_bias_trainable": "lora_bias"},
         **{"init_weights": "init_lora_weights", "num_epochs": "num_train_epochs", "use_liger": "use_liger_kernel"},
         **{"quant_bits": "quantization_bit", "train_dataloader_shuffle": "shuffle"},
+        **{"global_world_size": "num_processes", "optimizer": "optimizer"},
         "dataset_shuffle": "dataset_shuffle",
     },
     neutral={
@@ -152,11 +165,16 @@ TRAINER = Trainer(
         **only("num_labels problem_type", "no recipe learns so"),
         **only("rlhf_type", "it trains by preferences or rewards"),
         **only("use_chat_template", "the prompt would be another one", True),
+        **only("template_backend", "the prompt would be another one", "swift"),
         **only("loss_scale", "tokens of an answer would weigh differently", "default"),
         **only("loss_type metric_class", "the loss would be another one", "cross_entropy"),
         **only("tuner_backend", "the adapters would be another program's", "peft", "unsloth"),
-        **only("external_plugins custom_register_path custom_dataset_info", "code of its own may change anything"),
-        **only("columns model_kwargs agent_template response_prefix", "questions would be read or asked otherwise"),
+        **only("external_plugins custom_register_path custom_dataset_info", "code of its own may change anything", []),
+        **only("columns model_kwargs agent_template response_prefix", "questions would be read or asked otherwise", {}),
+        **only("load_data_args", "questions would be those of another run: give --train FILE", False),
+        **only("use_swift_lora", _FORM, False),
+        **only("sortish_sampler", "the order would depend on lengths", False),
+        **only("past_index", "the model would see what it said before", -1),
         **only(
             "sft_type",
             "it is of ms-swift 2, whose defaults were others: give the names of ms-swift 3, train_type for it",
@@ -189,6 +207,11 @@ TRAINER = Trainer(
         **each("download_mode use_hf check_model local_repo_path", _HUB),
         **each("add_version create_checkpoint_symlink save_args load_args use_flash_ckpt", _HUB),
         **each("acc_strategy acc_steps predict_with_generate val_dataset_shuffle", "for evaluation"),
+        **each("use_legacy_prediction_loop include_inputs_for_metrics stream logprobs", "for evaluation"),
+        **each("fp16_opt_level half_precision_backend fp16_backend", "about fp16"),
+        **each("stopping_strategy shuffle_buffer_size", "about questions that are streamed or drawn from several sets"),
+        **each("adapter_act adapter_length", "not used"),
+        **each("ignore_args_error ray_scope", "how it was started changes nothing"),
         "FPS": _VIDEO,
         "NODE_RANK": "which of the machines this is",
     },
@@ -199,10 +222,11 @@ TRAINER = Trainer(
             ("galore_", "adalora_", "reft_", "boft_", "vera_", "fourier_", "llamapro_", "lisa_"), "not used"
         ),
         "lora_ga_": "not used",
+        "tpu_": "about other devices",
     },
     handled=(
         *("tuner_type", "dataset", "val_dataset", "padding_free", "vit_lr", "aligner_lr"),
-        *(*TOKENS, SHRUNK, "truncation_strategy"),
+        *(*TOKENS, SHRUNK, "truncation_strategy", "optimizer", *_WRITTEN),
     ),
     data={"--train": ("dataset",), "--val": ("val_dataset",)},
     defaults=_defaults,
