@@ -148,6 +148,11 @@ def test_names_that_layers_had_before(tmp_path: Path, pattern: str, model: str, 
         (r".*(q_proj|qkv)", "it takes layers of the vision tower or of the projector too"),
         (r".*layers\.[0-3]\..*q_proj", "it takes q_proj in some layers of the language model and not in others"),
         (r"(.*q_proj", "it is no regular expression (missing ), unterminated subpattern at position 0)"),
+        (
+            r"(([a-z_.0-9]+)+)+X",
+            "it was not done with the names of the model's layers after 2 seconds: a repeat inside a repeat, such as "
+            "(a+)+, tries every way to cut a name into pieces",
+        ),
     ],
 )
 def test_why_a_pattern_is_refused(tmp_path: Path, pattern: str, said: str) -> None:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-import signal
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +16,7 @@ from sameday.data.questions.tables import separator
 from sameday.spec.errors import BadInput
 from sameday.spec.load import resolve_path
 from sameday.spec.questions import Categories, Rule, stage_number
+from sameday.spec.time_limit import TookTooLong, time_limit
 from sameday.spec.words import in_one_line
 
 COLUMNS = ("question", "stage", "type")
@@ -72,45 +70,21 @@ class Categorizer:
         return [name for name in ("stage", "type") if any(getattr(each, name) is not None for each in everything)]
 
 
-class _TookTooLong(Exception):
-    pass
-
-
-def _stop(*_: object) -> None:
-    raise _TookTooLong
-
-
 def _found(rules: Sequence[Rule], question: str) -> list[Rule]:
     found, done = list[Rule](), 0
     try:
-        with _at_most(PATIENCE):  # around all rules: a timer for each would cost more than its search
+        with time_limit(PATIENCE):  # around all rules: a timer for each would cost more than its search
             for rule in rules:
                 if re.search(rule.match, question):
                     found.append(rule)
                 done += 1
-    except _TookTooLong:
+    except TookTooLong:
         raise BadInput(
             f"recipe.categories.rules.{done}.match: {rules[done].match!r} was not done with the question "
             f"{in_one_line(question)!r} after {PATIENCE:g} seconds: a repeat inside a repeat, such as (a+)+, tries "
             "every way to cut a text into pieces; write it with one repeat, such as a+"
         ) from None
     return found
-
-
-@contextmanager
-def _at_most(seconds: float) -> Iterator[None]:
-    """Searching looks for signals on its way, so that a timer can end it. Signals reach the main thread alone: there is
-    no limit elsewhere. The process's own time counts, so that a busy machine is no reason to stop."""
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
-        yield
-        return
-    if signal.getsignal(signal.SIGVTALRM) is not _stop:  # left there: setting it anew costs more than a search
-        signal.signal(signal.SIGVTALRM, _stop)
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
 
 def known_as(question: str) -> str:

@@ -9,9 +9,12 @@ from typing import Any
 
 from sameday.spec.convert.families import ATTENTION, FAMILIES, MLP
 from sameday.spec.lora import OF_IMAGES
+from sameday.spec.time_limit import TookTooLong, time_limit
 
 LANGUAGE = (*ATTENTION, *MLP)
 """All linear layers of the language model."""
+PATIENCE = 2.0
+"""Seconds of computing for a pattern of layers, which takes milliseconds."""
 _LAYERS = (0, 1, 7, 27)
 _TODAY = "model.language_model.layers."
 
@@ -52,12 +55,23 @@ class Taken:
 
 
 def matched(pattern: str, kind: str | None) -> Taken:
+    """What a pattern takes, within the time that people wait for it."""
+    try:
+        with time_limit(PATIENCE):
+            return _matched(re.compile(pattern), kind)
+    except (re.error, OverflowError, RecursionError) as error:
+        return Taken((), f"it is no regular expression ({error})")
+    except TookTooLong:
+        return Taken(
+            (),
+            f"it was not done with the names of the model's layers after {PATIENCE:g} seconds: a repeat inside a "
+            "repeat, such as (a+)+, tries every way to cut a name into pieces",
+        )
+
+
+def _matched(asked: re.Pattern[str], kind: str | None) -> Taken:
     """PEFT wants the whole name to match: the name of today, or else the one that earlier versions of transformers had
     for the same layer."""
-    try:
-        asked = re.compile(pattern)
-    except re.error as error:
-        return Taken((), f"it is no regular expression ({error})")
     facts = [FAMILIES[kind]] if kind in FAMILIES else list(FAMILIES.values())
     tower = [name for each in facts for name in each.tower_layers]
     today = _taken(asked, _TODAY, [f"model.{name}" for name in tower])
