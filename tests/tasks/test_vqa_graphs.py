@@ -27,6 +27,7 @@ from sameday.hardware.graphs import GraphMemory, Launched, Recorded
 from sameday.hardware.kernels import without_flash
 from sameday.hardware.machine import detect_machine, set_deterministic
 from sameday.hardware.ranks import Ranks
+from sameday.kernels.dropout import dropouts
 from sameday.models import features
 from sameday.spec.document import dump_yaml
 from sameday.spec.plan import Plan
@@ -145,6 +146,28 @@ def test_features_that_stay_in_memory_are_read_by_recordings(
     assert {type(program.passes) for program in task.recorder._made.values()} == {Recorded}
     for number, each in enumerate(zip(made, filling, kept, again, strict=True)):
         assert all(torch.equal(each[0], other) for other in each[1:]), number
+
+
+def test_dropout_that_is_turned_off_drops_in_no_recording(tiny_qwen3: Path, world: Path) -> None:
+    """Nor is it missing from one when it is on again, with gradients where they were."""
+    task = make(tiny_qwen3, world, {})
+    stepped = Steps(task.recipe, task.plan, task, Ranks())
+
+    def each_way() -> list[list[Tensor]]:
+        found = []
+        for on in (True, False, True):
+            for layer in dropouts(task.module()):
+                layer.train(on)
+            found.append(learned(task, range(3), stepped))
+        return found
+
+    found = each_way()
+    assert {type(program.passes) for program in task.recorder._made.values()} == {Recorded}
+    task.recorder.forget()
+    task.recorder.records = False
+    for one, other in zip(found, each_way(), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    assert distance(found[1], found[0]) > 0.01 and distance(found[2], found[0]) == 0
 
 
 def test_shapes_share_memory(tiny_qwen3: Path, world: Path) -> None:

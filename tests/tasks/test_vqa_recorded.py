@@ -23,6 +23,7 @@ from torch import Tensor
 from sameday.hardware.graphs import Launched, NotRecorded
 from sameday.hardware.machine import Machine, detect_machine
 from sameday.hardware.ranks import Ranks
+from sameday.kernels.dropout import dropouts
 from sameday.models import features
 from sameday.models.features import FeatureMemory
 from sameday.models.load import load_base
@@ -176,6 +177,20 @@ def test_a_loss_holds_no_graph(make: Make) -> None:
     assert steps.gradients.norm() > 0
     with torch.no_grad():
         assert not task.loss_sum(batch, 0)[0].requires_grad
+
+
+def test_what_was_recorded_while_dropout_drops_does_not_serve_where_it_is_off(make: Make) -> None:
+    """Whether it drops is written into a graph, and gradients stay where they are: a step of each way is recorded."""
+    task = make(True)
+    stepped, silenced = Steps(task.recipe, task.plan, task, Ranks()), dropouts(task.module())
+    assert silenced
+    task.training(True)
+    for on in (True, False, True):
+        for layer in silenced:
+            layer.train(on)
+        list(recordings.computed(task, range(2), stepped))
+    shapes = {batch.shape for step in range(2) for batch in task.batches(step, None, Ranks())}
+    assert set(task.recorder._made) == {(shape, drops) for shape in shapes for drops in (True, False)}
 
 
 def test_shapes_are_a_matter_of_recipe_plan_and_data(make: Make) -> None:
