@@ -6,7 +6,8 @@
     python bench/real.py OUT --peers                          other trainers too, as `bench/peers.py` runs them
     python bench/real.py OUT --run [--only ROW]               `sameday train` of the mixture for three epochs, twice:
                                                               what is compiled before the first step, what that takes
-                                                              the first time and again, whether a later step stalls;
+                                                              the first time and again, whether a later step takes
+                                                              far longer than the median, also for its pixels;
                                                               with --steps N the first run ends after that many
 
 Weights are random. Mixtures are timed in the first epoch. Of the other rows those of kept features are timed from the
@@ -252,7 +253,7 @@ def whole_run(out: Path, args: argparse.Namespace) -> None:
         steps = [each["seconds"] for each in read_metrics(run / "metrics.jsonl") if "split" not in each]
         took = time.perf_counter() - began
         pixels = pixels_of(out, fields)[: len(steps)]
-        print(stalls(steps, pixels, read_times(run), f"run {number}: {took:.0f} s"), flush=True)
+        print(stalls(steps, pixels, read_times(run), f"{name}, run {number}: {took:.0f} s"), flush=True)
         if not first:
             print(f"    {by_epoch(steps, EPOCHS)}", flush=True)
         for line in (out / f"run-{number}.log").read_text().splitlines():
@@ -293,13 +294,17 @@ def by_epoch(steps: Sequence[float], epochs: int) -> str:
 
 
 def stalls(steps: Sequence[float], pixels: Sequence[int], times: Sequence[dict[str, Any]], name: str) -> str:
-    """A step with many large images may take long without having stalled: its pixels stand beside it."""
+    """A step with many large images may take long without having stalled: its pixels stand beside it, and it is said
+    how many took long for their pixels."""
     usual, much = statistics.median(steps), statistics.median(pixels)
     late = [
-        f"{number} ({each:.1f} s, for {seen / much:.1f} times the median's pixels)"
+        (number, each, seen / much)
         for number, (each, seen) in enumerate(zip(steps, pixels, strict=True), 1)
         if number > WARM and each > FAR * usual
     ]
+    odd = sum(each > FAR * usual * max(1.0, more) for _, each, more in late)
+    named = [f"{number} ({each:.1f} s, for {more:.1f} times the median's pixels)" for number, each, more in late]
+    judged = f"{', '.join(named)}; {odd or 'none'} of them took more than {FAR:.0f} times the median for their pixels"
     first = sum(steps[:WARM]) - len(steps[:WARM]) * usual
     looks = [each["seconds"] for each in times if each["what"] == "validate"]
     beyond = looks[0] - min(looks) if looks else 0.0
@@ -307,7 +312,7 @@ def stalls(steps: Sequence[float], pixels: Sequence[int], times: Sequence[dict[s
     return (
         f"{name}, {before:.1f} s of warm-up, {len(steps)} steps of {usual:.3f} s; beyond that the first {WARM} took "
         f"{first:.1f} s and the first validation {beyond:.1f} s; later steps of more than {FAR:.0f} times the median: "
-        f"{', '.join(late) or 'none'}"
+        f"{judged if late else 'none'}"
     )
 
 
