@@ -74,8 +74,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What `verify` found. `code` is its exit code (0 the same, 1 different, 2 could not be compared), `lines` is what
-    it prints, `details` what --json writes."""
+    """What `verify` found. `code` is its exit code (0 the same, 1 different, 2 could not be compared, or not decided),
+    `lines` is what it prints, `details` what --json writes."""
 
     code: int
     lines: tuple[str, ...]

@@ -223,7 +223,8 @@ def verify(
     ] = False,
     json: Annotated[Path | None, typer.Option(help="Write everything that was found here too.")] = None,
 ) -> None:
-    """Whether a plan trains the same model. Exit 0: the same; 1: different; 2: could not be compared."""
+    """Whether a plan trains the same model. Exit 0: the same; 1: different; 2: could not be compared,
+    or not decided."""
     from sameday.verify.command import verify as run
 
     asked = {"plan": plan, "against": against, "steps": steps, "precision": precision, "ranks": ranks, "sets": sets}

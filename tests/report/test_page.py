@@ -225,6 +225,13 @@ def test_files_about_something_else_are_told_so(runs: Runs, tmp_path: Path) -> N
     assert "Memory, at most" not in page.text and "The line across a bar" not in page.text
 
 
+def test_a_verdict_that_was_not_reached_says_so(runs: Runs, tmp_path: Path) -> None:
+    given = verdict(gather([runs.finished])[0].fingerprint) | {"verdict": "undecided"}
+    page = rendered(tmp_path, runs.finished, verify=given)
+    assert "undecided losses agree, weights are further apart than the limit" in page.text
+    assert "not the same model" not in page.text
+
+
 def test_a_profile_of_another_plan_is_shown_where_the_run_has_no_timeline(runs: Runs) -> None:
     [run] = gather([runs.bare])
     run.steps = [{name: given for name, given in record.items() if name != "phases"} for record in run.steps]

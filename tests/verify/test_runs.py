@@ -149,6 +149,22 @@ def test_the_same_to_rounding(home: Path) -> None:
     assert found["learning rate"]["equal"] and found["samples"]["equal"]
 
 
+def test_weights_that_rounding_can_drive_apart_are_not_judged(home: Path, copy: Callable[..., Path]) -> None:
+    """With a usual eps AdamW makes whole updates of rounded gradients: losses agree, and weights part."""
+    run = copy("shared")
+    change_tensor(run / ADAPTER, lambda tensor: tensor * 1.001)
+    report = compare_runs(home / "plain", run)
+    assert (report.verdict, report.exit_code) == ("undecided", 2), text(report)
+    assert joined(report).startswith("not decided: losses agree, weights are further apart than the limit, as rounding")
+    assert "`sameday verify RECIPE --plan A --against B` tells the two apart" in joined(report)
+    found = kinds(report)
+    assert found["training loss"]["beyond"] == 0 < found["final weights"]["beyond"]
+    change_tensor(run / ADAPTER, lambda tensor: tensor * 1.1)
+    assert compare_runs(home / "plain", run).verdict == "different", "further than rounding drives them"
+    change_record(other := copy("shared", "other"), index_of(other, 2), samples=3)
+    assert compare_runs(home / "plain", other).verdict == "different", "not of weights alone"
+
+
 def test_a_changed_tensor_is_named(home: Path, copy: Callable[..., Path]) -> None:
     run = copy("plain")
     change_tensor(run / ADAPTER, lambda tensor: tensor * 1.001)

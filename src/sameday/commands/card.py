@@ -21,7 +21,7 @@ from sameday.spec.words import clock
 from sameday.tasks.registry import setup_of
 
 SAME = ("bitwise", "rounding", "statistical")
-"""Verdicts of `sameday verify` that are not "different"."""
+"""Verdicts of `sameday verify` that say the same model."""
 UNCHECKED = "that its weights are those of the training was not checked."
 _HEADER = re.compile(r"---\n(.*?)\n---\n", re.DOTALL)
 

@@ -15,22 +15,25 @@ from typing import Any, Literal
 from sameday.record import checkpoint
 from sameday.record.folder import RunFolder, plain, stage_folders
 from sameday.record.inputs import Inputs, other_inputs, same_scored
-from sameday.spec.errors import BadInput
+from sameday.spec.errors import EXIT_BAD_INPUT, BadInput
 from sameday.spec.plan import changed
 from sameday.spec.reading import JSON, read_file
 from sameday.spec.recipe import Recipe, differences
 from sameday.verify.report import HEIGHT, WIDTH
 
 LIMIT = 1e-5  # of a loss, relative; of a tensor, norm of the difference over norm: the check people do by hand
-Verdict = Literal["bitwise", "rounding", "different"]
+APART = 1e-2  # of a tensor: so far rounding alone drives weights apart, as AdamW makes whole updates of small gradients
+Verdict = Literal["bitwise", "rounding", "undecided", "different"]
 WORDS: dict[Verdict, str] = {
     "bitwise": "the same to the bit: all that was compared is equal",
     "rounding": "the same to rounding: no difference is beyond its limit",
+    "undecided": "not decided: losses agree, weights are further apart than the limit, as rounding can drive them too",
     "different": "different: these runs are further apart than the limits allow",
 }
 ADVICE = (
-    "In bf16, or after many steps, runs of equivalent plans part too, since rounding grows from step to step, and "
-    "AdamW makes whole updates of small gradients: `sameday verify RECIPE --plan A --against B` tells the two apart."
+    "Runs of equivalent plans part too, in bf16 and after many steps above all, since rounding grows from step to "
+    "step, and AdamW makes whole updates of small gradients, from the first step on: `sameday verify RECIPE --plan A "
+    "--against B` tells the two apart."
 )
 
 
@@ -44,7 +47,7 @@ class RunsReport:
 
     @property
     def exit_code(self) -> int:
-        return int(self.verdict == "different")
+        return {"different": 1, "undecided": EXIT_BAD_INPUT}.get(self.verdict or "", 0)
 
     def lines(self) -> list[str]:
         """At most 40 lines of at most 100 columns, whatever paths and values there are."""
@@ -129,15 +132,25 @@ def compare_runs(a: Path, b: Path) -> RunsReport:
     _compare_weights(final, last, one.result, two.result)
     kinds = [*numbers.values(), *_compare_scores(one, two), kept, final]
 
-    part = bool(gaps) or any(kind.beyond for kind in kinds)
-    verdict: Verdict = "different" if part else "bitwise" if all(kind.equal for kind in kinds) else "rounding"
     plans, recipe = _plan_differences(one, two), one.recipe
+    verdict = "different" if gaps else _verdict(kinds, weights=(kept, final), plans=plans)
+    part = verdict in ("undecided", "different")
     about = f"recipe {recipe.name} {recipe.fingerprint}: {recipe.precision}, seed {recipe.seed}, {last} steps"
     text = [WORDS[verdict], f"A: {a}", f"B: {b}", about, *_plan_lines(plans), *_table(kinds)]
     text += [*gaps, *_first_lines(kinds), *notes, *([ADVICE] if part else [])]
     data = {"runs": [a, b], "recipe": recipe.fingerprint, "precision": recipe.precision, "steps": last, "plans": plans}
     data |= {"limit": LIMIT, "compared": [asdict(kind) for kind in kinds], "gaps": gaps, "notes": notes}
     return RunsReport(verdict, text, data)
+
+
+def _verdict(kinds: Sequence[Kind], weights: Sequence[Kind], plans: list[dict[str, Any]]) -> Verdict:
+    """Only between plans that round otherwise may weights alone part without a verdict."""
+    beyond = [kind for kind in kinds if kind.beyond]
+    if not beyond:
+        return "bitwise" if all(kind.equal for kind in kinds) else "rounding"
+    rounds = any(plan["claim"] == "rounding" for plan in plans)
+    near = all(any(kind is one for one in weights) and kind.largest <= APART for kind in beyond)
+    return "undecided" if rounds and near else "different"
 
 
 def _same_inputs(one: RunFolder, two: RunFolder) -> list[str]:
