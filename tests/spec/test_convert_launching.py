@@ -77,9 +77,13 @@ def test_the_config_file_of_accelerate(tmp_path: Path) -> None:
     assert refused(tmp_path, old) == [
         f"{tmp_path}/zero.yaml: launch.mixed_precision is fp16; no recipe has this precision (allowed: bf16, float32, "
         "tf32)",
-        f"{tmp_path}/zero.yaml: launch.gradient_accumulation_steps is 1; but gradient_accumulation_steps of the "
-        "trainer is 4",
-        f"{tmp_path}/zero.yaml: launch.gradient_clipping is 0.5; but recipe.max_grad_norm is 1.0",
+        f"{tmp_path}/zero.yaml: launch.gradient_accumulation_steps is 1; it is DeepSpeed's "
+        "(deepspeed_config.gradient_accumulation_steps in a file of accelerate's, --gradient_accumulation_steps of its "
+        "launcher), but gradient_accumulation_steps of the trainer is 4: give both one value, or --drop "
+        "launch.gradient_accumulation_steps",
+        f"{tmp_path}/zero.yaml: launch.gradient_clipping is 0.5; it is DeepSpeed's (deepspeed_config.gradient_clipping "
+        "in a file of accelerate's, --gradient_clipping of its launcher), but recipe.max_grad_norm is 1.0: give both "
+        "one value, or --drop launch.gradient_clipping",
     ]
     done = converted(tmp_path, {**PLAIN, "launch": {"config_file": "nowhere.yaml"}})
     assert whys(done)["launch.config_file"] == (

@@ -37,7 +37,10 @@ def agree(work: Settings) -> None:
         if key in work.leaves and key not in work.let_go:
             said = _simple(work).get(name)
             if said is not None and not _same(work.leaves[key], said[0]) and work.leaves[key] not in (None, "auto"):
-                work.refuse_key(key, f"but {said[1]} is {show(said[0])}")
+                whose = (
+                    f"it is DeepSpeed's (deepspeed_config.{name} in a file of accelerate's, --{name} of its launcher)"
+                )
+                work.refuse_key(key, f"{whose}, but {said[1]} is {show(said[0])}: give both one value, or --drop {key}")
             else:
                 work.explain(key, "the trainer's own settings say the same")
     for root, named in _roots(work).items():
