@@ -402,7 +402,7 @@ def test_a_key_that_is_not_known_is_refused_until_it_is_let_go(tmp_path: Path) -
             {"stage": "first"},
             "stage is first; no recipe has such a stage (allowed: a whole number, a list of them, sft)",
         ),
-        ({"stages": [1, 2]}, "it may choose questions, or order them by stages: by hand set recipe.data.where or"),
+        ({"stages": [1, 2]}, "it may choose questions, or order them by stages: --drop stages and then set data"),
         ({"stage": 1, "stage_filter": 2}, "stage is 1; but stage_filter, which means the same, is 2"),
         ({"val_size": 0.1}, "some training questions would be held out"),
         ({"image_size": 448}, "images would be resized otherwise"),

@@ -171,13 +171,14 @@ def test_names_that_no_file_can_have(tmp_path: Path, name: str) -> None:
         ),
         (
             {"val_size": 0.1},
-            "val_size is 0.1; some training questions would be held out: by hand set recipe.data.split, or give "
-            "--train FILE and --val FILE (allowed: 0)",
+            "val_size is 0.1; some training questions would be held out: --drop val_size and then set data.split in "
+            "recipe.yaml, which holds out images with all of their questions, where most trainers hold out single "
+            "questions, or give --train FILE and --val FILE (allowed: 0)",
         ),
         (
             {"shuffle": False},
-            "shuffle is false; questions would come in the order of the file: by hand set recipe.order: listed "
-            "(allowed: true)",
+            "shuffle is false; questions would come in the order of the file: --drop shuffle and then set order: "
+            "listed in recipe.yaml (allowed: true)",
         ),
         ({"bias": "all"}, "bias is all; biases would be trained, and no recipe says that (allowed: none)"),
         ({"max_length": "None"}, "max_length is 'None'; must be an integer or null"),

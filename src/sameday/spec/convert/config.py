@@ -164,7 +164,7 @@ class _Converter(Running):
             # Where true is what does nothing, a program that tests for truth takes null for false.
             passing = neutral if neutral[:1] == (True,) and not self.trainer.null_is_default else (None, *neutral)
             if name in self.old and keys.cast(self.old[name][1], bool) not in passing:
-                remedy = ": " in effect
+                remedy, effect = ": " in effect, effect.format(key=self.old[name][0])
                 allowed = f" (allowed: {show(neutral[0] if neutral else None)})" if neutral or not remedy else ""
                 self.refuse(name, f"{effect}{'' if remedy else ', and no recipe says that'}{allowed}")
             else:

@@ -139,12 +139,14 @@ WHY = {
     "max_length": "never cuts image tokens or a whole answer",
 }
 
-# What these do to the model has no counterpart in a recipe: only the value that does nothing is let through.
+# What these do to the model has no counterpart in a recipe: only the value that does nothing is let through. In a
+# sentence {key} is the config's own key.
 _QUANTIZED = "the base model would be quantized"
 _NAMED = "it would be read under another name: rename it in the data"
 _PROMPT = "the prompt would be another one"
 _RESIZED = "images would be resized otherwise than by recipe.min_pixels and max_pixels"
 _BY_HAND = "if it got adapters, name layers of it by hand in recipe.lora.target_modules ("
+LISTED = "questions would come in the order of the file: --drop {key} and then set order: listed in recipe.yaml"
 SETS = ("dataset", "dataset_dir", "dataset_name", "dataset_config", "dataset_config_name", "train_split")
 _FORM, _WHERE = "the adapters would have another form", "the adapters would start elsewhere"
 NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -173,11 +175,17 @@ NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "max_image_size": ((), _RESIZED),
     "val_size": (
         (0,),
-        "some training questions would be held out: by hand set recipe.data.split, or give --train FILE and --val FILE",
+        "some training questions would be held out: --drop {key} and then set data.split in recipe.yaml, which "
+        "holds out images with all of their questions, where most trainers hold out single questions, or give --train "
+        "FILE and --val FILE",
     ),
-    "stages": ((), "it may choose questions, or order them by stages: by hand set recipe.data.where or recipe.stages"),
+    "stages": (
+        (),
+        "it may choose questions, or order them by stages: --drop {key} and then set data.where or stages in "
+        "recipe.yaml",
+    ),
     **dict.fromkeys(SETS, ((), "questions would come from a list or a hub of the old program: give train_file")),
-    "shuffle": ((True,), "questions would come in the order of the file: by hand set recipe.order: listed"),
+    "shuffle": ((True,), LISTED),
     "train_sampling_strategy": (("random",), "the order would be another one"),
     "mask_prompt": ((True,), "questions would be learned besides answers"),
     "freeze_llm": ((False,), "the language model would not be trained"),

@@ -6,10 +6,11 @@ from typing import Any
 
 from sameday.spec.convert.conversion import show
 from sameday.spec.convert.families import FAMILIES, OF_QWEN2, OF_QWEN3, ChatTemplate
+from sameday.spec.convert.keys import LISTED
 from sameday.spec.convert.settings import Settings
 from sameday.spec.convert.targets import LANGUAGE, image_parts
 from sameday.spec.convert.trainers.swift import FILES
-from sameday.spec.convert.trainers.trainer import LISTED, Trainer, each, only, words
+from sameday.spec.convert.trainers.trainer import Trainer, each, only, words
 
 _PROMPT = "the prompt would be another one"
 _BATCH = "micro_batch_size and gradient_accumulation_steps"

@@ -7,11 +7,12 @@ from typing import Any
 
 from sameday.spec.convert.conversion import show
 from sameday.spec.convert.families import QWEN_TEMPLATES, ChatTemplate
+from sameday.spec.convert.keys import LISTED
 from sameday.spec.convert.settings import Settings, not_found
 from sameday.spec.convert.targets import alike
 from sameday.spec.convert.trainers.llamafactory import NAMED, method, thawed_parts, trained_layers
 from sameday.spec.convert.trainers.swift_images import SHRUNK, TOKENS, image_sizes
-from sameday.spec.convert.trainers.trainer import LISTED, Trainer, each, only, words
+from sameday.spec.convert.trainers.trainer import Trainer, each, only, words
 from sameday.spec.load import resolve_path
 
 _SPEED = "the plan says how it is computed"

@@ -88,5 +88,4 @@ def only(names: str, why: str, *values: Any) -> dict[str, tuple[tuple[Any, ...],
     return dict.fromkeys(names.split(), (values, why))
 
 
-LISTED = "questions would come in the order of the file: by hand set recipe.order: listed"
 PLAIN = Trainer("transformers' Trainer, or a script around it", "trainer", loads_as_stored=True)
