@@ -18,8 +18,9 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def table(ours: Ours, peers: Iterable[Mapping[str, Any]]) -> str:
-    """A line for each row and trainer, with how many times as long as ours it takes where both were measured."""
-    mine = {each["name"]: each["median"] for each in ours}
+    """A line for each row and trainer, with how many times as long as ours it takes where both were measured on one
+    GPU with a model of one size."""
+    mine = {each["name"]: each for each in ours}
     lines = [
         f"{'':22s} {'':10s} {'s/step':>7s} {'(least-most)':>16s} {'held':>6s} {'samples/s':>9s} {'/ ours':>7s}"
         "   setting"
@@ -30,12 +31,26 @@ def table(ours: Ours, peers: Iterable[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _measured(one: Mapping[str, Any], ours: float | None) -> str:
+def _measured(one: Mapping[str, Any], ours: Mapping[str, Any] | None) -> str:
     if "median" not in one:
         return f"not measured: {one['why']}"
     spread = f"({one['least']:.3f}-{one['most']:.3f})"
-    times = "-" if ours is None else f"{one['median'] / ours:.2f}"
+    unlike = "" if ours is None else _unlike(one, ours)
+    times = "-" if ours is None or unlike else f"{one['median'] / ours['median']:.2f}"
+    words = [one["setting"], unlike, "" if ours is None else _asked(ours)]
     return (
         f"{one['median']:7.3f} {spread:>16s} {one['held']:6.1f} {one['samples_per_second']:9.1f} {times:>7s}   "
-        f"{one['setting']}"
+        f"{'; '.join(filter(None, words))}"
     )
+
+
+def _unlike(one: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    """Why the two cannot be divided, if they cannot."""
+    pairs = [(each.get("size", "unknown"), each.get("device", "unknown")) for each in (ours, one)]
+    names = [f"size {size} on {device}" for size, device in pairs]
+    return "" if pairs[0] == pairs[1] else f"ours is of {names[0]}, this of {names[1]}"
+
+
+def _asked(ours: Mapping[str, Any]) -> str:
+    """What our plan was told, where it is not the automatic one."""
+    return f"ours with {' '.join(ours['plan'])}" if ours.get("plan") else ""

@@ -301,7 +301,7 @@ def measured(job: Job) -> Iterator[dict[str, Any]]:
 
 
 def timed(make: Make, questions: list[Question], micro: int, job: Job, best: float | None) -> dict[str, Any]:
-    """Seconds of each timed step and the memory that the allocator held; or why there are none."""
+    """Seconds of each timed step, the memory that the allocator held, and the GPU; or why there are none."""
     gc.collect()
     gpu = torch.cuda.is_available()
     if gpu:
@@ -319,7 +319,8 @@ def timed(make: Make, questions: list[Question], micro: int, job: Job, best: flo
     usual = f", {statistics.median(seconds):.3f} s each" if seconds else ""
     if clock.stopped:
         return {"why": clock.stopped + usual}
-    return {"seconds": seconds, "held": torch.cuda.max_memory_reserved() / 2**30 if gpu else 0.0}
+    held, device = (torch.cuda.max_memory_reserved() / 2**30, torch.cuda.get_device_name()) if gpu else (0.0, "CPU")
+    return {"seconds": seconds, "held": held, "device": device}
 
 
 def main() -> None:

@@ -10,9 +10,10 @@ The same model folder, images, questions and order; LoRA r=4 on q, k, v and o wi
 questions a step, no checkpointing. Each trainer reads images and makes batches by its own means, one question a row
 (TRL learns one token more, the line break behind an answer). Of each row: the fastest of micro-batches of 4,
 8 and 16 questions; seconds of a step, median (least to most) of those after the first three, through the trainer's own
-loop; memory that the allocator held; questions a second; how many times as long as ours. A trainer that is missing,
-fails or runs out of its time says so in its row. `--compile` asks Trainer, TRL and liger for `torch_compile`; Unsloth
-compiles by itself. OUT/peers.json has all of it, OUT/peers/NAME.log what a trainer printed.
+loop; memory that the allocator held; questions a second; how many times as long as ours, if that was measured on the
+same GPU with a model of the same size. A trainer that is missing, fails or runs out of its time says so in its row.
+`--compile` asks Trainer, TRL and liger for `torch_compile`; Unsloth compiles by itself. OUT/peers.json has all of it,
+OUT/peers/NAME.log what a trainer printed.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ def run(job: Mapping[str, Any], folder: Path, seconds: float) -> str:
     return "" if code == 0 else f"{lines[-1][:200] if lines else f'exit code {code}'} ({log})"
 
 
-def results(peer: str, rows: Sequence[str], file: Path, ended: str) -> Iterator[dict[str, Any]]:
+def results(peer: str, size: str, rows: Sequence[str], file: Path, ended: str) -> Iterator[dict[str, Any]]:
     """The best setting of each row, with all that was tried."""
     tried = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
     for name in rows:
@@ -155,6 +156,8 @@ def results(peer: str, rows: Sequence[str], file: Path, ended: str) -> Iterator[
         yield {
             "row": name,
             "peer": peer,
+            "size": size,
+            "device": best["device"],
             "median": usual,
             "least": min(best["seconds"]),
             "most": max(best["seconds"]),
@@ -189,7 +192,7 @@ def main() -> None:
     for peer in args.only:
         job = job_of(out, peer, rows, args)
         ended = run(job, out / "peers", args.seconds)
-        found += results(peer, args.rows, Path(job["out"]), ended)
+        found += results(peer, args.size, args.rows, Path(job["out"]), ended)
         found.sort(key=lambda each: (tuple(ROWS).index(each["row"]), NAMES.index(each["peer"])))
         (out / PEERS).write_text(json.dumps(found) + "\n")
         print(f"{peer}: {ended or 'done'}", flush=True)

@@ -20,7 +20,7 @@ twenty steps beyond the median, compiling above all; how many graphs were compil
 none; how many times the median the slowest of the later ones took; and which share of all micro-batches was replayed
 from CUDA graphs, in how many shapes; below it, what the kernels are for. The model is loaded once
 for all rows, and what an earlier row compiled is there for the next: `--only` one row has all of its first costs. What
-OUT has already is kept: a peers.json there stands beside our rows.
+OUT has already is kept: a peers.json there stands beside our rows. All that is in OUT is of one --size.
 """
 
 from __future__ import annotations
@@ -162,6 +162,10 @@ def timed(out: Path, name: str, row: Row, args: argparse.Namespace, loaded: Load
     usual = statistics.median(seconds[warm:])
     return {
         "name": name,
+        "size": args.size,
+        "device": session.machine.name,
+        "plan": args.plan,
+        "steps": count,
         "seconds": seconds,
         "warm": warm,
         "median": usual,
@@ -316,8 +320,20 @@ def stalls(steps: Sequence[float], pixels: Sequence[int], times: Sequence[dict[s
     )
 
 
+def claim(out: Path, size: str) -> None:
+    """A folder has a model and data of one size, which are written once and used by every bench that is given it."""
+    file, there = out / "size", (out / "model").is_dir()
+    known = file.read_text().strip() if file.is_file() else None
+    if known is None and there:
+        raise SystemExit(f"{out}: does not say of which size its model is; name another folder")
+    if known not in (None, size):
+        raise SystemExit(f"{out}: is of size {known}, and --size {size} was asked for; name another folder")
+    file.write_text(f"{size}\n")
+
+
 def model_of(out: Path, tiny: bool) -> None:
     """Written once."""
+    claim(out, "tiny" if tiny else "8b")
     if (out / "model").is_dir():
         return
     texts = [f"{question} {' '.join(answers)}" for _, question, answers in QUESTIONS]

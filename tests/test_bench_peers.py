@@ -127,7 +127,7 @@ def test_the_first_row_tries_every_micro_batch_and_the_others_what_was_best(
         ("large", 4),
         ("small again", 8),
     ]
-    assert results[0]["seconds"] == [0.5] * 4
+    assert results[0]["seconds"] == [0.5] * 4 and results[0]["device"]
     assert [results[i]["why"] for i in (1, 2)] == ["out of memory", "slower, 1.000 s each"]
 
 
@@ -145,7 +145,7 @@ def test_a_trainer_that_runs_out_of_time_says_how_far_it_came(monkeypatch: pytes
 @pytest.mark.skipif(find_spec("unsloth") is not None, reason="Unsloth is installed")
 def test_a_trainer_that_is_not_there_is_a_line_of_the_table(tmp_path: Path) -> None:
     ended = peers.run({"peer": "unsloth", "out": str(tmp_path / "unsloth.jsonl")}, tmp_path, 60)
-    (one,) = peers.results("unsloth", ["mixture"], tmp_path / "unsloth.jsonl", ended)
+    (one,) = peers.results("unsloth", "8b", ["mixture"], tmp_path / "unsloth.jsonl", ended)
     line = table([{"name": "mixture", "median": 0.1}], [one]).splitlines()[1]
     assert "not measured: ModuleNotFoundError: No module named 'unsloth'" in line
 
@@ -153,18 +153,36 @@ def test_a_trainer_that_is_not_there_is_a_line_of_the_table(tmp_path: Path) -> N
 def test_the_best_setting_stands_beside_ours(tmp_path: Path) -> None:
     file = tmp_path / "trl.jsonl"
     lines = [
-        {"row": "mixture", "micro": 4, "seconds": [0.5, 0.7, 0.6], "held": 20.0},
-        {"row": "mixture", "micro": 8, "seconds": [0.4, 0.2, 0.3], "held": 40.0},
+        {"row": "mixture", "micro": 4, "seconds": [0.5, 0.7, 0.6], "held": 20.0, "device": "H200"},
+        {"row": "mixture", "micro": 8, "seconds": [0.4, 0.2, 0.3], "held": 40.0, "device": "H200"},
         {"row": "mixture", "micro": 16, "why": "out of memory", "memory": True},
     ]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    best, missing = peers.results("trl", ["mixture", "768×576, shuffle"], file, "")
+    best, missing = peers.results("trl", "8b", ["mixture", "768×576, shuffle"], file, "")
     assert (best["setting"], best["median"], best["least"], best["most"]) == ("8×2", 0.3, 0.2, 0.4)
     assert missing["why"] == "no time was left for it"
-    header, line, none = table([{"name": "mixture", "median": 0.1}], [best, missing]).splitlines()
+    ours = {"name": "mixture", "median": 0.1, "size": "8b", "device": "H200", "plan": []}
+    header, line, none = table([ours], [best, missing]).splitlines()
     assert line.split()[-2:] == ["3.00", "8×2"]
     assert none.endswith("not measured: no time was left for it")
     assert "/ ours" in header
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"device": "A100"}, "-   8×2; ours is of size 8b on A100, this of size 8b on H200"),
+        ({"size": "tiny", "device": "CPU"}, "-   8×2; ours is of size tiny on CPU, this of size 8b on H200"),
+        ({"plan": ["cuda_graphs=false", "workers=2"]}, "3.00   8×2; ours with cuda_graphs=false workers=2"),
+    ],
+)
+def test_what_was_measured_elsewhere_is_not_divided(change: dict[str, Any], said: str) -> None:
+    ours = {"name": "mixture", "median": 0.1, "size": "8b", "device": "H200", "plan": []}
+    theirs = {"row": "mixture", "peer": "trl", "size": "8b", "device": "H200", "median": 0.3, "least": 0.2}
+    theirs |= {"most": 0.4, "held": 40.0, "samples_per_second": 53.3, "setting": "8×2"}
+    assert table([ours | change], [theirs]).endswith(f" {said}")
+    old = {"name": "mixture", "median": 0.1}
+    assert "ours is of size unknown on unknown" in table([old], [theirs])
 
 
 def test_a_trainer_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

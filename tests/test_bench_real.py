@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from real import WARM, stalls
+from pathlib import Path
+
+import pytest
+from real import WARM, model_of, stalls
 
 USUAL = [0.1] * (WARM + 10)
 PIXELS = [1000] * len(USUAL)
@@ -29,3 +32,13 @@ def test_a_long_step_is_judged_by_its_pixels() -> None:
         "29 (0.4 s, for 0.5 times the median's pixels); 1 of them took more than 3 times the median for their pixels"
     ), "few pixels do not make it allowed less"
     assert told({WARM: 0.9}, {}).endswith("none"), "things are compiled or recorded in the first ones"
+
+
+def test_a_folder_is_of_one_size(tmp_path: Path) -> None:
+    for _ in range(2):
+        model_of(tmp_path, tiny=True)
+    with pytest.raises(SystemExit, match="is of size tiny, and --size 8b was asked for; name another folder"):
+        model_of(tmp_path, tiny=False)
+    (tmp_path / "size").unlink()
+    with pytest.raises(SystemExit, match="does not say of which size its model is; name another folder"):
+        model_of(tmp_path, tiny=True)
