@@ -238,6 +238,42 @@ def test_what_is_wrong_is_named(line: Any, reason: str) -> None:
     assert reason in str(caught.value)
 
 
+def turns(form: str, *said: tuple[str, str], **marks: Any) -> dict[str, Any]:
+    """A line in either form of a conversation, with these keys in the first answer."""
+    role, text, names = {
+        "messages": ("role", "content", {}),
+        "conversations": ("from", "value", {"user": "human", "assistant": "gpt"}),
+    }[form]
+    listed: list[dict[str, Any]] = [{role: names.get(who, who), text: what} for who, what in said]
+    next(turn for turn in listed if turn[role] in ("assistant", "gpt")).update(marks)
+    return {form: listed, "images": []}
+
+
+CONVERSATION_FORMS = ("messages", "conversations")
+TWO_ANSWERS = (("user", "q"), ("assistant", "a"), ("user", "and?"), ("assistant", "b"))
+
+
+@pytest.mark.parametrize("form", CONVERSATION_FORMS)
+@pytest.mark.parametrize("key", ["loss", "weight", "train", "training"])
+def test_an_answer_that_is_not_to_be_learned_is_refused(form: str, key: str) -> None:
+    plain = parse_line(turns(form, *TWO_ANSWERS))
+    for value in (True, 1, 1.0, None):
+        assert parse_line(turns(form, *TWO_ANSWERS, **{key: value})) == plain
+    for value, said in ((False, "false"), (0, "0"), (0.5, "0.5"), ("no", '"no"')):
+        with pytest.raises(ValueError) as caught:
+            parse_line(turns(form, *TWO_ANSWERS, **{key: value}))
+        assert str(caught.value) == (
+            f"{form}[1]: '{key}' is {said}, and all answers of a line are learned alike: allowed are true and 1; an "
+            "answer that is not to be learned is left out, or put into a user turn"
+        )
+
+
+def test_a_question_may_be_marked_as_not_learned() -> None:
+    """As none is."""
+    asked = {"role": "user", "content": "q", "loss": False, "weight": 0}
+    assert parse_line({"messages": [asked, {"role": "assistant", "content": "a"}]}).question == "q"
+
+
 def test_the_readme_has_the_keys_of_every_form() -> None:
     """As errors name them."""
     readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")

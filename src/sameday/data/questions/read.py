@@ -8,6 +8,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
+from sameday.data.questions.foreign_keys import check_turn
 from sameday.data.questions.sample import PLACEHOLDER, Message, last_user_text
 from sameday.spec.questions import stage_number
 
@@ -219,6 +220,7 @@ def _openai_turns(messages: Any) -> tuple[list[Turn], list[str]]:
         role = _text(message, "role", where)
         if role not in _ROLES:
             raise ValueError(f"{where}role {role!r} is unknown; known are {', '.join(_ROLES)}")
+        check_turn(message, role, where)
         content = message.get("content")
         if isinstance(content, list):
             pieces = [piece for part in content for piece in _openai_part(part, where, names)]
@@ -258,6 +260,7 @@ def _spoken_turns(conversations: Any) -> list[Turn]:
         speaker = _text(turn, "from", where)
         if speaker not in _SPEAKERS:
             raise ValueError(f"{where}from {speaker!r} is unknown; known are {', '.join(_SPEAKERS)}")
+        check_turn(turn, _SPEAKERS[speaker], where)
         turns.append((_SPEAKERS[speaker], _split(_text(turn, "value", where))))
     return turns
 
