@@ -269,6 +269,18 @@ def test_check_stops_or_skips(write: Write, root: Path) -> None:
         assert "on_bad" not in str(caught.value)
 
 
+def test_a_conversation_that_the_assistant_begins_is_a_bad_line(root: Path, write: Write) -> None:
+    """No chat template writes what stands before its first answer: nothing."""
+    begins = [{"from": "gpt", "value": "Hi"}, {"from": "human", "value": "What?"}, {"from": "gpt", "value": "red"}]
+    path = write(row(), {"image": "a.png", "conversations": begins})
+    what = "begins with a turn of role assistant, must begin with a user turn or a system turn"
+    with pytest.raises(BadInput) as caught:
+        check(path, root, QWEN)
+    assert f"train.jsonl:2: {what}\nrecipe.data.on_bad=skip leaves them out" in str(caught.value)
+    samples, problems = check(path, root, QWEN, on_bad="skip")
+    assert [sample.id for sample in samples] == [1] and [problem.what for problem in problems] == [what]
+
+
 def test_limit_counts_lines_that_are_not_blank(write: Write, root: Path) -> None:
     result = audit(write(row(), b"", b"{", row(), row("c.png")), root, QWEN, limit=3)
     assert [sample.id for sample in result.samples] == [1, 4]

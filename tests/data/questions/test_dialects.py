@@ -185,6 +185,10 @@ def chat(*turns: tuple[str, Any], images: Any = ()) -> dict[str, Any]:
         (chat(("user", "q"), ("tool", "x")), "messages[1]: role 'tool' is unknown; known are system, user"),
         (chat(("user", "q")), "ends with a turn of role user, must end with the assistant's answer"),
         (chat(("assistant", "x")), "has no user turn"),
+        (
+            chat(("assistant", "hello"), ("user", "q"), ("assistant", "x")),
+            "begins with a turn of role assistant, must begin with a user turn or a system turn",
+        ),
         (chat(("user", "q"), ("system", "s"), ("assistant", "x")), "a system turn may only stand first"),
         (chat(("user", "<image>q"), ("assistant", "x")), "has 0 image path(s) but 1 place(s)"),
         (

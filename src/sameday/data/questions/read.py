@@ -291,6 +291,8 @@ def _place_images(turns: list[Turn], images: int) -> tuple[Message, ...]:
         raise ValueError(f"ends with a turn of role {roles[-1]}, must end with the assistant's answer")
     if "user" not in roles:
         raise ValueError("has no user turn")
+    if roles[0] == "assistant":
+        raise ValueError("begins with a turn of role assistant, must begin with a user turn or a system turn")
     for role, pieces in turns:
         if role != "user" and None in pieces:
             raise ValueError(f"an image stands in a turn of role {role}; only user turns can show one")
