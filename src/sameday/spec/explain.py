@@ -187,6 +187,7 @@ def _explained(kind: type[BaseModel], document: Document, of: _Problem) -> str:
             hint = ": put it in quotes"
         return f"{place}: {name} is {shown(given)}; must be {_allowed(annotation)}{hint}"
     must = re.sub(r"^\w+ should ", "must ", problem["msg"]).replace(" after validation", "")
+    must = re.sub(r"\b0\.0{6,}\d+", lambda small: repr(float(small[0])), must)  # 1e-30, not thirty digits
     if problem["type"] == "less_than_equal":
         must += _why_at_most(of.owner, path[-1])
     return f"{place}: {name} is {shown(given)}; {must}"
