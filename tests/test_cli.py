@@ -347,7 +347,7 @@ def test_a_lora_target_must_exist(world: Path) -> None:
     said = refused(world, "train", "recipe.yaml", "--set", "recipe.lora.target_modules=[q_proj, query]")
     assert said == (
         "lora.target_modules: no linear layer of the language model is called 'query'; it has "
-        "down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj"
+        "down_proj, gate_proj, k_proj, lm_head (with lora.dropout 0), o_proj, q_proj, up_proj, v_proj"
     )
     assert not (world / "runs").exists()
 

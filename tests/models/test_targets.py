@@ -114,7 +114,7 @@ def test_what_no_layer_is_called_is_told_with_what_there_is(models: dict[str, An
             layers_of(models, family, *targets)
         return str(error.value).splitlines()
 
-    known = ", ".join(sorted([*DECODER, "lm_head"]))
+    known = ", ".join(sorted([*DECODER, "lm_head (with lora.dropout 0)"]))
     language = f"lora.target_modules: no linear layer of the language model is called %r; it has {known}"
     assert said("qwen3_vl", "q_proj", "query", "qkv") == [
         language % "query",
@@ -129,6 +129,18 @@ def test_what_no_layer_is_called_is_told_with_what_there_is(models: dict[str, An
         "lora.target_modules: 'projector.all-linear': the projector of this model has no linear layer, and only these "
         "get adapters"
     ]
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_no_dropout_on_the_head(models: dict[str, Any], family: str) -> None:
+    for targets, allow_tower in ((("q_proj", "lm_head"), False), (("lm_head", "q_proj"), True)):
+        lora = Lora(target_modules=targets, dropout=0.05)
+        with pytest.raises(BadInput) as error:
+            resolve_targets(models[family], family_of(family), lora, allow_tower)
+        assert str(error.value) == (
+            "lora.target_modules: 'lm_head' with lora.dropout 0.05: dropout is keyed by every token, and the lm_head "
+            "computes only those that have a target; allowed: lora.dropout 0, or targets without lm_head"
+        )
 
 
 # Patterns

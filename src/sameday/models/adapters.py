@@ -28,6 +28,11 @@ def resolve_targets(model: nn.Module, family: Family, lora: Lora, allow_tower: b
     """What PEFT is told, so that it takes the same layers of a plain model: the names themselves where it takes no
     others for them, else a pattern. `allow_tower`: bare names mean layers of tower and projector too."""
     layers = _targeted(model, family, lora, allow_tower)
+    if lora.dropout and (head := head_name(model, family)) in layers:
+        raise BadInput(
+            f"lora.target_modules: {head!r} with lora.dropout {lora.dropout:g}: dropout is keyed by every token, and "
+            f"the {head} computes only those that have a target; allowed: lora.dropout 0, or targets without {head}"
+        )
     if allow_tower and not any(family.in_tower(name) for name in layers):
         raise BadInput(
             "train_vision is true, and none of lora.target_modules "
@@ -35,6 +40,12 @@ def resolve_targets(model: nn.Module, family: Family, lora: Lora, allow_tower: b
         )
     modules, names = [name for name, _ in model.named_modules()], list(lora.target_modules)
     return names if set(taken(modules, names)) == layers else pattern_of(layers, modules)
+
+
+def head_name(model: nn.Module, family: Family) -> str:
+    """What the layer over the vocabulary is called."""
+    head = family.parts(model).head
+    return next(name for name, module in model.named_modules() if module is head)
 
 
 def _targeted(model: nn.Module, family: Family, lora: Lora, allow_tower: bool) -> set[str]:
@@ -59,16 +70,17 @@ def _targeted(model: nn.Module, family: Family, lora: Lora, allow_tower: bool) -
         layers = [each for each in among if last == ALL_LINEAR or name == each or each.endswith("." + name)]
         chosen.update(layers)
         if not layers:
-            problems.append(_no_such_layer(target, part, name, parts))
+            problems.append(_no_such_layer(target, part, name, parts, head_name(model, family)))
     refuse(problems)
     return chosen
 
 
-def _no_such_layer(target: str, part: Part, name: str, parts: dict[Part, list[str]]) -> str:
+def _no_such_layer(target: str, part: Part, name: str, parts: dict[Part, list[str]], head: str) -> str:
     where = "lora.target_modules: "
     if not parts[part]:
         return f"{where}{target!r}: the {WORDS[part]} of this model has no linear layer, and only these get adapters"
-    known = ", ".join(sorted({each.rsplit(".", 1)[-1] for each in parts[part]}))
+    only = {head: f"{head} (with lora.dropout 0)"}
+    known = ", ".join(only.get(each, each) for each in sorted({each.rsplit(".", 1)[-1] for each in parts[part]}))
     others = [other for other in OF_IMAGES if any(f".{each}".endswith(f".{name}") for each in parts[other])]
     hint = "".join(f"; the {WORDS[other]} has one: write {f'{other}.{name}'!r}" for other in others)
     return f"{where}no linear layer of the {WORDS[part]} is called {name!r}; it has {known}{hint}"
