@@ -27,6 +27,7 @@ from sameday.spec.convert.running import Running
 from sameday.spec.convert.settings import not_found
 from sameday.spec.convert.shell.config_file import refuse_config_file
 from sameday.spec.convert.shell.environment import take_environment
+from sameday.spec.convert.shell.outside import reached
 from sameday.spec.convert.shell.script import Script, is_script, read_script
 from sameday.spec.convert.trainers.registry import recognise
 from sameday.spec.convert.weighting import loss_weight
@@ -110,6 +111,7 @@ def examine(
     work.best()
     work.name()
     work.remarks()
+    work.notes += reached(script.defaults, work)
     taken = {note.key for note in work.notes if note.went_to is not None}
     work.refused += [why for name, why in script.unknown.items() if name in taken]
     return work

@@ -128,6 +128,11 @@ class Settings:
         known = {*self.handled, *self.neutral, *self.dropped}
         return keys.canonical(key, {**keys.ALIASES, **self.trainer.aliases}, known, self.starts)
 
+    def is_setting(self, key: str) -> bool:
+        """Whether it is one that recipe or plan may depend on, and none that an option stands instead of."""
+        name = self._canonical(key)
+        return key in self.leaves and name in {*self.handled, *self.neutral} - {*self.replaced}
+
     def _replace(self, option: str, value: str) -> None:
         """A file of the command line, instead of all that the config says about where to find it."""
         name, *_ = gone = keys.replaced_by(option, self.trainer.data)

@@ -45,9 +45,9 @@ class _Frame:
 class Execution:
     """Each method returns how the commands end a script, a function or a loop: "" where they go on."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, withheld: str = "") -> None:
         self.source = source
-        self.expansion = Expansion(source)
+        self.expansion = Expansion(source, withheld)
         self.variables = self.expansion.variables
         self.starts: list[Start] = []
         self.undecided: list[str] = []

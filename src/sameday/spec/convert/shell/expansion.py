@@ -27,8 +27,12 @@ _EMPTY = Value(((),))
 
 
 class Expansion:
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, withheld: str = "") -> None:
         self.source = source
+        self.withheld = withheld
+        """A variable whose default is not taken, as if its value came from outside and were not known."""
+        self.defaults: dict[str, tuple[int, str]] = {}
+        """Variables that may be given from outside, with the line of the default that was taken, and the default."""
         self.variables = Variables(source)
         self.depth = 0
         self.not_given: dict[tuple[str, int], str] = {}
@@ -144,6 +148,10 @@ class Expansion:
             return _EMPTY if empty else self.default(other, line, part)
         if value is not None and not empty:
             return value
+        if operator[-1:] in ("-", "=") and other and not self.is_unset(name):
+            self.defaults.setdefault(name, (line, other))
+            if name == self.withheld:
+                return Value(((Unknown(part.raw, f"{name} comes from outside of the script"),),))
         if operator[-1:] == "-":
             return self.default(other, line, part) if other else _outside_value(part)
         if operator[-1:] == "=":

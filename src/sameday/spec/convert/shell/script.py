@@ -12,6 +12,7 @@ from sameday.spec.convert.conversion import Note
 from sameday.spec.convert.shell import grammar
 from sameday.spec.convert.shell.command_line import CommandLine, command_line, put_flags
 from sameday.spec.convert.shell.execution import STARTS, Execution, Start
+from sameday.spec.convert.shell.outside import Default, defaults
 from sameday.spec.convert.shell.variables import Unknown, shown
 from sameday.spec.convert.trainers.registry import recognise
 from sameday.spec.document import Document
@@ -43,6 +44,8 @@ class Script:
     """Variables that the trainer gets, each with its place; `take_environment` takes the settings among them."""
     unknown: dict[str, str] = field(default_factory=dict)
     """Of them, those whose value is not known, with the sentence that says so."""
+    defaults: list[Default] = field(default_factory=list)
+    """Variables that may be given from outside, of which the script's own default is taken."""
     by_file: CommandLine | None = None
     """The command line, where it names a config file, from which no setting is taken then."""
 
@@ -66,9 +69,9 @@ def read_script(path: Path, data: Collection[str] = (), trainer: str | None = No
         raise BadInput(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path}: cannot be read: {error}") from None
-    execution = Execution(str(path))
-    execution.all(grammar.commands(text, str(path)))
+    execution = _executed(path, text)
     start, line, notes = _training(path, execution)
+    made = defaults(execution.expansion, (start, line), lambda name: _training(path, _executed(path, text, name))[:2])
     environment, unknown = _environment(path, start)
     document, command = Document(str(path)), " ".join(line.program)
     if line.config:
@@ -86,7 +89,13 @@ def read_script(path: Path, data: Collection[str] = (), trainer: str | None = No
     for given, at in line.outside.items():
         why = f"line {at} takes it from outside of the script; here it counts as empty"
         notes.append(Note(f"({given})", None, None, why))
-    return Script(document, command, notes, environment, unknown)
+    return Script(document, command, notes, environment, unknown, made)
+
+
+def _executed(path: Path, text: str, withheld: str = "") -> Execution:
+    execution = Execution(str(path), withheld)
+    execution.all(grammar.commands(text, str(path)))
+    return execution
 
 
 def _environment(path: Path, start: Start) -> tuple[dict[str, tuple[str, str]], dict[str, str]]:
