@@ -450,6 +450,9 @@ def test_four_bits_are_kept(tmp_path: Path, old: dict[str, Any], double: bool, p
 
 OTHERS = ["llava-hf/llava-v1.6-mistral-7b-hf", "google/paligemma-3b-pt-224", "google/gemma-3n-E4B-it"]
 OTHERS += ["Qwen/Qwen2.5-7B-Instruct", "llava-hf/llava-onevision-qwen2-7b-ov-hf"]
+OTHERS += ["llava-hf/vip-llava-7b-hf", "microsoft/llava-med-v1.5-mistral-7b"]
+MIXTURE, TEXTS = "a mixture of experts, and those are not supported", "a model of texts alone"
+LAYOUT = "in LLaVA's first layout; transformers' has names such as llava-hf/llava-1.5-7b-hf"
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -458,9 +461,25 @@ def test_a_model_of_another_family_is_refused(tmp_path: Path, name: str) -> None
     assert refused(tmp_path, model_name_or_path=name) == [f"old.yaml:1: model_name_or_path is {name}; {allowed}"]
 
 
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("Qwen/Qwen3-VL-30B-A3B-Instruct", MIXTURE),
+        ("Qwen/Qwen3-VL-235B-A22B-Thinking", MIXTURE),
+        ("google/gemma-3-1b-it", TEXTS),
+        ("google/gemma-3-270m", TEXTS),
+        ("google/medgemma-27b-text-it", TEXTS),
+        ("liuhaotian/llava-v1.5-7b", LAYOUT),
+    ],
+)
+def test_a_model_that_is_called_like_those_of_a_family(tmp_path: Path, name: str, what: str) -> None:
+    (line,) = refused(tmp_path, model_name_or_path=name)
+    assert line.endswith(f" is {name}; by its name it is {what} (allowed: {', '.join(known_families())})")
+
+
 def test_models_by_name_and_by_folder(tmp_path: Path) -> None:
     qwen = ("Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen2-VL-2B", "unsloth/Qwen3-VL-8B-Instruct")
-    for name in (*qwen, "llava-hf/llava-1.5-7b-hf", "google/medgemma-4b-it", "google/gemma-3-4b-it"):
+    for name in (*qwen, "llava-hf/llava-1.5-7b-hf", "google/medgemma-4b-it", "google/gemma-3-12b-it"):
         assert why(converted(tmp_path, model_name_or_path=name), "model_name_or_path") == ""
     done = converted(tmp_path, model_name_or_path="hospital/ours")
     assert why(done, "model_name_or_path").startswith(

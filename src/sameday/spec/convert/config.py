@@ -16,7 +16,7 @@ from sameday.spec.convert.batch import batch
 from sameday.spec.convert.conversion import Conversion, Note, show
 from sameday.spec.convert.decay import explain_decay
 from sameday.spec.convert.deepspeed import agree
-from sameday.spec.convert.families import LOOK_ALIKE, names_of
+from sameday.spec.convert.families import OTHER, look_alike, names_of
 from sameday.spec.convert.interpolation import refuse_interpolations
 from sameday.spec.convert.launching import add_launchers_file, count_devices, told_by_file
 from sameday.spec.convert.objective import refuse_other_objectives, refuse_other_stages
@@ -131,11 +131,11 @@ class _Converter(Running):
         kind = keys.model_type(resolve_path(self.folder, name) / "config.json")
         squeezed = re.sub(r"[^a-z0-9]", "", name.lower())
         names = [each for family in families for each in names_of(family)]
-        told = any(each in squeezed for each in names) and not LOOK_ALIKE.search(name.lower())
+        told = any(each in squeezed for each in names) and not look_alike(name)
         if kind is not None and kind not in families:
             self.refuse("model_name_or_path", f"its model type is {kind}, which is not supported {allowed}")
         elif kind is None and not told and keys.OTHER_FAMILIES.search(name.lower()):
-            self.refuse("model_name_or_path", f"by its name it is of a family that is not supported {allowed}")
+            self.refuse("model_name_or_path", f"by its name it is {look_alike(name) or OTHER} {allowed}")
         elif kind is None and not told:
             self.why["model_name_or_path"] = f"its family is not told by its name: `train` looks at it {allowed}"
         if kind is None and keys.QUANTIZED.search(name.lower()):

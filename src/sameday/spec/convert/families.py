@@ -104,8 +104,14 @@ FAMILIES = {
         whole_step_loss=True,
     ),
 }
-LOOK_ALIKE = re.compile(r"llava[-_]?(?:next|onevision|interleave|v?1\.6)|paligemma|gemma-?3n")
-"""Names of models that only look like those of a supported family."""
+OTHER = "of a family that is not supported"
+_LOOK_ALIKES = {
+    r"llava[-_]?(?:next|onevision|interleave|med|v?1\.6)|vip-?llava|paligemma|gemma-?3n": OTHER,
+    r"-a\d+(?:\.\d+)?b(?![a-z0-9])": "a mixture of experts, and those are not supported",
+    r"gemma-?3-(?:1b|270m)(?![a-z0-9])|medgemma-\d+b-text": "a model of texts alone",
+    r"liuhaotian[/_-]": "in LLaVA's first layout; transformers' has names such as llava-hf/llava-1.5-7b-hf",
+}
+"""Names of models that only look like those of a supported family, and what these are."""
 
 
 @dataclass(frozen=True)
@@ -160,9 +166,14 @@ def names_of(kind: str) -> tuple[str, ...]:
     return kind.replace("_", ""), *(facts.also_called if facts is not None else ())
 
 
+def look_alike(name: str) -> str:
+    """What a model is whose name only looks like those of a supported family; empty for all others."""
+    return next((what for pattern, what in _LOOK_ALIKES.items() if re.search(pattern, name.lower())), "")
+
+
 def kind_by_name(name: str) -> str | None:
     """The family that a model's name tells."""
     squeezed = re.sub(r"[^a-z0-9]", "", name.lower())
-    if LOOK_ALIKE.search(name.lower()):
+    if look_alike(name):
         return None
     return next((kind for kind in FAMILIES if any(each in squeezed for each in names_of(kind))), None)
