@@ -573,3 +573,20 @@ def test_a_training_that_another_program_starts(tmp_path: Path, text: str) -> No
 )
 def test_what_another_program_starts_and_is_not_read(tmp_path: Path, text: str, why: str) -> None:
     assert refused(tmp_path, text) == [why]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("cat > /tmp/cfg.yaml <<EOF\nlr: 1e-4\nEOF\nllamafactory-cli train /tmp/cfg.yaml", 1),
+        ("set -e\ncat <<'EOF' >cfg.yaml\nlr: 1e-4\nEOF\nllamafactory-cli train ./cfg.yaml", 2),
+        ('C=/tmp/cfg.yaml\n\ncat << EOF > "$C"\nlr: 1e-4\nEOF\nllamafactory-cli train $C', 3),
+        ("tee cfg.yaml <<EOF\nlr: 1e-4\nEOF\nswift sft --config cfg.yaml", 1),
+        ("cat > other.yaml <<EOF\nlr: 1e-4\nEOF\nllamafactory-cli train cfg.yaml", None),
+        ("echo > cfg.yaml\nllamafactory-cli train cfg.yaml", None),
+    ],
+)
+def test_a_config_file_that_the_script_writes_itself(tmp_path: Path, text: str, line: int | None) -> None:
+    (said,) = refused(tmp_path, f"{text}\n")
+    told = "" if line is None else f", whose text stands behind line {line} of this script"
+    assert said.endswith(f".yaml: convert that file{told}")

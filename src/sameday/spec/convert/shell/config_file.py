@@ -35,7 +35,9 @@ def refuse_config_file(path: Path, script: Script, trainer: str | None) -> None:
     said += " and" if changes and beside else ""
     said += f" what its launcher and its variables say: {', '.join(beside)}" if beside else ""
     put = f", after putting into it{said}" if said else ""
-    raise BadInput(f"{path}:{line.line}: starts a training by {line.config}: convert that file{put}")
+    at = script.written.get(Path(line.config))
+    there = f", whose text stands behind line {at} of this script" if at is not None else ""
+    raise BadInput(f"{path}:{line.line}: starts a training by {line.config}: convert that file{there}{put}")
 
 
 def _beside(script: Script, trainer: Trainer) -> Sequence[str]:

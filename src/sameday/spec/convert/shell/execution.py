@@ -52,6 +52,8 @@ class Execution:
         self.starts: list[Start] = []
         self.undecided: list[str] = []
         """Sentences about what may start a training and is not read: commands that a condition decides, other files."""
+        self.written: dict[Path, int] = {}
+        """Files whose text the script has, with the lines of the commands that write them."""
         self.functions: dict[str, Node] = {}
         self.exported: dict[str, None] = {}
         self.frames: list[_Frame] = []
@@ -184,6 +186,10 @@ class Execution:
         for word in own:
             name, _, value = self.parts_of(word)
             prefix[name] = (self.expansion.text(value), word.line)
+        if node.document is not None:
+            files = [self.expansion.text(node.output)] if node.output is not None else []
+            files += [text for text, _ in words[1:]] if words[0][0] == ("tee",) else []
+            self.written |= {Path(shown(file)): words[0][1] for file in files}
         if node.document is not None and nested.reads_commands([text for text, _ in words]):
             self.input(node.document, prefix, words[0][1])
             return ""

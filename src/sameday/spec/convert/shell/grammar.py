@@ -24,6 +24,8 @@ class Simple:
 
     words: tuple[Word, ...]
     document: HereDocument | None = None
+    output: Word | None = None
+    """The file that its output is written to."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,7 @@ class _Parser:
     def __init__(self, read: list[Token], source: str) -> None:
         self.read, self.source, self.at, self.depth = read, source, 0, 0
         self.document: HereDocument | None = None
+        self.output: Word | None = None
         """Of the words that were read last."""
 
     def now(self) -> Token | None:
@@ -223,7 +226,7 @@ class _Parser:
         elif (isinstance(token, Operator) and token.text not in _REDIRECTIONS) or self.said() in _CLOSING:
             raise self.unexpected()
         else:
-            return Simple(self.words(), self.document)
+            return Simple(self.words(), self.document, self.output)
         self.words()  # redirections of all of it
         return node
 
@@ -233,15 +236,17 @@ class _Parser:
 
     def words(self) -> tuple[Word, ...]:
         made = []
-        self.document = None
+        self.document = self.output = None
         while (token := self.now()) is not None:
             if isinstance(token, Word):
                 made.append(token)
             elif isinstance(token, Operator) and token.text in _REDIRECTIONS:
                 self.document = token.document or self.document
-                self.at += 1  # what stands behind it is a file
-                if not isinstance(self.now(), Word):
-                    raise self.unexpected() if self.now() else BadInput(f"{self.source}:{token.line}: names no file")
+                self.at += 1
+                file = self.now()
+                if not isinstance(file, Word):
+                    raise self.unexpected() if file else BadInput(f"{self.source}:{token.line}: names no file")
+                self.output = file if token.text in (">", ">>", ">|") else self.output
             elif isinstance(token, Operator) and token.text == "(":
                 raise self.unexpected()
             else:

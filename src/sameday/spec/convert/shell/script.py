@@ -48,6 +48,8 @@ class Script:
     """Variables that may be given from outside, of which the script's own default is taken."""
     by_file: CommandLine | None = None
     """The command line, where it names a config file, from which no setting is taken then."""
+    written: dict[Path, int] = field(default_factory=dict)
+    """Files whose text stands in the script, with the lines of the commands that write them."""
 
 
 def is_script(path: Path) -> bool:
@@ -75,7 +77,7 @@ def read_script(path: Path, data: Collection[str] = (), trainer: str | None = No
     environment, unknown = _environment(path, start)
     document, command = Document(str(path)), " ".join(line.program)
     if line.config:
-        return Script(document, command, notes, environment, by_file=line)
+        return Script(document, command, notes, environment, by_file=line, written=execution.written)
     for flag in line.flags:
         if not flag.values and (argument := execution.expansion.not_given.get((f"--{flag.name}", flag.line))):
             why = f"its function is called without {argument} here: give it"
