@@ -137,3 +137,15 @@ def test_the_token_that_ends_an_answer(tmp_path: Path, model: str, own: str) -> 
     assert line == f"eos_token is <|endoftext|>; an answer would end with another token (allowed: {own})"
     (line,) = refused(tmp_path, script("trl sft", {**old, "model_name_or_path": "our/model", "eos_token": own}))
     assert line.endswith("(allowed: the model's own; neither its folder nor its name tells which that is)")
+
+
+def test_a_loss_on_answers_by_their_marks_in_a_template(tmp_path: Path) -> None:
+    """TRL raises an error for data with images."""
+    old = {"model_name_or_path": "Qwen/Qwen2.5-VL-3B-Instruct", "dataset_name": "train.jsonl"}
+    (line,) = refused(tmp_path, {**old, "assistant_only_loss": True})
+    assert line == (
+        "assistant_only_loss is true; TRL stops at it where there are images, so that no run learned so: give "
+        "completion_only_loss: true if answers alone were learned"
+    )
+    done = converted(tmp_path, {**old, "assistant_only_loss": True, "completion_only_loss": True})
+    assert whys(done)["completion_only_loss"] == "answers alone are learned"

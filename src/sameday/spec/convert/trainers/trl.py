@@ -65,9 +65,16 @@ def _launched(settings: Settings) -> None:
 def _masked(settings: Settings) -> None:
     """Which tokens are learned, where nothing is said, depends on the lines' form."""
     names = ("completion_only_loss", "assistant_only_loss")
-    if any(settings.get(name, bool) for name in names):
+    if settings.get(names[0], bool):
         for name in names:
             settings.drop(name, "answers alone are learned")
+    elif settings.get(names[1], bool):
+        settings.refuse(
+            names[1],
+            "TRL stops at it where there are images, so that no run learned so: give completion_only_loss: true if "
+            "answers alone were learned",
+        )
+        settings.drop(names[0], "does nothing at this value")
     elif any(settings.get(name, bool) is False for name in names[:1]):
         settings.refuse(names[0], f"{_LEARNED}, and no recipe says that (allowed: true)")
         settings.drop(names[1], "does nothing at this value")
