@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from beside import OURS, PEERS, read, table
-from real import ROWS, Row, data_of, model_of, recipe_of, samples_of
+from real import ROWS, Row, data_of, model_of, recipe_of, row_name, samples_of
 
 from sameday.tasks.vqa.plain import conversation
 
@@ -178,7 +178,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--size", choices=("8b", "tiny"), default="8b")
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES)
-    parser.add_argument("--rows", nargs="+", choices=tuple(ROWS), default=MEASURED)
+    parser.add_argument("--rows", nargs="+", type=row_name, choices=tuple(ROWS), default=MEASURED)
     parser.add_argument("--steps", type=int, default=10, help="that are timed")
     parser.add_argument("--micro", type=int, nargs="+", choices=(4, 8, 16), help="that the first row tries")
     parser.add_argument("--seconds", type=float, default=90, help="of each trainer, its start included")

@@ -111,6 +111,11 @@ MIXTURE = (400, 40, 0)
 """Pictures to train and validate on."""
 
 
+def row_name(typed: str) -> str:
+    """Also where somebody has no × on the keyboard."""
+    return next((name for name in ROWS if name.replace("×", "x") == typed.replace("×", "x")), typed)
+
+
 def data_of(out: Path, name: str, row: Row, tiny: bool) -> Path:
     folder = out / "data" / name.removesuffix(KEPT).replace(",", "").replace(" ", "_").replace("×", "x")
     if not folder.is_dir():
@@ -180,7 +185,7 @@ def timed(out: Path, name: str, row: Row, args: argparse.Namespace, loaded: Load
         "GiB": memory[0],
         "held": memory[1],
         "compiled": compiled,
-        "first": before + sum(seconds[:warm]) - warm * usual,
+        "first": max(0.0, before + sum(seconds[:warm]) - warm * usual),
         "slowest": max(seconds[warm:]) / usual,
         "micro_batches": sum(recorded.values()),
         "recorded": recorded.get(True, 0),
@@ -252,13 +257,13 @@ def whole_run(out: Path, args: argparse.Namespace) -> None:
         command += [f"--stop-after={args.steps}"] if first else []
         with (out / f"run-{number}.log").open("w") as log:
             code = subprocess.run(command, stdout=log, stderr=log, env={**os.environ, **caches}).returncode
-        if code != (EXIT_STOPPED if first else 0):
+        if code not in ((0, EXIT_STOPPED) if first else (0,)):
             raise SystemExit((out / f"run-{number}.log").read_text()[-3000:])
         steps = [each["seconds"] for each in read_metrics(run / "metrics.jsonl") if "split" not in each]
         took = time.perf_counter() - began
         pixels = pixels_of(out, fields)[: len(steps)]
         print(stalls(steps, pixels, read_times(run), f"{name}, run {number}: {took:.0f} s"), flush=True)
-        if not first:
+        if code == 0:
             print(f"    {by_epoch(steps, EPOCHS)}", flush=True)
         for line in (out / f"run-{number}.log").read_text().splitlines():
             if line.startswith(SAID) or " stalled: " in line:
@@ -309,7 +314,7 @@ def stalls(steps: Sequence[float], pixels: Sequence[int], times: Sequence[dict[s
     odd = sum(each > FAR * usual * max(1.0, more) for _, each, more in late)
     named = [f"{number} ({each:.1f} s, for {more:.1f} times the median's pixels)" for number, each, more in late]
     judged = f"{', '.join(named)}; {odd or 'none'} of them took more than {FAR:.0f} times the median for their pixels"
-    first = sum(steps[:WARM]) - len(steps[:WARM]) * usual
+    first = max(0.0, sum(steps[:WARM]) - len(steps[:WARM]) * usual)
     looks = [each["seconds"] for each in times if each["what"] == "validate"]
     beyond = looks[0] - min(looks) if looks else 0.0
     before = sum(each.get("parts", {}).get("compile", 0.0) for each in times if each["what"] == "start")
@@ -354,19 +359,27 @@ def beside(out: Path, found: Sequence[dict[str, Any]], args: argparse.Namespace)
         print(table([*there, *found], read(out / PEERS)))
 
 
-def main() -> None:
+def asked(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--size", choices=("8b", "tiny"), default="8b")
-    parser.add_argument("--only", nargs="+", choices=tuple(ROWS), default=tuple(ROWS))
+    parser.add_argument("--only", nargs="+", type=row_name, choices=tuple(ROWS), default=tuple(ROWS))
     parser.add_argument("--steps", type=int, help="that are timed, instead of each row's own number")
     parser.add_argument("--plan", action="append", default=[], help="FIELD=VALUE, instead of the automatic one")
     parser.add_argument("--run", action="store_true")
     parser.add_argument("--peers", action="store_true", help="run bench/peers.py afterwards")
     parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     if args.run and len(args.only) not in (1, len(ROWS)):
         parser.error("--run is of one row: name one with --only, or none for the mixture")
+    of_plans = [name for name in args.only if ROWS[name].kept or ROWS[name].least_memory]
+    if args.run and args.only == of_plans:
+        parser.error(f"--run takes a row's data under the automatic plan, and {of_plans[0]!r} is about another plan")
+    return args
+
+
+def main() -> None:
+    args = asked()
     out = args.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
     model_of(out, args.size == "tiny")

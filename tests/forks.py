@@ -71,6 +71,7 @@ AT_RUN_TIME = (
         "TMPDIR",
         "TORCHINDUCTOR_CACHE_DIR",
         "TORCH_NCCL_",
+        "TRITON_CACHE_DIR",
     ),
 )
 """How variables begin that no library reads while it is loaded, and those that libraries set themselves."""
