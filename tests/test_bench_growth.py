@@ -155,7 +155,13 @@ def test_the_largest_ratio_is_told_and_every_point_drawn() -> None:
         for panel, (_, points) in growth.PANELS.items()
         for at in points
     ]
-    assert growth.largest(results) == "largest: 3.28 times the floor, at 128 questions of a step"
+    largest = "largest: 3.28 times the floor, at 128 questions of a step: NOT within the limit of 2.2"
+    assert growth.largest(results) == largest
+    within = [{"panel": "pixels", "at": 0.25, "ratio": ratio} for ratio in (2.2, 1.5)]
+    assert (
+        growth.largest(within)
+        == "largest: 2.20 times the floor, at 0.25 megapixels of an image: within the limit of 2.2"
+    )
     drawn = ElementTree.fromstring(growth.chart(results))
     dots = [each for each in drawn.iter() if each.tag.endswith("circle")]
     assert len(dots) == 2 * len(results)
