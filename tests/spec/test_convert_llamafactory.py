@@ -346,8 +346,8 @@ PART = "only a part of the questions: write it to a file, and give --train FILE"
         ({"script_url": "s"}, "it is fetched from a hub (script_url s): fetch it, and give --train FILE"),
         (
             {"columns": {"messages": "messages", "system": "rule"}},
-            "columns.system is rule; questions have system prompts of their own: write them as turns of the "
-            "conversations, and give --train FILE",
+            "columns.system is rule; system and system_prompt are read here: rename it in the data, and give --train "
+            "FILE",
         ),
         (
             {"columns": {"messages": "messages", "tools": "tools"}},
@@ -372,7 +372,15 @@ def test_an_entry_of_the_list_that_changes_the_questions(tmp_path: Path, more: d
     assert said == f"eval_dataset is ours; {why.replace('--train', '--val')}"
 
 
-@pytest.mark.parametrize("more", [{"columns": None, "tags": None}, {"num_samples": None, "split": "train"}, {}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"columns": None, "tags": None},
+        {"columns": {"messages": "messages", "system": "system"}},
+        {"num_samples": None, "split": "train"},
+        {},
+    ],
+)
 def test_an_entry_of_the_list_that_says_nothing_else(tmp_path: Path, more: dict[str, Any]) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "dataset_info.json").write_text(json.dumps({"ours": {**ENTRY, **more}}))

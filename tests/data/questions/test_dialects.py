@@ -189,6 +189,13 @@ def chat(*turns: tuple[str, Any], images: Any = ()) -> dict[str, Any]:
             chat(("assistant", "hello"), ("user", "q"), ("assistant", "x")),
             "begins with a turn of role assistant, must begin with a user turn or a system turn",
         ),
+        (
+            {**chat(("system", "Be brief."), ("user", "q"), ("assistant", "x")), "system": "Be kind."},
+            "the system prompt beside the turns and their system turn differ; one of them is allowed",
+        ),
+        (plain(system="a", system_prompt="b"), "'system' and 'system_prompt' differ; one of them is allowed"),
+        (plain(system=["a"]), "'system' is a list, must be a text"),
+        (plain(system="<image>"), "'system' holds '<image>'; only user turns can show an image"),
         (chat(("user", "q"), ("system", "s"), ("assistant", "x")), "a system turn may only stand first"),
         (chat(("user", "<image>q"), ("assistant", "x")), "has 0 image path(s) but 1 place(s)"),
         (
@@ -255,6 +262,18 @@ def turns(form: str, *said: tuple[str, str], **marks: Any) -> dict[str, Any]:
 
 CONVERSATION_FORMS = ("messages", "conversations")
 TWO_ANSWERS = (("user", "q"), ("assistant", "a"), ("user", "and?"), ("assistant", "b"))
+
+
+@pytest.mark.parametrize("key", ["system", "system_prompt"])
+def test_a_system_prompt_beside_the_turns_is_their_system_turn(key: str) -> None:
+    for line in (plain(), turns("messages", *TWO_ANSWERS), turns("conversations", *TWO_ANSWERS)):
+        raw = parse_line(line)
+        whole = parse_line({**line, key: "Be brief. "})
+        assert whole.messages == (Message("system", ("Be brief. ",)), *raw.messages)
+        for nothing in (None, "", " "):
+            assert parse_line({**line, key: nothing}) == raw
+    own = chat(("system", "Be brief."), ("user", "q"), ("assistant", "x"))
+    assert parse_line({**own, key: "Be brief."}) == parse_line(own)
 
 
 @pytest.mark.parametrize("form", CONVERSATION_FORMS)

@@ -33,10 +33,15 @@ _ROLES = ("system", "user", "assistant")
 TYPES = ("type", "question_type", "question_class", "answer_type", "content_type")
 """Keys under which a line says what kind of question it is; the first that it has counts."""
 
+SYSTEMS = ("system", "system_prompt")
+"""Keys of a line that may hold its system turn."""
+
 PART_NAMES = ("image", "path", "url", "image_url")
 """Keys by which an image part of a turn may name its file."""
 
 Parts = tuple[str | int, ...]
+Turn = tuple[str, list[str | None]]
+"""A role and its pieces: a text, or None where an image stands."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,7 @@ def parse_line(obj: Any) -> Raw:
     else:
         keys = ", ".join(map(repr, obj)) or "none"
         raise ValueError(f"unknown form with the keys {keys}; known are {'; '.join(FORMS)}")
-    messages = _place_images(turns, len(images))
+    messages = _place_images(_with_system(turns, _system(obj)), len(images))
     return Raw(images, messages, _stage(obj), _type(obj), last_user_text(messages))
 
 
@@ -143,11 +148,32 @@ def _plain(obj: Mapping[str, Any]) -> Raw:
     # A count or a measure is an answer whose text is plain; a boolean may mean yes, true or 1, so it is not.
     if isinstance(answer, int | float) and not isinstance(answer, bool):
         answer = str(answer)
+    system = [Message("system", (told,))] if (told := _system(obj)) else []
     user = Message("user", (*range(len(images)), *([text] if text else [])))
     assistant = Message("assistant", (_text({**obj, "answer": answer} if "answer" in obj else obj, "answer"),))
     plain = obj.get("question")
     question = plain if isinstance(plain, str) and plain.strip() else text
-    return Raw(images, (user, assistant), _stage(obj), _type(obj), question.strip(), name == "instruction")
+    return Raw(images, (*system, user, assistant), _stage(obj), _type(obj), question.strip(), name == "instruction")
+
+
+def _system(obj: Mapping[str, Any]) -> str:
+    """The text of a system turn that stands beside the turns, as other trainers have it; empty where there is none."""
+    name = _one_of(obj, *SYSTEMS)
+    system = "" if obj.get(name) is None else _text(obj, name)
+    if PLACEHOLDER in system:
+        raise ValueError(f"'{name}' holds {PLACEHOLDER!r}; only user turns can show an image")
+    return system if system.strip() else ""
+
+
+def _with_system(turns: list[Turn], system: str) -> list[Turn]:
+    if not system:
+        return turns
+    role, pieces = turns[0]
+    if role != "system":
+        return [("system", [system]), *turns]
+    if pieces != [system]:
+        raise ValueError("the system prompt beside the turns and their system turn differ; one of them is allowed")
+    return turns
 
 
 def _text(obj: Mapping[str, Any], key: str, where: str = "") -> str:
@@ -198,10 +224,6 @@ def _type(obj: Mapping[str, Any]) -> str | None:
         if any(texts):
             return ", ".join(filter(None, texts))
     return None
-
-
-Turn = tuple[str, list[str | None]]
-"""A role and its pieces: a text, or None where an image stands."""
 
 
 def _named_once(listed: list[str], own: list[str]) -> list[str]:

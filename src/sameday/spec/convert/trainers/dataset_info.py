@@ -22,6 +22,8 @@ _FORMS = {
     "conversations": {"role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt"},
 }
 """The column of the conversation, with the tags of its turns."""
+_SYSTEMS = ("system", "system_prompt")
+"""Columns of system prompts that are read beside the turns."""
 
 
 def listed(folder: Path, name: str, option: str) -> tuple[Path, str]:
@@ -78,8 +80,9 @@ def _named_otherwise(entry: dict[Any, Any], instead: str) -> Iterator[str]:
         return
     for name, value in columns.items():
         if value and name == "system":
-            own = "questions have system prompts of their own: write them as turns of the conversations"
-            yield f"columns.system is {show(value)}; {own}, and {instead}"
+            if value not in _SYSTEMS:
+                named = f"{' and '.join(_SYSTEMS)} are read here: rename it in the data"
+                yield f"columns.system is {show(value)}; {named}, and {instead}"
         elif value and name not in ("messages", "images", *_ALPACA):
             yield f"columns.{name} is {show(value)}, which is not read here: leave it out of the data, and {instead}"
     expected = {**_DEFAULT_TAGS, **form}
