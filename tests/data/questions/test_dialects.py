@@ -276,6 +276,64 @@ def test_a_system_prompt_beside_the_turns_is_their_system_turn(key: str) -> None
     assert parse_line({**own, key: "Be brief."}) == parse_line(own)
 
 
+COMPARED = ["chosen", "rejected", "chosen_messages", "rejected_messages", "rejected_response"]
+
+
+@pytest.mark.parametrize(
+    ("line", "key", "values", "said"),
+    [
+        *(
+            (line, key, ("worse", [{"role": "assistant", "content": "worse"}], {"value": "worse"}), said)
+            for line in (plain(), turns("messages", *TWO_ANSWERS), turns("conversations", *TWO_ANSWERS))
+            for key in COMPARED
+            for said in (f"has '{key}', to be compared with another answer, and no answers are compared: leave it out",)
+        ),
+        (plain(), "kto_tag", (True, False), "has 'kto_tag', and all answers are learned as good ones"),
+        *(
+            (
+                turns(form, *TWO_ANSWERS),
+                key,
+                ([{"name": "crop"}], '[{"name": "crop"}]'),
+                f"has '{key}', and none are put",
+            )
+            for form in CONVERSATION_FORMS
+            for key in ("tools", "functions")
+        ),
+        (plain(instruction="i"), "input", ("more",), "has 'input' beside 'instruction', which is the whole user text"),
+        (plain(), "history", ([["q", "a"]],), "has earlier turns in 'history', which are not read in this form"),
+    ],
+)
+def test_what_other_trainers_would_learn_otherwise_is_refused(
+    line: dict[str, Any], key: str, values: tuple[Any, ...], said: str
+) -> None:
+    for value in values:
+        with pytest.raises(ValueError, match=f"^{said}"):
+            parse_line({**line, key: value})
+    for nothing in (None, "", [], "[]"):
+        assert parse_line({**line, key: nothing}) == parse_line(line)
+
+
+@pytest.mark.parametrize("key", ["tool_calls", "function_call", "reasoning_content"])
+def test_what_a_turn_holds_besides_its_content_is_refused(key: str) -> None:
+    for form in CONVERSATION_FORMS:
+        said = f"messages[1]: has '{key}', which is not put into the prompt: leave it out, or write it as text"
+        with pytest.raises(ValueError, match=re.escape(said.replace("messages", form))):
+            parse_line(turns(form, *TWO_ANSWERS, **{key: "because"}))
+        assert parse_line(turns(form, *TWO_ANSWERS, **{key: None})).question == "and?"
+
+
+def test_columns_that_only_share_a_name_are_not_read() -> None:
+    """Instruments in an image, a patient's history, a flag."""
+    for more in (
+        {"tools": ["forceps"]},
+        {"history": "none"},
+        {"history": ["2019"]},
+        {"input": "x"},
+        {"rejected": False},
+    ):
+        assert parse_line(plain(**more)) == parse_line(plain())
+
+
 @pytest.mark.parametrize("form", CONVERSATION_FORMS)
 @pytest.mark.parametrize("key", ["loss", "weight", "train", "training"])
 def test_an_answer_that_is_not_to_be_learned_is_refused(form: str, key: str) -> None:

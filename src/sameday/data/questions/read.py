@@ -8,7 +8,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from sameday.data.questions.foreign_keys import check_turn
+from sameday.data.questions.foreign_keys import check_conversation, check_line, check_plain, check_turn
 from sameday.data.questions.sample import PLACEHOLDER, Message, last_user_text
 from sameday.spec.questions import stage_number
 
@@ -66,6 +66,7 @@ def parse_line(obj: Any) -> Raw:
             "is a whole table as pandas writes it by default; "
             '`to_json(FILE, orient="records", lines=True)` writes one object per line'
         )
+    check_line(obj)
     if "messages" in obj and "conversations" in obj:
         raise ValueError("has both 'messages' and 'conversations'; one of them is allowed")
     if "messages" in obj:
@@ -82,6 +83,7 @@ def parse_line(obj: Any) -> Raw:
     else:
         keys = ", ".join(map(repr, obj)) or "none"
         raise ValueError(f"unknown form with the keys {keys}; known are {'; '.join(FORMS)}")
+    check_conversation(obj)
     messages = _place_images(_with_system(turns, _system(obj)), len(images))
     return Raw(images, messages, _stage(obj), _type(obj), last_user_text(messages))
 
@@ -141,6 +143,7 @@ def _plain(obj: Mapping[str, Any]) -> Raw:
     if instruction is not None and not isinstance(instruction, str):
         raise ValueError(f"'instruction' is {kind(instruction)}, must be a text")
     name = "instruction" if instruction and instruction.strip() else "question"
+    check_plain(obj, instructed=name == "instruction")
     text = _text(obj, name)
     if PLACEHOLDER in text:
         raise ValueError(f"'{name}' holds {PLACEHOLDER!r}, but in this form images stand before the text: remove it")
