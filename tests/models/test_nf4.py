@@ -310,12 +310,22 @@ def test_saved_resumed_evaluated_and_continued(world: Path) -> None:
         f"start_adapter {world}/run/adapter: was trained on base weights stored as nf4, and here they are stored as "
         "float32: this is another model than the one that was trained"
     ) in said.out
+    # Both ways: the same files are read in another format here, and are no other base for that.
+    words = ("--max-steps", "1", "--set", "recipe.start_adapter=other/adapter")
+    said = sameday(world, *TRAIN[:-1], "back", *words)
+    assert said.code == 0, said.err
+    assert (
+        f"start_adapter {world}/other/adapter: was trained on base weights stored as float32, and here they are stored "
+        "as nf4: this is another model than the one that was trained"
+    ) in said.out
     # Another base is known by its weights.
     path = world / "base" / "model.safetensors"
     tensors = load_file(path)
     save_file(tensors | {TENSOR: 2 * tensors[TENSOR]}, path, {"format": "pt"})
     said = refused(world, "eval", "run", "--split", "val")
     assert said.startswith("run/adapter: was trained on another base model: its weights were not those of ")
+    said = refused(world, *TRAIN[:-1], "again", "--set", "recipe.start_adapter=run/adapter")
+    assert "run/adapter: was trained on another base model: its weights were not those of " in said
 
 
 def test_weights_that_are_stored_otherwise_are_said(

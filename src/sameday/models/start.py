@@ -50,12 +50,15 @@ def write_origin(
     (folder / ORIGIN).write_text(json.dumps(origin, indent=1) + "\n")
 
 
-def load_start(model: nn.Module, family: Family, recipe: VlmRecipe, folder: Path, base: str, digest: str) -> Any:
-    """Adapters of an earlier run to go on from. `digest` is the base model's, `base` its name or folder."""
+def load_start(
+    model: nn.Module, family: Family, recipe: VlmRecipe, folder: Path, base: str, digest: str, dtype: torch.dtype
+) -> Any:
+    """Adapters of an earlier run to go on from. `base` is the base model's name or folder; `digest` is of its weights
+    as they were read, in `dtype`, whatever they are stored as by now."""
     from peft import PeftModel
 
     check_start(model, family, recipe, folder, base, recipe.adapter_from)
-    check_base(folder, digest, next(model.parameters()).dtype, f"{recipe.adapter_from} {folder}", base)
+    check_base(folder, digest, dtype, f"{recipe.adapter_from} {folder}", base)
     return PeftModel.from_pretrained(model, str(folder), is_trainable=True)
 
 

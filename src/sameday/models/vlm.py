@@ -110,7 +110,8 @@ class VisionLanguageModel:
         recipe, family = self.recipe, self.family
         if recipe.train == "lora":
             if start_adapter is not None:
-                model = load_start(base, family, recipe, start_adapter, self.name, self.base_digest)
+                digest, dtype = self.base_digest, self.base_dtype
+                model = load_start(base, family, recipe, start_adapter, self.name, digest, dtype)
                 self.notes += other_format(start_adapter, recipe.base_words, f"{recipe.adapter_from} {start_adapter}")
             else:
                 model = add_adapters(base, family, recipe.lora, recipe.seed, allow_tower=recipe.train_vision)
