@@ -199,6 +199,31 @@ def test_a_disk_without_room_for_the_model(tmp_path: Path, tiny_qwen3: Path, mon
     assert stop.value.code == EXIT_DISK_FULL and not [each for each in tmp_path.iterdir() if "w" in each.name[:3]]
 
 
+def test_a_head_with_the_embeddings_weights(
+    tmp_path: Path, tiny_qwen3: Path, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+) -> None:
+    """Its adapter trains, and is not merged into the embedding; which is known before weights are read."""
+    base = shutil.copytree(tiny_qwen3, tmp_path / "base")
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    tensors = load_file(base / merging.SINGLE)
+    untied = {name: tensor for name, tensor in tensors.items() if name != "lm_head.weight"}
+    save_file(untied, base / merging.SINGLE, metadata={"format": "pt"})
+    run = trained(tmp_path, base, ON_CPU, max_steps=2, lora={"r": 2, "target_modules": ["q_proj", "lm_head"]}).run
+    assert (
+        "lora.target_modules: lm_head has the embedding's weights in this model (tie_word_embeddings): its adapter "
+        "changes the lm_head alone, and `sameday merge` will refuse it, because merged weights would change both"
+    ) in capsys.readouterr().out
+    assert not [each for each in recwarn if "tie_word_embeddings" in str(each.message)]
+    with pytest.raises(BadInput) as error:
+        merged(run, tmp_path / "w")
+    assert str(error.value) == (
+        f"{run}/adapter: changes lm_head, which has the embedding's weights in {base} (tie_word_embeddings): merged "
+        "into them, it would change the embedding too; allowed: the adapter as it is, by PEFT, or one without lm_head"
+    )
+    assert not (tmp_path / "w").exists() and not list(tmp_path.glob(".writing*"))
+
+
 def test_what_cannot_be_merged(tmp_path: Path, tiny_qwen3: Path) -> None:
     base = tmp_path / "base"
     base.mkdir()

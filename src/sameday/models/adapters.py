@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -46,6 +48,31 @@ def head_name(model: nn.Module, family: Family) -> str:
     """What the layer over the vocabulary is called."""
     head = family.parts(model).head
     return next(name for name, module in model.named_modules() if module is head)
+
+
+def shares_embedding(model: Any) -> bool:
+    """Whether the layer over the vocabulary has no weights of its own, but the embedding's."""
+    return model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+
+def head_notes(model: nn.Module, family: Family) -> Iterator[str]:
+    """What a run says of an adapter on a layer that has no weights of its own. `model` has its adapters already."""
+    from peft.tuners.lora import LoraLayer
+
+    if isinstance(family.parts(model).head, LoraLayer) and shares_embedding(model):
+        head = head_name(model, family)
+        yield (
+            f"lora.target_modules: {head} has the embedding's weights in this model (tie_word_embeddings): its adapter "
+            f"changes the {head} alone, and `sameday merge` will refuse it, because merged weights would change both"
+        )
+
+
+@contextlib.contextmanager
+def ties_told_otherwise() -> Iterator[None]:
+    """PEFT warns of what `head_notes` says."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Model (has|with) `tie_word_embeddings=True`")
+        yield
 
 
 def _targeted(model: nn.Module, family: Family, lora: Lora, allow_tower: bool) -> set[str]:
@@ -134,7 +161,8 @@ def add_adapters(model: nn.Module, family: Family, lora: Lora, seed: int, allow_
         use_dora=lora.dora,
         bias="none",
     )
-    wrapped = get_peft_model(model, config)
+    with ties_told_otherwise():
+        wrapped = get_peft_model(model, config)
     for name, parameter in adapter_parameters(wrapped):
         if ".lora_A." in name:
             parameter.data.copy_(uniform(parameter, 1 / math.sqrt(parameter.shape[1]), seed, name))

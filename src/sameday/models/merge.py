@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from sameday.models.adapters import MAGNITUDE, row_lengths
+from sameday.models.adapters import MAGNITUDE, row_lengths, shares_embedding
 from sameday.models.digest import digest_of_lines, line_of
 from sameday.models.formats import as_trained, computed_in, stored_layers
 from sameday.models.nf4 import SOURCE
@@ -112,21 +112,24 @@ def merge(
     device: torch.device,
 ) -> Merged:
     """Weights, index and configuration into `out`. `model` has no weights: its names are asked for. BadInput where the
-    adapter was trained on another base model, which is known once all of it was read."""
+    adapter changes what the base has no weights for, and where it was trained on another base model, which is known
+    once all of it was read."""
     files = weight_files(base, recipe.revision)
     dtype, stored_so = computed_in(recipe), set(stored_layers(model, recipe))
     read = dtype if recipe.base_format == "precision" else SOURCE
     # At once, since a run under way may remove its checkpoint meanwhile.
     changes, origin, scale = _changes(adapter), origin_of(adapter, str(adapter)), recipe.lora.scale
-    names = own_names(model, [name for file in files for name in _names(file)])
+    stored = [name for file in files for name in _names(file)]
+    names = own_names(model, stored)
+    _check_changed(model, changes, {names.get(name, name) for name in stored}, adapter, base)
     done, lines, where, size = Merged(), dict[str, str](), dict[str, str](), 0
     for number, file in enumerate(files, 1):
         written = f"model-{number:05d}-of-{len(files):05d}.safetensors" if len(files) > 1 else SINGLE
         shard: dict[str, Tensor] = {}
-        for stored, tensor in _tensors(file):
-            name = names.get(stored, stored)
+        for written_as, tensor in _tensors(file):
+            name = names.get(written_as, written_as)
             tensor = tensor.to(read) if tensor.is_floating_point() else tensor
-            if stored in names:
+            if written_as in names:
                 lines[name] = line_of(name, tensor)
             layer = name.removesuffix(".weight")
             if layer in stored_so:
@@ -142,13 +145,24 @@ def merge(
         say(f"{written}: {len(shard)} tensors")
         del shard
     check_origin(origin, digest_of_lines(lines), read, str(adapter), base)
-    if changes:
-        raise BadInput(f"{adapter}: changes layers whose weights {base} does not have: {first_names(sorted(changes))}")
     if len(files) > 1:
         index = {"metadata": {"total_size": size}, "weight_map": where}
         (out / INDEX).write_text(json.dumps(index, indent=1) + "\n")
     _settings(base, recipe, dtype, out)
     return done
+
+
+def _check_changed(model: Any, changed: Iterable[str], there: Container[str], adapter: Path, base: str) -> None:
+    """BadInput where the base has no weights for a layer that an adapter changes."""
+    lacking = sorted(layer for layer in changed if f"{layer}.weight" not in there)
+    if lacking and shares_embedding(model):
+        raise BadInput(
+            f"{adapter}: changes {first_names(lacking)}, which has the embedding's weights in {base} "
+            "(tie_word_embeddings): merged into them, it would change the embedding too; allowed: the adapter as it "
+            f"is, by PEFT, or one without {first_names(lacking)}"
+        )
+    if lacking:
+        raise BadInput(f"{adapter}: changes layers whose weights {base} does not have: {first_names(lacking)}")
 
 
 def _settings(base: str, recipe: VlmRecipe, dtype: torch.dtype, out: Path) -> None:

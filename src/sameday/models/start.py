@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sameday.models.adapters import MAGNITUDE, adapted_layers, resolve_targets
+from sameday.models.adapters import MAGNITUDE, adapted_layers, resolve_targets, ties_told_otherwise
 from sameday.models.families.base import Family
 from sameday.models.hub import known_type
 from sameday.record.manifest import MANIFEST, fault
@@ -59,7 +59,8 @@ def load_start(
 
     check_start(model, family, recipe, folder, base, recipe.adapter_from)
     check_base(folder, digest, dtype, f"{recipe.adapter_from} {folder}", base)
-    return PeftModel.from_pretrained(model, str(folder), is_trainable=True)
+    with ties_told_otherwise():
+        return PeftModel.from_pretrained(model, str(folder), is_trainable=True)
 
 
 def check_base(folder: Path, digest: str, dtype: torch.dtype, whose: str, base: str) -> None:

@@ -26,7 +26,15 @@ from sameday.kernels import attention
 from sameday.kernels.decode import Answering
 from sameday.kernels.dropout import DropoutKeys, ImageKeys, KeyedDropout
 from sameday.kernels.patches import patches
-from sameday.models.adapters import adapter_parameters, add_adapters, pad_ranks, prepare_adapters, saved_name, scales
+from sameday.models.adapters import (
+    adapter_parameters,
+    add_adapters,
+    head_notes,
+    pad_ranks,
+    prepare_adapters,
+    saved_name,
+    scales,
+)
 from sameday.models.digest import config_digest, digest_of
 from sameday.models.families.base import Family, Grids
 from sameday.models.features import FeatureMemory
@@ -115,6 +123,7 @@ class VisionLanguageModel:
                 self.notes += other_format(start_adapter, recipe.base_words, f"{recipe.adapter_from} {start_adapter}")
             else:
                 model = add_adapters(base, family, recipe.lora, recipe.seed, allow_tower=recipe.train_vision)
+            self.notes += head_notes(base, family)
             prepare_adapters(model, family, recipe.lora.dropout, self.keys, self.image_keys)
             if self.plan.lora_kernel == "triton":
                 # Registering its operators loads Triton and Inductor, seconds of every start.
