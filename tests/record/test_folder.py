@@ -93,6 +93,33 @@ def test_a_folder_in_which_nothing_was_trained_is_free(tmp_path: Path) -> None:
     assert not run.resumed and RunFolder.read(tmp_path / "run").recipe.lora.r == 8
 
 
+def test_a_folder_of_something_else_is_not_taken(tmp_path: Path) -> None:
+    """Such as the base model's own."""
+    base = tmp_path / "base"
+    base.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (base / name).write_text("{}")
+    with pytest.raises(BadInput) as error:
+        started(base)
+    assert str(error.value) == (
+        f"{base}: is no run's folder and is not empty: it holds config.json, model.safetensors; allowed: a folder that "
+        f"is empty, new, or a run's, such as {base / 'run'}"
+    )
+    assert sorted(path.name for path in base.iterdir()) == ["config.json", "model.safetensors"]
+    started(base / "run").close()
+
+
+def test_what_a_start_may_find_in_its_folder(tmp_path: Path) -> None:
+    """Nothing; what a killed start left; the file that its own output goes to."""
+    for number, names in enumerate(([], [".lock", ".environment.json.tmp"], ["stopped.json"], ["train.log", "1.out"])):
+        path = tmp_path / f"{number}"
+        path.mkdir()
+        for name in names:
+            (path / name).write_text("")
+        started(path).close()
+        assert (path / "recipe.yaml").exists()
+
+
 HOLDER = """
 import sys, time
 from pathlib import Path

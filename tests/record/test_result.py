@@ -40,11 +40,12 @@ def test_whole_models_of_earlier_releases_are_read(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_the_other_name_is_no_result(tmp_path: Path) -> None:
-    """A recipe may lie in its run folder, beside the model that it starts from."""
-    (tmp_path / "model").mkdir()
-    run = RunFolder.open(tmp_path, vqa(model="model"), Plan(), tmp_path)
+    """A model may have been put into the run's folder, for the recipe to start from."""
+    run = RunFolder.open(tmp_path / "run", vqa(model="run/model"), Plan(), tmp_path)
     run.close()
-    assert run.result == tmp_path / "adapter" and not run.result.is_dir()
+    (run.path / "model").mkdir()
+    assert run.result == run.path / "adapter" and not run.result.is_dir()
+    RunFolder.open(run.path, vqa(model="run/model"), Plan(), tmp_path).close()
 
 
 @pytest.mark.parametrize(

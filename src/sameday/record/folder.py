@@ -29,7 +29,7 @@ from sameday.spec.load import load_recorded_plan, load_recorded_recipe, resolve_
 from sameday.spec.plan import Plan
 from sameday.spec.reading import JSON, read_file
 from sameday.spec.recipe import Recipe, differences
-from sameday.spec.words import tell
+from sameday.spec.words import first_names, tell
 from sameday.spec.writing import remove_remains, write_text
 
 DISTRIBUTIONS = (
@@ -39,6 +39,10 @@ DISTRIBUTIONS = (
 """Packages whose versions may decide what a run computes."""
 IMAGES = "images.json"
 """Which images a run was trained and validated on, by content."""
+BESIDE = frozenset({"tensorboard", "stages"})
+"""Folders of a run in which nothing was trained yet."""
+LOGS = frozenset({".log", ".out", ".err"})
+"""Endings of files that may lie in a run's folder before it starts: what it prints is sent there."""
 STAGES = "stages.json"
 """What became of each stage of a run in stages, in order."""
 
@@ -327,10 +331,10 @@ class RunFolder:
             self._write(self.metrics_path.name, "".join(json.dumps(record) + "\n" for record in records))
 
     def _check_inputs(self) -> None:
-        """A run writes its own recipe.yaml and plan.yaml, and its result takes the place of a folder that has its
-        name."""
+        """A run has a folder of its own, and its result takes the place of a folder that has its name."""
+        ours = (self.path / "environment.json").exists() or begun(self.path)
         own = [name for name in ("recipe.yaml", "plan.yaml") if (self.path / name).exists()]
-        if own and not (self.path / "environment.json").exists() and not begun(self.path):
+        if own and not ours:
             raise BadInput(
                 f"{self.path}: its {' and its '.join(own)} would be written over: no run wrote "
                 f"{'it' if len(own) == 1 else 'them'}; choose another --out, such as {self.path / 'run'}"
@@ -343,6 +347,17 @@ class RunFolder:
                     f"{self.path}: the finished {result.name}/ would be written over {written!r}, "
                     "which the recipe reads; choose another --out"
                 )
+        if not ours and (foreign := self._foreign()):
+            raise BadInput(
+                f"{self.path}: is no run's folder and is not empty: it holds {first_names(foreign)}; allowed: a folder "
+                f"that is empty, new, or a run's, such as {self.path / 'run'}"
+            )
+
+    def _foreign(self) -> list[str]:
+        """What lies here besides what a killed start left, and what a shell or a scheduler writes."""
+        left = {path.name for path in run_files(self.path)} | BESIDE
+        names = (path.name for path in self.path.iterdir() if path.suffix not in LOGS)
+        return sorted(name for name in names if name not in left and not name.startswith("."))
 
     def _start(self) -> None:
         remove_remains(self.path)
