@@ -100,6 +100,19 @@ def test_every_silly_number_of_a_plan_is_refused_with_its_reason(folder: Path) -
             "model: width 192 gives 884,736,001,769,472 parameters with the other fields; at most 4,294,967,296, since",
         ),
         (
+            "task: classify\ndata: {path: set, image_size: 4096}\nmodel: {kind: vit, patch: 1024}\naugment: null",
+            "model.patch is 1024; must be less than or equal to 256: a patch becomes one token, by as many weights",
+        ),
+        (BDH + "normalize_std: 1e-30", "normalize_std is 1e-30; must lie between 0.001 and 1000: pixels between 0 and"),
+        (
+            BDH + "normalize_std: [0.5, 0.5, 1e9]",
+            "normalize_std is [0.5, 0.5, 1000000000.0]; must lie between 0.001 and 1000: pixels between 0 and 1 are",
+        ),
+        (
+            BDH + "normalize_mean: -1e38",
+            "normalize_mean is -1e+38; must lie between -1000 and 1000: it is taken from pixels between 0 and 1",
+        ),
+        (
             "task: classify\ndata: {path: set, image_size: 4096}\nmodel: {kind: vision_bdh}\naugment: null",
             "data.image_size 4096 with model.patch 4 gives 1,048,577 tokens; at most 16,385, since attention computes",
         ),
@@ -126,7 +139,6 @@ def counts_of(model: type[BaseModel], path: str = "") -> list[tuple[str, Any]]:
 
 BOUNDED_OTHERWISE = {
     "model.heads",
-    "model.patch",
     "model.latents",
     "model.mlp",
     "eval_steps",

@@ -182,7 +182,7 @@ def test_defaults_of_the_models() -> None:
             VIT + "normalize_mean: [0.5, 0.5]\n",
             "recipe.yaml:4: normalize_mean is [0.5, 0.5]; must be a number or a list of 3 numbers",
         ),
-        (VIT + "normalize_std: 0.0\n", "recipe.yaml:4: normalize_std is 0.0; must be greater than 0"),
+        (VIT + "normalize_std: 0.0\n", "recipe.yaml:4: normalize_std is 0.0; must lie between 0.001 and 1000: pixels"),
         (VIT + "order: by_image\n", "recipe.yaml:4: order is 'by_image'; must be one of 'shuffle', 'listed'"),
         (VIT + "label_smoothing: 1\n", "recipe.yaml:4: label_smoothing is 1; must be less than 1"),
         (VIT + "betas: [0.9, 1.5]\n", "recipe.yaml:4: betas [0.9, 1.5]: each must be at least 0 and less than 1"),

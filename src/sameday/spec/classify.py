@@ -12,6 +12,9 @@ from sameday.spec.limits import COUNTED, SEEDS, at_most
 from sameday.spec.recipe import Recipe, Strict
 from sameday.spec.vision import MOST_TOKENS, BdhModel, VitModel
 
+FARTHEST = 1000
+"""From 0, of what pixels between 0 and 1 become: beyond it a model sees rounding, or numbers that are not finite."""
+
 
 class ImageData(Strict):
     """Images with labels, a training and a test part."""
@@ -81,11 +84,20 @@ class ClassifyRecipe(Recipe):
         0.0, ge=0, lt=1, description="Share of a target that is spread evenly over all classes."
     )
 
+    @field_validator("normalize_mean")
+    @classmethod
+    def _near(cls, value: float | tuple[float, float, float]) -> float | tuple[float, float, float]:
+        if not all(abs(each) <= FARTHEST for each in (value if isinstance(value, tuple) else (value,))):
+            raise ValueError(f"must lie between -{FARTHEST} and {FARTHEST}: it is taken from pixels between 0 and 1")
+        return value
+
     @field_validator("normalize_std")
     @classmethod
     def _divides(cls, value: float | tuple[float, float, float]) -> float | tuple[float, float, float]:
-        if not all(each > 0 for each in (value if isinstance(value, tuple) else (value,))):
-            raise ValueError("must be greater than 0")
+        if not all(1 / FARTHEST <= each <= FARTHEST for each in (value if isinstance(value, tuple) else (value,))):
+            raise ValueError(
+                f"must lie between {1 / FARTHEST} and {FARTHEST}: pixels between 0 and 1 are divided by it"
+            )
         return value
 
     def contradictions(self) -> Iterator[str]:

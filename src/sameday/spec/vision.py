@@ -28,7 +28,12 @@ class VisionModel(Strict):
         description="Numbers that stand for a patch; a multiple of heads.",
     )
     heads: int = Field(3, ge=1, description="Parts of the width that attend on their own.")
-    patch: int = Field(4, ge=1, description="Side of a square patch, in pixels.")
+    patch: int = Field(
+        4,
+        ge=1,
+        **at_most(256, "a patch becomes one token, by as many weights for each number as it has pixels"),
+        description="Side of a square patch, in pixels.",
+    )
     pool: Literal["class", "mean"] = Field(
         "class", description="What is classified: a token of its own, or the mean of all patches."
     )
