@@ -367,6 +367,40 @@ def test_what_keeps_its_own_words(root: Path) -> None:
     assert [each.prompt for each in over] == ["Second: What?", "Q: Short?", "And?"]
 
 
+def test_an_instruction_that_replaces_different_questions_is_refused(root: Path) -> None:
+    brief = "Answer briefly."
+    rows = [row(f"Question {number}?", instruction=brief) for number in range(5)]
+    with pytest.raises(BadInput) as caught:
+        samples_of(root, rows, Wanted())
+    assert str(caught.value) == (
+        "train.jsonl:1, train.jsonl:2, train.jsonl:3 and 2 more: 'instruction' is 'Answer briefly.' for 5 different "
+        "questions; it must hold its line's question: all questions would be the same text without it. Leave it out, "
+        "or let recipe.prompt with over_instruction: true put a text around {question}"
+    )
+    other = [row("How many?", instruction="Count."), row("How big?", instruction="Count.")]
+    with pytest.raises(BadInput, match="for 5 different questions, and so it is with 1 other instruction; "):
+        samples_of(root, rows + other, Wanted())
+    with pytest.raises(
+        BadInput, match=r"^train.jsonl:1, train.jsonl:3: .* for 2 different questions;"
+    ):  # the others hold theirs
+        samples_of(root, [rows[0], row("Is it red?", instruction="Look: is it red? Say yes or no."), rows[1]], Wanted())
+    over = Prompt(default="{question}", over_instruction=True)
+    samples, _ = samples_of(root, rows, Wanted(prompt=over))
+    assert [each.prompt for each in samples] == [f"Question {number}?" for number in range(5)]
+
+
+def test_instructions_that_hold_their_questions_or_stand_for_one_are_taken(root: Path) -> None:
+    rows = [
+        row("Is it red?", instruction="Yes or no: is  it red?"),
+        row("is it blue", instruction="Yes or no: is it blue?"),
+        row("Colour?", instruction="Which colour has it?"),
+        row("colour", instruction="Which colour has it?"),
+        row("", instruction="Describe the image."),
+    ]
+    samples, _ = samples_of(root, rows, Wanted())
+    assert [each.prompt for each in samples] == [each["instruction"] for each in rows]
+
+
 def test_a_template_hides_no_empty_question(root: Path) -> None:
     with pytest.raises(BadInput, match="question is empty"):
         samples_of(root, [row(" ")], Wanted(prompt=Prompt(default="Answer this: {question}")))

@@ -13,6 +13,7 @@ from sameday.data.problems import Problem, in_lines, report
 from sameday.data.questions.audit_cache import AuditCache
 from sameday.data.questions.family import QuestionFamily
 from sameday.data.questions.images import MAX_ASPECT_RATIO, BadImage, check_aspect, digest, open_rgb, stamp
+from sameday.data.questions.instructions import questions_lost
 from sameday.data.questions.lines import NEEDED
 from sameday.data.questions.names import NOT_FOUND, located, named
 from sameday.data.questions.prompt import asked
@@ -96,6 +97,9 @@ def audit(
         raise EmptyFile(f"{path} is empty: it holds no question")
     if lacking := reader.lacking():
         raise BadInput("\n".join(lacking))
+    over_instruction = wanted.prompt is not None and wanted.prompt.over_instruction
+    if not over_instruction and (lost := questions_lost(raws, where, reader.label)) is not None:
+        raise BadInput(lost)
     plain, own_words = raws, 0
     special = () if family is None else family.markers.special
     for number, raw in raws.items():
