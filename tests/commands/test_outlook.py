@@ -55,6 +55,20 @@ def test_what_would_take_days_must_be_asked_for(home: Path, monkeypatch: pytest.
     assert begun.code == 75 and "finds no GPU" not in begun.out
 
 
+@pytest.mark.parametrize("command", [TRAIN, ("profile", "recipe.yaml", "--steps", "1")])
+def test_what_has_no_room_in_memory_is_refused(home: Path, command: tuple[str, ...]) -> None:
+    """Before a weight is drawn: the system would kill the process."""
+    sets_ = ("--set", "recipe.model.latents=1000000", "--set", "recipe.effective_batch=16")
+    said = refused(home, *command, *sets_, "--set", "plan.device=cpu")
+    assert re.fullmatch(
+        r"training takes at least 175 GiB of memory, and this machine has \S+: 45.8 GiB for 3,072,000,000 parameters, "
+        r"gradients and AdamW's moments, 130 GiB for activations of 16 images at once; what is left to try: a smaller "
+        r"plan.micro_batch, recipe.model or recipe.data.image_size",
+        said,
+    )
+    assert not (home / "run").exists()
+
+
 def test_a_short_run_is_said_to_be_on_a_cpu(home: Path) -> None:
     said = sameday(home, *TRAIN)
     assert said.code == 0 and said.out.splitlines()[0] == "device: cpu, because torch finds no GPU here"

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from sameday.commands.session import Session
+from sameday.hardware.memory import free_memory
 from sameday.hardware.peaks import CPU_SHAPES, Precision, best_seconds, number_format
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
@@ -66,6 +67,7 @@ def check_cpu(session: Session, splits: Any, steps: int | None) -> None:
     """Says what a run of at most so many steps on a CPU has before it; BadInput where nobody asked for a CPU, and it
     would take days."""
     if session.device.type == "cpu":
+        _check_memory(session)
         total, step = work_of(session, splits)
         _say_all(session, min(total, steps or total) * step, "the run takes", session.say)
 
@@ -73,6 +75,7 @@ def check_cpu(session: Session, splits: Any, steps: int | None) -> None:
 def check_steps(session: Session, splits: Any, steps: int, say: Say | None = None) -> None:
     """The same of a few steps that train nothing. Of small models there is nothing to say."""
     if session.device.type == "cpu":
+        _check_memory(session)
         flop = steps * work_of(session, splits)[1] if steps else 0.0
         _say_large(session, flop, f"{count(steps, 'step')} take", say or session.say)
 
@@ -91,6 +94,17 @@ def check_together(plan: Plan, precision: Precision, flop: float, say: Say) -> N
     if ahead is not None:
         _refuse_days(plan, ahead)
         say(f"on this CPU all stages together take {ahead.estimate()}")
+
+
+def _check_memory(session: Session) -> None:
+    """BadInput where a training cannot fit: the system would kill the process, which then says nothing."""
+    needed, what = session.setup.least_memory(session.resolved.plan, session.ranks.size)
+    _, there = free_memory(session.device)
+    if needed > there:
+        raise BadInput(
+            f"training takes at least {needed / 2**30:.3g} GiB of memory, and this machine has {there / 2**30:.3g}: "
+            f"{what}"
+        )
 
 
 def work_of(session: Session, splits: Any) -> tuple[int, float]:

@@ -58,6 +58,10 @@ class VisionModel(Strict):
         """Of the levels or layers, about."""
         return self.width**2
 
+    def kept(self, image_size: int) -> int:
+        """Numbers that the backward pass keeps of an image, at least."""
+        return self.tokens(image_size) * self.width
+
 
 class BdhModel(VisionModel):
     """Vision-BDH: one level with shared weights, gone through several times."""
@@ -85,6 +89,10 @@ class BdhModel(VisionModel):
     def parameters(self) -> int:
         return 3 * self.latents * self.width**2
 
+    def kept(self, image_size: int) -> int:
+        # The units of both encoders; each head has its share of them.
+        return 2 * self.levels * self.tokens(image_size) * self.latents * self.width
+
     @model_validator(mode="after")
     def _pairs(self) -> BdhModel:
         if self.units % 2:
@@ -101,6 +109,9 @@ class VitModel(VisionModel):
 
     def parameters(self) -> int:
         return self.depth * (4 + 2 * self.mlp) * self.width**2
+
+    def kept(self, image_size: int) -> int:
+        return self.depth * self.tokens(image_size) * self.mlp * self.width
 
     @model_validator(mode="after")
     def _pairs(self) -> VitModel:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from sameday.tasks.classify.task import ClassifyTask
 
 
+TRAINED = 16
+"""Bytes of a parameter, its gradient and its two moments, in float32."""
 PICTURES = (256, 64)
 """Images of a micro-batch that the tuner tries, where a step has more."""
 
@@ -123,6 +125,19 @@ class ClassifySetup(TaskSetup):
 
     def parameters(self) -> int:
         return int(self.recipe.model.parameters())
+
+    def least_memory(self, plan: Plan, ranks: int) -> tuple[int, str]:
+        recipe, parameters = self.recipe, self.parameters()
+        share = -(-recipe.effective_batch // ranks)
+        images = min(plan.micro_batch or share, share)
+        # What compiled layers keep is for the compiler to say.
+        kept = recipe.model.kept(recipe.data.image_size) if plan.compile == "none" else 0
+        activations = images * kept * (2 if recipe.precision == "bf16" else 4)
+        what = f"{parameters * TRAINED / 2**30:.3g} GiB for {parameters:,} parameters, gradients and AdamW's moments"
+        if kept:
+            what += f", {activations / 2**30:.3g} GiB for activations of {images} images at once"
+        left = "what is left to try: a smaller plan.micro_batch, recipe.model or recipe.data.image_size"
+        return parameters * TRAINED + activations, f"{what}; {left}"
 
     def load(self, plan: Plan, device: torch.device, splits: Any) -> ClassifyTask:
         from sameday.tasks.classify.task import ClassifyTask
