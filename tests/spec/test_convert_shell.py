@@ -128,6 +128,7 @@ BLOCKS = st.lists(st.recursive(ASSIGNMENT, block, max_leaves=6), max_size=5)
 @example(["true && A=2 || A=3", "false || B=4"], "swift sft $A $B")
 @example(["{ set -- --x; } | cat", "set -- --y", "f() { shift; swift sft $@; }; f 1 2"], 'swift sft "$@"')
 @example(["IFS=,", "A=x,y"], 'swift sft $A "${X[*]}"')
+@example(['set -- "$@" $A', "shift"], 'swift sft --seed 1 "$@"')
 @settings(derandomize=True, max_examples=200)
 @given(lines=BLOCKS, command=COMMAND)
 def test_what_is_decided_while_a_script_runs_is_never_guessed(lines: list[str], command: str) -> None:

@@ -10,7 +10,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from sameday.spec.convert.shell import grammar, nested
-from sameday.spec.convert.shell.expansion import ARGUMENTS, Expansion
+from sameday.spec.convert.shell.expansion import ARGUMENTS, Expansion, from_outside
 from sameday.spec.convert.shell.grammar import ASSIGNMENT, DECLARATIONS, Chain, Choice, Function, Loop, Node, Pipe
 from sameday.spec.convert.shell.variables import Text, Unknown, Value, divided, shown
 from sameday.spec.convert.shell.words import Arithmetic, HereDocument, Part, Word, document_parts
@@ -247,7 +247,10 @@ class Execution:
             self.variables.set(ARGUMENTS, Value(texts, True, line))
         elif first == "shift" and (given := self.variables.get(ARGUMENTS)) is not None and given.array:
             count = int(said[1]) if len(said) > 1 and re.fullmatch(r"\d{1,4}", said[1]) else 1
-            if count <= len(given.texts):
+            if any(map(from_outside, given.texts[:count])):
+                why = f"shift in line {line} may take away what comes from outside of the script: write them out"
+                self.variables.unknown(ARGUMENTS, why, line)
+            elif count <= len(given.texts):
                 self.variables.set(ARGUMENTS, Value(given.texts[count:], True, line))
         elif first == "unset":
             for name in said[1:]:

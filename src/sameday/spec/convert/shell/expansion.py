@@ -141,7 +141,7 @@ class Expansion:
         value = self.named(name, index, part.quoted)
         empty = value is None
         if value is not None and operator.startswith(":"):
-            empty = not any(map(shown, value.texts)) or all(map(_outside, value.texts))
+            empty = not any(map(shown, value.texts)) or all(map(from_outside, value.texts))
         if operator[-1:] == "+" and not empty and (doubt := _in_doubt(value)):
             return Value(((replace(doubt, shown=part.raw),),))
         if operator[-1:] == "+":
@@ -259,7 +259,7 @@ def _in_doubt(value: Value | None) -> Unknown | None:
     return unknown[0] if unknown and not any(piece for piece in pieces if isinstance(piece, str)) else None
 
 
-def _outside(text: Text) -> bool:
+def from_outside(text: Text) -> bool:
     return bool(text) and all(isinstance(each, Unknown) and each.optional for each in text)
 
 
