@@ -129,7 +129,7 @@ def test_swift_refuses(tmp_path: Path) -> None:
     lines = refused(tmp_path, script("swift sft", CUSTOM), DATA)
     assert lost(lines) == {"train_type", "external_plugins"}
     lines = refused(tmp_path, script("swift sft", EXPERTS, {"IMAGE_MAX_TOKEN_NUM": 1024}), DATA)
-    assert lost(lines) == {"router_aux_loss_coef", "split_dataset_ratio"}
+    assert lost(lines) == {"model", "IMAGE_MAX_TOKEN_NUM", "router_aux_loss_coef", "split_dataset_ratio"}
     fine = {**VQA, "model": "Qwen/Qwen3-VL-4B-Instruct"}
     done = converted(tmp_path, script("swift sft", fine, {"IMAGE_MAX_TOKEN_NUM": 1024}), DATA)
     assert done.recipe.max_pixels == 1024 * 32 * 32
