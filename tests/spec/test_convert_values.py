@@ -196,3 +196,38 @@ def test_names_of_an_older_version(tmp_path: Path) -> None:
         "sft_type is lora; it is of ms-swift 2, whose defaults were others: give the names of ms-swift 3, train_type "
         "for it"
     ]
+
+
+@pytest.mark.parametrize(
+    ("old", "field", "value"),
+    [
+        ({"lr_scheduler_type": "cosine_with_restarts"}, "schedule", "cosine"),
+        ({"lr_scheduler": "Cosine"}, "schedule", "cosine"),
+        ({"lr_scheduler": "Constant", "warmup_steps": 5}, "warmup_steps", None),
+        ({"optimizer": "AdamW"}, "optimizer", "adamw"),
+        ({"optim": {"name": "AdamW", "eps": 1e-7}}, "eps", 1e-7),
+        ({"optimizer": {"eps": 1e-6}}, "eps", 1e-6),
+        ({"batch_size": 2, "gradient_accumulation": 4}, "effective_batch", 8),
+        ({"batch_size": 2, "accumulate_grad_batches": 3}, "effective_batch", 6),
+        ({"gradient_clip": 0.5}, "max_grad_norm", 0.5),
+        ({"trainer": {"max_epochs": 2}}, "num_epochs", 2),
+        ({"vision_lr": 1e-6, "merger_lr": 1e-5}, "learning_rates", {"tower": 1e-6, "projector": 1e-5}),
+        ({"mm_projector_lr": 1e-5, "vision_tower_lr": 0}, "learning_rates", {"projector": 1e-5}),
+    ],
+)
+def test_other_names_of_the_same(tmp_path: Path, old: dict[str, Any], field: str, value: Any) -> None:
+    assert getattr(converted(tmp_path, {**PLAIN, **old}).recipe, field) == value
+
+
+def test_rates_of_parts_with_adapters(tmp_path: Path) -> None:
+    old = {**PLAIN, "lora": {"r": 4, "targets": ["q_proj", "tower.all-linear"]}, "vision_lr": 1e-6, "merger_lr": 1e-5}
+    done = converted(tmp_path, old)
+    assert done.recipe.lora.target_modules == ("q_proj", "tower.all-linear")
+    assert done.recipe.learning_rates == {"tower": 1e-6}
+    assert whys(done)["merger_lr"] == "does nothing: the projector is not trained"
+
+
+def test_cycles_of_a_schedule_are_refused(tmp_path: Path) -> None:
+    old = {**PLAIN, "lr_scheduler_type": "cosine_with_restarts", "lr_scheduler_kwargs": "{num_cycles: 3}"}
+    (line,) = refused(tmp_path, old)
+    assert line.startswith("lr_scheduler_kwargs is {num_cycles: 3}; the schedule would be another one")

@@ -100,6 +100,7 @@ def examine(
     work.schedule()
     work.optimizer()
     adapters(work)
+    work.rates()
     precision(work)
     agree(work)
     told_by_file(work)
@@ -200,11 +201,12 @@ class _Converter(Running):
             self.put("recipe.num_epochs", epochs, ["num_train_epochs"])
 
     def schedule(self) -> None:
-        old = self.text("lr_scheduler_type")
+        old = self.text("lr_scheduler_type").lower()
         if not old:
             self.default("recipe.schedule", "linear", "lr_scheduler_type")
         elif old in keys.SCHEDULES:
-            self.put("recipe.schedule", keys.SCHEDULES[old], ["lr_scheduler_type"])
+            why = "one cycle, where no lr_scheduler_kwargs ask for more" if old == "cosine_with_restarts" else ""
+            self.put("recipe.schedule", keys.SCHEDULES[old], ["lr_scheduler_type"], why)
         else:
             allowed = ", ".join(keys.SCHEDULES)
             self.refuse("lr_scheduler_type", f"no recipe has this schedule (allowed: {allowed})")
@@ -247,7 +249,7 @@ class _Converter(Running):
             self.default("recipe.max_grad_norm", 1.0, "max_grad_norm")
         else:
             self.put("recipe.max_grad_norm", norm or None, ["max_grad_norm"], "" if norm else "0 does not clip")
-        name = self.text("optim")
+        name = self.text("optim").lower()
         if name in keys.OPTIMIZERS:
             why = "AdamW; its implementation is plan"
             self.put("plan.optimizer_impl", keys.OPTIMIZERS[name], ["optim"], why)
@@ -255,6 +257,19 @@ class _Converter(Running):
             self.refuse("optim", f"no recipe has this optimizer (allowed: {', '.join(keys.OPTIMIZERS)})")
         else:
             self.drop("optim", "null: the default")
+
+    def rates(self) -> None:
+        """Learning rates of parts; called when it is known what is trained."""
+        recipe = self.new["recipe"].values
+        layers = recipe.get("lora", {}).get("target_modules", ()) if recipe.get("train") != "all" else ()
+        for name, part in keys.RATES.items():
+            rate = self.get(name, float)
+            if rate in (None, 0):
+                self.drop(name, "not set: the part has the rate of all others")
+            elif recipe.get("train_vision") or any(str(layer).startswith(f"{part}.") for layer in layers):
+                self.put(f"recipe.learning_rates.{part}", rate, [name])
+            else:
+                self.drop(name, f"does nothing: the {part} is not trained")
 
     def questions(self) -> None:
         """Of which stages and types."""

@@ -21,6 +21,7 @@ ALIASES = {
     **dict.fromkeys(("model.name", "model.path", "model.name_or_path", "model.id"), "model_name_or_path"),
     **dict.fromkeys(("train_bs", "batch_size", "train_batch_size"), "per_device_train_batch_size"),
     **dict.fromkeys(("grad_accum", "grad_accum_steps", "accumulation_steps"), "gradient_accumulation_steps"),
+    **dict.fromkeys(("gradient_accumulation", "accumulate_grad_batches"), "gradient_accumulation_steps"),
     **dict.fromkeys(("eval_bs", "eval_batch_size"), "per_device_eval_batch_size"),
     **dict.fromkeys(("max_seq_len", "max_seq_length", "model_max_length", "cutoff_len"), "max_length"),
     **dict.fromkeys(("train_jsonl", "train_json", "train_path", "train_data", "train_data_path"), "train_file"),
@@ -37,7 +38,10 @@ ALIASES = {
     **dict.fromkeys(("system", "system_message"), "system_prompt"),
     **{"image_max_pixels": "max_pixels", "image_min_pixels": "min_pixels"},
     **dict.fromkeys(("experiment_name", "exp_name", "run.name", "experiment.name"), "run_name"),
-    **dict.fromkeys(("optimizer.name", "optimizer.type"), "optim"),
+    **dict.fromkeys(("optimizer.name", "optimizer.type", "optim.name", "optim.type"), "optim"),
+    **dict.fromkeys(("optimizer.eps", "optim.eps", "adam_eps"), "adam_epsilon"),
+    **dict.fromkeys(("vision_tower_lr", "mm_vision_tower_lr"), "vision_lr"),
+    **dict.fromkeys(("projector_lr", "mm_projector_lr"), "merger_lr"),
     **dict.fromkeys(("scheduler.name", "scheduler.type", "lr_scheduler.name"), "lr_scheduler_type"),
     **dict.fromkeys(("use_fast_processor", "use_fast_image_processor"), "use_fast"),
     **dict.fromkeys(("vision_cache", "cache_vision", "cache_images", "cache_pixel_values"), "use_vision_cache"),
@@ -67,8 +71,9 @@ ALIASES = {
     **dict.fromkeys(("lora.dropout", "lora.lora_dropout"), "lora_dropout"),
     **dict.fromkeys(("lora.rslora", "lora.use_rslora", "rslora", "lora_use_rslora"), "use_rslora"),
     **dict.fromkeys(("lora.dora", "lora.use_dora", "dora", "lora_use_dora"), "use_dora"),
-    **dict.fromkeys(("lora.target_modules", "target_modules", "lora_target"), "lora_target_modules"),
-    **{"lr": "learning_rate", "epochs": "num_train_epochs", "num_epochs": "num_train_epochs"},
+    **dict.fromkeys(("lora.target_modules", "target_modules", "lora_target", "lora.targets"), "lora_target_modules"),
+    **{"lr": "learning_rate"},
+    **dict.fromkeys(("epochs", "num_epochs", "max_epochs"), "num_train_epochs"),
     **{"num_workers": "dataloader_num_workers", "pin_memory": "dataloader_pin_memory"},
     **{"lr_scheduler": "lr_scheduler_type", "scheduler": "lr_scheduler_type", "optimizer": "optim"},
     **{"evaluation_strategy": "eval_strategy", "model_revision": "revision", "dtype": "torch_dtype"},
@@ -91,7 +96,8 @@ ALIASES = {
     "ACCELERATE_MIXED_PRECISION": "mixed_precision",
     **{"log_steps": "logging_steps", "gradient_clipping": "max_grad_norm", "compile": "torch_compile"},
     **dict.fromkeys(
-        ("grad_clip", "clip_grad", "clip_grad_norm", "gradient_clip_val", "grad_norm_clip"), "max_grad_norm"
+        ("grad_clip", "clip_grad", "clip_grad_norm", "gradient_clip_val", "gradient_clip", "grad_norm_clip"),
+        "max_grad_norm",
     ),
 }
 
@@ -305,11 +311,14 @@ OPTIMIZERS |= dict.fromkeys(("paged_adamw", "paged_adamw_32bit"), "foreach")
 SCHEDULES = {
     "linear": "linear",
     "cosine": "cosine",
+    "cosine_with_restarts": "cosine",
     "constant": "constant",
     "constant_with_warmup": "constant",
 }
 DTYPES = dict.fromkeys(("bfloat16", "bf16", "bf16-mixed", "auto"), "bf16")
 DTYPES |= dict.fromkeys(("float32", "fp32", "32", "no", "false"), "float32")
+# Parts of the model that may have a learning rate of their own, by the settings that give it.
+RATES = {"vision_lr": "tower", "merger_lr": "projector"}
 # Options of the command that name files, each with the settings that it stands instead of.
 REPLACED: dict[str, tuple[str, tuple[str, ...]]] = {
     "--train": ("train_file", SETS),
@@ -338,6 +347,7 @@ COMPUTED = (
         "adam_beta1",
         "adam_beta2",
         "optim",
+        *RATES,
     ),
     *(
         "bf16",

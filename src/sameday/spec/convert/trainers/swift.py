@@ -158,6 +158,7 @@ TRAINER = Trainer(
         **{"init_weights": "init_lora_weights", "num_epochs": "num_train_epochs", "use_liger": "use_liger_kernel"},
         **{"quant_bits": "quantization_bit", "train_dataloader_shuffle": "shuffle"},
         **{"global_world_size": "num_processes", "optimizer": "optimizer"},
+        "max_epochs": "max_epochs",
         "dataset_shuffle": "dataset_shuffle",
     },
     neutral={
