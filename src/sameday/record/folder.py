@@ -349,8 +349,8 @@ class RunFolder:
                 )
         if not ours and (foreign := self._foreign()):
             raise BadInput(
-                f"{self.path}: is no run's folder and is not empty: it holds {first_names(foreign)}; allowed: a folder "
-                f"that is empty, new, or a run's, such as {self.path / 'run'}"
+                f"{self.path}: is no run's folder and is not empty: it holds {first_names(foreign, 3)}; allowed: a "
+                f"folder that is empty, new, or a run's, such as {self.path / 'run'}"
             )
 
     def _foreign(self) -> list[str]:
