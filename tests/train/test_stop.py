@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from processes import assert_same_run, finished, last_step, records, started, weights, write_run
 
 from sameday.record import checkpoint
@@ -148,6 +149,16 @@ def test_changed_data_is_refused(home: Path, tmp_path: Path) -> None:
     assert f"error: reference: {both} changed since step-000024 was saved; {ways}\n" in process.stderr
     assert "questions" not in process.stdout, "the run was announced"
     assert weights(tmp_path / "reference") == weights(home / "reference")
+
+
+def test_an_image_that_changed_is_named_whatever_the_time_of_its_file(home: Path, tmp_path: Path) -> None:
+    shutil.copytree(home, tmp_path, dirs_exist_ok=True)
+    image = tmp_path / "images/0.png"
+    Image.new("RGB", Image.open(image).size, "teal").save(image)
+    os.utime(image, (0, 0))
+    process = finished(tmp_path, *SETS, out="reference", code=EXIT_BAD_INPUT)
+    named = f"(not the images of then: {image})"
+    assert f"the training data {named} and the validation data {named} changed since step-000024" in process.stderr
 
 
 def test_newest_and_best_are_kept(tmp_path: Path, tiny_qwen3: Path) -> None:

@@ -47,6 +47,11 @@ def trained_images(run: Path) -> frozenset[str]:
     return frozenset().union(*(_noted(folder).get("train", ()) for folder in (run, *stage_folders(run))))
 
 
+def noted_images(run: Path) -> frozenset[str]:
+    """Those of all splits that a run began with; none where an earlier release began it."""
+    return frozenset().union(*_noted(run).values())
+
+
 def trained_on(run: Path, images: Set[str]) -> TrainedOn | None:
     """How many of these were trained on by a run; None where it is not one."""
     both = len(trained_images(run) & images)

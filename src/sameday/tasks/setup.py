@@ -170,8 +170,9 @@ class TaskSetup(ABC):
         its content does."""
         return {}
 
-    def data_files(self, splits: Any) -> dict[str, list[Path]]:
-        """The files of each of these, by the same names: the one that lists the others first."""
+    def data_files(self, splits: Any) -> dict[str, dict[Path, str]]:
+        """The files of each of these, by the same names: the one that lists the others first. Of an image its content,
+        of any other file an empty text."""
         return {}
 
     def sample_ids(self, splits: Any, split: str) -> frozenset[Hashable]:

@@ -182,7 +182,7 @@ def test_sets_are_read_together(two_sets: Path, tiny_qwen3: Path) -> None:
     assert once == ["train and val have 3 images in common: scores of val will be too good"], "plain files too"
     assert audited.counts == {"train": {"one/train.jsonl": 9, "two/train.jsonl": 6}, "val": {"one/train.jsonl": 9}}
     files = setup.data_files(audited.splits)["training data"]
-    assert files[:2] == [two_sets / "one/train.jsonl", two_sets / "two/train.jsonl"]
+    assert list(files)[:2] == [two_sets / "one/train.jsonl", two_sets / "two/train.jsonl"]
     assert "mixed with two/train.jsonl (weight 1.5)" in setup.words()[1]
     few = setup.audit(said.append, ("train",), {"train": 4}).splits["train"]
     assert [each.set for each in few] == [0, 0, 1, 1], "each set has its part of a trial"

@@ -136,7 +136,7 @@ def test_a_recipe_holds_images_out(one_file: Path, tiny_qwen3: Path) -> None:
     assert [len(few["train"]), len(few["val"])] == [4, 2] and few["train"][0] in splits["train"]
     assert len({each.image_key for each in few["train"]}) == 2
     assert setup.audit(said.append, ("test",)).splits == {"test": splits["test"]}
-    assert setup.data_files(splits)["validation data"][0] == one_file / "all.jsonl"
+    assert next(iter(setup.data_files(splits)["validation data"])) == one_file / "all.jsonl"
     assert "validated on 20% of its images, by their content" in setup.words()[1]
 
 

@@ -112,8 +112,8 @@ class ClassifySetup(TaskSetup):
     def data_digests(self, splits: Any) -> dict[str, str]:
         return {DATA[split]: pictures.digest for split, pictures in splits.items() if split in DATA}
 
-    def data_files(self, splits: Any) -> dict[str, list[Path]]:
-        return {what: [self.path] for what in self.data_digests(splits)}
+    def data_files(self, splits: Any) -> dict[str, dict[Path, str]]:
+        return {what: {self.path: ""} for what in self.data_digests(splits)}
 
     def epoch_flop(self, plan: Plan, splits: Any) -> float:
         from sameday.models.build import build_model

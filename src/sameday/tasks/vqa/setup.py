@@ -276,16 +276,16 @@ class VqaSetup(TaskSetup):
     def sample_ids(self, splits: Any, split: str) -> frozenset[Hashable]:
         return frozenset(sample.id for sample in splits[split])
 
-    def data_files(self, splits: Any) -> dict[str, list[Path]]:
+    def data_files(self, splits: Any) -> dict[str, dict[Path, str]]:
         data, categories = self.recipe.data, self.recipe.categories
-        files: dict[str, list[Path]] = {}
+        files: dict[str, dict[Path, str]] = {}
         for split, what in DATA.items():
             listed = [file for part in data.sets if (file := self._file(part, split)) is not None]
             if listed and split in splits:
-                images = (image.path for each in splits[split] for image in each.images)
-                files[what] = [*(resolve_path(self.home, file) for file in listed), *images]
+                images = {image.path: image.digest for each in splits[split] for image in each.images}
+                files[what] = {**dict.fromkeys((resolve_path(self.home, file) for file in listed), ""), **images}
         if categories is not None and categories.table is not None:
-            files["categories"] = [resolve_path(self.home, categories.table)]
+            files["categories"] = {resolve_path(self.home, categories.table): ""}
         return files
 
     @cached_property
