@@ -393,6 +393,15 @@ def test_a_disk_is_not_filled_to_its_end(
     assert said.count("are left for checkpoints; the run goes on, and keeps no more images") == 1
 
 
+def test_a_run_goes_on_without_a_folder_that_cannot_be(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Of which no room is said, though nothing is free there either."""
+    assert equal(learned(make(home, cache="pixels", cache_dir="/proc/nowhere")), learned(make(home)))
+    assert capfd.readouterr().err == (
+        "cache: plan.cache_dir /proc/nowhere: cannot be a folder: No such file or directory; choose another one; the "
+        "run goes on, and keeps no more images\n"
+    )
+
+
 def test_features_of_a_changed_image_are_not_kept(home: Path) -> None:
     """Even where its file has the same size and time."""
     task = make(home, cache="features")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sameday.cache.store import BadEntry, CacheFull, CacheReadOnly, Store, free_bytes, reserved
+from sameday.cache.store import BadEntry, CacheFull, Store, free_bytes, reserved
 from sameday.data.questions.images import BadImage, digest, open_rgb, stamp
 from sameday.data.questions.processor import ImageProcessor
 from sameday.data.questions.sample import ImageRef
@@ -19,6 +19,7 @@ from sameday.data.times import Times
 from sameday.hardware.phases import during
 from sameday.spec.errors import BadInput
 from sameday.spec.words import tell
+from sameday.spec.writing import check_folder
 
 PIXELS, FEATURES = "pixels", "features"
 """Names of the tensors in an entry."""
@@ -85,9 +86,10 @@ class Source:
         try:
             free, reserve = free_bytes(store.folder), reserved(store.folder)
             if free < reserve + store.size_of(content, tensors):
+                check_folder(store.root, "plan.cache_dir")  # where none can be, as in /proc, nothing is free either
                 raise CacheFull(store.folder, reserve, free, " and are left for checkpoints")
             store.write(content, tensors)
-        except (CacheFull, CacheReadOnly, OSError) as error:
+        except (BadInput, CacheFull, OSError) as error:
             self.full = True
             self._tell(f"cache: {error}; the run goes on, and keeps no more images")
 
