@@ -89,7 +89,7 @@ class Source:
                 check_folder(store.root, "plan.cache_dir")  # where none can be, as in /proc, nothing is free either
                 raise CacheFull(store.folder, reserve, free, " and are left for checkpoints")
             store.write(content, tensors)
-        except (BadInput, CacheFull, OSError) as error:
+        except (BadInput, OSError) as error:
             self.full = True
             self._tell(f"cache: {error}; the run goes on, and keeps no more images")
 
