@@ -207,7 +207,7 @@ def counting(task: Any) -> Iterator[Counter[bool]]:
 
     def counted(batch: Any, step: int) -> Any:
         given = loss_sum(batch, step)
-        counts[task.plan.cuda_graphs and batch.shape in task.recorder.shapes] += 1
+        counts[task.is_recorded(batch)] += 1
         return given
 
     with patch.object(task, "loss_sum", counted):

@@ -328,6 +328,7 @@ def test_recorded_micro_batches_learn_what_eager_ones_do(
         for step in range(3):
             steps.accumulate([batch.to(task.device) for batch in task.batches(step, None, Ranks())], step)
         assert (None not in task._recorded.values() and len(task._recorded) == 2) if graphs else not task._recorded
+        assert {task.is_recorded(batch) for batch in task.batches(0, None, Ranks())} == {graphs}
         found.append({name: p.grad.clone() for name, p in task.trained().items() if p.grad is not None})
     assert found[0].keys() == found[1].keys() and len(found[0]) == len(task.trained())
     for name, gradient in found[0].items():

@@ -34,6 +34,7 @@ from sameday.spec.plan import Plan
 from sameday.tasks.vqa import recorded
 from sameday.tasks.vqa.task import VqaTask
 from sameday.train.steps import Steps
+from sameday.verify.trace import Trace
 
 CUDA = torch.cuda.is_available()
 pytestmark = pytest.mark.skipif(
@@ -355,6 +356,8 @@ def test_a_run_that_is_killed_and_resumed_is_the_plain_plans_up_to_rounding(
         found = stage.compare(plan)
     assert made.call_count > 1, "nothing was recorded"
     assert found.same, "\n".join(map(str, found.differences))
+    ran, every = Trace(stage.job("plan", plan).out).recorded
+    assert 0 < ran <= every
 
 
 KILLED = """\

@@ -38,6 +38,7 @@ from sameday.tasks.warm_up import warm_up
 from sameday.train.loop import train
 from sameday.train.steps import Steps
 from sameday.verify.arm import Killed
+from sameday.verify.trace import Trace, Witness
 
 RECIPE = recordings.LONG | {"loss_weight": "sample"}
 GPU = Machine("cuda", "a GPU", 2**37, 16, True, 2**17, (9, 0))
@@ -349,6 +350,26 @@ def test_a_run_that_is_killed_and_resumed_ends_in_the_same_bits(
     assert records(tmp_path / "killed") == records(tmp_path / "whole")
     assert all(torch.equal(weight, resumed.trained()[name]) for name, weight in whole.trained().items())
     assert_same_run(tmp_path / "killed", tmp_path / "whole")
+
+
+def test_a_comparison_counts_what_was_recorded(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the steps of an arm: a micro-batch that is launched is none of them, whatever its plan says."""
+    monkeypatch.setattr(recorded, "Recorded", Counted)
+    monkeypatch.setattr(recorded, "GraphMemory", object)
+
+    def counted(out: Path, records: bool) -> tuple[tuple[int, int], int]:
+        task = make(True, effective_batch=14)
+        task.most_recorded, task.recorder.records = 384, records
+        witness: Any = Witness(task, out / "part-1", Ranks())
+        with witness.watching(), closing(Steps(task.recipe, task.plan, witness, Ranks())) as steps:
+            assert len(list(steps.run(range(4)))) == 4
+        batches = [batch for step in range(4) for batch in task.batches(step, None, Ranks())]
+        assert Trace(out).recorded[1] == len(batches)
+        return Trace(out).recorded, sum(batch.shape is not None for batch in batches)
+
+    (found, every), shaped = counted(tmp_path / "recorded", True)
+    assert found == shaped and 0 < shaped < every
+    assert counted(tmp_path / "launched", False) == ((0, every), shaped)
 
 
 def test_new_gradients_are_recorded_anew(make: Make) -> None:

@@ -157,6 +157,28 @@ def test_it_says_whether_dropout_was_on(dropout: float, on: bool, said: str | No
     assert made.as_json()["dropout"] == kept
 
 
+@pytest.mark.parametrize(
+    ("recorded", "said"),
+    [
+        ({}, None),
+        ({"plan": (12, 16)}, "recorded plan: 12 of 16 micro-batches dropout"),
+        ({"plan": (12, 16), "against": (1, 32)}, "recorded plan: 12 of 16 micro-batches; against: 1 of 32 micro-"),
+        (
+            {"plan": (0, 16)},
+            "recorded plan: 0 of 16 micro-batches. NOTHING was recorded in plan: the verdict says nothing about "
+            "cuda_graphs; sizes that do not come again within --steps, or are too large for it to pay, are launched",
+        ),
+    ],
+)
+def test_it_says_how_much_ran_recorded(recorded: dict[str, tuple[int, int]], said: str | None) -> None:
+    made = report(found(half=True, kinds=40), recorded=recorded)
+    text = " ".join(" ".join(made.lines()).split())
+    assert said in text if said else "recorded" not in text
+    assert len(made.lines()) <= HEIGHT
+    kept = made.as_json()["recorded"]
+    assert kept == {name: {"recorded": n, "micro_batches": m} for name, (n, m) in recorded.items()}
+
+
 def test_rounding_that_hides_faults_is_told() -> None:
     noisy, usual = found(half=True), found(half=True)
     noisy.groups["all"] = noisy.groups["all"] | {"error": 1.33}

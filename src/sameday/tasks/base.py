@@ -181,6 +181,10 @@ class Task(ABC):
         """Of micro-batches, whose kernels are recorded so far."""
         return 0
 
+    def is_recorded(self, batch: Any) -> bool:
+        """Whether kernels are recorded that this micro-batch of training replays."""
+        return False
+
     def part_sums(self, batch: Any, losses: Tensor) -> Tensor:
         """For each of `loss_parts` its sum of the micro-batch's losses, of which `loss_sum` gave each by itself."""
         raise NotImplementedError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sameday.spec.plan import Claim
@@ -28,6 +28,11 @@ NOISE = (
     "compares strictly"
 )
 """Above which share of the gradient, and what is said then."""
+NOT_RECORDED = (
+    "the verdict says nothing about cuda_graphs; sizes that do not come again within --steps, or are too large for it "
+    "to pay, are launched"
+)
+"""Where cuda_graphs is asked for, and all is launched."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,9 @@ class Report:
     """Whether the arms trained with the recipe's dropout."""
     peer: bool = False
     """Whether the other arm is another trainer."""
+    recorded: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Of arms whose plan has `cuda_graphs`: how many micro-batches of training ran recorded, and how many there were.
+    """
 
     @property
     def verdict(self) -> str:
@@ -73,6 +81,7 @@ class Report:
             "dropout": "none" if not self.recipe.dropout else "on" if self.dropout else "off",
             "steps": self.steps,
             "ranks": self.ranks,
+            "recorded": {name: {"recorded": n, "micro_batches": m} for name, (n, m) in self.recorded.items()},
             "differences": [{**d.__dict__} for d in self.comparison.differences],
             "largest": self.comparison.worst,
             "whose": self.comparison.names,
@@ -96,6 +105,7 @@ class Report:
                 f"{self.killed_in}, resumed from step {self.resumed_from}" + self._ranked(),
             ),
         ]
+        head += self._recorded()
         if self.recipe.dropout:
             how = "off, since its masks are another draw in one of the plans"
             if self.dropout or self.peer:
@@ -113,6 +123,15 @@ class Report:
 
     def _ranked(self) -> str:
         return f"; the plan on {self.ranks} ranks" if self.ranks > 1 else ""
+
+    def _recorded(self) -> list[str]:
+        """A verdict must not be taken for one about graphs that never ran."""
+        if not self.recorded:
+            return []
+        said = "; ".join(f"{name}: {n} of {m} micro-batches" for name, (n, m) in self.recorded.items())
+        none = [name for name, (n, _) in self.recorded.items() if not n]
+        why = f". NOTHING was recorded in {' and '.join(none)}: {NOT_RECORDED}" if none else ""
+        return _wrapped("recorded", said + why)
 
     def _fields(self) -> list[str]:
         if self.peer:

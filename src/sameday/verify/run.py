@@ -53,7 +53,9 @@ def verify_plan(asked: Asked, say: Say) -> Report:
     two = session.machine.device == "cuda" and session.setup.fits_two_arms(session.machine.memory)
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="sameday-verify-") as folder:
-        comparison, plain, resumed_from = _compared(trial, plan, against, home, Path(folder), asked.ranks, two, say)
+        comparison, plain, resumed_from, recorded = _compared(
+            trial, plan, against, home, Path(folder), asked.ranks, two, say
+        )
     _keep_bits(comparison, fields, plan, against)
     return Report(
         recipe=recipe,
@@ -69,12 +71,13 @@ def verify_plan(asked: Asked, say: Say) -> Report:
         seconds=time.perf_counter() - began,
         false_alarms=session.setup.false_alarms,
         dropout=same_masks,
+        recorded=recorded,
     )
 
 
 def _compared(
     trial: Trial, plan: Plan, against: Plan, home: Path, folder: Path, ranks: int, two: bool, say: Say
-) -> tuple[Any, tuple[int, ...], int]:
+) -> tuple[Any, tuple[int, ...], int, dict[str, tuple[int, int]]]:
     from sameday.hardware.machine import device_kind
     from sameday.verify.compare import compare, doubtful
     from sameday.verify.limits import limits_of
@@ -93,7 +96,8 @@ def _compared(
         Arms(say, ranks).run([{"reference": judge}])
         comparison = compare(traces["plan"], traces["against"], Trace(judge.out), double=True)
     sizes = tuple(len(record.facts["order"]) for _, record in sorted(traces["against"].last.items()))
-    return comparison, sizes, traces["plan"].resumed_from
+    recorded = {name: traces[name].recorded for name in ("plan", "against") if jobs[name].plan.cuda_graphs}
+    return comparison, sizes, traces["plan"].resumed_from, recorded
 
 
 def _keep_bits(comparison: Any, fields: dict[str, tuple[Any, Any, Claim]], plan: Plan, against: Plan) -> None:

@@ -52,6 +52,7 @@ class Witness:
         self._silent = [] if dropout else self._dropouts
         self._names = {id(p): name for name, p in task.trained().items()}
         self._samples: list[dict[str, Any]] = []
+        self._recorded: list[bool] = []  # of each micro-batch of a step
         self._step = -1
         self._structure: dict[str, Any] = {}
         folder.mkdir(parents=True, exist_ok=True)
@@ -81,6 +82,7 @@ class Witness:
         if step == self._dies_in and self._die is not None:
             self._die()
         result: tuple[Tensor, Tensor] = self._task.loss_sum(batch, step)
+        self._recorded.append(self._task.is_recorded(batch))
         if self._told:
             losses = self._task.sample_losses(batch, result[1])
             for record, each in zip(self._samples[-len(seen) :], seen, strict=True):
@@ -137,7 +139,8 @@ class Witness:
         # A rank that had nothing to do in this step does not know its number.
         self._step = max(self._ranks.gather(self._step))
         everyone = [seen for part in self._ranks.gather(self._samples) for seen in part]
-        self._samples = []
+        recorded = [each for part in self._ranks.gather(self._recorded) for each in part]
+        self._samples, self._recorded = [], []
         if not self._ranks.first:
             return
         groups = [
@@ -152,6 +155,8 @@ class Witness:
             "samples": sorted(everyone, key=lambda seen: (seen["id"], sorted(seen["digests"].items()))),
             "groups": groups,
             "largest norm": self._task.recipe.max_grad_norm,
+            "micro-batches": len(recorded),
+            "recorded": sum(recorded),
         }
         self._append(STEPS, record)
         self._save("gradient", {name: p.grad for name, p in self._task.trained().items() if p.grad is not None})
@@ -257,6 +262,12 @@ class Trace:
     def last(self) -> dict[int, Record]:
         """What stands at the end: each step as it was done last."""
         return {record.step: record for record in self.records}
+
+    @property
+    def recorded(self) -> tuple[int, int]:
+        """Micro-batches of training that ran as recorded CUDA graphs, and all of them."""
+        each = [record.facts for record in self.records]
+        return sum(facts["recorded"] for facts in each), sum(facts["micro-batches"] for facts in each)
 
     @property
     def seen(self) -> list[str]:

@@ -145,6 +145,9 @@ class ClassifyTask(Task):
     def recorded_sizes(self) -> int:
         return sum(each is not None for each in self._recorded.values())
 
+    def is_recorded(self, batch: ImageBatch) -> bool:
+        return self._recorded.get(self._kind(batch)) is not None
+
     def _build(self, split: str, ids: Sequence[int], turn: tuple[int, int]) -> ImageBatch:
         chosen, at = torch.tensor(ids), torch.tensor(turn)
         if self.place == "device":
@@ -168,14 +171,17 @@ class ClassifyTask(Task):
         eager = self._losses["train"]
         if not self.plan.cuda_graphs:
             return eager
-        # Whether dropout drops is written into a graph.
-        key = (len(batch), any(layer.training for layer in dropouts(self.model)))
+        key = self._kind(batch)
         if key not in self._recorded:
             self._recorded[key] = None
             return eager
         if self._recorded[key] is None:
             self._recorded[key] = _recorded(eager, batch.tensors())
         return self._recorded[key]
+
+    def _kind(self, batch: ImageBatch) -> tuple[int, bool]:
+        """What is written into a graph: its size, and whether dropout drops."""
+        return len(batch), any(layer.training for layer in dropouts(self.model))
 
     def seen(self, batch: ImageBatch) -> Iterator[Seen]:
         images = self._losses["train"].images(*batch.tensors(), augmented=True)

@@ -300,6 +300,9 @@ class VqaTask(Task):
     def recorded_sizes(self) -> int:
         return len(self.recorder.shapes) if self.plan.cuda_graphs else 0
 
+    def is_recorded(self, batch: Batch) -> bool:
+        return self.plan.cuda_graphs and batch.shape in self.recorder.shapes
+
     def read_at(self, batch: Batch) -> Tensor | None:
         """Of the last hidden states the places that training reads, where it computes no others; None where logits are
         made of others too. For a single target torch.compile would make a graph of its own."""

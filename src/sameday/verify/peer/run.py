@@ -35,6 +35,8 @@ def verify_against_peer(
     recipe: Path, plan: Path | None, sets: Sequence[str], steps: int, precision: str | None, ranks: int, say: Say
 ) -> Report:
     """In float32, where nothing hides behind rounding, unless another format is asked for."""
+    from sameday.verify.trace import Trace
+
     asked = Specs.from_files(recipe, plan, sets)
     trial = make_trial(asked.recipe, steps, precision or PRECISION)
     refuse(setup_of(asked.recipe, asked.home))
@@ -52,6 +54,7 @@ def verify_against_peer(
         arms.run([{"plan": job}])
         arms.peer(NAME, peer_job(job, settings, Path(folder) / NAME))
         comparison, sizes, resumed_from = judge(job, settings, Path(folder), arms, say)
+        recorded = {"plan": Trace(job.out).recorded} if job.plan.cuda_graphs else {}
     return Report(
         recipe=asked.recipe,
         names=(str(plan or "chosen for this machine"), f"{NAME} {version(NAME)} and peft {version('peft')}"),
@@ -67,6 +70,7 @@ def verify_against_peer(
         false_alarms=MEASURED[trial.recipe.precision],
         dropout=False,
         peer=True,
+        recorded=recorded,
     )
 
 
