@@ -29,10 +29,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tiny_qwen3: Path) -> Runs:
     write_set(home)
     fields: dict[str, Any] = {"task": "classify", "name": "seen", "model": TINY, "precision": "float32"}
     fields |= {"effective_batch": 8, "num_epochs": 2}
-    for name, held in (("images", 10), ("bare", 0)):
+    for name, held in (("pictures", 10), ("bare", 0)):
         (home / f"{name}.yaml").write_text(json.dumps(fields | {"data": {"path": "set", "val": held}}))
         assert sameday(home, "train", f"{name}.yaml", "--out", name).code == 0
-    return Runs(home, home / NASTY, home / "stopped", home / "images", home / "bare")
+    return Runs(home, home / NASTY, home / "stopped", home / "pictures", home / "bare")
 
 
 @pytest.fixture

@@ -133,7 +133,7 @@ def test_the_page_shows_the_runs_numbers(browser: Browser, pages: dict[str, Path
     # Each validation is a mark that says its number.
     titles = browser.evaluate("[...document.querySelectorAll('#curves circle title')].map(t => t.textContent)")
     for record in seen.evaluations:
-        assert f"images: {100 * record['accuracy']:.4g}% at step {record['step']}" in titles
+        assert f"pictures: {100 * record['accuracy']:.4g}% at step {record['step']}" in titles
     losses = browser.evaluate("document.querySelectorAll('.hero svg.chart:last-of-type path.line').length")
     assert losses == 3  # one run has a single step, which is a dot
 
@@ -151,7 +151,7 @@ def test_marks_stand_where_their_numbers_are(browser: Browser, pages: dict[str, 
     (v0, y0), *_, (v1, y1) = ticks
     [seen] = gather([runs.images])
     for record in seen.evaluations:
-        [y] = [y for said, y in marks if said.startswith("images:") and said.endswith(f" {record['step']}")]
+        [y] = [y for said, y in marks if said.startswith("pictures:") and said.endswith(f" {record['step']}")]
         read = v0 + (y - y0) / (y1 - y0) * (v1 - v0)
         assert read == pytest.approx(record["loss"], abs=0.03 * abs(v1 - v0) + 1e-9)
 

@@ -162,7 +162,7 @@ def test_a_bad_line_of_one_run_stops_no_report(runs: Runs, copied: Copied) -> No
     assert (said.code, said.err) == (2, f"error: {first}\nreport.html is written without such lines\n")
     page = (run.parent / "report.html").read_text()
     assert "metrics.jsonl:1: is not a JSON object: nothing." in page and "A part of its curves" in page
-    assert "images</b>" in page, "the other run stands there as it is"
+    assert "pictures</b>" in page, "the other run stands there as it is"
     assert gather([run])[0].steps == whole
     (run / "metrics.jsonl").write_text(f'nothing\n{{"step": {"[" * 100_000}\n{good}')
     [missing] = (each.remedy for each in gather([run])[0].missing if each.what == "A part of its curves")
@@ -176,35 +176,35 @@ def test_what_is_no_run_is_refused(runs: Runs, tmp_path: Path) -> None:
     assert refused(tmp_path, "report", "file") == "file: is a file, not a run folder"
     (tmp_path / "empty").mkdir()
     assert refused(tmp_path, "report", "empty") == "empty: is not a run folder: it has no recipe.yaml"
-    assert refused(runs.home, "report", "images", "images") == "images: is given twice"
+    assert refused(runs.home, "report", "pictures", "pictures") == "pictures: is given twice"
     said = refused(tmp_path, "report", "nowhere", "file", "empty")
     assert said.splitlines() == [
         "nowhere: no such folder",
         "file: is a file, not a run folder",
         "empty: is not a run folder: it has no recipe.yaml",
     ]
-    said = refused(runs.home, "report", "images", "-o", "none/report.html")
+    said = refused(runs.home, "report", "pictures", "-o", "none/report.html")
     assert said == "--out none/report.html: must be a file in a folder that is there"
-    said = refused(runs.home, "report", "images", "--tune", "none.json")
+    said = refused(runs.home, "report", "pictures", "--tune", "none.json")
     assert said == "none.json: no such file"
-    said = refused(runs.home, "report", "images", "--tune", "a.json", "--tune", "b.json")
+    said = refused(runs.home, "report", "pictures", "--tune", "a.json", "--tune", "b.json")
     assert said == "--tune is given 2 times for 1 runs: at most one for each"
     assert not (runs.home / "report.html").exists()
 
 
 def test_what_is_read_is_not_written_over(runs: Runs, copied: Copied, tmp_path: Path) -> None:
     run = copied(runs.images)
-    sameday(tmp_path, "eval", "images", "--split", "val")
+    sameday(tmp_path, "eval", "pictures", "--split", "val")
     before = {path: path.read_bytes() for path in run.iterdir() if path.suffix in (".yaml", ".json", ".jsonl")}
     assert {"recipe.yaml", "metrics.jsonl", "eval.json", "eval-val.json"} <= {path.name for path in before}
     (tmp_path / "given.json").write_text("{}")
-    outs = [f"images/{path.name}" for path in before] + ["images/stopped.json", "images/verify.json", "given.json"]
+    outs = [f"pictures/{path.name}" for path in before] + ["pictures/stopped.json", "pictures/verify.json", "given.json"]
     for out in outs:
-        said = refused(tmp_path, "report", "images", "--profile", "given.json", "-o", out)
+        said = refused(tmp_path, "report", "pictures", "--profile", "given.json", "-o", out)
         assert said == f"--out {out}: is one of the files that are read; choose another one"
     assert before == {path: path.read_bytes() for path in before}
     for _ in range(2):  # an earlier report may be replaced
-        assert sameday(tmp_path, "report", "images", "-o", "images/report.html").code == 0
+        assert sameday(tmp_path, "report", "pictures", "-o", "pictures/report.html").code == 0
 
 
 HOMELESS = (

@@ -197,7 +197,7 @@ def test_clipping_is_told_where_there_is_any(runs: Runs) -> None:
     for shown, note in (
         ([images, bare], "before clipping"),
         ([free], ""),
-        ([images, free], "of images before clipping"),
+        ([images, free], "of pictures before clipping"),
         ([dataclasses.replace(free, steps=spike)], "one step lies outside the frame, the furthest 500 at step 50"),
     ):
         assert [chart.note for chart in training_curves(shown) if chart.title == "Norm of the gradient"] == [note]
@@ -284,11 +284,11 @@ def test_verdicts_of_finished_runs_and_of_recipes(runs: Runs, tmp_path: Path) ->
     """As `sameday verify RUN RUN --json` really writes them."""
     from typed import sameday
 
-    said = sameday(runs.home, "verify", "images", "bare", "--recipes", "--json", str(tmp_path / "recipes.json"))
+    said = sameday(runs.home, "verify", "pictures", "bare", "--recipes", "--json", str(tmp_path / "recipes.json"))
     assert said.code in (0, 2), said.err
     copy = tmp_path / "again"
     subprocess.run(["cp", "-r", runs.images, copy], check=True)
-    said = sameday(runs.home, "verify", "images", str(copy), "--json", str(tmp_path / "runs.json"))
+    said = sameday(runs.home, "verify", "pictures", str(copy), "--json", str(tmp_path / "runs.json"))
     assert said.code == 0, said.err
     page = Reader(render(gather([runs.images], (), (), [tmp_path / "runs.json"])))
     assert "bitwise the same bits" in page.text.lower() and "training loss 0 1.0e-05" in page.text
@@ -456,5 +456,5 @@ def test_runs_of_other_data_do_not_ask_for_the_same_model(runs: Runs, copied: An
         record = json.loads(state.read_text())
         state.write_text(json.dumps(record | {"digests": record["digests"] | {"training data": "other"}}))
     said = Reader(render(gather([first, second]))).text
-    assert "second has the recipe of images, but another training data." in said
+    assert "second has the recipe of pictures, but another training data." in said
     assert same not in said
