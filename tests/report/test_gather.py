@@ -198,7 +198,12 @@ def test_what_is_read_is_not_written_over(runs: Runs, copied: Copied, tmp_path: 
     before = {path: path.read_bytes() for path in run.iterdir() if path.suffix in (".yaml", ".json", ".jsonl")}
     assert {"recipe.yaml", "metrics.jsonl", "eval.json", "eval-val.json"} <= {path.name for path in before}
     (tmp_path / "given.json").write_text("{}")
-    outs = [f"pictures/{path.name}" for path in before] + ["pictures/stopped.json", "pictures/verify.json", "given.json"]
+    outs = [
+        *(f"pictures/{path.name}" for path in before),
+        "pictures/stopped.json",
+        "pictures/verify.json",
+        "given.json",
+    ]
     for out in outs:
         said = refused(tmp_path, "report", "pictures", "--profile", "given.json", "-o", out)
         assert said == f"--out {out}: is one of the files that are read; choose another one"
