@@ -76,12 +76,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "head_dim": 8,
+        "head_dim": 16,
         "initializer_range": 32**-0.5,
         "rope_parameters": {
             "rope_type": "default",
             "rope_theta": 5_000_000.0,
-            "mrope_section": [2, 1, 1],
+            "mrope_section": [4, 2, 2],
             "mrope_interleaved": True,
         },
     }

@@ -20,6 +20,7 @@ from sameday.hardware.machine import Machine
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
 from sameday.tasks.vqa.automatic import attention_kernel
+from sameday.tasks.vqa.problems import Decoder
 
 ROOT = Path(__file__).parents[2]
 BOUNDED = ("torch", "transformers", "peft")
@@ -193,3 +194,17 @@ def test_what_is_asked_for_and_cannot_run(machine: Machine, precision: str, fiel
 def test_what_is_asked_for_and_can_run(kernel: str) -> None:
     machine = gpu((7, 5)) if kernel != "split" else gpu()
     assert attention_kernel(Plan(**PACKED, attention=kernel), machine, "bf16") == (kernel, "asked for")
+
+
+def test_flex_has_no_narrow_heads() -> None:
+    """As in a small model of one's own: torch compiles flex attention for heads of 16 or more."""
+
+    def chosen(width: int, **fields: Any) -> tuple[str, str]:
+        return attention_kernel(Plan(**PACKED, **fields), gpu(), "float32", lambda: Decoder(width=width))
+
+    assert chosen(16)[0] == chosen(64)[0] == "flex"
+    assert chosen(8) == ("sdpa", "flex attention needs heads of width 16 or more, not 8, and it has no float32")
+    with pytest.raises(BadInput) as error:
+        chosen(8, attention="flex")
+    why = "plan.attention flex needs heads of width 16 or more, and this model's have 8"
+    assert str(error.value) == f"{why}; allowed: auto, sdpa"

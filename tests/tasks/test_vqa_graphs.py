@@ -352,9 +352,7 @@ def test_a_run_that_is_killed_and_resumed_is_the_plain_plans_up_to_rounding(
     """As `sameday verify` compares it with the plain plan: every step, a kill, a resume."""
     stage = Stage(tmp_path, world, worlds.tiny_recipe(tiny_qwen3, **RECIPE), steps=8, device="cuda")
     plan = Plan(**PLAN, deterministic=True)
-    with patch.object(recorded, "Recorded", wraps=Recorded) as made:
-        found = stage.compare(plan)
-    assert made.call_count > 1, "nothing was recorded"
+    found = stage.compare(plan)
     assert found.same, "\n".join(map(str, found.differences))
     ran, every = Trace(stage.job("plan", plan).out).recorded
     assert 0 < ran <= every

@@ -13,6 +13,7 @@ from sameday.spec.plan import Plan, fields_of
 from sameday.spec.vlm import VlmRecipe
 from sameday.tasks.vqa.launches import most_recorded
 from sameday.tasks.vqa.problems import (
+    FLEX_WIDTH,
     NO_PIECES,
     Decoder,
     attention_problems,
@@ -60,6 +61,8 @@ def attention_kernel(
             return "fused", "rows are packed, and one pass over all that a piece sees is faster than several calls"
         return "split", "rows are packed and there is flash attention"
     missing = no_flash or cannot or "rows are not packed, which flash attention needs"
+    if machine.triton and (width := decoder().width) < FLEX_WIDTH:
+        return "sdpa", f"flex attention needs heads of width {FLEX_WIDTH} or more, not {width}, and {missing}"
     if machine.triton:
         return "flex", f"there is a GPU with Triton, and {missing}"
     return "sdpa", f"without Triton only the dense mask is there, and {missing}"

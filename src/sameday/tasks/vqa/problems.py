@@ -17,6 +17,9 @@ from sameday.tasks.vqa.words import image_parts_words
 
 NO_PIECES = "attention cannot follow this model's layers, of which some see a window or images in both directions"
 
+FLEX_WIDTH = 16
+"""The narrowest heads for which torch compiles flex attention."""
+
 
 class Decoder(NamedTuple):
     """What plans depend on of a model: whether kernels of pieces can follow what its layers see, how wide its heads
@@ -36,6 +39,8 @@ def attention_problems(
         yield "plan.attention flex has no backward pass on a CPU; allowed there: auto, sdpa, split"
     elif plan.attention == "flex" and not machine.triton:
         yield "plan.attention flex needs Triton, which is not installed; allowed: auto, sdpa, split"
+    elif plan.attention == "flex" and (width := decoder().width) < FLEX_WIDTH:
+        yield f"{asked} needs heads of width {FLEX_WIDTH} or more, and this model's have {width}; allowed: auto, sdpa"
     if plan.attention in OF_PIECES and not plan.packing:
         yield f"{asked} is for packed rows: set plan.packing true, or attention sdpa or flex"
     if plan.attention == "split" and machine.device == "cuda" and no_flash:
