@@ -17,6 +17,8 @@ KeyPath = tuple[Any, ...]
 
 # No spec is nested deeper.
 _MAX_DEPTH = 4
+# Of brackets within brackets, before which the reader stops: its time grows with the square of it.
+_MAX_BRACKETS = 100
 
 
 _BASE_60 = re.compile(r"[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?")
@@ -30,6 +32,11 @@ class _Loader(yaml.SafeLoader):
         if kind is yaml.ScalarNode and implicit[0] and _BASE_60.fullmatch(value):
             return "tag:yaml.org,2002:str"
         return super().resolve(kind, value, implicit)
+
+    def fetch_flow_collection_start(self, token: Any) -> None:
+        if self.flow_level >= _MAX_BRACKETS:
+            raise RecursionError
+        super().fetch_flow_collection_start(token)
 
 
 class _Dumper(yaml.SafeDumper):
