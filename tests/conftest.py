@@ -220,8 +220,10 @@ def heard_signals() -> Iterator[None]:
 
 @pytest.fixture
 def own_signals() -> Iterator[None]:
-    """A run that leaves early keeps its signal handlers; the tests that follow have theirs again."""
+    """A run that leaves early keeps its signal handlers; the tests that follow have theirs again. Under nohup, SIGHUP
+    is not ignored by the test alone that sends it."""
     before = {number: signal.getsignal(number) for number in ASKING}
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

@@ -289,7 +289,7 @@ def test_places_are_short() -> None:
     [
         (Path, "read_bytes", "read", "a faster disk", 2, ["workers=1"]),
         (source, "open_rgb", "decode", "plan.cache pixels", 2, ["workers=1"]),
-        (source, "open_rgb", "decode", "plan.workers 63", 64, ["workers=1"]),
+        pytest.param(source, "open_rgb", "decode", "plan.workers 63", 64, ["workers=1"], marks=pytest.mark.soak),
         (source, "open_rgb", "decode", "plan.workers 63", 64, []),
     ],
 )

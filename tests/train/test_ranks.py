@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -194,33 +195,41 @@ STALE = "was there when the data was checked, and now Stale file handle"
 THEN = "and the same command goes on from there"
 
 
-def test_images_that_go_away_from_some_ranks_cost_no_steps(home: Path) -> None:
+IN_A_STEP, IN_A_WORKER, IN_A_VALIDATION = (0, 0, {1: 1}, 1), (1, 0, {1: 3}, 3), (0, 0, {1: "validation"}, 4)
+BEHIND_OTHERS, EVERYWHERE = (0, 1, {0: 5}, 5), (0, 1, {0: 6, 1: 6}, 6)
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        pytest.param((IN_A_WORKER, IN_A_VALIDATION, BEHIND_OTHERS), id="three"),
+        pytest.param(
+            (IN_A_STEP, IN_A_WORKER, IN_A_VALIDATION, BEHIND_OTHERS, EVERYWHERE), id="five", marks=pytest.mark.soak
+        ),
+    ],
+)
+def test_images_that_go_away_from_some_ranks_cost_no_steps(home: Path, times: tuple[Any, ...]) -> None:
     """All ranks leave the step together, saved, and the same command goes on, bit for bit: in a step, in one that a
     data worker prepares, in a validation, in a step that the other ranks have gone beyond, and on all ranks at once."""
     sets = ("plan.save_steps=100", "plan.eval_steps=4", "plan.log_steps=1", "plan.optimizer_impl=fused")
     script, resumed = home / "gone.py", None
+    out = f"gone-{len(times)}"
     script.write_text(GONE.format(ahead=0, at={}))
     finished(home, *sets, out="whole", ranks=2, script=script)
-    for workers, ahead, at, step in (
-        (0, 0, {1: 1}, 1),
-        (1, 0, {1: 3}, 3),
-        (0, 0, {1: "validation"}, 4),
-        (0, 1, {0: 5}, 5),
-        (0, 1, {0: 6, 1: 6}, 6),
-    ):
+    for workers, ahead, at, step in times:
         script.write_text(GONE.format(ahead=ahead, at=at))
         more = (*sets, f"plan.workers={workers}")
-        process = finished(home, *more, out="gone", ranks=2, script=script, code=TORCHRUN_FAILED)
+        process = finished(home, *more, out=out, ranks=2, script=script, code=TORCHRUN_FAILED)
         assert process.stderr.count(": was there when") == 1, process.stderr
         said = re.search(rf"^{home}/images/\d\.png: {STALE}; step (\d) is saved, {THEN}$", process.stderr, re.MULTILINE)
         assert said and int(said[1]) == step, process.stderr
         assert process.stderr.count("Traceback (most") == 1, "torchrun's own, and no rank's"
-        assert exit_code(process.stderr) == documented_code(home, "gone") == EXIT_BAD_INPUT
+        assert exit_code(process.stderr) == documented_code(home, out) == EXIT_BAD_INPUT
         assert resumed is None or f"resumed from {resumed}" in process.stdout
         resumed = f"step-{step:06d}"
         assert checkpoint.fault(process.run / "checkpoints" / resumed) is None
         assert last_step(process.run) == step and not (process.run / "adapter").exists()
-    process = finished(home, *sets, out="gone", ranks=2)
+    process = finished(home, *sets, out=out, ranks=2)
     assert f"resumed from {resumed}" in process.stdout and not (process.run / "stopped.json").exists()
     assert weights(process.run) == weights(home / "whole")
     assert records(process.run) == records(home / "whole")

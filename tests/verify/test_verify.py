@@ -245,7 +245,7 @@ def test_a_disk_without_room_for_an_arm(tmp_path: Path, monkeypatch: pytest.Monk
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGHUP, marks=pytest.mark.soak), signal.SIGINT])
 def test_whatever_ends_it_ends_its_arms(world: Path, tmp_path: Path, number: int) -> None:
     """No process goes on in the background, and no folder stays. SIGTERM has the handler of SIGHUP."""
     command = [sys.executable, "-m", "sameday", "verify", "float32.yaml", "--plan", "shared.yaml"]
