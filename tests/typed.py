@@ -9,10 +9,12 @@ import os
 import signal
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 import yaml
 
 from sameday.cli import run
@@ -27,6 +29,10 @@ FIELDS: dict[str, Any] = {
     "learning_rate": 0.01,
     "max_steps": 2,
 }
+
+
+COMMANDS = cache(typer.main.get_command)
+"""A process makes them once, and here a thousand commands are typed in one."""
 
 
 @dataclass
@@ -46,6 +52,7 @@ def sameday(folder: Path, *words: str) -> Said:
         contextlib.redirect_stderr(err),
     ):
         patch.setattr(sys, "argv", ["sameday", *words])
+        patch.setattr(typer.main, "get_command", COMMANDS)
         before, handlers = dict(os.environ), {number: signal.getsignal(number) for number in ASKING}
         try:
             run()

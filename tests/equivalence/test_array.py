@@ -55,7 +55,7 @@ def stages(tmp_path_factory: pytest.TempPathFactory, tiny_qwen3: Path) -> Iterat
         # Compiling is tried with the graphs alone: which backend turns them into kernels depends on the machine.
         patch.setattr(vlm, "COMPILE_BACKEND", "eager")
         patch.setattr(vqa, "load_base", worlds.once(vqa.load_base))  # all arms start from the same files
-        yield {device: Stage(root / device, home, recipe, device=device) for device, recipe in recipes.items()}
+        yield {device: Stage(root / device, home, recipe, steps=4, device=device) for device, recipe in recipes.items()}
     torch.use_deterministic_algorithms(False)
 
 

@@ -95,7 +95,10 @@ def selective_bytes(task: VqaTask, batch: Batch) -> int:
 @pytest.mark.parametrize(
     ("family", "attention", "compile"),
     [
-        *((family, "sdpa", "none") for family in (*worlds.FAMILIES, *worlds.SQUARE)),
+        *(
+            pytest.param(family, "sdpa", "none", marks=[pytest.mark.soak] if family in ("qwen2_vl", "llava") else [])
+            for family in (*worlds.FAMILIES, *worlds.SQUARE)
+        ),
         ("qwen3_vl", "split", "none"),
         pytest.param(
             "qwen3_vl",

@@ -233,7 +233,9 @@ def test_what_a_system_repeats_does_not_end_a_process_that_leaves(
     assert process.returncode == 0
 
 
-@pytest.mark.parametrize(("stop", "code"), [((), 0), (("--stop-after", "2"), EXIT_STOPPED)])
+@pytest.mark.parametrize(
+    ("stop", "code"), [((), 0), pytest.param(("--stop-after", "2"), EXIT_STOPPED, marks=pytest.mark.soak)]
+)
 def test_a_signal_while_a_run_leaves(
     home: Path, stop: tuple[str, ...], code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,7 +55,7 @@ def test_a_trial_times_the_same_steps_under_every_plan(home: Path, tmp_path: Pat
     assert len(run(make_job(home, Plan(), seconds=0.0)).seconds) == 2, "as few as are asked for at least"
 
 
-@pytest.mark.parametrize("task", ["classify", "vqa"])
+@pytest.mark.parametrize("task", ["classify", pytest.param("vqa", marks=pytest.mark.soak)])
 def test_a_trial_loads_nothing_that_could_be_loaded_once_for_all(
     home: Path, tmp_path: Path, tiny_qwen3: Path, task: str
 ) -> None:
