@@ -600,6 +600,16 @@ def test_a_cascade_needs_stages(world: Path) -> None:
     assert refused(world, *words) == told and not (world / "other").exists()
 
 
+def test_an_evaluation_of_no_question_is_refused_before_training(world: Path) -> None:
+    """It ended in a KeyError."""
+    words = ("train", "recipe.yaml", "--out", "none", "--set", 'recipe.data.where={question: "is it red?"}')
+    row = {"image": "0.png", "question": "is it red?", "answer": "no"}
+    (world / "train.jsonl").write_text(json.dumps(row) + "\n")
+    said = refused(world, *words, "--set", "recipe.effective_batch=1", "--set", "recipe.evaluate={split: test}")
+    assert said.startswith("recipe.evaluate.split is test, and test.jsonl: none of 10 questions: where question is ")
+    assert not (world / "none").exists()
+
+
 REASONED = "<think>\n\n</think>\n\n"
 
 

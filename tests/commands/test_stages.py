@@ -343,6 +343,41 @@ def test_a_curriculum_is_evaluated_with_its_last_adapter(home: Path) -> None:
     (run / "eval-val.json").unlink()
 
 
+@pytest.mark.parametrize(
+    ("start", "wanted", "told"),
+    [
+        (
+            "base",
+            {"cascade": True},
+            "recipe.evaluate.cascade is true, and stage describe starts from the base model, so that each stage has a "
+            "model of its own: a cascade is of one model's answers; allowed: false, or start: previous in each stage",
+        ),
+        ("base", {"split": "test"}, "recipe.evaluate.split is test, and no stage has a question of it"),
+        (
+            "previous",
+            {"cascade": True, "split": "test"},
+            "cascade goes by the questions' stages, and none of the 2 questions of data.test has one",
+        ),
+    ],
+)
+def test_an_evaluation_that_cannot_be_is_refused_before_the_first_stage(
+    start: str, wanted: dict[str, Any], told: str, tmp_path: Path, tiny_qwen3: Path
+) -> None:
+    """All stages were trained first."""
+    by_stage = start == "base"
+    stages: list[dict[str, Any]] = [
+        {"name": "find", "where": {"stage": 1} if by_stage else {"image": "0.png"}},
+        {"name": "describe", "where": {"stage": 2} if by_stage else {"image": "1.png"}, "start": start},
+    ]
+    home = write_home(tmp_path, tiny_qwen3, stages, evaluate={"split": "val"} | wanted)
+    row = {"question": "is it red?", "answer": "no"} | ({"stage": 3} if by_stage else {})
+    asked = [{"image": "0.png", **row}, {"image": "1.png", **row}]
+    (home / "test.jsonl").write_text("".join(json.dumps(each) + "\n" for each in asked))
+    with pytest.raises(BadInput) as refused:
+        train(home, home / "run", "recipe.data.test=test.jsonl")
+    assert str(refused.value) == told and not (home / "run").exists()
+
+
 @pytest.mark.parametrize("start", ["base", "previous"])
 def test_it_ends_with_the_evaluation_that_its_recipe_asks_for(
     start: str, tmp_path: Path, tiny_qwen3: Path, capsys: pytest.CaptureFixture[str]
@@ -364,7 +399,9 @@ def test_it_ends_with_the_evaluation_that_its_recipe_asks_for(
     own = [(run / f"stages/{name}/answers/adapter-val/predictions.jsonl") for name in ("1-find", "2-describe")]
     if start == "base":
         assert "".join(path.read_text() for path in own).splitlines() == lines
-        with pytest.raises(BadInput, match="each of its stages has a model of its own, and a cascade is of one model"):
+        with pytest.raises(
+            BadInput, match="has a model of its own, and a cascade is of one model's answers: use --no-cascade"
+        ):
             evaluate(Request(run, "val", cascade=True))
         # Into a folder of its own, as a suite's evaluation: the run is left as it is.
         before, out = (run / "eval-val.json").stat().st_mtime_ns, tmp_path / "out"

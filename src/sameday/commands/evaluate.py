@@ -143,7 +143,7 @@ def _evaluate_each(
     whose = f"{run.path}: each of its stages has a model of its own"
     problems = []
     if evaluation.cascade:
-        problems.append(f"{whose}, and a cascade is of one model's answers: --no-cascade, or recipe.evaluate.cascade")
+        problems.append(f"{whose}, and a cascade is of one model's answers: use --no-cascade")
     if asked.checkpoint is not None:
         problems.append(f"{whose}; --checkpoint is for the folder of one of them: {next(iter(own.values()))}")
     refuse(problems)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sameday.commands.batch import check_batch
 from sameday.commands.changed import refuse_changed
 from sameday.commands.evaluate import evaluate_result
+from sameday.commands.final import check_evaluation, splits_of
 from sameday.commands.hints import say_hints
 from sameday.commands.session import ASKED_FOR, Session, Specs, left_to_first, note_stop
 from sameday.data.problems import Problem, grouped
@@ -25,7 +26,6 @@ from sameday.spec.plan import Plan
 from sameday.spec.recipe import differences
 from sameday.spec.words import count, tell
 from sameday.tasks.base import Task
-from sameday.tasks.registry import setup_of
 from sameday.tasks.setup import TRAINING, Caching
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def train_from_specs(
             # Whatever can be wrong is found before anything is written.
             ranks.from_first(lambda: check_batch(session, whole=group is None))
             if evaluation is not None:
-                ranks.from_first(lambda: session.setup.check_evaluation(evaluation, session.audited.splits))
+                ranks.from_first(lambda: check_evaluation(evaluation, session.setup, session.audited))
             splits = ranks.from_first(lambda: session.setup.drop_too_long(session.audited.splits))
             ranks.from_first(lambda: _check_data(session, path, splits))
             ranks.from_first(lambda: say_hints(session, splits))
@@ -132,15 +132,6 @@ def _without_triton(session: Session, plan: Plan) -> dict[str, str]:
     for name, to in instead.items():
         session.say(f"{name}: {to} from here on, because it may be Triton that failed")
     return instead
-
-
-def splits_of(specs: Specs, evaluation: Evaluation | None) -> tuple[str, ...]:
-    """What training reads, and where it ends with an evaluation, what that does."""
-    if evaluation is None:
-        return TRAINING
-    if (lacking := setup_of(specs.recipe, specs.home).lacks(evaluation.split)) is not None:
-        raise BadInput(f"recipe.evaluate.split is {evaluation.split}, and {lacking}")
-    return tuple(dict.fromkeys((*TRAINING, evaluation.split)))
 
 
 def _check_data(session: Session, path: Path, splits: Any) -> None:

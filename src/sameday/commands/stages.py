@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from sameday.commands.changed import Files, refuse_changed
 from sameday.commands.environment import prepare_environment
+from sameday.commands.final import check_evaluation_of_stages, separate_models, splits_of
 from sameday.commands.session import Session, Specs, note_stop, silent
 from sameday.evaluate.predictions import write_json
 from sameday.hardware.signals import AskedToStop, nothing_left_to_stop, stopped_early
@@ -24,6 +25,7 @@ from sameday.record.folder import STAGES, RunFolder, begun, default_path, refuse
 from sameday.record.manifest import MANIFEST, fault, weights_digest
 from sameday.record.times import note
 from sameday.spec.errors import EXIT_STOPPED, BadInput, NothingToLearn, RunStopped
+from sameday.spec.evaluation import Evaluation
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Recipe, StageRecipe
 from sameday.spec.words import tell
@@ -97,10 +99,10 @@ def _checked(specs: Specs) -> tuple[list[Staged], Plan]:
     """Every stage as far as it can be without training the one before: all that is wrong with any of them is found
     before the first begins."""
     from sameday.commands.batch import check_batch
-    from sameday.commands.launch import splits_of
     from sameday.commands.outlook import work_of
 
-    needed = splits_of(specs, getattr(specs.recipe, "evaluate", None))
+    evaluation: Evaluation | None = getattr(specs.recipe, "evaluate", None)
+    needed = splits_of(specs, evaluation)
     staged: list[Staged] = []
     wrong: dict[str, list[str]] = {}
     plan = specs.plan
@@ -123,6 +125,8 @@ def _checked(specs: Specs) -> tuple[list[Staged], Plan]:
         raise BadInput("\n".join(f"stage {' and '.join(names)}: {error}" for error, names in wrong.items()))
     if not any(each.samples for each in staged):
         raise BadInput("\n".join(["no stage has anything to train on:", *(f"{each.without}" for each in staged)]))
+    if evaluation is not None:
+        check_evaluation_of_stages(specs, evaluation, [each.samples for each in staged])
     return staged, plan
 
 
@@ -291,7 +295,7 @@ class _Run:
     @property
     def _one_model(self) -> bool:
         """Whether each stage goes on with the model of the one before."""
-        return all(each.stage.follows for each in self.staged[1:])
+        return not separate_models([each.stage for each in self.staged])
 
     def _has_result(self) -> bool:
         folder = self.path / self.recipe.result
@@ -358,7 +362,7 @@ def own_models(path: Path) -> dict[str, Path]:
     entries = _recorded(path)
     if not entries or not (path / "recipe.yaml").is_file():
         return {}
-    if all(each.follows for each in RunFolder.read(path).recipe.stage_recipes()[1:]):
+    if not separate_models(RunFolder.read(path).recipe.stage_recipes()):
         return {}
     return {entry.name: path / entry.folder for entry in entries if entry.status != NO_SAMPLES}
 

@@ -38,12 +38,13 @@ DATA = {"train": "training data", "val": "validation data"}
 class Audited:
     """Data that was checked. `splits` goes from the first rank to the others, and into `load`; only the task knows what
     it is. `sizes` counts the samples of each split, of training those that an epoch sees; `counts` says where they come
-    from, where that is not one file."""
+    from, where that is not one file; `empty` has a sentence for each split that was asked for and has none."""
 
     splits: Any
     sizes: dict[str, int]
     left_out: list[LeftOut]
     counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    empty: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ class VqaSetup(TaskSetup):
         if "train" in sizes:
             sizes["train"] = seen_in_epoch(audited["train"], [part.weight for part in data.sets])
         left_out = [LeftOut(problem.where, problem.what) for problem in reading.skipped]
-        return Audited(audited, sizes, left_out, reading.counts())
+        return Audited(audited, sizes, left_out, reading.counts(), empty)
 
     @cached_property
     def wanted(self) -> Wanted:
