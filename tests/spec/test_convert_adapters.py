@@ -157,3 +157,61 @@ def test_several_adapters_are_refused(tmp_path: Path) -> None:
     assert done.recipe.start_adapter == "saves/a"
     done = converted(tmp_path, {**PLAIN, "prev_checkpoint": []})
     assert (done.recipe.train, done.recipe.start_adapter) == ("all", None)
+
+
+@pytest.mark.parametrize(
+    ("model", "names", "layers", "why"),
+    [
+        (
+            "llava-hf/llava-1.5-7b-hf",
+            ["self_attn.q_proj", "o_proj"],
+            ("self_attn.q_proj", "tower.self_attn.q_proj", "o_proj"),
+            "PEFT took the tower's of these names too",
+        ),
+        (
+            "Qwen/Qwen2.5-VL-7B-Instruct",
+            ["mlp.down_proj"],
+            ("mlp.down_proj", "tower.mlp.down_proj"),
+            "PEFT took the tower's of these names too",
+        ),
+        (
+            "Qwen/Qwen3-VL-8B-Instruct",
+            ["q_proj", "qkv", "linear_fc1", "merger.linear_fc2"],
+            ("q_proj", "tower.qkv", "tower.linear_fc1", "projector.linear_fc1", "projector.merger.linear_fc2"),
+            "the language model has no layers of some of these names",
+        ),
+        ("Qwen/Qwen3-VL-8B-Instruct", ["language_model.q_proj", "proj"], ("language_model.q_proj", "proj"), ""),
+        (
+            "hospital/ours",
+            ["self_attn.q_proj"],
+            ("self_attn.q_proj",),
+            "the language model's; where the tower has layers of these names too, PEFT took those as well",
+        ),
+    ],
+)
+def test_longer_names_of_layers_are_looked_for_in_the_whole_model_too(
+    tmp_path: Path, model: str, names: list[str], layers: tuple[str, ...], why: str
+) -> None:
+    """As PEFT does."""
+    done = converted(tmp_path, {**PLAIN, **SIZE, "model_name_or_path": model, "lora_target_modules": names})
+    assert (done.recipe.lora.target_modules, whys(done)["recipe.lora.target_modules"]) == (layers, why)
+
+
+@pytest.mark.parametrize(
+    ("model", "pattern", "said"),
+    [
+        ("Qwen/Qwen2.5-VL-7B-Instruct", r".*\.(up_proj|down_proj)", "the vision tower or of the projector"),
+        ("Qwen/Qwen2-VL-7B-Instruct", r".*\.(q_proj|fc2)", "the vision tower or of the projector"),
+        ("Qwen/Qwen3-VL-8B-Instruct", r".*\.(q_proj|linear_fc2)", "the vision tower or of the projector"),
+        ("llava-hf/llava-1.5-7b-hf", r".*\.(k|v)_proj", "the vision tower or of the projector"),
+        ("llava-hf/llava-1.5-7b-hf", r".*(o_proj|linear_2)", "the vision tower or of the projector"),
+        ("google/gemma-3-4b-it", r".*(o_proj|layers\.20\.mlp\.fc1)", "the vision tower or of the projector"),
+        ("Qwen/Qwen3-VL-8B-Instruct", r".*(q_proj|lm_head)", "it takes lm_head too"),
+        ("Qwen/Qwen3-VL-8B-Instruct", r".*(q_proj|embed_tokens)", "it takes the table of embeddings too"),
+    ],
+)
+def test_a_pattern_is_held_against_every_layer_besides_the_language_models(
+    tmp_path: Path, model: str, pattern: str, said: str
+) -> None:
+    (line,) = refused(tmp_path, {**PLAIN, **SIZE, "model_name_or_path": model, "lora_target_modules": pattern})
+    assert said in line and line.endswith(": give a list of layer names, such as [q_proj, v_proj]")

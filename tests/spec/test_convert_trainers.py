@@ -15,13 +15,14 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer
 from typer.testing import CliRunner
 
 from sameday.cli import app
+from sameday.models.adapters import resolve_targets, taken
 from sameday.models.families import family_of, known_families
 from sameday.spec.convert.config import examine
-from sameday.spec.convert.families import FAMILIES
-from sameday.spec.convert.targets import LANGUAGE
+from sameday.spec.convert.families import FAMILIES, NOT_LINEAR, PROJECTORS
+from sameday.spec.convert.targets import LANGUAGE, of_all_parts
 from sameday.spec.convert.trainers.registry import TRAINERS
 from sameday.spec.load import load_recipe
-from sameday.spec.lora import OF_IMAGES
+from sameday.spec.lora import OF_IMAGES, Lora
 
 # Whose it is
 
@@ -120,6 +121,13 @@ def test_each_key_is_said_or_refused_or_dropped_once(tmp_path: Path, short: str)
 
 # What converting knows of each family, beside the family itself
 
+ADAPTABLE = (nn.Linear, nn.Conv2d, nn.Conv3d, nn.Embedding)
+NAMED = (
+    *(["q_proj", "v_proj"], ["self_attn.k_proj"], ["mlp.down_proj", "o_proj"], ["language_model.layers.1.mlp.up_proj"]),
+    *(["layers.1.self_attn.q_proj"], ["gate_proj", "layers.0.self_attn.v_proj"]),
+)
+"""Layers as people name them for PEFT."""
+
 
 @pytest.mark.parametrize("kind", known_families())
 def test_what_is_known_of_a_family_is_true_of_its_models(tiny_models: dict[str, Path], kind: str) -> None:
@@ -134,11 +142,22 @@ def test_what_is_known_of_a_family_is_true_of_its_models(tiny_models: dict[str, 
     convolutions = [name for name, module in model.named_modules() if isinstance(module, nn.Conv2d | nn.Conv3d)]
     alike = [name for name in convolutions if name.split(".")[-1] in called]
     assert alike == ([f"model.{facts.convolution}"] if facts.convolution else [])
-    names = [name for name, _ in model.named_parameters()]
-    now = [f"model.{each.format(0)}" for each in facts.tower_layers if ".vision_model." not in each]
-    assert len(now) > 2 and all(any(name.startswith(each) for name in names) for each in now), now
+    adaptable = [name for name, each in model.named_modules() if isinstance(each, ADAPTABLE)]
+    of_images = [name for name in adaptable if "language_model." not in name and name != "lm_head"]
+    numbers = (name for name in facts.tower_layers if ".vision_model." not in name)
+    assert {f"model.{name.format(number)}" for name in numbers for number in range(3)} >= {*of_images}
+    assert {name for name in of_images if NOT_LINEAR.search(name)} == {*of_images} - {*linear}
+    assert {name for name in of_images if PROJECTORS.match(name.removeprefix("model."))} == {
+        name for name in of_images if family.part_of(name) == "projector"
+    }
     chat = [{"role": role, "content": [{"type": "text", "text": "a"}]} for role in ("user", "assistant")]
     written = AutoTokenizer.from_pretrained(folder).apply_chat_template(chat, tokenize=False)
     assert written.endswith(f"{family.markers.end_of_turn}\n") == facts.line_break
+    for names in NAMED:
+        targets, _ = of_all_parts(names, kind)
+        meant = resolve_targets(model, family, Lora(target_modules=tuple(targets)), False)
+        unused = [module for idle in family.idle(model) for module in idle.modules()]
+        theirs = {name for name in taken(adaptable, names) if model.get_submodule(name) not in unused}
+        assert {*taken(adaptable, meant)} == theirs, names
     fewest, most = family.pixel_limits(family.load_image_processor(str(folder), None, "pil", None, None))
     assert (fewest == most) == (facts.token_side is None)

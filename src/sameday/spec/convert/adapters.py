@@ -143,8 +143,7 @@ def adapters(work: Settings) -> None:
 def _named(work: Settings, targets: object) -> None:
     names, why = targets, ""
     if isinstance(targets, list) and work.trainer.bare_names == "all":
-        names = of_all_parts(targets, work.kind)
-        why = "PEFT took the tower's of these names too" if names != targets else ""
-        if work.family is None and {*targets} & {*LANGUAGE}:
+        names, why = of_all_parts(targets, work.kind)
+        if work.family is None and {str(each).rpartition(".")[2] for each in targets} & {*LANGUAGE}:
             why = "the language model's; where the tower has layers of these names too, PEFT took those as well"
     work.put("recipe.lora.target_modules", names, ["lora_target_modules"], why)

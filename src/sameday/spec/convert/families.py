@@ -9,9 +9,15 @@ from dataclasses import dataclass, field
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
+PROJECTORS = re.compile(r"visual\.(?:merger|deepstack_merger_list)\.|multi_modal_projector\.")
+"""How names of the projector's layers begin."""
+NOT_LINEAR = re.compile(r"patch_embed\.proj|pos_embed|_embedding")
+"""How names of its other layers end that PEFT can adapt too, and no recipe."""
 _BLOCK = "visual.blocks.{}."
 _PATCHES = "visual.patch_embed.proj"
-_ENCODERS = ("vision_tower.encoder.layers.{}.", "vision_tower.vision_model.encoder.layers.{}.")
+_ATTENDED = (f"{_BLOCK}attn.qkv", f"{_BLOCK}attn.proj", _PATCHES)
+_MERGER = ("visual.merger.mlp.0", "visual.merger.mlp.2")
+_TOWERS = ("vision_tower.", "vision_tower.vision_model.")
 """As transformers calls it now, and did before."""
 
 
@@ -20,7 +26,8 @@ class FamilyFacts:
     image_parts: tuple[str, ...]
     """Parts in front of the language model that have linear layers."""
     tower_layers: tuple[str, ...]
-    """Some layers of the tower and of the projector: a pattern that takes one takes more than the language model."""
+    """All layers of the tower and of the projector that PEFT can adapt, by the names of today, and those of a tower by
+    earlier ones too."""
     end_of_turn: str
     """The token that ends an answer."""
     earlier: str = ""
@@ -49,11 +56,18 @@ class FamilyFacts:
 
 _BOTH = ("tower", "projector")
 _QWENS_END = "<|im_end|>"
-_SQUARES = tuple(f"{encoder}{name}" for encoder in _ENCODERS for name in ("self_attn.q_proj", "mlp.fc1"))
+_MERGERS = ("visual.merger", "visual.deepstack_merger_list.{}")
+_FULLY = ("linear_fc1", "linear_fc2")
+_IN_SQUARES = (
+    *(f"encoder.layers.{{}}.self_attn.{name}" for name in (*ATTENTION[:3], "out_proj")),
+    *("encoder.layers.{}.mlp.fc1", "encoder.layers.{}.mlp.fc2"),
+    *("embeddings.patch_embedding", "embeddings.position_embedding"),
+)
+_SQUARES = tuple(tower + name for tower in _TOWERS for name in _IN_SQUARES)
 FAMILIES = {
     "qwen2_5_vl": FamilyFacts(
         _BOTH,
-        (*(_BLOCK + name for name in ("attn.qkv", "attn.proj", "mlp.gate_proj")), "visual.merger.mlp.0"),
+        (*_ATTENDED, *(f"{_BLOCK}mlp.{name}" for name in MLP), *_MERGER),
         _QWENS_END,
         earlier="model.layers.",
         convolution=_PATCHES,
@@ -64,7 +78,7 @@ FAMILIES = {
     ),
     "qwen2_vl": FamilyFacts(
         _BOTH,
-        (*(_BLOCK + name for name in ("attn.qkv", "attn.proj", "mlp.fc1")), "visual.merger.mlp.0"),
+        (*_ATTENDED, f"{_BLOCK}mlp.fc1", f"{_BLOCK}mlp.fc2", *_MERGER),
         _QWENS_END,
         earlier="model.layers.",
         convolution=_PATCHES,
@@ -75,8 +89,8 @@ FAMILIES = {
     "qwen3_vl": FamilyFacts(
         _BOTH,
         (
-            *(_BLOCK + name for name in ("attn.qkv", "attn.proj", "mlp.linear_fc1")),
-            *("visual.merger.linear_fc1", "visual.deepstack_merger_list.{}.linear_fc1"),
+            *(*_ATTENDED, "visual.pos_embed"),
+            *(f"{where}.{name}" for where in (f"{_BLOCK}mlp", *_MERGERS) for name in _FULLY),
         ),
         _QWENS_END,
         convolution=_PATCHES,
@@ -85,7 +99,7 @@ FAMILIES = {
     ),
     "llava": FamilyFacts(
         _BOTH,
-        (*_SQUARES, "multi_modal_projector.linear_1"),
+        (*_SQUARES, "multi_modal_projector.linear_1", "multi_modal_projector.linear_2"),
         "</s>",
         earlier="language_model.model.layers.",
         alike=ATTENTION[:3],
@@ -96,7 +110,7 @@ FAMILIES = {
     ),
     "gemma3": FamilyFacts(
         ("tower",),
-        (*_SQUARES, "multi_modal_projector.mm_input_projection"),
+        _SQUARES,
         "<end_of_turn>",
         earlier="language_model.model.layers.",
         alike=ATTENTION[:3],

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sameday.spec.convert.families import ATTENTION, FAMILIES, MLP
+from sameday.spec.convert.families import ATTENTION, FAMILIES, MLP, NOT_LINEAR, PROJECTORS, FamilyFacts
 from sameday.spec.lora import OF_IMAGES
 from sameday.spec.time_limit import TookTooLong, time_limit
 
@@ -16,7 +16,12 @@ LANGUAGE = (*ATTENTION, *MLP)
 PATIENCE = 2.0
 """Seconds of computing for a pattern of layers, which takes milliseconds."""
 _LAYERS = (0, 1, 7, 27)
+_BLOCKS = range(48)
+"""The same of a tower, of which no layer may be taken."""
 _TODAY = "model.language_model.layers."
+_DECODER = (*(f"self_attn.{name}" for name in ATTENTION), *(f"mlp.{name}" for name in MLP))
+_ENDS = {"lm_head": "lm_head", "embed_tokens": "the table of embeddings"}
+"""Layers before and behind those of the language model."""
 
 
 def image_parts(kind: str | None) -> tuple[str, ...]:
@@ -40,10 +45,35 @@ def alike(targets: Any, kind: str | None) -> list[str] | None:
     return [name for name in names if name in FAMILIES[kind].alike]
 
 
-def of_all_parts(names: Sequence[str], kind: str | None) -> list[str]:
-    """Names that PEFT looks for in the whole model, as a recipe says it: bare ones are the language model's alone."""
-    of_tower = FAMILIES[kind].alike if kind in FAMILIES else ()
-    return [*names, *(f"tower.{name}" for name in names if name in of_tower)]
+def of_all_parts(names: Sequence[str], kind: str | None) -> tuple[list[str], str]:
+    """Names that PEFT looks for in the whole model, as a recipe says it, and in what it differs: a recipe has the part
+    before all names but the language model's. What is found nowhere is left for the run to refuse."""
+    made: list[str] = []
+    whys: dict[str, None] = {}
+    for name in map(str, names):
+        parts = _parts_with(name, FAMILIES[kind]) if kind in FAMILIES else []
+        of_images = [f"{part}.{name}" for part in parts if part in OF_IMAGES]
+        if of_images and "decoder" in parts:
+            whys["PEFT took the tower's of these names too"] = None
+        elif of_images:
+            whys["the language model has no layers of some of these names"] = None
+        made += [*([] if of_images and "decoder" not in parts else [name]), *of_images]
+    return list(dict.fromkeys(made)), "; ".join(whys)
+
+
+def _parts_with(asked: str, facts: FamilyFacts) -> list[str]:
+    """The parts of the model in which PEFT finds layers for a name: those that have it, or end with it. None where it
+    takes a layer that is not linear, which no recipe adapts."""
+    numbers = [int(each) for each in re.findall(r"\b\d{1,4}\b", asked)] or [0]
+    parts: dict[str, None] = {}
+    for layer in (*(f"language_model.layers.{{}}.{each}" for each in _DECODER), *facts.tower_layers):
+        if not any(f".model.{layer.format(number)}".endswith(f".{asked}") for number in numbers):
+            continue
+        if NOT_LINEAR.search(layer):
+            return []
+        of_tower = "projector" if PROJECTORS.match(layer) else "tower"
+        parts["decoder" if layer.startswith("language_model.") else of_tower] = None
+    return [part for part in ("decoder", *OF_IMAGES) if part in parts]
 
 
 @dataclass(frozen=True)
@@ -86,12 +116,16 @@ def _matched(asked: re.Pattern[str], kind: str | None) -> Taken:
 
 def _taken(asked: re.Pattern[str], layers: str, tower: Sequence[str]) -> Taken | None:
     """None where it takes no layer of these names."""
-    if any(asked.fullmatch(name.format(layer)) for name in tower for layer in _LAYERS):
+    if any(asked.fullmatch(name.format(layer)) for name in tower for layer in _BLOCKS):
         return Taken((), "it takes layers of the vision tower or of the projector too")
+    for end, what in _ENDS.items():
+        root = layers.removesuffix("layers.")
+        if any(asked.fullmatch(f"{before}{end}") for before in ("", root, root.removesuffix("model."))):
+            return Taken((), f"it takes {what} too")
     names = []
-    for name in LANGUAGE:
-        part = "self_attn" if name in ATTENTION else "mlp"
-        found = {asked.fullmatch(f"{layers}{layer}.{part}.{name}") is not None for layer in _LAYERS}
+    for layer_name in _DECODER:
+        name = layer_name.rpartition(".")[2]
+        found = {asked.fullmatch(f"{layers}{layer}.{layer_name}") is not None for layer in _LAYERS}
         if len(found) > 1:
             return Taken((), f"it takes {name} in some layers of the language model and not in others")
         names += [name] if True in found else []
