@@ -165,7 +165,7 @@ def test_several_adapters_are_refused(tmp_path: Path) -> None:
         (
             "llava-hf/llava-1.5-7b-hf",
             ["self_attn.q_proj", "o_proj"],
-            ("self_attn.q_proj", "tower.self_attn.q_proj", "o_proj"),
+            ("self_attn.q_proj", "o_proj", "tower.self_attn.q_proj"),
             "PEFT took the tower's of these names too",
         ),
         (

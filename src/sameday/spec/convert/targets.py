@@ -49,16 +49,18 @@ def of_all_parts(names: Sequence[str], kind: str | None) -> tuple[list[str], str
     """Names that PEFT looks for in the whole model, as a recipe says it, and in what it differs: a recipe has the part
     before all names but the language model's. What is found nowhere is left for the run to refuse."""
     made: list[str] = []
+    besides: list[str] = []
     whys: dict[str, None] = {}
     for name in map(str, names):
         parts = _parts_with(name, FAMILIES[kind]) if kind in FAMILIES else []
         of_images = [f"{part}.{name}" for part in parts if part in OF_IMAGES]
         if of_images and "decoder" in parts:
             whys["PEFT took the tower's of these names too"] = None
+            besides += of_images
         elif of_images:
             whys["the language model has no layers of some of these names"] = None
-        made += [*([] if of_images and "decoder" not in parts else [name]), *of_images]
-    return list(dict.fromkeys(made)), "; ".join(whys)
+        made += of_images if of_images and "decoder" not in parts else [name]
+    return list(dict.fromkeys([*made, *besides])), "; ".join(whys)
 
 
 def _parts_with(asked: str, facts: FamilyFacts) -> list[str]:
