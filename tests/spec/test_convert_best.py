@@ -90,3 +90,42 @@ def test_by_questions_that_the_trainers_own_key_names(tmp_path: Path, old: dict[
     (tmp_path / "data" / "dataset_info.json").write_text(json.dumps({"held_out": ENTRY}))
     recipe = converted(tmp_path, {**old, **EPOCHS}, DATA).recipe
     assert recipe.best is not None and (recipe.best.every, recipe.data.val) == ("epoch", val)
+
+
+SWIFT = {**OURS, "load_best_model_at_end": True, "eval_steps": None}
+TRL = {"model_name_or_path": "Qwen/Qwen3-VL-8B-Instruct", "dataset_name": "t.jsonl", "completion_only_loss": True}
+AS_LOGGED = "without eval_steps the Trainer evaluates as often as it logs"
+
+
+@pytest.mark.parametrize(
+    ("old", "every", "why"),
+    [
+        ({**BEST, "logging_steps": 25, "save_steps": 25}, 25, AS_LOGGED),
+        ({**BEST, "logging_steps": 25, "save_steps": 25, "eval_steps": 0}, 25, AS_LOGGED),
+        (BEST, 500, AS_LOGGED),
+        ({**BEST, "logging_steps": 0.1, "save_steps": 0.1, "max_steps": 50}, 5, AS_LOGGED),
+        ({**TRL, **BEST, "save_steps": 10}, 10, AS_LOGGED),
+        ({**LLAMA, **BEST, "logging_steps": 20, "save_steps": 20, "dataset": None}, 20, AS_LOGGED),
+        ({**SWIFT, "save_steps": 40}, 40, "ms-swift's default"),
+        ({**SWIFT, "save_steps": 40, "eval_strategy": "steps"}, 40, "ms-swift's default"),
+        ({**SWIFT, "save_steps": None}, 500, "ms-swift's default"),
+    ],
+)
+def test_how_often_it_is_where_eval_steps_is_not_given(
+    tmp_path: Path, old: dict[str, Any], every: int, why: str
+) -> None:
+    done = converted(tmp_path, old)
+    assert done.recipe.best is not None and (done.recipe.best.every, done.plan.eval_steps) == (every, every)
+    (said,) = [note.why for note in done.notes if note.key == "(not set) eval_steps"]
+    assert said == why
+
+
+def test_axolotl_decides_itself_how_often_it_logs(tmp_path: Path) -> None:
+    old = {**AXOLOTL, "optimizer": "adamw_torch", "test_datasets": [{"path": "val.jsonl"}], "eval_strategy": "steps"}
+    old = {key: value for key, value in old.items() if key != "logging_steps"}
+    (line,) = refused(tmp_path, {**old, "load_best_model_at_end": True}, DATA)
+    assert line == (
+        "eval_strategy is steps; without eval_steps axolotl evaluates as often as it logs, and how often that is by "
+        "default it decides itself, which decides the best weights: give eval_steps"
+    )
+    assert converted(tmp_path, old, DATA).plan.eval_steps == "epoch"

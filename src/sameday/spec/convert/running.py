@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from sameday.spec.convert.conversion import show
-from sameday.spec.convert.settings import Settings
+from sameday.spec.convert.settings import ABSENT, Settings
 from sameday.spec.vqa import VqaRecipe
+
+_BY_ITSELF = "without eval_steps {0} evaluates as often as it logs, and how often that is by default it decides itself"
 
 
 class Running(Settings):
@@ -27,6 +29,7 @@ class Running(Settings):
 
     def intervals(self) -> None:
         """How often to save, evaluate and log. The model is the same: what is unclear takes the default."""
+        logged = self._as_often_as_it_logs()
         for what, none in (("save", "epoch"), ("eval", None)):
             strategy, steps = self.text(f"{what}_strategy").lower(), self._steps(what)
             field, names = f"plan.{what}_steps", [f"{what}_strategy"]
@@ -38,12 +41,19 @@ class Running(Settings):
                 self.put(field, "epoch", names)
             elif isinstance(steps, int) and not isinstance(steps, bool):
                 why = f"{show(self.old[f'{what}_steps'][1])} of all steps" if self._is_share(what) else ""
-                self.put(field, steps, [f"{what}_steps", *names], why)
+                if what == "eval" and logged:
+                    self.put(field, steps, names, why)
+                    self.default(field, steps, "eval_steps", logged)
+                else:
+                    self.put(field, steps, [f"{what}_steps", *names], why)
                 continue
             elif self._is_share(what):
                 why = f"a share of all steps, and how many there are is not known here; {field} is a number of them"
                 for name in (f"{what}_steps", *names):
                     self.drop(name, why)
+                continue
+            elif strategy == "steps" and what == "eval":
+                self.drop(names[0], _BY_ITSELF.format(self.trainer.name))
                 continue
             elif strategy == "steps":
                 self.put(field, 500, names, "the Trainer's default")
@@ -56,6 +66,20 @@ class Running(Settings):
             self.put("plan.log_steps", steps, ["logging_steps"])
         else:
             self.drop("logging_steps", "plan.log_steps is a number of steps")
+
+    def _as_often_as_it_logs(self) -> str:
+        """Where nothing says how often, the Trainer evaluates when it logs. Returns why."""
+        if self.text("eval_strategy").lower() != "steps" or self.get("eval_steps", int) not in (None, 0):
+            return ""
+        every = self.get("logging_steps", float) or self.trainer.logging_steps
+        self.drop("eval_steps", "0 or null: as often as it logs")
+        if every is None:
+            self.done("eval_steps")
+            return ""
+        key = f"{ABSENT}eval_steps"
+        self.leaves[key] = every
+        self.old["eval_steps"] = (key, every)
+        return "without eval_steps the Trainer evaluates as often as it logs"
 
     def _is_share(self, what: str) -> bool:
         """Below 1 the Trainer takes an interval for a share of all steps."""
@@ -85,6 +109,9 @@ class Running(Settings):
         elif every is None or not self.new["recipe"].values.get("data", {}).get("val"):
             remedy = "give --val FILE" if every is not None else "give eval_strategy, epoch or steps"
             self.refuse(first, f"without validation the best weights cannot be known: {remedy}")
+        elif self.text("eval_strategy").lower() == "steps" and self.get("eval_steps", int) in (None, 0):
+            why = _BY_ITSELF.format(self.trainer.name)
+            self.refuse("eval_strategy", f"{why}, which decides the best weights: give eval_steps")
         elif self._is_share("eval") and not self.is_set("plan.eval_steps"):
             why = "a share of all steps, and how many there are is not known here, which decides the best weights"
             self.refuse("eval_steps", f"{why}: give max_steps, or eval_steps as a number of steps")

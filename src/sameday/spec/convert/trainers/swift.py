@@ -46,8 +46,20 @@ def _defaults(settings: Settings) -> dict[str, Any]:
     values |= {"lr_scheduler_type": "cosine", "gradient_checkpointing": True}
     if not any(settings.get(name, bool) for name in ("bf16", "fp16")) and not settings.text("torch_dtype"):
         values["torch_dtype"] = "auto"
+    values |= _evaluated(settings)
     if not full:
         values |= {"lora_r": 8, "lora_alpha": 32, "lora_dropout": 0.05, "lora_target_modules": "all-linear"}
+    return values
+
+
+def _evaluated(settings: Settings) -> dict[str, Any]:
+    """It evaluates when it saves."""
+    if settings.text("val_dataset") in ("", "[]") and not settings.text("validation_file"):
+        return {}
+    saved = settings.text("save_strategy").lower() or "steps"
+    values: dict[str, Any] = {} if settings.text("eval_strategy") else {"eval_strategy": saved}
+    if (settings.text("eval_strategy").lower() or saved) == "steps":
+        values["eval_steps"] = settings.old["save_steps"][1] if settings.given("save_steps") else 500
     return values
 
 

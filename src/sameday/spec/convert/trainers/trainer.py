@@ -39,6 +39,8 @@ class Trainer:
     """Names that say where questions come from, by the option that replaces them: --train or --val."""
     defaults: Callable[[Settings], Mapping[str, Any]] = lambda settings: {}
     """What it takes where a name is absent, as far as it is not what transformers' Trainer takes."""
+    logging_steps: int | None = 500
+    """How often it logs where nothing says it; None where that depends on the number of steps."""
     null_is_default: bool = False
     """Whether it takes every null for absent; others hand it on, and what tests it for truth takes it for false."""
     own_nulls: Mapping[str, str] = field(default_factory=dict)

@@ -141,6 +141,7 @@ TRAINER = Trainer(
     end_tokens=("eos_token",),
     data={"--train": ("dataset_name", *_SETS, "dataset_streaming", "dataset_train_split")},
     defaults=_defaults,
+    logging_steps=10,
     answer_end=("turn", "all that follows a prompt is learned, the line break behind the answer's end token too"),
     own_nulls={"max_length": "null: nothing is cut", "gradient_checkpointing": "null: off"},
     no_nulls=("learning_rate", "lora_r", "lora_alpha", "lora_dropout", "bnb_4bit_quant_type"),
