@@ -231,3 +231,24 @@ def test_cycles_of_a_schedule_are_refused(tmp_path: Path) -> None:
     old = {**PLAIN, "lr_scheduler_type": "cosine_with_restarts", "lr_scheduler_kwargs": "{num_cycles: 3}"}
     (line,) = refused(tmp_path, old)
     assert line.startswith("lr_scheduler_kwargs is {num_cycles: 3}; the schedule would be another one")
+
+
+def test_what_only_begins_like_a_key_that_changes_nothing_is_not_let_go(tmp_path: Path) -> None:
+    lines = refused(tmp_path, {**PLAIN, "dataloader_shuffle": False, "dataloader_mix": "x", "do_train_vision": True})
+    assert [line.split("; ")[0] for line in lines] == [
+        "dataloader_mix is x",
+        "do_train_vision is true",
+        "dataloader_shuffle is false",
+    ]
+    assert lines[0].endswith("it may change the model; --drop dataloader_mix leaves it out")
+    assert "--drop dataloader_shuffle and then set order: listed in recipe.yaml" in lines[2]
+    done = converted(tmp_path, {**PLAIN, "dataloader_batch_size": 4, "dataloader_timeout": 9, "do_eval": True})
+    assert (done.plan.max_questions, done.recipe.effective_batch) == (4, 4)
+
+
+def test_a_batch_that_the_trainer_makes_smaller_is_told_of(tmp_path: Path) -> None:
+    done = converted(tmp_path, {**PLAIN, "auto_find_batch_size": True})
+    assert whys(done)["auto_find_batch_size"].endswith(
+        "where it is true and the old run ran out of memory, its steps took fewer questions than this recipe's: its "
+        "log says so"
+    )

@@ -20,6 +20,7 @@ ALIASES = {
     **dict.fromkeys(("model_name", "model", "base_model", "model_id", "model_path"), "model_name_or_path"),
     **dict.fromkeys(("model.name", "model.path", "model.name_or_path", "model.id"), "model_name_or_path"),
     **dict.fromkeys(("train_bs", "batch_size", "train_batch_size"), "per_device_train_batch_size"),
+    **{"dataloader_batch_size": "per_device_train_batch_size", "dataloader_shuffle": "shuffle"},
     **dict.fromkeys(("grad_accum", "grad_accum_steps", "accumulation_steps"), "gradient_accumulation_steps"),
     **dict.fromkeys(("gradient_accumulation", "accumulate_grad_batches"), "gradient_accumulation_steps"),
     **dict.fromkeys(("eval_bs", "eval_batch_size"), "per_device_eval_batch_size"),
@@ -228,6 +229,7 @@ _COMMAND = "the command says what to do"
 EVALUATION = "what is trained does not depend on evaluation"
 LOGGING = "a run always writes metrics.jsonl and TensorBoard events"
 _RANKS = "ranks hold the whole model; gradients are added in one call"
+_AHEAD = "batches are always prepared ahead, in order"
 FILES = "nothing in the model depends on it"
 
 # What these do leaves the model as it is.
@@ -242,8 +244,11 @@ DROPPED = {
     "attn_implementation": "plan.attention auto chooses the kernel",
     "task_type": "recipe.task says what is learned",
     "trust_remote_code": "no code from the Hub is run",
-    "auto_find_batch_size": "plan.token_budget bounds the memory",
+    "auto_find_batch_size": "plan.token_budget bounds the memory; where it is true and the old run ran out of memory, "
+    "its steps took fewer questions than this recipe's: its log says so",
     "dataloader_persistent_workers": "workers always live as long as the run",
+    **dict.fromkeys(("dataloader_in_order", "dataloader_multiprocessing_context", "dataloader_timeout"), _AHEAD),
+    **dict.fromkeys(("do_train", "do_eval", "do_predict"), _COMMAND),
     "use_liger_kernel": "this version's plan has no such kernels",
     "liger_kernel_config": "this version's plan has no such kernels",
     "average_tokens_across_devices": "a step's loss is always divided once, over all devices",
@@ -278,11 +283,9 @@ DROPPED_STARTS = {
     "logging_": "plan.log_steps says how often to log",
     "hub_": "nothing is uploaded",
     "push_to_hub": "nothing is uploaded",
-    **dict.fromkeys(("do_train", "do_eval", "do_predict"), _COMMAND),
     **dict.fromkeys(("eval_", "generation_", "include_for_metrics"), EVALUATION),
     **dict.fromkeys(("wandb", "mlflow", "tensorboard", "trackio", "log_", "include_num_", "include_tokens_"), LOGGING),
     **dict.fromkeys(_MACHINE, "a variable of the machine"),
-    "dataloader_": "batches are always prepared ahead, in order",
     "bf16_full_eval": "evaluation has the recipe's precision",
     "fp16_full_eval": "evaluation has the recipe's precision",
 }
