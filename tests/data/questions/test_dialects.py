@@ -299,6 +299,25 @@ COMPARED = ["chosen", "rejected", "chosen_messages", "rejected_messages", "rejec
             for form in CONVERSATION_FORMS
             for key in ("tools", "functions")
         ),
+        *(
+            (line, key, (["a.mp4"], '["a.mp4"]'), f"has '{key}', from which nothing is learned: leave the line out")
+            for line in (plain(), turns("messages", *TWO_ANSWERS), turns("conversations", *TWO_ANSWERS))
+            for key in ("videos", "audios")
+        ),
+        *(
+            (turns(form, *TWO_ANSWERS), key, ("a.mp4",), f"has '{key}', from which nothing is learned")
+            for form in CONVERSATION_FORMS
+            for key in ("video", "audio")
+        ),
+        *(
+            (
+                chat(("user", f"where is {place}?"), ("assistant", "there")),
+                "objects",
+                ({"ref": ["polyp"]}, '{"ref": ["polyp"]}'),
+                f"has 'objects', from which nothing is put into the text where {place} stands: write names and boxes",
+            )
+            for place in ("<bbox>", "<ref-object>")
+        ),
         (plain(instruction="i"), "input", ("more",), "has 'input' beside 'instruction', which is the whole user text"),
         (plain(), "history", ([["q", "a"]],), "has earlier turns in 'history', which are not read in this form"),
     ],
@@ -323,8 +342,12 @@ def test_what_a_turn_holds_besides_its_content_is_refused(key: str) -> None:
 
 
 def test_columns_that_only_share_a_name_are_not_read() -> None:
-    """Instruments in an image, a patient's history, a flag."""
+    """Instruments in an image, a patient's history, a flag, the video that a frame is from."""
+    told = {**turns("messages", *TWO_ANSWERS), "objects": {"ref": ["polyp"]}}
+    assert parse_line(told) == parse_line(turns("messages", *TWO_ANSWERS))
     for more in (
+        {"video": "a.mp4"},
+        {"objects": ["polyp"]},
         {"tools": ["forceps"]},
         {"history": "none"},
         {"history": ["2019"]},

@@ -4,7 +4,7 @@ line that has one with a value is refused, because without it another text or ob
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sameday.spec.words import in_one_line
@@ -13,6 +13,11 @@ _LEARNED = ("loss", "weight", "train", "training")
 """Whether an answer is learned, as ms-swift, OpenAI and axolotl call it."""
 _COMPARED = ("chosen", "rejected", "chosen_messages", "rejected_messages", "rejected_response")
 """Answers of which one is preferred, as TRL, LLaMA-Factory and ms-swift call them."""
+_SEEN_OR_HEARD = ("videos", "audios")
+_ONE = ("video", "audio")
+"""The same in conversations; beside a plain question such a name may say where its image is from."""
+_BOXES = ("<bbox>", "<ref-object>")
+"""Places in texts that ms-swift fills from `objects`."""
 _TOOLS = ("tools", "functions")
 _CALLS = ("tool_calls", "function_call", "reasoning_content")
 """What a chat template writes into a turn besides its content."""
@@ -25,16 +30,33 @@ def check_line(line: Mapping[str, Any]) -> None:
             raise ValueError(
                 f"has {key!r}, to be compared with another answer, and no answers are compared: leave it out"
             )
+    _check_seen(line, _SEEN_OR_HEARD)
     if isinstance(line.get("kto_tag"), bool):
         raise ValueError("has 'kto_tag', and all answers are learned as good ones: leave it out, and lines of bad ones")
 
 
 def check_conversation(line: Mapping[str, Any]) -> None:
     """ValueError for what stands in the prompt of a conversation besides its turns."""
+    _check_seen(line, _ONE)
+    turns = str(line.get("messages") or line.get("conversations"))
+    if _holds(line, "objects") and (places := [each for each in _BOXES if each in turns]):
+        raise ValueError(
+            f"has 'objects', from which nothing is put into the text where {' and '.join(places)} stands: write names "
+            "and boxes into the turns"
+        )
     for key in _TOOLS:
         if _holds(line, key):
             raise ValueError(
                 f"has {key!r}, and none are put into the prompt: leave it out, or write it as a system turn"
+            )
+
+
+def _check_seen(line: Mapping[str, Any], keys: Iterable[str]) -> None:
+    for key in keys:
+        if _holds(line, key):
+            raise ValueError(
+                f"has {key!r}, from which nothing is learned: leave the line out, or write frames as 'images'; without "
+                f"{key!r} a line is learned from its texts and images alone"
             )
 
 
