@@ -190,6 +190,14 @@ def chat(*turns: tuple[str, Any], images: Any = ()) -> dict[str, Any]:
             "begins with a turn of role assistant, must begin with a user turn or a system turn",
         ),
         (
+            chat(("system", "s"), ("assistant", "hello"), ("user", "q"), ("assistant", "x")),
+            "a turn of role assistant stands behind the system turn, and a user turn must stand there",
+        ),
+        (
+            {**chat(("assistant", "hello"), ("user", "q"), ("assistant", "x")), "system": "s"},
+            "a turn of role assistant stands behind the system turn, and a user turn must stand there",
+        ),
+        (
             {**chat(("system", "Be brief."), ("user", "q"), ("assistant", "x")), "system": "Be kind."},
             "the system prompt beside the turns and their system turn differ; one of them is allowed",
         ),

@@ -318,6 +318,8 @@ def _place_images(turns: list[Turn], images: int) -> tuple[Message, ...]:
         raise ValueError("has no user turn")
     if roles[0] == "assistant":
         raise ValueError("begins with a turn of role assistant, must begin with a user turn or a system turn")
+    if roles[:2] == ["system", "assistant"]:
+        raise ValueError("a turn of role assistant stands behind the system turn, and a user turn must stand there")
     for role, pieces in turns:
         if role != "user" and None in pieces:
             raise ValueError(f"an image stands in a turn of role {role}; only user turns can show one")
