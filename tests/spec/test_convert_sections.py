@@ -32,16 +32,16 @@ def test_what_validation_changes_is_refused(tmp_path: Path, inner: dict[str, Any
     assert said in line
 
 
-LR = "the {0} would have a learning rate of its own: by hand set recipe.learning_rates.{0}"
 DISTILLED = "a model would learn from another one (distillation), and no recipe says that; --drop {} leaves it out"
 
 
 @pytest.mark.parametrize(
     ("old", "lines"),
     [
-        ({"vision": {"lr": 1e-6}}, [f"vision.lr is 1e-06; {LR.format('tower')}"]),
-        ({"optimizer": {"vision_tower": {"lr": 1e-6}}}, [f"optimizer.vision_tower.lr is 1e-06; {LR.format('tower')}"]),
-        ({"merger": {"learning_rate": 1e-6}}, [f"merger.learning_rate is 1e-06; {LR.format('projector')}"]),
+        (
+            {"vision": {"lr": 1e-6}, "vision_lr": 1e-5},
+            ["vision_lr is 1e-05; but vision.lr, which means the same, is 1e-06"],
+        ),
         (
             {"vision": {"weight_decay": 0.1}},
             ["vision.weight_decay is 0.1; it is about the tower alone, and no recipe says that; --drop vision leaves "
@@ -66,6 +66,27 @@ def test_sections_that_are_off_or_about_images(tmp_path: Path) -> None:
     assert whys(done)["distill.alpha"] == "its section is turned off"
     assert done.recipe.max_pixels == 200_000
     assert converted(tmp_path, {**PLAIN, "teacher": {"model": None}}).recipe.model == PLAIN["model_name_or_path"]
+
+
+RATES = {"vision": {"lr": 1e-6}, "optimizer": {"merger": {"learning_rate": 1e-5}}}
+
+
+def test_a_learning_rate_in_a_section_about_a_part_is_the_parts(tmp_path: Path) -> None:
+    done = converted(tmp_path, {**PLAIN, **RATES})
+    assert done.recipe.learning_rates == {"tower": 1e-6, "projector": 1e-5}
+    assert whys(done)["recipe.learning_rates.tower"] == ""
+    adapters = {**PLAIN, "lora_r": 4, "lora_target_modules": ["q_proj", "tower.all-linear"]}
+    assert refused(tmp_path, {**adapters, **RATES}) == [
+        "optimizer.merger.learning_rate is 1e-05; a learning rate of the projector, which gets no adapters: if it got "
+        "some, add projector.all-linear to lora_target_modules; else --drop optimizer.merger.learning_rate"
+    ]
+    dropped = converted(tmp_path, {**adapters, **RATES}, drop=["optimizer.merger.learning_rate"]).recipe
+    added = converted(
+        tmp_path, {**adapters, **RATES, "lora_target_modules": ["tower.all-linear", "projector.all-linear"]}
+    ).recipe
+    assert (dropped.learning_rates, len(added.learning_rates)) == ({"tower": 1e-6}, 2)
+    frozen = converted(tmp_path, {**PLAIN, **RATES, "freeze_vision": True, "freeze_merger": True})
+    assert whys(frozen)["vision.lr"] == "does nothing: the tower is not trained"
 
 
 SWALLOWED = {

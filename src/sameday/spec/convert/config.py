@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from sameday.spec.convert import keys
+from sameday.spec.convert import keys, sections
 from sameday.spec.convert.adapters import adapters, has_adapters, one_adapter, switches
 from sameday.spec.convert.batch import batch
 from sameday.spec.convert.conversion import Conversion, Note, show
@@ -268,6 +268,9 @@ class _Converter(Running):
                 self.drop(name, "not set: the part has the rate of all others")
             elif recipe.get("train_vision") or any(str(layer).startswith(f"{part}.") for layer in layers):
                 self.put(f"recipe.learning_rates.{part}", rate, [name])
+            elif recipe.get("train") != "all" and sections.rate_of_part(self.old[name][0], "learning_rate"):
+                why = f"a learning rate of the {part}, which gets no adapters: if it got some, add {part}.all-linear to"
+                self.refuse(name, f"{why} lora_target_modules; else --drop {self.old[name][0]}")
             else:
                 self.drop(name, f"does nothing: the {part} is not trained")
 

@@ -37,6 +37,7 @@ _DISTILLED = ("teacher", "student", "distill", "distillation", "kd")
 _DISTILLATION = "a model would learn from another one (distillation), and no recipe says that; --drop {} leaves it out"
 _VISION = ("vision", "visual", "vit", "vision_tower", "vision_encoder", "vision_model", "image_encoder")
 _PROJECTOR = ("projector", "merger", "aligner", "connector", "multi_modal_projector")
+_PARTS = {**dict.fromkeys(_VISION, "tower"), **dict.fromkeys(_PROJECTOR, "projector")}
 # What a section about images says of the whole training.
 _OF_IMAGES = (
     *("min_pixels", "max_pixels", "use_fast", "use_vision_cache", "vision_cache_dir", "freeze_vision_tower"),
@@ -80,6 +81,12 @@ def _off(section: str, leaves: Mapping[str, Any]) -> bool:
     return any(keys.cast(leaves.get(f"{section}.{switch}"), bool) is False for switch in ("enabled", "enable", "use"))
 
 
+def rate_of_part(key: str, name: str | None) -> str | None:
+    """What a learning rate in a section about a part of the model is called elsewhere; None for all other keys."""
+    part = next(filter(None, (_PARTS.get(each.lower()) for each in key.split(".")[:-1])), None)
+    return next(rate for rate, its in keys.RATES.items() if its == part) if part and name == "learning_rate" else None
+
+
 def of_another(key: str, name: str | None, leaves: Mapping[str, Any]) -> Part | None:
     """None for the training's own keys. `name` is Hugging Face's, if it is known."""
     steps = key.split(".")
@@ -88,12 +95,8 @@ def of_another(key: str, name: str | None, leaves: Mapping[str, Any]) -> Part | 
         off = _off(root, leaves)
         if section in _DISTILLED:
             return Part(_DISTILLATION.format(root), off)
-        part = {**dict.fromkeys(_VISION, "tower"), **dict.fromkeys(_PROJECTOR, "projector")}.get(section)
-        if part is None or name in _OF_IMAGES or name is None:
+        part = _PARTS.get(section)
+        if part is None or name in _OF_IMAGES or name is None or name in keys.RATES:
             continue
-        if name == "learning_rate":
-            return Part(
-                f"the {part} would have a learning rate of its own: by hand set recipe.learning_rates.{part}", off
-            )
         return Part(f"it is about the {part} alone, and no recipe says that; --drop {root} leaves it out", off)
     return None

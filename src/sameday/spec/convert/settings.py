@@ -61,6 +61,7 @@ class Settings:
                 self.refused.append(f"--drop {each}: {document.source} has no such key")
         for key, value in self.leaves.items():
             name = self._canonical(key)
+            name = sections.rate_of_part(key, name) or name
             beside = sections.elsewhere(key, name, self.leaves, self.dropped, self.starts)
             if any(_within(key, each) for each in drop):
                 self.let_go.add(key)
