@@ -11,6 +11,7 @@ from sameday.spec.convert.conversion import write
 from sameday.spec.errors import BadInput
 
 PLAIN = {"model_name_or_path": "Qwen/Qwen3-VL-8B-Instruct", "train_file": "train.jsonl"}
+RECORDED = {"learning_rate": 1e-4, "lora": {"r": 4, "alpha": 8}, "bf16": True, "deepspeed": None, "seed": 3}
 YES, NO = ("yes", "on", "True", "TRUE", "1", 1), ("no", "off", "False", "0", 0)
 
 
@@ -252,3 +253,14 @@ def test_a_batch_that_the_trainer_makes_smaller_is_told_of(tmp_path: Path) -> No
         "where it is true and the old run ran out of memory, its steps took fewer questions than this recipe's: its "
         "log says so"
     )
+
+
+def test_a_config_as_a_tracker_records_it(tmp_path: Path) -> None:
+    written = {key: {"desc": None, "value": value} for key, value in {**PLAIN, **RECORDED}.items()}
+    of_tracker = {"wandb_version": 1, "_wandb": {"desc": None, "value": {"cli_version": "0.18.1", "t": {"1": [1]}}}}
+    done = converted(tmp_path, {**of_tracker, **written})
+    assert done.recipe == converted(tmp_path, {**PLAIN, **RECORDED}).recipe
+    (line,) = refused(tmp_path, {**of_tracker, **written, "odd": {"value": 1}})
+    assert line == "odd is 1; not known, and it may change the model; --drop odd leaves it out"
+    with pytest.raises(BadInput, match=r"old\.yaml:\d+: lora\.r is 0; must be"):
+        converted(tmp_path, {**written, "lora": {"value": {"r": 0}}})

@@ -23,6 +23,7 @@ from sameday.spec.convert.objective import refuse_other_objectives, refuse_other
 from sameday.spec.convert.own import refuse_own
 from sameday.spec.convert.precision import precision
 from sameday.spec.convert.quantization import quantization
+from sameday.spec.convert.recorded import take_values
 from sameday.spec.convert.running import Running
 from sameday.spec.convert.settings import not_found
 from sameday.spec.convert.shell.config_file import refuse_config_file
@@ -69,6 +70,7 @@ def examine(
         )
     script = read_script(path, data or {}, trainer) if is_script(path) else Script(read_document(path))
     document, command = script.document, script.command
+    take_values(document)
     refuse_other_objectives(path, command)
     refuse_config_file(path, script, trainer)
     if "stage" not in drop:
