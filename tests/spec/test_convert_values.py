@@ -264,3 +264,22 @@ def test_a_config_as_a_tracker_records_it(tmp_path: Path) -> None:
     assert line == "odd is 1; not known, and it may change the model; --drop odd leaves it out"
     with pytest.raises(BadInput, match=r"old\.yaml:\d+: lora\.r is 0; must be"):
         converted(tmp_path, {**written, "lora": {"value": {"r": 0}}})
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "why"),
+    [
+        ("model: Qwen/Qwen3-VL-8B\ntrain_file: t.jsonl\nlora: {r:16, alpha:32}\n", "lora.r:16", ""),
+        (
+            '{"model":"Qwen/Qwen3-VL-8B", "train_file":"t.jsonl", // the peak\n"lr":1e-4}\n',
+            '// the peak "lr":1e-4',
+            "JSON has no comments, and ",
+        ),
+    ],
+)
+def test_a_key_without_a_space_behind_its_colon_is_refused(tmp_path: Path, text: str, key: str, why: str) -> None:
+    (tmp_path / "old.yaml").write_text(text)
+    with pytest.raises(BadInput) as error:
+        convert(tmp_path / "old.yaml")
+    said = f"{key} is null; it is one text and no key with a value: {why}YAML wants a space behind the colon"
+    assert said in str(error.value).splitlines()[0]

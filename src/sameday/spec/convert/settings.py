@@ -14,7 +14,7 @@ from sameday.spec.convert import keys, sections
 from sameday.spec.convert.conversion import Note, show
 from sameday.spec.convert.families import FAMILIES, FamilyFacts, kind_by_name
 from sameday.spec.convert.trainers.trainer import PLAIN, Trainer
-from sameday.spec.document import Document
+from sameday.spec.document import COLON, Document
 from sameday.spec.load import resolve_path
 
 ABSENT = "(not set) "
@@ -185,6 +185,9 @@ class Settings:
 
     def _unknown(self, key: str, value: Any) -> None:
         """It may change the prompt, the data or the loss: only who knows the old program can let it go."""
+        if value is None and ":" in key:
+            comment = "JSON has no comments, and " if "//" in key else ""
+            return self.refuse_key(key, f"it is one text and no key with a value: {comment}{COLON}")
         if value in (None, "", [], {}):
             return self._drop_key(key, "not known, and empty")
         near = difflib.get_close_matches(key.split(".")[-1], keys.KNOWN, n=1, cutoff=0.75)
