@@ -26,6 +26,7 @@ from sameday.spec.errors import EXIT_DISK_FULL, EXIT_STOPPED, BadInput, in_short
 from sameday.spec.writing import write_text
 from sameday.suite.jobs import asked, check_writable, open_suite
 from sameday.suite.running.cancel import cancel
+from sameday.suite.running.local import check
 from sameday.suite.running.script import job_name
 from sameday.suite.running.slurm import Entry, living, script_path
 from sameday.suite.state import QUIET, SCRIPT, SuiteFolder
@@ -43,6 +44,28 @@ def test_what_is_refused_leaves_no_folder_behind(home: Home) -> None:
         assert not (home.path / "runs").exists(), words
     check_writable(SuiteFolder(home.path / "runs/deep"))
     assert not (home.path / "runs").exists()
+
+
+def test_a_training_that_began_with_another_recipe_is_told_before_anything_starts(home: Home) -> None:
+    """It was told when the job's turn came, with the advice to choose another --out alone."""
+    home.suite({"a": {"do": "train", "recipe": "recipe.yaml", "set": ["recipe.seed=7"]}})
+    folder = SuiteFolder(home.path / "out")
+    (folder.run("a") / "checkpoints").mkdir(parents=True)
+    recipe = folder.run("a") / "recipe.yaml"
+    recipe.write_text(dump_yaml(sets.tiny_recipe(num_epochs=9, seed=7)))
+    folder.change("a", state="stopped")
+    told = (
+        "a has begun with another recipe: num_epochs: 9 there, 12 here. Put it back, choose another --out, or do it "
+        "anew with `sameday suite run --again a`"
+    )
+    assert refused(home.path, "suite", "run", "night.yaml", "--out", "out") == told
+    planned = sameday(home.path, "suite", "plan", "night.yaml", "--out", "out")
+    assert planned.out.endswith(f"`suite run` refuses: {told}\n"), planned
+    assert not home.records()
+    opened = open_suite(home.path / "night.yaml", home.path / "out")
+    check(opened, 4, again=["a"])
+    recipe.write_text(dump_yaml(sets.tiny_recipe(num_epochs=12, seed=7)))
+    check(opened, 4, again=[])
 
 
 def test_a_plan_made_elsewhere_does_not_hide_where_the_suite_was_run(home: Home) -> None:

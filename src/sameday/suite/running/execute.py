@@ -24,8 +24,11 @@ from typing import Any
 
 from sameday.evaluate.predictions import METRICS
 from sameday.hardware.signals import taken
+from sameday.record.folder import as_begun, begun
 from sameday.record.stopped import STOPPED
 from sameday.spec.errors import EXIT_BAD_INPUT, EXIT_OK, EXIT_STOPPED, BadInput
+from sameday.spec.load import load_recorded_recipe
+from sameday.spec.recipe import differences
 from sameday.spec.words import tell
 from sameday.spec.writing import write_text
 from sameday.suite.jobs import OpenSuite, asked, changes, node_of, open_suite, process, request, result_of
@@ -222,6 +225,23 @@ def changed(opened: OpenSuite, name: str) -> str | None:
     return (
         f"{name} is done, and since then {what}. Put it back, choose another --out, or do it anew with "
         f"`sameday suite run --again {name}`"
+    )
+
+
+def begun_otherwise(opened: OpenSuite, name: str) -> str | None:
+    """Why a training that has begun, and is not done, cannot go on as the suite asks now; None where it can."""
+    suite, home, folder, _ = opened
+    run = folder.run(name)
+    if suite.jobs[name].do != "train" or not begun(run):
+        return None
+    asked_for = work_of(suite, home, folder, name).recipe
+    assert asked_for is not None
+    lines = differences(load_recorded_recipe(run / "recipe.yaml"), as_begun(asked_for, run))
+    if not lines:
+        return None
+    return (
+        f"{name} has begun with another recipe: {'; '.join(lines)}. Put it back, choose another --out, or do it anew "
+        f"with `sameday suite run --again {name}`"
     )
 
 

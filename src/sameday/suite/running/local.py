@@ -20,7 +20,7 @@ from sameday.spec.errors import EXIT_FAILED, EXIT_OK, EXIT_STOPPED, BadInput, re
 from sameday.spec.suite import Suite
 from sameday.spec.words import clock, count, first_names, tell
 from sameday.suite.jobs import OpenSuite, result_of
-from sameday.suite.running.execute import changed, ending, last_lines
+from sameday.suite.running.execute import begun_otherwise, changed, ending, last_lines
 from sameday.suite.running.gpus import count_gpus
 from sameday.suite.state import QUIET, JobState, ask_to_stop, take
 from sameday.suite.times.machine import Task
@@ -107,7 +107,10 @@ def check(opened: OpenSuite, gpus: int, again: Collection[str], here: bool = Tru
     problems += [f"{name} runs; cancel it before --again" for name in sorted(anew) if folder.held(name)]
     for name in suite.jobs:
         if name in anew or folder.read(name).state != "done":
-            problems += [f"{name}: {line}" for line in wrong(suite, opened.home, folder, name, here)]
+            lines = wrong(suite, opened.home, folder, name, here)
+            problems += [f"{name}: {line}" for line in lines]
+            if name not in anew and not lines and (other := begun_otherwise(opened, name)) is not None:
+                problems.append(other)
         elif (changes := changed(opened, name)) is not None:
             problems.append(changes)
     refuse(problems)

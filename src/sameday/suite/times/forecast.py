@@ -16,7 +16,7 @@ from sameday.spec.errors import BadInput, refuse
 from sameday.spec.suite import Suite
 from sameday.spec.words import clock, count, tell, when
 from sameday.suite.jobs import OpenSuite
-from sameday.suite.running.execute import changed
+from sameday.suite.running.execute import begun_otherwise, changed
 from sameday.suite.running.local import gpus_here
 from sameday.suite.state import JobState
 from sameday.suite.times.elsewhere import Elsewhere, known_gpu
@@ -279,7 +279,8 @@ def plan(
         forecast = make_forecast(opened, number, _again(predictor))
     for line in _remedies(forecast) if advise else ():
         say(line)
-    for line in filter(None, (changed(opened, name) for name in suite.jobs if name in done)):
+    refusals = (changed(opened, name) if name in done else begun_otherwise(opened, name) for name in suite.jobs)
+    for line in filter(None, refusals):
         say(f"`suite run` refuses: {line}")
     return forecast
 
