@@ -26,6 +26,7 @@ from sameday.spec.errors import EXIT_DISK_FULL, EXIT_STOPPED, BadInput, in_short
 from sameday.spec.writing import write_text
 from sameday.suite.jobs import asked, check_writable, open_suite
 from sameday.suite.running.cancel import cancel
+from sameday.suite.running.execute import _run, _Signals
 from sameday.suite.running.local import check
 from sameday.suite.running.script import job_name
 from sameday.suite.running.slurm import Entry, living, script_path
@@ -66,6 +67,19 @@ def test_a_training_that_began_with_another_recipe_is_told_before_anything_start
     check(opened, 4, again=["a"])
     recipe.write_text(dump_yaml(sets.tiny_recipe(num_epochs=12, seed=7)))
     check(opened, 4, again=[])
+
+
+def test_a_search_that_was_stopped_is_not_said_to_go_on(home: Home) -> None:
+    jobs = {"found": {"do": "tune", "recipe": "recipe.yaml", "minutes": 1}, "images": {**WRONG, "set": []}}
+    opened = open_suite(home.suite(jobs), home.path / "out")
+    for name in jobs:
+        with _Signals() as signals:
+            signals.asked = True
+            assert _run(opened, name, None, [], signals) == EXIT_STOPPED
+    assert {name: opened.folder.read(name).why for name in jobs} == {
+        "found": "asked to stop; the search begins again",
+        "images": "asked to stop; it goes on from there",
+    }
 
 
 def test_a_plan_made_elsewhere_does_not_hide_where_the_suite_was_run(home: Home) -> None:

@@ -40,6 +40,7 @@ PATIENCE = 15.0
 """Seconds in which whoever held the job before may end."""
 LAST_LINES, LAST_CHARACTERS = 20, 4000
 """Of a failed job's output, as its state tells them."""
+AGAIN = "asked to stop; the search begins again"
 REQUEST = "request.json"
 """What the job was asked for when it began last."""
 
@@ -109,7 +110,8 @@ def _run(opened: OpenSuite, name: str, gpus: Sequence[int] | None, kept: list[in
     if code == EXIT_OK:
         folder.change(name, state="done", why="", made=result_of(suite, folder, name).exists(), **ended)
     elif code == EXIT_STOPPED:
-        folder.change(name, state="stopped", why=GOES_ON, **ended)
+        why = AGAIN if suite.jobs[name].do == "tune" else GOES_ON
+        folder.change(name, state="stopped", why=why, **ended)
     else:
         folder.change(name, state="failed", why=_why(code, last_lines(folder.log(name), began)), **ended)
     return code if code >= 0 else 128 - code
