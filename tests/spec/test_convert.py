@@ -406,7 +406,16 @@ def test_a_key_that_is_not_known_is_refused_until_it_is_let_go(tmp_path: Path) -
         ({"stage": 1, "stage_filter": 2}, "stage is 1; but stage_filter, which means the same, is 2"),
         ({"val_size": 0.1}, "some training questions would be held out"),
         ({"image_size": 448}, "images would be resized otherwise"),
-        ({"lr_scheduler_kwargs": {"num_cycles": 2}}, "lr_scheduler_kwargs.num_cycles is 2; not known"),
+        (
+            {"lr_scheduler_kwargs": {"num_cycles": 2}},
+            "lr_scheduler_kwargs.num_cycles is 2; the schedule would be another one, and no recipe says that; --drop "
+            "lr_scheduler_kwargs leaves it out",
+        ),
+        (
+            {"peft": {"rank_pattern": {"model.o_proj": 4}}},
+            "peft.rank_pattern.model.o_proj is 4; the adapters would have several ranks, and no recipe says that; "
+            "--drop peft.rank_pattern leaves it out",
+        ),
         ({"mask_prompt": False}, "questions would be learned besides answers"),
     ],
 )

@@ -127,3 +127,14 @@ def test_what_no_recipe_says_in_such_a_section(tmp_path: Path) -> None:
     assert lines[0] == "seed is 2; but project.seed, which means the same, is 1"
     assert lines[1].startswith("project.label_smoothing_factor is 0.1; the loss would be another one")
     assert lines[2].startswith("accelerator_config.split_batches is true; the processes would share")
+
+
+def test_a_section_that_no_recipe_can_say_is_dropped_where_it_is_off(tmp_path: Path) -> None:
+    stopping = {"enabled": False, "patience": 3}
+    done = converted(tmp_path, {**PLAIN, "early_stopping": stopping, "augmentation": {"use": "no", "flip": True}})
+    assert whys(done)["early_stopping.patience"] == whys(done)["augmentation.flip"] == "its section is turned off"
+    assert refused(tmp_path, {**PLAIN, "early_stopping": {**stopping, "enabled": True}}) == [
+        f"early_stopping.{key} is {value}; training would stop before its last step, and no recipe says that; --drop "
+        "early_stopping leaves it out"
+        for key, value in (("enabled", "true"), ("patience", 3))
+    ]

@@ -69,7 +69,7 @@ def elsewhere(
         return why
     if of_deepspeed or key in _COMPARED or any(_apart(each, why) for each, why in whys.items()):
         return why
-    off = any(whys[each] and _off(".".join(sections[: place + 1]), leaves) for place, each in enumerate(sections))
+    off = any(whys[each] and is_off(".".join(sections[: place + 1]), leaves) for place, each in enumerate(sections))
     return "its section is turned off" if off else None
 
 
@@ -77,7 +77,8 @@ def _apart(section: str, why: str | None) -> bool:
     return section.lower() in _APART or why == keys.EVALUATION
 
 
-def _off(section: str, leaves: Mapping[str, Any]) -> bool:
+def is_off(section: str, leaves: Mapping[str, Any]) -> bool:
+    """Whether a section has a switch that turns it off."""
     return any(keys.cast(leaves.get(f"{section}.{switch}"), bool) is False for switch in ("enabled", "enable", "use"))
 
 
@@ -92,7 +93,7 @@ def of_another(key: str, name: str | None, leaves: Mapping[str, Any]) -> Part | 
     steps = key.split(".")
     for place, section in enumerate(each.lower() for each in steps[:-1]):
         root = ".".join(steps[: place + 1])
-        off = _off(root, leaves)
+        off = is_off(root, leaves)
         if section in _DISTILLED:
             return Part(_DISTILLATION.format(root), off)
         part = _PARTS.get(section)

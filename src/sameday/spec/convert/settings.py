@@ -190,9 +190,24 @@ class Settings:
             return self.refuse_key(key, f"it is one text and no key with a value: {comment}{COLON}")
         if value in (None, "", [], {}):
             return self._drop_key(key, "not known, and empty")
+        if (inside := self._inside_of_neutral(key)) is not None:
+            parent, effect = inside
+            if sections.is_off(parent, self.leaves):
+                return self._drop_key(key, "its section is turned off")
+            said = effect.format(key=parent) if ": " in effect else f"{effect}, and no recipe says that"
+            return self.refuse_key(key, f"{said}; --drop {parent} leaves it out")
         near = difflib.get_close_matches(key.split(".")[-1], keys.KNOWN, n=1, cutoff=0.75)
         nearest = f" (nearest: {near[0]})" if near else ""
         self.refuse_key(key, f"not known{nearest}, and it may change the model; --drop {key} leaves it out")
+
+    def _inside_of_neutral(self, key: str) -> tuple[str, str] | None:
+        """The section that a key stands in, where it is one that only passes when it is empty, and what it does."""
+        steps = key.split(".")
+        for parent in (".".join(steps[:end]) for end in range(len(steps) - 1, 0, -1)):
+            name = self._canonical(parent)
+            if name in self.neutral:
+                return parent, self.neutral[name][1]
+        return None
 
     def is_null(self, name: str) -> bool:
         """Whether the config has it, and has nothing there."""
