@@ -149,3 +149,16 @@ def test_a_loss_on_answers_by_their_marks_in_a_template(tmp_path: Path) -> None:
     )
     done = converted(tmp_path, {**old, "assistant_only_loss": True, "completion_only_loss": True})
     assert whys(done)["completion_only_loss"] == "answers alone are learned"
+
+
+def test_flags_that_turn_a_setting_off(tmp_path: Path) -> None:
+    """transformers' parser has --no_NAME for every setting that is on by default."""
+    flags = {"model_name_or_path": "Qwen/Qwen3-VL-8B", "dataset_name": "train.jsonl", "completion_only_loss": True}
+    off = {"no_gradient_checkpointing": True, "no-remove-unused-columns": True}
+    done = converted(tmp_path, script("trl sft", {**flags, **off}))
+    assert (done.plan.checkpointing, whys(done)["no_remove_unused_columns"]) == (
+        "none",
+        "questions are read as they are",
+    )
+    (line,) = refused(tmp_path, {**flags, "no_gradient_checkpointing": True})
+    assert line.startswith("no_gradient_checkpointing is true; not known (nearest: gradient_checkpointing)")

@@ -213,6 +213,7 @@ def test_names_of_an_older_version(tmp_path: Path) -> None:
         ({"gradient_clip": 0.5}, "max_grad_norm", 0.5),
         ({"trainer": {"max_epochs": 2}}, "num_epochs", 2),
         ({"vision_lr": 1e-6, "merger_lr": 1e-5}, "learning_rates", {"tower": 1e-6, "projector": 1e-5}),
+        ({"lr_scheduler_type": "SchedulerType.COSINE", "optim": "OptimizerNames.ADAMW_TORCH"}, "schedule", "cosine"),
         ({"mm_projector_lr": 1e-5, "vision_tower_lr": 0}, "learning_rates", {"projector": 1e-5}),
     ],
 )

@@ -376,6 +376,7 @@ COMPUTED = (
     *WORLD,
 )
 
+_PYTHONS_NAME = re.compile(r"(?:SchedulerType|OptimizerNames|IntervalStrategy|SaveStrategy|PeftType|TaskType)\.(\w+)")
 # How sections about adapters are called.
 OF_ADAPTERS = ("lora", "peft", "adapter")
 
@@ -432,6 +433,12 @@ def _model_config(config: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, RecursionError):
         return None
     return read if isinstance(read, dict) else None
+
+
+def plain(value: Any) -> Any:
+    """A value that was written as Python's name for it, SchedulerType.COSINE, as configs have it."""
+    named = _PYTHONS_NAME.fullmatch(value) if isinstance(value, str) else None
+    return named[1].lower() if named is not None else value
 
 
 def cast(value: Any, kind: type) -> Any:

@@ -60,8 +60,10 @@ class Settings:
             if not any(_within(key, each) for key in self.leaves):
                 self.refused.append(f"--drop {each}: {document.source} has no such key")
         for key, value in self.leaves.items():
-            name = self._canonical(key)
+            value, name = keys.plain(value), self._canonical(key)
             name = sections.rate_of_part(key, name) or name
+            if name is None and command and value is True and (negated := self._negated(key)) is not None:
+                value, name = False, negated
             beside = sections.elsewhere(key, name, self.leaves, self.dropped, self.starts)
             if any(_within(key, each) for each in drop):
                 self.let_go.add(key)
@@ -128,6 +130,11 @@ class Settings:
     def _canonical(self, key: str) -> str | None:
         known = {*self.handled, *self.neutral, *self.dropped}
         return keys.canonical(key, {**keys.ALIASES, **self.trainer.aliases}, known, self.starts)
+
+    def _negated(self, key: str) -> str | None:
+        """What transformers' flag --no_NAME sets to false."""
+        *around, last = key.split(".")
+        return self._canonical(".".join([*around, last[3:]])) if last.startswith("no_") else None
 
     def is_setting(self, key: str) -> bool:
         """Whether it is one that recipe or plan may depend on, and none that an option stands instead of."""
