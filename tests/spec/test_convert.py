@@ -495,7 +495,7 @@ def test_models_by_name_and_by_folder(tmp_path: Path) -> None:
         "its family is not told by its name: `train` looks at it (allowed"
     )
     (line,) = refused(tmp_path, model_name_or_path="unsloth/Qwen3-VL-8B-Instruct-bnb-4bit")
-    assert "by its name its weights are quantized, and no recipe says that" in line
+    assert "by its name its weights are quantized, and no recipe says that: give the model that it was made of" in line
     for kind in ("qwen3_vl", "gemma3n"):
         (tmp_path / "ours").mkdir(exist_ok=True)
         (tmp_path / "ours" / "config.json").write_text(json.dumps({"model_type": kind}))

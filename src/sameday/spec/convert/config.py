@@ -142,7 +142,11 @@ class _Converter(Running):
         elif kind is None and not told:
             self.why["model_name_or_path"] = f"its family is not told by its name: `train` looks at it {allowed}"
         if kind is None and keys.QUANTIZED.search(name.lower()):
-            self.refuse("model_name_or_path", "by its name its weights are quantized, and no recipe says that")
+            self.refuse(
+                "model_name_or_path",
+                "by its name its weights are quantized, and no recipe says that: give the model that it was made of, "
+                "with load_in_4bit: true and bnb_4bit_quant_type: nf4 if it was in nf4",
+            )
 
     def simple(self) -> None:
         """What one old key says alone."""
