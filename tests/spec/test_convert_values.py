@@ -141,6 +141,10 @@ def test_keys_that_are_no_texts(tmp_path: Path) -> None:
         ({"learning_rate": [1]}, "learning_rate is [1]; must be a number"),
         ({"learning_rate": {"a": 1}}, "learning_rate.a is 1; not known, and it may change the model; --drop learning"),
         ({"model_name_or_path": ["a"]}, "model_name_or_path: model is ['a']; must be a string: put it in quotes"),
+        (
+            {"target_modules": False, "vision_lr": 1e-6},
+            "target_modules: lora.target_modules is false; must be a list of strings",
+        ),
         ({"model_name_or_path": {"a": "b"}}, "model_name_or_path.a is b; not known, and it may change the model; --d"),
     ],
 )

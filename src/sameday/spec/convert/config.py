@@ -268,6 +268,7 @@ class _Converter(Running):
         """Learning rates of parts; called when it is known what is trained."""
         recipe = self.new["recipe"].values
         layers = recipe.get("lora", {}).get("target_modules", ()) if recipe.get("train") != "all" else ()
+        layers = layers if isinstance(layers, list) else ()  # what is none is refused with the recipe
         for name, part in keys.RATES.items():
             rate = self.get(name, float)
             if rate in (None, 0):
