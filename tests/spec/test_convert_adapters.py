@@ -215,3 +215,34 @@ def test_a_pattern_is_held_against_every_layer_besides_the_language_models(
 ) -> None:
     (line,) = refused(tmp_path, {**PLAIN, **SIZE, "model_name_or_path": model, "lora_target_modules": pattern})
     assert said in line and line.endswith(": give a list of layer names, such as [q_proj, v_proj]")
+
+
+@pytest.mark.parametrize(
+    ("old", "line"),
+    [
+        (
+            {"layers_to_transform": [20, 21]},
+            "layers_to_transform is [20, 21]; only some layers would get adapters: leave layers_to_transform out, and "
+            "name each of them in lora_target_modules, such as layers.20.self_attn.q_proj (allowed: [])",
+        ),
+        (
+            {"exclude_modules": ".*visual.*"},
+            "exclude_modules is .*visual.*; only some layers would get adapters: leave exclude_modules out, and name "
+            "those that are left in lora_target_modules (language_model.q_proj is the language model's alone) "
+            "(allowed: [])",
+        ),
+    ],
+)
+def test_some_layers_are_refused_with_what_names_them(tmp_path: Path, old: dict[str, Any], line: str) -> None:
+    qwen = {**PLAIN, **SIZE, "model_name_or_path": "Qwen/Qwen2.5-VL-7B-Instruct"}
+    assert refused(tmp_path, {**qwen, **old}) == [line]
+    named = ["layers.20.mlp.up_proj", "language_model.gate_proj"]
+    assert converted(tmp_path, {**qwen, "lora_target_modules": named}).recipe.lora.target_modules == tuple(named)
+
+
+def test_longer_names_of_layers_in_one_text(tmp_path: Path) -> None:
+    """LLaMA-Factory cuts it at commas, and so do scripts."""
+    llama = {**LLAMA_ALL, "finetuning_type": "lora", "dataset": None, "train_file": "train.jsonl"}
+    for named in ("self_attn.q_proj", "self_attn.q_proj, self_attn.v_proj"):
+        done = converted(tmp_path, {**llama, "lora_target": named})
+        assert list(done.recipe.lora.target_modules) == named.split(", ")

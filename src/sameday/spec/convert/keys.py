@@ -155,6 +155,7 @@ _RESIZED = "images would be resized otherwise than by recipe.min_pixels and max_
 _BY_HAND = "if it got adapters, name layers of it by hand in recipe.lora.target_modules ("
 LISTED = "questions would come in the order of the file: --drop {key} and then set order: listed in recipe.yaml"
 SETS = ("dataset", "dataset_dir", "dataset_name", "dataset_config", "dataset_config_name", "train_split")
+_SOME = "only some layers would get adapters: leave {key} out, and name"
 _FORM, _WHERE = "the adapters would have another form", "the adapters would start elsewhere"
 NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "label_smoothing_factor": ((0,), "the loss would be another one"),
@@ -204,8 +205,14 @@ NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "tune_mm_vision": ((False,), f"the vision tower would be trained: {_BY_HAND}tower.all-linear)"),
     "tune_mm_mlp": ((False,), "the merger between tower and language model would be trained"),
     "optim_target_modules": (([],), "the optimizer would be another one"),
-    "exclude_modules": (([],), "only some layers would get adapters"),
-    "layers_pattern": (([],), "only some layers would get adapters"),
+    "exclude_modules": (
+        ([],),
+        f"{_SOME} those that are left in lora_target_modules (language_model.q_proj is the language model's alone)",
+    ),
+    **dict.fromkeys(
+        ("layers_to_transform", "layers_pattern"),
+        (([],), f"{_SOME} each of them in lora_target_modules, such as layers.20.self_attn.q_proj"),
+    ),
     "lora_bias": ((False, "none"), "biases would be trained"),
     "trainable_token_indices": (([],), "more than adapters would be trained"),
     "target_parameters": (([],), _FORM),
@@ -219,7 +226,6 @@ NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "additional_target": (([],), "more than adapters would be trained"),
     "rank_pattern": (({},), "the adapters would have several ranks"),
     "alpha_pattern": (({},), "the adapters would have several scales"),
-    "layers_to_transform": (([],), "only some layers would get adapters"),
     "lr_scheduler_kwargs": (({},), "the schedule would be another one"),
     "optim_args": (("",), "the optimizer would have other settings"),
     "loss_type": (("default",), "the loss would be another one"),

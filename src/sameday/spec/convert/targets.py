@@ -30,8 +30,9 @@ def image_parts(kind: str | None) -> tuple[str, ...]:
 
 
 def names_of_layers(targets: Any) -> Any:
-    """As a list, where they stand in one text; anything else as it is."""
-    if isinstance(targets, str) and targets != "all" and re.fullmatch(r"\w+(?:[,\s]+\w+)*", targets):
+    """As a list, where they stand in one text; anything else as it is. A text of letters and dots is a pattern too, of
+    one layer with this whole name."""
+    if isinstance(targets, str) and targets != "all" and re.fullmatch(r"[\w.]+(?:[,\s]+[\w.]+)*", targets):
         return re.split(r"[,\s]+", targets)
     return targets
 
