@@ -444,3 +444,14 @@ def test_an_empty_thought_before_answers_is_refused(tmp_path: Path) -> None:
         )
     (line,) = refused(tmp_path, {**QWEN25, "template": "qwen3_vl"}, DATA)
     assert line == "template is qwen3_vl; the prompt would be another one (allowed: qwen2_vl, qwen2_5_vl)"
+
+
+def test_a_system_prompt_instead_of_the_templates(tmp_path: Path) -> None:
+    done = converted(tmp_path, {**LLAVA, "val_size": 0, "default_system": "You are a doctor."}, DATA)
+    assert done.recipe.system_prompt == "You are a doctor."
+    assert whys(done)["recipe.system_prompt"] == "of questions that have none of their own"
+    assert converted(tmp_path, {**QWEN25, "default_system": None}, DATA).recipe.system_prompt is None
+    assert refused(tmp_path, {**QWEN25, "default_system": ""}, DATA) == [
+        "default_system is ; the template's system prompt would be left out, and no recipe says that: leave "
+        "default_system out where the template has none"
+    ]

@@ -67,7 +67,23 @@ def _prepare(settings: Settings) -> None:
     settings.done("disable_shuffling")
     settings.get("enable_thinking", bool)  # refuses what is neither true nor false
     settings.drop("enable_thinking", "does nothing: only templates that put a thought before answers ask for it")
+    _system(settings)
     _questions(settings)
+
+
+def _system(settings: Settings) -> None:
+    """What stands before questions that have no system prompt of their own, instead of the template's."""
+    key, text = settings.old.get("system_prompt", ("", None))
+    if text == "":
+        settings.refuse(
+            "system_prompt",
+            f"the template's system prompt would be left out, and no recipe says that: leave {key} out where the "
+            "template has none",
+        )
+        settings.done("system_prompt")
+    elif text is not None:
+        settings.put("recipe.system_prompt", text, ["system_prompt"], "of questions that have none of their own")
+        settings.done("system_prompt")
 
 
 def _image_sizes(settings: Settings) -> None:
@@ -253,6 +269,7 @@ TRAINER = Trainer(
         "overwrite_cache plot_loss quantization_bit pref_beta neat_packing media_dir flash_attn"
     ),
     commands=("llamafactory-cli", "llamafactory"),
+    aliases={"default_system": "system_prompt"},
     neutral={
         **only("do_train", "it trains nothing", True),
         **only("train_on_prompt", "questions would be learned besides answers", False),
@@ -277,7 +294,6 @@ TRAINER = Trainer(
         **only("pref_beta pref_ftx pref_loss pref_bco_weight dpo_label_smoothing ld_alpha", _PREFERENCES),
         **only("kto_chosen_weight kto_rejected_weight simpo_gamma ref_model reward_model", _PREFERENCES),
         **only("reward_model_type reward_model_adapters ref_model_adapters", _PREFERENCES),
-        **only("default_system", "the prompt would be another one"),
     },
     dropped={
         **each("flash_attn use_unsloth use_unsloth_gc enable_liger_kernel use_v1_kernels", _SPEED),
