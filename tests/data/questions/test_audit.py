@@ -79,6 +79,7 @@ def test_good_lines_become_samples(write: Write, root: Path) -> None:
         (b'{"image": "\xff.png"}', "not UTF-8: byte 0xff at column 12"),
         (b'{"image": "a.png" "question"}', "invalid JSON at column 19: Expecting ',' delimiter"),
         (b'{"image": NaN}', "invalid JSON: NaN is no JSON value"),
+        (b'{"answer": -1e400}', "invalid JSON: -1e400 is too large for a number; allowed are up to 1.7e308"),
         (b'{"image": "a.png", "image": "b.png"}', "the key 'image' stands twice in one object"),
         (b'{"image": ' + b"[" * 100_000, "invalid JSON: nested too deeply"),
         (b"1", "not an object but a number; each line is one JSON object"),

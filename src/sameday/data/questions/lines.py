@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import mmap
 import re
 from collections.abc import Iterator
@@ -58,7 +59,9 @@ class Line:
             where = self._inside(self.text.count(b"\n", 0, error.start), at + 1)
             raise ValueError(f"not UTF-8: byte 0x{self.text[error.start]:02x} at {where}") from error
         try:
-            return json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_no_constant)
+            return json.loads(
+                text, object_pairs_hook=_without_duplicates, parse_constant=_no_constant, parse_float=_finite
+            )
         except json.JSONDecodeError as error:
             raise ValueError(f"invalid JSON at {self._inside(error.lineno - 1, error.colno)}: {error.msg}") from error
         except RecursionError as error:
@@ -236,6 +239,12 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for key in keys if keys.count(key) > 1)
         raise ValueError(f"the key {twice!r} stands twice in one object")
     return values
+
+
+def _finite(digits: str) -> float:
+    if math.isinf(value := float(digits)):
+        raise ValueError(f"invalid JSON: {digits} is too large for a number; allowed are up to 1.7e308")
+    return value
 
 
 def _no_constant(name: str) -> None:
