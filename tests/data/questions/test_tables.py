@@ -304,6 +304,21 @@ def test_columns_and_files_that_are_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_file_without_an_image_column_is_told_which_columns_it_has(tmp_path: Path) -> None:
+    """Lines said that they have no image, and nothing of the columns that may be meant."""
+    pmc, own = tmp_path / "pmc.csv", tmp_path / "own.csv"
+    pmc.write_text("Figure_path,Question,Answer,Choice A\na.png,what?,yes,no\n")
+    own.write_text("id,scan,question,answer,type\n7,a.png,what?,yes,x\n")
+    said = {}
+    for path in (pmc, own):
+        with pytest.raises(BadInput) as error:
+            check(path, tmp_path, None)
+        said[path.stem] = str(error.value).splitlines()
+    assert "every line has 'Figure_path': did you mean 'image'?" in said["pmc"]
+    assert said["own"][1:2] == ["own.csv:2: has no 'image'; a question without an image has [] there"]
+    assert "no line has 'image': recipe.data.fields.image can name what is meant, of 'id', 'scan'" in said["own"]
+
+
 def test_a_run_trains_from_parquet(tmp_path: Path, tiny_qwen3: Path) -> None:
     """The same losses as from JSON lines and files of the same bytes."""
     made = [row for row in rows(4, 3) if row["answer"] != "nan"]

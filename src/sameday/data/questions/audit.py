@@ -17,13 +17,14 @@ from sameday.data.questions.instructions import questions_lost
 from sameday.data.questions.lines import NEEDED
 from sameday.data.questions.names import NOT_FOUND, located, named
 from sameday.data.questions.prompt import asked
-from sameday.data.questions.read import Raw, meant_keys
+from sameday.data.questions.read import TYPES, Raw, meant_keys
 from sameday.data.questions.sample import ImageRef, Sample, last_user_text
 from sameday.data.questions.tables import Say
 from sameday.data.questions.wanted import Reader, Wanted
 from sameday.data.questions.where import Tally
+from sameday.spec.dataset import KEYS
 from sameday.spec.errors import BadInput
-from sameday.spec.words import count
+from sameday.spec.words import count, first_names
 
 SKIP = "recipe.data.on_bad=skip leaves them out"
 _NAMES = {"system": "system text", "user": "question", "assistant": "answer"}
@@ -223,7 +224,7 @@ def _read(
     wrong: dict[int, list[str]] = {}
     where: dict[int, str] = {}
     every: set[str] | None = None
-    table = False
+    table = imaged = False
     for question in reader:
         line, value = question.line, question.value
         if chosen is not None and line.number not in chosen:
@@ -232,6 +233,7 @@ def _read(
         table |= line.row is not None
         if isinstance(value, dict):
             every = set(value) if every is None else every & set(value)
+            imaged |= "image" in value
         if question.raw is not None:
             raws[line.number] = question.raw
     hints = [
@@ -239,6 +241,11 @@ def _read(
         for key, ours in meant_keys(every or set()).items()
         if any(wrong.values())
     ]
+    others = [repr(key) for key in sorted((every or set()) - {*KEYS, *TYPES})]
+    if not raws and not hints and not imaged and others and {"question", "answer"} <= (every or set()):
+        hints.append(
+            f"no line has 'image': recipe.data.fields.image can name what is meant, of {first_names(others, 8)}"
+        )
     if wrong and every is None and not table:
         hints.append(f"no line of {reader.path} is a JSON object; {NEEDED}")
     return raws, wrong, where, hints

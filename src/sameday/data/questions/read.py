@@ -20,7 +20,8 @@ FORMS = (
 WITHOUT = "a question without an image has [] there"
 # What others call our keys.
 _OTHER_NAMES = {
-    "image": "img image_path img_path image_file image_name img_name image_id img_id file_name filename path picture",
+    "image": "img image_path img_path image_file image_name img_name image_id img_id file_name filename path picture "
+    "figure_path",
     "question": "q query prompt input question_text",
     "answer": "a ans answers response reply output label target answer_text ground_truth gt",
     "messages": "message chat dialog dialogue",
