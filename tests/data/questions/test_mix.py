@@ -165,6 +165,26 @@ def test_a_set_of_which_nothing_is_left(two_sets: Path, tiny_qwen3: Path) -> Non
         assert sentence in str(error.value)
 
 
+def test_of_sets_that_cannot_be_read_nothing_is_said(two_sets: Path, tiny_qwen3: Path) -> None:
+    """A file that is not there was said to have no question left."""
+    data = MIX | {"mix": [{"train": "gone.jsonl", "image_root": "one/images"}]}
+    said: list[str] = []
+    with pytest.raises(BadInput, match=r"gone\.jsonl does not exist"):
+        VqaSetup(tiny_recipe(tiny_qwen3, data=data), two_sets).audit(said.append, ("train",))
+    assert said == []
+
+
+def test_every_set_says_why_it_has_no_question_of_a_split(two_sets: Path, tiny_qwen3: Path) -> None:
+    share = {"image_root": "one/images", "train": "one/train.jsonl", "val": None, "split": {"val": 0.001}}
+    said: list[str] = []
+    VqaSetup(tiny_recipe(tiny_qwen3, data=share | {"mix": [share]}), two_sets).audit(said.append)
+    allowed = "leaves val none of the 3 images of one/train.jsonl; allowed: more images, other shares, another seed"
+    assert said[-1] == (
+        f"recipe.data.split.val 0.001, seed 0, {allowed}; recipe.data.mix[0].split.val 0.001, seed 0, {allowed}; the "
+        "run has no val scores"
+    )
+
+
 def test_sets_are_read_together(two_sets: Path, tiny_qwen3: Path) -> None:
     setup, said = VqaSetup(tiny_recipe(tiny_qwen3, data=MIX), two_sets), list[str]()
     audited = setup.audit(said.append, ("train", "val"))

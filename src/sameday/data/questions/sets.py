@@ -59,7 +59,7 @@ class Reading:
             self.errors.append(lost_images(root, next(iter(names.values())), list(names)))
         for name in [name for name in self.empty if name in self.splits]:  # other sets have some
             self.say(self.empty.pop(name))
-        if len(sets) > 1 and self.few is None:
+        if len(sets) > 1 and self.few is None and not self.errors:  # of a file that is wrong nothing is known
             self._tell_mix()
         for (one, other), images in on_several_sides(contents(self.splits)).items() if self.few is None else ():
             self.say(common_images(one, other, images))
@@ -107,7 +107,7 @@ class Reading:
                 without = "" if name == "train" else f"; where there are none, leave {place}.{name} out"
                 self.errors.append(f"{error}{without}")
             except NoneLeft as error:
-                self.empty[name] = str(error)
+                self._none_left(name, str(error))
             except WrongRoot as error:
                 self._lost.setdefault(root, {})[file] = error.name
                 self.errors += [error.others] if error.others else []
@@ -116,6 +116,10 @@ class Reading:
         if part.split is not None and "train" in found:
             found |= self._divided(place, part, part.split, found.pop("train"), splits)
         return found
+
+    def _none_left(self, name: str, why: str) -> None:
+        """Several sets may have no question of a split, each for its own reason."""
+        self.empty[name] = "; ".join([*filter(None, [self.empty.get(name)]), why])
 
     def _few(self, name: str) -> int | None:
         """Of each set, so that all of them have their part."""
@@ -131,9 +135,10 @@ class Reading:
         asked = {name: side for name, side in sides.items() if name in splits}
         for name in [name for name, side in asked.items() if not side]:
             which = f"{place}.split.{name} {split.shares[name]:g}" if name in split.shares else f"{place}.split"
-            self.empty[name] = (
+            self._none_left(
+                name,
                 f"{which}, seed {split.seed}, leaves {name} none of the {images_in(samples)} images of {part.train}; "
-                "allowed: more images, other shares, another seed"
+                "allowed: more images, other shares, another seed",
             )
             del asked[name]
         return {name: image_by_image(side, self._few(name)) for name, side in asked.items()}
