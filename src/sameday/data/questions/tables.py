@@ -73,7 +73,8 @@ def csv_rows(path: Path) -> Iterator[Row]:
                     wrong = f"has {len(row)} values, and the header {len(header)}: {', '.join(header)}"
                 yield Row(number, line, {name: text for name, text in zip(header, row, strict=False) if text}, wrong)
         except csv.Error as error:
-            raise BadInput(f"{path}:{begins}: is no row of CSV: {error}") from None
+            why = "a value begins with a quotation mark that is not closed" if "end of data" in str(error) else error
+            raise BadInput(f"{path}:{begins}: is no row of CSV: {why}") from None
         except UnicodeDecodeError as error:
             byte = f"byte 0x{error.object[error.start]:02x}"
             remedy = f"if it is in Windows' encoding, `iconv -f CP1252 -t UTF-8 {path.name}` prints it in UTF-8"
