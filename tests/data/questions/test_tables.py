@@ -306,6 +306,24 @@ def test_columns_and_files_that_are_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_times_in_nanoseconds_do_not_stop_a_table_from_being_read(tmp_path: Path) -> None:
+    """pandas writes them so, and one that is no whole number of microseconds was an error of pyarrow."""
+    table = pyarrow.Table.from_pylist(rows(1, 2))
+    for name, kind in (
+        ("taken", pyarrow.timestamp("ns", "UTC")),
+        ("took", pyarrow.duration("ns")),
+        ("at", pyarrow.time64("ns")),
+    ):
+        table = table.append_column(name, pyarrow.array([1_700_000_001, 1_000], kind))
+    parquet.write_table(table, tmp_path / "raw.parquet")
+    read = [line.parse() for line in read_lines(tmp_path / "raw.parquet", images=tmp_path)]
+    assert [row["taken"] for row in read] == ["1970-01-01 00:00:01.700000+00:00", "1970-01-01 00:00:00.000001+00:00"]
+    assert [(row["took"], row["at"]) for row in read] == [
+        ("0:00:01.700000", "00:00:01.700000"),
+        ("0:00:00.000001", "00:00:00.000001"),
+    ]
+
+
 def test_a_file_without_an_image_column_is_told_which_columns_it_has(tmp_path: Path) -> None:
     """Lines said that they have no image, and nothing of the columns that may be meant."""
     pmc, own = tmp_path / "pmc.csv", tmp_path / "own.csv"

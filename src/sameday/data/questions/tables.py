@@ -263,9 +263,25 @@ def _parquet_rows(path: Path, file: Any, columns: list[str] | None = None) -> It
 
     try:
         for batch in file.iter_batches(AT_ONCE, columns=columns):
-            yield from batch.to_pylist()
+            yield from _in_microseconds(batch).to_pylist()
     except (ArrowException, OSError, ValueError) as error:
         raise BadInput(f"{path}: cannot be read to its end: {_first(error)}") from None
+
+
+def _in_microseconds(batch: Any) -> Any:
+    """Python has no times in nanoseconds, as pandas writes them; what is below a microsecond is cut off."""
+    from pyarrow import RecordBatch, duration, time64, timestamp, types
+
+    columns = list(batch.columns)
+    for place, column in enumerate(columns):
+        kind = column.type
+        if types.is_timestamp(kind) and kind.unit == "ns":
+            columns[place] = column.cast(timestamp("us", kind.tz), safe=False)
+        elif types.is_duration(kind) and kind.unit == "ns":
+            columns[place] = column.cast(duration("us"), safe=False)
+        elif types.is_time(kind) and kind.unit == "ns":
+            columns[place] = column.cast(time64("us"), safe=False)
+    return RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
 def _first(error: Exception) -> str:
