@@ -452,6 +452,6 @@ def test_a_system_prompt_instead_of_the_templates(tmp_path: Path) -> None:
     assert whys(done)["recipe.system_prompt"] == "of questions that have none of their own"
     assert converted(tmp_path, {**QWEN25, "default_system": None}, DATA).recipe.system_prompt is None
     assert refused(tmp_path, {**QWEN25, "default_system": ""}, DATA) == [
-        "default_system is ; the template's system prompt would be left out, and no recipe says that: leave "
+        "default_system is ''; the template's system prompt would be left out, and no recipe says that: leave "
         "default_system out where the template has none"
     ]

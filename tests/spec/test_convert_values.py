@@ -186,6 +186,10 @@ def test_names_that_no_file_can_have(tmp_path: Path, name: str) -> None:
             "listed in recipe.yaml (allowed: true)",
         ),
         ({"bias": "all"}, "bias is all; biases would be trained, and no recipe says that (allowed: none)"),
+        (
+            {"optim_args": "a=1"},
+            "optim_args is a=1; the optimizer would have other settings, and no recipe says that (allowed: '')",
+        ),
         ({"max_length": "None"}, "max_length is 'None'; must be an integer or null"),
         ({"lr": "None"}, "lr: learning_rate is 'None'; must be a number"),
     ],

@@ -110,9 +110,9 @@ def render(notes: Sequence[Note]) -> str:
 
 
 def show(value: Any) -> str:
-    """On one line, cut where it is long."""
+    """On one line, cut where it is long; an empty text in quotes."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     text = f"[{', '.join(map(str, value))}]" if isinstance(value, list | tuple) else str(value)
-    text = repr(text) if not text.isprintable() else text
+    text = repr(text) if not text.isprintable() or not text else text
     return text if len(text) <= 80 else f"{text[:77]}..."
