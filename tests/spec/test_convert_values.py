@@ -188,7 +188,8 @@ def test_names_that_no_file_can_have(tmp_path: Path, name: str) -> None:
         ({"bias": "all"}, "bias is all; biases would be trained, and no recipe says that (allowed: none)"),
         (
             {"optim_args": "a=1"},
-            "optim_args is a=1; the optimizer would have other settings, and no recipe says that (allowed: '')",
+            "optim_args is a=1; the Trainer's AdamW does not read it, other programs may: --drop optim_args if it was "
+            "that (allowed: '')",
         ),
         ({"max_length": "None"}, "max_length is 'None'; must be an integer or null"),
         ({"lr": "None"}, "lr: learning_rate is 'None'; must be a number"),

@@ -227,7 +227,7 @@ NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "rank_pattern": (({},), "the adapters would have several ranks"),
     "alpha_pattern": (({},), "the adapters would have several scales"),
     "lr_scheduler_kwargs": (({},), "the schedule would be another one"),
-    "optim_args": (("",), "the optimizer would have other settings"),
+    "optim_args": (("",), "the Trainer's AdamW does not read it, other programs may: --drop {key} if it was that"),
     "loss_type": (("default",), "the loss would be another one"),
 }
 
