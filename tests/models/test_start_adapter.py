@@ -102,6 +102,11 @@ FOREIGN = "tensors of no layer that the recipe adapts"
     [
         (renamed, f"{WEIGHTS} lacks {COUNT} {NEEDED}"),
         (renamed, f"{WEIGHTS} has {FOREIGN} ({COUNT}): base_model.model.model.layers.0."),
+        (
+            renamed,
+            "they are the same layers by the names that they had in earlier versions of transformers: rename "
+            "base_model.model.model. to base_model.model.model.language_model.",
+        ),
         (fewer, f"{WEIGHTS} lacks 16 {NEEDED}"),
         (more, f"{WEIGHTS} has {FOREIGN} (1): base_model.model.lm_head.weight"),
         (wider, f"{WEIGHTS} has tensors of another shape (1): {A_NAME} ([2, 65] instead of [2, 64])"),

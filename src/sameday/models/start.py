@@ -4,6 +4,7 @@ tensor that the recipe needs is there, of its shape and finite. PEFT would only 
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import version
@@ -269,3 +270,26 @@ def _wrong_tensors(model: nn.Module, targets: list[str] | str, lora: Lora, folde
     ):
         if names:
             yield f"{WEIGHTS} has {what} ({len(names)}): {first_names(names, SHOWN)}"
+    renamed = _renamed(needed, there)
+    if lacking and renamed:
+        how = " and ".join(f"{old} to {new}" for old, new in renamed.items())
+        yield f"they are the same layers by the names that they had in earlier versions of transformers: rename {how}"
+
+
+def _renamed(needed: Iterable[str], there: Iterable[str]) -> dict[str, str]:
+    """How names of other tensors begin, with how those that are needed do, where all else in them is the same; empty
+    where it is not, as for layers that are others."""
+    starts: dict[str, str] = {}
+    by_end = {_end(name): name for name in there}
+    for name in needed:
+        end = _end(name)
+        old, new = by_end.pop(end, "").removesuffix(end), name.removesuffix(end)
+        if not old or starts.setdefault(old, new) != new:
+            return {}
+    return {} if by_end else {old: new for old, new in starts.items() if old != new}
+
+
+def _end(name: str) -> str:
+    """From the list of layers on."""
+    found = re.search(r"\w+\.\d+\..*$", name)
+    return found[0] if found is not None else name
