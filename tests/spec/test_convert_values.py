@@ -10,7 +10,8 @@ from sameday.spec.convert.config import convert
 from sameday.spec.convert.conversion import write
 from sameday.spec.errors import BadInput
 
-PLAIN = {"model_name_or_path": "Qwen/Qwen3-VL-8B-Instruct", "train_file": "train.jsonl"}
+QWEN = "Qwen/Qwen3-VL-8B-Instruct"
+PLAIN = {"model_name_or_path": QWEN, "train_file": "train.jsonl"}
 RECORDED = {"learning_rate": 1e-4, "lora": {"r": 4, "alpha": 8}, "bf16": True, "deepspeed": None, "seed": 3}
 YES, NO = ("yes", "on", "True", "TRUE", "1", 1), ("no", "off", "False", "0", 0)
 
@@ -191,6 +192,17 @@ def test_names_that_no_file_can_have(tmp_path: Path, name: str) -> None:
             "optim_args is a=1; the Trainer's AdamW does not read it, other programs may: --drop optim_args if it was "
             "that (allowed: '')",
         ),
+        (
+            {"processor": {"size": {"longest_edge": 1003520}}},
+            "processor.size.longest_edge is 1003520; images would be resized otherwise than by recipe.min_pixels and "
+            "max_pixels: of a Qwen-VL give shortest_edge as min_pixels and longest_edge as max_pixels instead; --drop "
+            "processor.size leaves it out",
+        ),
+        (
+            {"defaults": ["_self_", {"model": "qwen"}]},
+            "defaults is [_self_, {'model': 'qwen'}]; files that Hydra reads too: convert the run's "
+            ".hydra/config.yaml, which has all",
+        ),
         ({"max_length": "None"}, "max_length is 'None'; must be an integer or null"),
         ({"lr": "None"}, "lr: learning_rate is 'None'; must be a number"),
     ],
@@ -223,6 +235,11 @@ def test_names_of_an_older_version(tmp_path: Path) -> None:
         ({"trainer": {"max_epochs": 2}}, "num_epochs", 2),
         ({"vision_lr": 1e-6, "merger_lr": 1e-5}, "learning_rates", {"tower": 1e-6, "projector": 1e-5}),
         ({"lr_scheduler_type": "SchedulerType.COSINE", "optim": "OptimizerNames.ADAMW_TORCH"}, "schedule", "cosine"),
+        (
+            {"model": {"pretrained_model_name_or_path": PLAIN["model_name_or_path"]}},
+            "model",
+            "Qwen/Qwen3-VL-8B-Instruct",
+        ),
         ({"mm_projector_lr": 1e-5, "vision_tower_lr": 0}, "learning_rates", {"projector": 1e-5}),
     ],
 )

@@ -18,6 +18,7 @@ HELD_OUT = ("val", "valid", "validation", "dev", "eval", "evaluation")
 # Names that scripts use, and the name Hugging Face has for the same thing. A longer path is looked up first.
 ALIASES = {
     **dict.fromkeys(("model_name", "model", "base_model", "model_id", "model_path"), "model_name_or_path"),
+    "pretrained_model_name_or_path": "model_name_or_path",
     **dict.fromkeys(("model.name", "model.path", "model.name_or_path", "model.id"), "model_name_or_path"),
     **dict.fromkeys(("train_bs", "batch_size", "train_batch_size"), "per_device_train_batch_size"),
     **{"dataloader_batch_size": "per_device_train_batch_size", "dataloader_shuffle": "shuffle"},
@@ -181,6 +182,7 @@ NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "augmentation": ((False, [], "none"), "images would be changed at random"),
     **dict.fromkeys(("image_size", "image_resolution", "resize", "resized_height", "resized_width"), ((), _RESIZED)),
     "max_image_size": ((), _RESIZED),
+    "size": ((), f"{_RESIZED}: of a Qwen-VL give shortest_edge as min_pixels and longest_edge as max_pixels instead"),
     "val_size": (
         (0,),
         "some training questions would be held out: --drop {key} and then set data.split in recipe.yaml, which "

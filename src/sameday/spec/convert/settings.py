@@ -197,6 +197,10 @@ class Settings:
             return self.refuse_key(key, f"it is one text and no key with a value: {comment}{COLON}")
         if value in (None, "", [], {}):
             return self._drop_key(key, "not known, and empty")
+        if key == "defaults" and isinstance(value, list):
+            return self.refuse_key(
+                key, "files that Hydra reads too: convert .hydra/config.yaml of the run, which has all"
+            )
         if (inside := self._inside_of_neutral(key)) is not None:
             parent, effect = inside
             if sections.is_off(parent, self.leaves):
