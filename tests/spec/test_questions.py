@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,29 @@ def test_conditions_that_say_nothing(tmp_path: Path) -> None:
 
 
 # Prompts
+
+
+def test_words_that_yaml_takes_for_something_else_are_told(tmp_path: Path) -> None:
+    """`skip: {answer: [yes]}` skipped nothing without a word, and 0012 was ten."""
+    path = tmp_path / "recipe.yaml"
+    rest = 'task: vqa\nmodel: m\nprompt: {by: type, templates: {%s: "Say so. {question}"}}\n'
+    data = "data: {train: t.jsonl, skip: {answer: [%s], patient: %s}}\n"
+    path.write_text(rest % "No" + data % ("yes, off", "0012"))
+    with pytest.raises(BadInput) as error:
+        load_recipe(path)
+    assert str(error.value).splitlines() == [
+        f'{path}:3: No is false in YAML; write "No" for the word, or false',
+        f'{path}:4: yes is true in YAML; write "yes" for the word, or true',
+        f'{path}:4: off is false in YAML; write "off" for the word, or false',
+        f'{path}:4: 0012 is 10 in YAML; write "0012" for the word, or 10',
+    ]
+    path.write_text(rest % "'No'" + data % ('"yes", true, no way', "[12, -3, '0012']"))
+    recipe = load_recipe(path)
+    assert recipe.data.skip == {"answer": ("no way", "true", "yes"), "patient": ("-3", "0012", "12")}
+    for key, value in (("where", "{type: [no]}"), ("where.type", "no"), ("where.type", "[no]")):
+        with pytest.raises(BadInput, match=f"--set recipe.data.{re.escape(f'{key}={value}')}: no is false in YAML"):
+            load_recipe(path, [f"recipe.data.{key}={value}"])
+    assert load_recipe(path, ["recipe.data.where.type='no'"]).data.where == {"type": ("no",)}
 
 
 @given(st.text(), st.text(), st.text())

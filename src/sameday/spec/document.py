@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from sameday.spec.errors import BadInput, refuse
+from sameday.spec.misread import misread
 from sameday.spec.reading import check_size, line_of, read_spec
 from sameday.spec.recipe import Strict
 
@@ -95,15 +96,17 @@ def read_document(path: Path) -> Document:
     return document
 
 
-def parsed(text: str, source: str) -> tuple[yaml.Node | None, Any]:
-    """YAML as nodes and as values; BadInput where it is none, or far more than it looks."""
+def parsed(text: str, source: str, path: KeyPath = ()) -> tuple[yaml.Node | None, Any]:
+    """YAML as nodes and as values; BadInput where it is none, or far more than it looks. `path` has the keys around
+    it."""
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
             return None, None
         check_size(node, source)
-        duplicates = _duplicates(node, (), source)  # before merged keys (<<) are added
+        # Before merged keys (<<) are added.
+        problems = [*_duplicates(node, (), source), *misread(node, source, path)]
         values = loader.construct_document(node)
     except yaml.YAMLError as error:
         raise BadInput(_syntax(error, source, text)) from None
@@ -113,7 +116,7 @@ def parsed(text: str, source: str) -> tuple[yaml.Node | None, Any]:
         if isinstance(error, BadInput):
             raise
         raise BadInput(f"{source}: not valid YAML: {error}") from None
-    refuse(duplicates)
+    refuse(problems)
     return node, values
 
 

@@ -42,7 +42,7 @@ def _apply_sets(document: Document, sets: Sequence[str]) -> list[str]:
         key, _, value = text.partition("=")
         path = tuple(key.strip().split(".")[1:])
         try:
-            _, read = parsed(value, f"--set {text}")
+            _, read = parsed(value, f"--set {text}", path)
         except BadInput as error:
             problems.append(str(error))
             continue
