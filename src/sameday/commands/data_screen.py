@@ -18,6 +18,7 @@ from sameday.data.questions.summary import (
     contents,
     images_a_step,
     on_several_sides,
+    spaces_around,
     steps_in,
     summary_of,
 )
@@ -51,6 +52,8 @@ def screen(given: Given, looked: Looked, encoder: Encoder | None, width: int) ->
     yield from _sentences(there[first], width)
     for (one, other), images in on_several_sides(contents(looked.splits)).items():
         yield from _wrapped(common_images(one, other, images), width)
+    for line in spaces_around(looked.splits):
+        yield from _wrapped(line, width)
     prompt = None if given.recipe is None else given.recipe.prompt
     if differ := layouts_differ(looked.splits, prompt, lambda: None if encoder is None else encoder.user_turn):
         yield from _wrapped(differ, width)

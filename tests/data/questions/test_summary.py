@@ -15,6 +15,7 @@ from sameday.data.questions.summary import (
     contents,
     images_a_step,
     on_several_sides,
+    spaces_around,
     steps_in,
     summary_of,
 )
@@ -43,6 +44,15 @@ def test_a_set_is_counted() -> None:
     assert (found.repeated, found.disagreeing, found.renamed) == (1, 1, 1)
     assert found.stages == Counter({1: 3, 2: 3}) and found.types == Counter({"open": 6})
     assert found.answers.most_common(1) == [("a red polyp", 3)]
+
+
+def test_white_space_around_answers_is_told() -> None:
+    """A CSV file with a space behind each comma taught every answer with it, and nothing said so."""
+    odd = [sample(1, 0, answer=" yes"), sample(2, 0, answer="no\n"), sample(3, 0, answer="a red polyp")]
+    assert spaces_around({"train": odd, "val": odd[2:]}) == [
+        "train: 2 of 3 answers begin or end with spaces or line breaks, such as ' yes' (a:1); they are part of the "
+        "answer unless the chat template removes them"
+    ]
 
 
 def test_images_in_two_splits_are_counted_by_content() -> None:

@@ -12,7 +12,7 @@ from sameday.data.order import Place, epoch_steps
 from sameday.data.questions.sample import Sample
 from sameday.spec.errors import in_short
 from sameday.spec.order import Order
-from sameday.spec.words import count
+from sameday.spec.words import count, in_one_line
 
 ORDERS = ("by_image", "shuffle")
 """What sharing gives is said of these."""
@@ -100,6 +100,21 @@ def common_with(split: str, there: Mapping[str, Set[Hashable]]) -> list[str]:
 def refused_later(split: str, samples: str, error: Exception) -> str:
     """What is wrong with a split that is not needed yet, with the first of the problems."""
     return f"`sameday eval --split {split}` will refuse the {split} {samples}: {in_short(error)}"
+
+
+def spaces_around(splits: Mapping[str, Sequence[Sample]]) -> list[str]:
+    """A line for each split with answers that begin or end with white space, as in a CSV file with a space behind each
+    comma. Most chat templates leave it there."""
+    lines = []
+    for name, samples in splits.items():
+        odd = [sample for sample in samples if sample.answer != sample.answer.strip()]
+        if odd:
+            such = f"{in_one_line(repr(odd[0].answer))} ({odd[0].where})"
+            lines.append(
+                f"{name}: {len(odd):,} of {len(samples):,} answers begin or end with spaces or line breaks, such as "
+                f"{such}; they are part of the answer unless the chat template removes them"
+            )
+    return lines
 
 
 def steps_in(kind: str, samples: Sequence[Sample], batch: int, seed: int = 0) -> list[list[int]]:

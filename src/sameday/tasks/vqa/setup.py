@@ -247,10 +247,11 @@ class VqaSetup(TaskSetup):
         return contents(splits)
 
     def hints(self, splits: Any) -> list[str]:
+        from sameday.data.questions.summary import spaces_around
         from sameday.tasks.vqa.loading import beyond_positions
 
         longest = getattr(self.config.get_text_config(), "max_position_embeddings", None)
-        return [*beyond_positions(splits, longest), *self._test_hints(splits)]
+        return [*beyond_positions(splits, longest), *spaces_around(splits), *self._test_hints(splits)]
 
     def _test_hints(self, splits: Mapping[str, Sequence[Sample]]) -> list[str]:
         """Test questions are read for this alone, before the training that they are to judge. None are downloaded."""
