@@ -122,9 +122,13 @@ def test_what_jobs_would_find_hours_later_is_told_at_once(home: Home) -> None:
     (home.path / "raw-0.parquet").touch()
     files = {"train": "raw-*.parquet", "val": "none-*.parquet", "test": "hf:org/set"}
     (home.path / "questions.yaml").write_text(json.dumps({"task": "vqa", "model": "org/model", "data": files}))
+    blank = {"task": "vqa", "model": "org/model", "data": {"train": "blank.jsonl"}}
+    (home.path / "blank.yaml").write_text(json.dumps(blank))
+    (home.path / "blank.jsonl").touch()
     job = {"do": "train", "recipe": "recipe.yaml", "after": ["good"]}
     jobs = {
         "good": training(),
+        "blank": job | {"recipe": "blank.yaml"},
         "questions": job | {"recipe": "questions.yaml"},
         "typo": job | {"recipe": "bad.yaml"},
         "set": job | {"set": ["recipe.sead=1", "plan.foo=2"]},
@@ -143,6 +147,7 @@ def test_what_jobs_would_find_hours_later_is_told_at_once(home: Home) -> None:
     assert "set: --set recipe.sead=1: sead is not a key here; nearest: seed\n" in said
     assert "set: --set plan.foo=2: foo is not a key here; allowed: share_images" in said
     assert told["data"] == f"{home.path}/nowhere of its recipe's data is not there"
+    assert told["blank"] == f"{home.path}/blank.jsonl of its recipe's data is empty"
     assert told["questions"] == f"{home.path}/none-*.parquet of its recipe's data is not there"
     assert told["base"] == "base: task classify starts from random weights, and has no base model to evaluate"
     assert told["adapter"] == f"--adapter {home.path}/set: task classify has no adapters"
@@ -150,7 +155,7 @@ def test_what_jobs_would_find_hours_later_is_told_at_once(home: Home) -> None:
     assert "cascade: --set plan.bar=1: bar is not a key here" in said
     assert told["cascade"] == "cascade: task classify generates no answers"
     code, planned = typed("plan", str(suite), "--out", str(out))
-    elsewhere = ("data: ", "questions: ")
+    elsewhere = ("blank: ", "data: ", "questions: ")
     assert code and planned.splitlines() == [line for line in said.splitlines() if not line.startswith(elsewhere)]
 
 

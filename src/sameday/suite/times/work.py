@@ -195,6 +195,8 @@ def wrong(suite: Suite, home: Path, folder: SuiteFolder, name: str, data: bool =
         files = sorted({resolve_path(specs.home, each) for each in paths_of(named) if not each.startswith("hf:")})
         missing = [path for path in files if not path.exists() and not any(path.parent.glob(path.name))]
         problems += [f"{path} of its recipe's data is not there" for path in missing]
+        empty = [path for path in files if path.is_file() and not path.stat().st_size]
+        problems += [f"{path} of its recipe's data is empty" for path in empty]
     try:
         if job.of is not None:
             load_plan(planned, split_sets(sets_of(suite, name))[1], specs.recipe)
