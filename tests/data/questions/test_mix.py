@@ -174,6 +174,15 @@ def test_of_sets_that_cannot_be_read_nothing_is_said(two_sets: Path, tiny_qwen3:
     assert said == []
 
 
+def test_what_is_wrong_with_the_recipe_is_told_once(two_sets: Path, tiny_qwen3: Path) -> None:
+    """Each file told it again."""
+    (two_sets / "double.csv").write_text("question,stage\nA?,1\na?,2\n")
+    recipe = tiny_recipe(tiny_qwen3, data=MIX, categories={"table": "double.csv"})
+    with pytest.raises(BadInput) as error:
+        VqaSetup(recipe, two_sets).audit(print)
+    assert str(error.value).count("the question 'a?' stands in the table twice") == 1
+
+
 def test_every_set_says_why_it_has_no_question_of_a_split(two_sets: Path, tiny_qwen3: Path) -> None:
     share = {"image_root": "one/images", "train": "one/train.jsonl", "val": None, "split": {"val": 0.001}}
     said: list[str] = []

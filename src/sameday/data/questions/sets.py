@@ -112,7 +112,8 @@ class Reading:
                 self._lost.setdefault(root, {})[file] = error.name
                 self.errors += [error.others] if error.others else []
             except BadInput as error:
-                self.errors.append(str(error))
+                # What is wrong with the recipe itself, such as its table of categories, every file says again.
+                self.errors += [str(error)] if str(error) not in self.errors else []
         if part.split is not None and "train" in found:
             found |= self._divided(place, part, part.split, found.pop("train"), splits)
         return found
