@@ -199,7 +199,7 @@ class Settings:
             return self._drop_key(key, "not known, and empty")
         if key == "defaults" and isinstance(value, list):
             return self.refuse_key(
-                key, "files that Hydra reads too: convert .hydra/config.yaml of the run, which has all"
+                key, "files that Hydra reads too: convert the run's .hydra/config.yaml, which has all"
             )
         if (inside := self._inside_of_neutral(key)) is not None:
             parent, effect = inside
