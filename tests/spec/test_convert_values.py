@@ -204,6 +204,15 @@ def test_names_that_no_file_can_have(tmp_path: Path, name: str) -> None:
             ".hydra/config.yaml, which has all",
         ),
         ({"max_length": "None"}, "max_length is 'None'; must be an integer or null"),
+        (
+            {"train_file": ["a.jsonl", "b.jsonl"]},
+            "train_file is [a.jsonl, b.jsonl]; several files of questions: join them in one file, and give --train "
+            "FILE, or the first of them, and then the others in data.mix of recipe.yaml",
+        ),
+        (
+            {"val_file": ["a.jsonl", "b.jsonl"]},
+            "val_file is [a.jsonl, b.jsonl]; several files of questions: join them in one file, and give --val FILE",
+        ),
         ({"lr": "None"}, "lr: learning_rate is 'None'; must be a number"),
     ],
 )
@@ -233,6 +242,10 @@ def test_names_of_an_older_version(tmp_path: Path) -> None:
         ({"batch_size": 2, "accumulate_grad_batches": 3}, "effective_batch", 6),
         ({"gradient_clip": 0.5}, "max_grad_norm", 0.5),
         ({"trainer": {"max_epochs": 2}}, "num_epochs", 2),
+        ({"max_train_steps": 7, "num_warmup_steps": 3, "max_train_samples": 9}, "warmup_steps", 3),
+        ({"max_train_steps": 7}, "max_steps", 7),
+        ({"max_grad_norm": -1}, "max_grad_norm", None),
+        ({"max_grad_norm": float("inf")}, "max_grad_norm", None),
         ({"vision_lr": 1e-6, "merger_lr": 1e-5}, "learning_rates", {"tower": 1e-6, "projector": 1e-5}),
         ({"lr_scheduler_type": "SchedulerType.COSINE", "optim": "OptimizerNames.ADAMW_TORCH"}, "schedule", "cosine"),
         (
@@ -310,3 +323,10 @@ def test_a_key_without_a_space_behind_its_colon_is_refused(tmp_path: Path, text:
         convert(tmp_path / "old.yaml")
     said = f"{key} is null; it is one text and no key with a value: {why}YAML wants a space behind the colon"
     assert said in str(error.value).splitlines()[0]
+
+
+def test_a_list_of_one_file_is_this_file(tmp_path: Path) -> None:
+    done = converted(tmp_path, {**PLAIN, "train_file": ["a.jsonl"], "val_file": ["b.jsonl"], "max_train_samples": 5})
+    assert (done.recipe.data.train, done.recipe.data.val, done.recipe.data.limit) == ("a.jsonl", "b.jsonl", 5)
+    clipped = converted(tmp_path, {**PLAIN, "max_grad_norm": -1})
+    assert whys(clipped)["recipe.max_grad_norm"] == "-1 does not clip"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -151,6 +152,7 @@ class _Converter(Running):
     def simple(self) -> None:
         """What one old key says alone."""
         for name, (field, kind) in keys.DIRECT.items():
+            self.one_file(name)
             value, why = self.get(name, kind), self.why.get(name, "")
             if name in ("min_pixels", "max_pixels") and self.one_size():
                 self.drop(name, self.one_size())
@@ -254,7 +256,9 @@ class _Converter(Running):
         elif norm is None:
             self.default("recipe.max_grad_norm", 1.0, "max_grad_norm")
         else:
-            self.put("recipe.max_grad_norm", norm or None, ["max_grad_norm"], "" if norm else "0 does not clip")
+            clips = not isinstance(norm, int | float) or 0 < norm < math.inf
+            said = "" if clips else f"{norm:g} does not clip"
+            self.put("recipe.max_grad_norm", norm if clips else None, ["max_grad_norm"], said)
         name = self.text("optim").lower()
         if name in keys.OPTIMIZERS:
             why = "AdamW; its implementation is plan"

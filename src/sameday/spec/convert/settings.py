@@ -153,6 +153,18 @@ class Settings:
         self.leaves[option] = value
         self.old[name] = (option, value)
 
+    def one_file(self, name: str) -> None:
+        """Of a list of files with questions, the only one; several are refused."""
+        key, value = self.old.get(name, ("", None))
+        option = {"train_file": "--train", "validation_file": "--val", "test_file": ""}.get(name)
+        if option is None or not isinstance(value, list) or not value:
+            return
+        if len(value) > 1:
+            instead = f"join them in one file, and give {option} FILE" if option else "join them in one file"
+            also = ", or the first of them, and then the others in data.mix of recipe.yaml"
+            self.refuse(name, f"several files of questions: {instead}{also if name == 'train_file' else ''}")
+        self.old[name] = (key, value[0])
+
     def take_defaults(self) -> None:
         """What the trainer takes where a key is absent becomes a setting like any other. A null is what the trainer
         makes of it: absent, a value of its own, or nothing that a run was ever made with."""
