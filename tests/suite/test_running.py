@@ -115,6 +115,32 @@ def test_what_cannot_run_is_told_at_once(home: Home) -> None:
     assert not (home.path / "out" / "jobs").exists()
 
 
+def test_evaluations_that_cannot_be_are_told_before_anything_starts(home: Home) -> None:
+    """Each was told when the model was trained."""
+    stages = [{"name": "one"}, {"name": "two", "start": "base"}]
+    own = {"task": "vqa", "model": "org/model", "data": {"train": "train.jsonl"}, "stages": stages}
+    recipes = {
+        "own": own,
+        "ends": own | {"evaluate": {"split": "test", "cascade": True}},
+        "heads": {"task": "cot", "model": "org/model", "data": {"train": "train.jsonl"}, "effective_batch": 2},
+    }
+    (home.path / "train.jsonl").write_text("{}")
+    for name, recipe in recipes.items():
+        (home.path / f"{name}.yaml").write_text(json.dumps({"effective_batch": 2, "learning_rate": 1e-4} | recipe))
+    jobs = {name: {"do": "train", "recipe": f"{name}.yaml"} for name in recipes}
+    later = {f"{name}-test": {"do": "eval", "of": name, "split": "train", "cascade": True} for name in ("own", "heads")}
+    base = {"base": {"do": "eval", "recipe": "own.yaml", "base": True, "split": "train", "cascade": True}}
+    code, said = typed("run", str(home.suite(jobs | later | base)), "--out", str(home.path / "out"))
+    alone = "stage two starts from the base model, so that each stage has a model of its own: "
+    assert code and [line.split("; ")[0] for line in said.splitlines()] == [
+        "ends: recipe.evaluate.split is test, and the recipe has no data.test",
+        f"ends: recipe.evaluate.cascade is true, and {alone}a cascade is of one model's answers",
+        f"own-test: cascade is true, and {alone}a cascade is of one model's answers",
+        "heads-test: cascade is true, and cascade asks stage by stage, and here all questions of an image are asked "
+        "together: later stages have the earlier ones' states as context, not their answers",
+    ]
+
+
 def test_what_jobs_would_find_hours_later_is_told_at_once(home: Home) -> None:
     """By run and by plan; nothing is begun."""
     (home.path / "bad.yaml").write_text("task: classify\nnum_epoch: 3\n")

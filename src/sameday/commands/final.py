@@ -36,19 +36,15 @@ def separate_models(stages: Sequence[StageRecipe]) -> bool:
 def check_evaluation_of_stages(specs: Specs, evaluation: Evaluation, sizes: Sequence[dict[str, int]]) -> None:
     """`sizes` has how many samples each stage has of each split."""
     stages, split = specs.recipe.stage_recipes(), evaluation.split
+    setup = setup_of(specs.recipe, specs.home)
     if not separate_models(stages):
-        setup = setup_of(specs.recipe, specs.home)
         try:
             audited = setup.audit(silent, (split,))
         except NothingToLearn as error:
             raise BadInput(f"recipe.evaluate.split is {split}, and {error}") from None
         check_evaluation(evaluation, setup, audited)
         return
-    if evaluation.cascade:
-        alone = next(each.name for each in stages[1:] if not each.follows)
-        raise BadInput(
-            f"recipe.evaluate.cascade is true, and stage {alone} starts from the base model, so that each stage has a "
-            "model of its own: a cascade is of one model's answers; allowed: false, or start: previous in each stage"
-        )
+    if evaluation.cascade and (why := setup.no_cascade()) is not None:
+        raise BadInput(f"recipe.evaluate.cascade is true, and {why}")
     if not any(each.get(split) for each in sizes):
         raise BadInput(f"recipe.evaluate.split is {split}, and no stage has a {specs.recipe.sample} of it")

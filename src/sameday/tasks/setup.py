@@ -150,6 +150,16 @@ class TaskSetup(ABC):
         """What is left to try where the model does not fit in memory."""
         return "a smaller model, a device with more memory"
 
+    def no_cascade(self) -> str | None:
+        """Why a model of this recipe cannot answer stage by stage, as far as that is known without data."""
+        alone = [each.name for each in self.recipe.stage_recipes()[1:] if not each.follows]
+        if not alone:
+            return None
+        return (
+            f"stage {alone[0]} starts from the base model, so that each stage has a model of its own: a cascade is of "
+            "one model's answers; allowed: false, or start: previous in each stage"
+        )
+
     def check_evaluation(self, asked: Evaluation, splits: Any) -> None:  # noqa: B027 (a task may generate nothing)
         """BadInput where audited data does not have what generation was asked to use."""
 

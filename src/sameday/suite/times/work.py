@@ -220,6 +220,11 @@ def _cannot(job: SuiteJob, setup: TaskSetup) -> Iterator[str]:
     task = setup.recipe.task
     if job.do == "cache" and type(setup).fill_cache is TaskSetup.fill_cache:
         yield f"task {task} has no use for a cache"
+    if job.do == "train" and (own := getattr(setup.recipe, "evaluate", None)) is not None:
+        if (lacking := setup.lacks(own.split)) is not None:
+            yield f"recipe.evaluate.split is {own.split}, and {lacking}"
+        if own.cascade and (why := setup.no_cascade()) is not None:
+            yield f"recipe.evaluate.cascade is true, and {why}"
     if job.do != "eval":
         return
     given = getattr(setup.recipe, "evaluate", None) or Evaluation()
@@ -229,6 +234,10 @@ def _cannot(job: SuiteJob, setup: TaskSetup) -> Iterator[str]:
         yield f"base: task {task} starts from random weights, and has no base model to evaluate"
     if job.cascade is not None and not setup.generates:
         yield f"cascade: task {task} generates no answers"
+    elif given.cascade if job.cascade is None else job.cascade:
+        stages = job.of is not None or not setup.recipe.stage_recipes()  # a base model is one, whatever is trained
+        if stages and (why := setup.no_cascade()) is not None:
+            yield f"cascade is true, and {why}"
 
 
 def _specs(recipe: Path, plan: Path | None, sets: tuple[str, ...]) -> Specs:

@@ -66,12 +66,15 @@ class CotSetup(VqaSetup):
                 raise BadInput(f"{self.recipe.adapter_from} {folder}: " + "; ".join(wrong))
         return folder
 
+    def no_cascade(self) -> str:
+        return (
+            "cascade asks stage by stage, and here all questions of an image are asked together: later stages have "
+            "the earlier ones' states as context, not their answers; --no-cascade, or recipe.evaluate.cascade false"
+        )
+
     def check_evaluation(self, asked: Evaluation, splits: Any) -> None:
         if asked.cascade:
-            raise BadInput(
-                "cascade asks stage by stage, and here all questions of an image are asked together: later stages have "
-                "the earlier ones' states as context, not their answers; --no-cascade, or recipe.evaluate.cascade false"
-            )
+            raise BadInput(self.no_cascade())
         super().check_evaluation(asked, splits)
 
     def epoch_steps(self, audited: Audited) -> list[int]:
