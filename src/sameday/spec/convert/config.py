@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from sameday.spec.convert import keys, sections
+from sameday.spec.convert import keys
 from sameday.spec.convert.adapters import adapters, has_adapters, one_adapter, switches
 from sameday.spec.convert.batch import batch
 from sameday.spec.convert.conversion import Conversion, Note, show
@@ -24,6 +24,7 @@ from sameday.spec.convert.objective import refuse_other_objectives, refuse_other
 from sameday.spec.convert.own import refuse_own
 from sameday.spec.convert.precision import precision
 from sameday.spec.convert.quantization import quantization
+from sameday.spec.convert.rates import rates
 from sameday.spec.convert.recorded import take_values
 from sameday.spec.convert.running import Running
 from sameday.spec.convert.settings import not_found
@@ -103,7 +104,7 @@ def examine(
     work.schedule()
     work.optimizer()
     adapters(work)
-    work.rates()
+    rates(work)
     precision(work)
     agree(work)
     told_by_file(work)
@@ -267,23 +268,6 @@ class _Converter(Running):
             self.refuse("optim", f"no recipe has this optimizer (allowed: {', '.join(keys.OPTIMIZERS)})")
         else:
             self.drop("optim", "null: the default")
-
-    def rates(self) -> None:
-        """Learning rates of parts; called when it is known what is trained."""
-        recipe = self.new["recipe"].values
-        layers = recipe.get("lora", {}).get("target_modules", ()) if recipe.get("train") != "all" else ()
-        layers = layers if isinstance(layers, list) else ()  # what is none is refused with the recipe
-        for name, part in keys.RATES.items():
-            rate = self.get(name, float)
-            if rate in (None, 0):
-                self.drop(name, "not set: the part has the rate of all others")
-            elif recipe.get("train_vision") or any(str(layer).startswith(f"{part}.") for layer in layers):
-                self.put(f"recipe.learning_rates.{part}", rate, [name])
-            elif recipe.get("train") != "all" and sections.rate_of_part(self.old[name][0], "learning_rate"):
-                why = f"a learning rate of the {part}, which gets no adapters: if it got some, add {part}.all-linear to"
-                self.refuse(name, f"{why} lora_target_modules; else --drop {self.old[name][0]}")
-            else:
-                self.drop(name, f"does nothing: the {part} is not trained")
 
     def questions(self) -> None:
         """Of which stages and types."""
