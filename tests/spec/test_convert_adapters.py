@@ -1,5 +1,6 @@
 """A config that asks for adapters never becomes a recipe that trains all weights."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -246,3 +247,23 @@ def test_longer_names_of_layers_in_one_text(tmp_path: Path) -> None:
     for named in ("self_attn.q_proj", "self_attn.q_proj, self_attn.v_proj"):
         done = converted(tmp_path, {**llama, "lora_target": named})
         assert list(done.recipe.lora.target_modules) == named.split(", ")
+
+
+def test_an_adapter_to_start_from_keeps_its_own_form(tmp_path: Path) -> None:
+    """Where the trainer loads it by PEFT."""
+    (tmp_path / "first").mkdir()
+    form = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.1, "use_rslora": True, "target_modules": ["q_proj"]}
+    (tmp_path / "first" / "adapter_config.json").write_text(json.dumps(form))
+    llama = {**LLAMA_ALL, "finetuning_type": "lora", "dataset": None, "train_file": "train.jsonl"}
+    old = {**llama, "lora_target": "q_proj", "lora_rank": 8, "adapter_name_or_path": "first"}
+    done = converted(tmp_path, old)
+    lora = done.recipe.lora
+    assert (lora.r, lora.alpha, lora.dropout, lora.rslora) == (16, 32, 0.1, True)
+    assert whys(done)["lora_rank"] == "does nothing: the adapter that training starts from has 16"
+    assert whys(done)["recipe.lora.dropout"] == (
+        "of the adapter that training starts from: LLaMA-Factory takes it with its settings"
+    )
+    same = converted(tmp_path, {**old, "lora_rank": 16})
+    assert whys(same)["recipe.lora.r"] == ""
+    (tmp_path / "first" / "adapter_config.json").write_text("[1]")
+    assert converted(tmp_path, old).recipe.lora.r == 8

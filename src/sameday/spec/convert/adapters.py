@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
+
 from sameday.spec.convert import keys
 from sameday.spec.convert.conversion import show
 from sameday.spec.convert.frozen import image_parts_of_all
 from sameday.spec.convert.settings import Settings
 from sameday.spec.convert.targets import LANGUAGE, image_parts, matched, names_of_layers, of_all_parts
+from sameday.spec.errors import BadInput
+from sameday.spec.load import resolve_path
 from sameday.spec.lora import Lora
+from sameday.spec.reading import JSON, read_file
 
 SWITCHES = {"use_lora": "true, false", "peft_type": "LORA", "finetuning_type": "lora, full"}
 """What turns adapters on or off, with the values that are read. A trainer's own switch is read by the trainer."""
 _FORMS = ("use_dora", "use_rslora")
+_FORM = {"r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout", "use_rslora": "use_rslora"}
+_KEEP_FORM = ("llamafactory", "swift", "axolotl")
 _NO_RANK = (
     "it asks for adapters, and nothing gives their rank: give lora_r, lora_alpha, lora_dropout and lora_target_modules "
     "as the old run had them"
@@ -36,6 +43,29 @@ def one_adapter(work: Settings) -> None:
         work.refuse(name, "several adapters, and a recipe starts from one: merge all but the last into the model")
     work.old[name] = (key, value[0])
     return None
+
+
+def form_of_start(work: Settings) -> None:
+    """An adapter that training starts from keeps its own size and dropout, whatever the config says, where the trainer
+    loads it by PEFT; done before defaults are taken."""
+    folder = work.text("start_adapter")
+    if not folder or work.trainer.short not in _KEEP_FORM:
+        return
+    try:
+        read = json.loads(read_file(resolve_path(work.folder, folder) / "adapter_config.json", JSON))
+    except (OSError, ValueError, RecursionError, BadInput):
+        return  # the run says what is wrong with it
+    for theirs, name in _FORM.items():
+        value = read.get(theirs) if isinstance(read, dict) else None
+        if not isinstance(value, int | float):
+            continue
+        said = work.get(name, bool if isinstance(value, bool) else float)
+        if said is not None and said != value:
+            work.drop(name, f"does nothing: the adapter that training starts from has {show(value)}")
+        if said != value:
+            key = f"(adapter) {name}"
+            work.leaves[key], work.old[name] = value, (key, value)
+            work.why[name] = f"of the adapter that training starts from: {work.trainer.name} takes it with its settings"
 
 
 def has_adapters(work: Settings) -> bool:

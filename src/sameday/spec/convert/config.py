@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from sameday.spec.convert import keys
-from sameday.spec.convert.adapters import adapters, has_adapters, one_adapter, switches
+from sameday.spec.convert.adapters import adapters, form_of_start, has_adapters, one_adapter, switches
 from sameday.spec.convert.batch import batch
 from sameday.spec.convert.conversion import Conversion, Note, show
 from sameday.spec.convert.decay import explain_decay
@@ -91,6 +91,7 @@ def examine(
         refuse_interpolations(work)
     count_devices(work)
     one_adapter(work)
+    form_of_start(work)
     work.take_defaults()
     whose.prepare(work)
     work.model(families)
