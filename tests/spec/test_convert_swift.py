@@ -106,7 +106,9 @@ def test_swift_parts_and_their_rates(tmp_path: Path) -> None:
     done = converted(tmp_path, script("swift sft", {**thawed, "freeze_vit": "true"}))
     assert done.recipe.lora.target_modules[-2:] == ("down_proj", "projector.all-linear")
     assert done.recipe.learning_rates == {}, "of a part that is frozen"
-    unknown = {**OURS, "freeze_vit": "false", "target_modules": "qkv"}
+    of_tower = converted(tmp_path, script("swift sft", {**OURS, "freeze_vit": "false", "target_modules": "qkv"}))
+    assert of_tower.recipe.lora.target_modules == ("tower.qkv",)
+    unknown = {**OURS, "freeze_vit": "false", "target_modules": "proj"}
     assert lost(refused(tmp_path, script("swift sft", unknown))) == {"freeze_vit"}
 
 
@@ -267,3 +269,12 @@ def test_the_arguments_that_ms_swift_writes_into_the_folder_of_a_run(tmp_path: P
     assert converted(tmp_path, nested).recipe.learning_rate == 3e-4
     lines = refused(tmp_path, {**ARGS, "template_backend": "jinja", "external_plugins": ["mine.py"]})
     assert lost(lines) == {"template_backend", "external_plugins"}
+
+
+def test_a_rate_of_the_tower_by_longer_names_of_its_layers(tmp_path: Path) -> None:
+    """PEFT finds them whatever is frozen."""
+    old = {"model": "llava-hf/llava-1.5-7b-hf", "train_type": "lora", "dataset": "train.jsonl", "vit_lr": 1e-6}
+    done = converted(tmp_path, {**old, "target_modules": ["self_attn.q_proj", "mlp.fc1"], "freeze_vit": False})
+    assert done.recipe.lora.target_modules == ("self_attn.q_proj", "tower.mlp.fc1", "tower.self_attn.q_proj")
+    assert done.recipe.learning_rates == {"tower": 1e-6}
+    assert whys(done)["freeze_vit"].startswith("does nothing: PEFT looks for the names of ")

@@ -38,12 +38,15 @@ def names_of_layers(targets: Any) -> Any:
 
 
 def alike(targets: Any, kind: str | None) -> list[str] | None:
-    """Which of these layers of the language model have namesakes in the tower; None where that is not known, or where
-    others are named."""
+    """Which of these names are those of layers of the tower, alone or besides the language model's; None where that is
+    not known, or where the projector has some of them."""
     names = names_of_layers(targets)
-    if kind not in FAMILIES or not isinstance(names, list) or not {*map(str, names)} <= {*LANGUAGE}:
+    if kind not in FAMILIES or not isinstance(names, list):
         return None
-    return [name for name in names if name in FAMILIES[kind].alike]
+    parts = [_parts_with(str(name), FAMILIES[kind]) for name in names]
+    if not all(parts) or any("projector" in each for each in parts):
+        return None
+    return [name for name, each in zip(names, parts, strict=True) if "tower" in each]
 
 
 def of_all_parts(names: Sequence[str], kind: str | None) -> tuple[list[str], str]:
