@@ -392,6 +392,10 @@ def test_a_root_without_any_of_the_images_is_one_problem(write: Write, root: Pat
         f"none of the images is under {tmp_path / 'other'}, such as 'a.png': recipe.data.image_root may be another "
         "folder",
     ]
+    with pytest.raises(BadInput) as caught:
+        check(write(row(f"{root}/a.png"), row(f"{root}/b.png")), tmp_path / "other", QWEN)
+    outside = f"none of the images is under {tmp_path / 'other'}, such as '{root}/a.png': recipe.data.image_root may be"
+    assert str(caught.value) == f"{outside} another folder", "whole paths are told of once too"
     text = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
     samples, problems = check(write(row(), row("b.png"), text), tmp_path / "other", QWEN, on_bad="skip")
     assert [sample.id for sample in samples] == [3] and len(problems) == 2

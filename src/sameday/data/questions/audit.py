@@ -15,7 +15,7 @@ from sameday.data.questions.family import QuestionFamily
 from sameday.data.questions.images import MAX_ASPECT_RATIO, BadImage, check_aspect, digest, open_rgb, stamp
 from sameday.data.questions.instructions import questions_lost
 from sameday.data.questions.lines import NEEDED
-from sameday.data.questions.names import NOT_FOUND, located, named
+from sameday.data.questions.names import NOT_FOUND, OUTSIDE, located, named
 from sameday.data.questions.prompt import asked
 from sameday.data.questions.read import TYPES, Raw, meant_keys
 from sameday.data.questions.sample import ImageRef, Sample, last_user_text
@@ -120,7 +120,8 @@ def audit(
 
     places = {name: located(name, root) for name in names}
     about_images = len(names) > 1 and all(raw.images for raw in raws.values())
-    if about_images and all(isinstance(place, str) and place.startswith(NOT_FOUND) for place in places.values()):
+    elsewhere = (isinstance(place, str) and place.startswith((NOT_FOUND, OUTSIDE)) for place in places.values())
+    if about_images and all(elsewhere):
         return Audit([], _problems(wrong, where), lost=next(iter(names)), **counted)
     files = dict.fromkeys(place for place in places.values() if isinstance(place, Path))
     longest = MAX_ASPECT_RATIO if family is None else family.max_aspect_ratio

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-NOT_FOUND = "not found under"
+NOT_FOUND, OUTSIDE = "not found under", "leaves the image root"
 LONG = 200
 """Characters from which on a name is shown in part."""
 SHOWN = 60
@@ -30,7 +30,7 @@ def located(name: str, root: Path) -> Path | str:
     try:
         place = (root / name).resolve()
         if not place.is_relative_to(root):
-            return f"leaves the image root {root}: it is {named(str(place))}"
+            return f"{OUTSIDE} {root}: it is {named(str(place))}"
         if place.is_file():
             return place
         return f"is not a file but a folder or device under {root}" if place.exists() else f"{NOT_FOUND} {root}"
