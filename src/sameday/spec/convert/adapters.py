@@ -18,7 +18,6 @@ SWITCHES = {"use_lora": "true, false", "peft_type": "LORA", "finetuning_type": "
 """What turns adapters on or off, with the values that are read. A trainer's own switch is read by the trainer."""
 _FORMS = ("use_dora", "use_rslora")
 _FORM = {"r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout", "use_rslora": "use_rslora"}
-_KEEP_FORM = ("llamafactory", "swift", "axolotl")
 _NO_RANK = (
     "it asks for adapters, and nothing gives their rank: give lora_r, lora_alpha, lora_dropout and lora_target_modules "
     "as the old run had them"
@@ -49,7 +48,7 @@ def form_of_start(work: Settings) -> None:
     """An adapter that training starts from keeps its own size and dropout, whatever the config says, where the trainer
     loads it by PEFT; done before defaults are taken."""
     folder = work.text("start_adapter")
-    if not folder or work.trainer.short not in _KEEP_FORM:
+    if not folder or not work.trainer.keeps_form:
         return
     try:
         read = json.loads(read_file(resolve_path(work.folder, folder) / "adapter_config.json", JSON))

@@ -243,6 +243,7 @@ TRAINER = Trainer(
     end_tokens=_END_TOKENS,
     data={"--train": ("datasets",), "--val": ("test_datasets",)},
     defaults=_defaults,
+    keeps_form=True,
     logging_steps=None,
     null_is_default=True,
     no_nulls=("bf16",),

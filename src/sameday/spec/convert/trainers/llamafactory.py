@@ -326,6 +326,7 @@ TRAINER = Trainer(
     shrinks_first=True,
     data={"--train": ("dataset", "dataset_dir"), "--val": ("eval_dataset",)},
     defaults=_defaults,
+    keeps_form=True,
     no_nulls=("finetuning_type", "max_length", "max_pixels", "min_pixels", "lora_r", "lora_dropout", NAMED),
     prepare=_prepare,
     bare_names="decoder",

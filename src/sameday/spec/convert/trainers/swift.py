@@ -244,6 +244,7 @@ TRAINER = Trainer(
     ),
     data={"--train": ("dataset",), "--val": ("val_dataset",)},
     defaults=_defaults,
+    keeps_form=True,
     prepare=_prepare,
     loss_weight=("token", "it divides a step's loss by all of its answer tokens"),
     loads_as_computed=True,

@@ -41,6 +41,8 @@ class Trainer:
     """What it takes where a name is absent, as far as it is not what transformers' Trainer takes."""
     logging_steps: int | None = 500
     """How often it logs where nothing says it; None where that depends on the number of steps."""
+    keeps_form: bool = False
+    """Whether an adapter that training starts from keeps its own rank, alpha and dropout, whatever the config says."""
     null_is_default: bool = False
     """Whether it takes every null for absent; others hand it on, and what tests it for truth takes it for false."""
     own_nulls: Mapping[str, str] = field(default_factory=dict)
