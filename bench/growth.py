@@ -25,7 +25,7 @@ from typing import Any
 
 from loaded import Loaded, floors, start, warmed
 from mixture import LARGE
-from real import Row, data_of, model_of, recipe_of
+from rows import Row, data_of, model_of, recipe_of
 
 from sameday.report.charts import HEIGHT, WIDTH, Curve, line_chart, tag, text
 

@@ -34,7 +34,9 @@ Make = Callable[[list[Question], int, TrainerCallback], Any]
 BATCH = 16
 """Questions of an optimizer step."""
 MICRO = (8, 16, 4)
-"""Micro-batches that the first row tries; a later one begins with what was best before."""
+UNSLOTH_MICRO = (4, 8)
+"""Micro-batches that a row tries; a later one begins with what was best before. Unsloth compiles for each of them, for
+most of a minute."""
 WARM, TRIED, WORSE = 3, 3, 1.03
 """Steps before the timed ones; timed steps after which a setting is given up that is so many times slower than the
 best one."""
@@ -269,10 +271,12 @@ class Collator:
 
 
 def candidates(known: int | None, last: int | None, first: Sequence[int]) -> Sequence[int]:
-    """Micro-batches to try: all at first; later what was best for such images, or what was best before and less."""
+    """Micro-batches to try: what was best for such images; or all, what was best before and smaller ones first."""
     if known is not None:
         return (known,)
-    return first if last is None else tuple(max(1, last // part) for part in (1, 2, 4))
+    if last is None:
+        return first
+    return (last, *sorted((each for each in first if each != last), key=lambda each: (each > last, -each)))
 
 
 def measured(job: Job) -> Iterator[dict[str, Any]]:
@@ -284,7 +288,8 @@ def measured(job: Job) -> Iterator[dict[str, Any]]:
     for row in job["rows"]:
         questions = [json.loads(line) for line in Path(row["questions"]).read_text().splitlines()]
         first, best, most, fit = last is None, None, BATCH, 0
-        for micro in candidates(best_of.get(row["images"]), last, job.get("micro") or MICRO):
+        usual_micro = UNSLOTH_MICRO if job["peer"] == "unsloth" else MICRO
+        for micro in candidates(best_of.get(row["images"]), last, job.get("micro") or usual_micro):
             if micro > most or (fit == 2 and not first) or time.time() > job["until"]:
                 continue
             result = timed(make, questions, micro, job, best)

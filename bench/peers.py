@@ -8,10 +8,11 @@ SFTTrainer, liger-kernel, Unsloth. Each in its own process, at its best setting 
 
 The same model folder, images, questions and order; LoRA r=4 on q, k, v and o with dropout 0.05, bf16, fused AdamW, 16
 questions a step, no checkpointing. Each trainer reads images and makes batches by its own means, one question a row
-(TRL learns one token more, the line break behind an answer). Of each row: the fastest of micro-batches of 4,
-8 and 16 questions; seconds of a step, median (least to most) of those after the first three, through the trainer's own
-loop; memory that the allocator held; questions a second; how many times as long as ours, if that was measured on the
-same GPU with a model of the same size. A trainer that is missing, fails or runs out of its time says so in its row.
+(TRL learns one token more, the line break behind an answer). Of each row: the fastest of micro-batches of 4, 8 and 16
+questions, with Unsloth, which compiles for each, of 4 and 8; seconds of a step, median (least to most) of those after
+the first three, through the trainer's own loop; memory that the allocator held; questions a second; how many times as
+long as ours in its first epoch, if that was measured on the same GPU with a model of the same size. A trainer that is
+missing, fails or runs out of its time says so in its row.
 `--compile` asks Trainer, TRL and liger for `torch_compile`; Unsloth compiles by itself. OUT/peers.json has all of it,
 OUT/peers/NAME.log what a trainer printed.
 """
@@ -31,15 +32,15 @@ from pathlib import Path
 from typing import Any
 
 from beside import OURS, PEERS, read, table
-from real import ROWS, Row, data_of, model_of, recipe_of, row_name, samples_of
+from rows import BATCH, ROWS, Row, data_of, model_of, recipe_of, row_name, samples_of
 
 from sameday.tasks.vqa.plain import conversation
 
 NAMES = ("trainer", "trl", "liger", "unsloth")
-MEASURED = ("768×576, by_image", "2 of 1280×1024", "768×576, shuffle", "mixture")
+MEASURED = ("768×576, by_image", "2 of 1280×1024")
 """In the order of their worth, if the time does not suffice for all."""
-BATCH = 16
-"""Questions of a step, in every recipe of `bench/real.py`."""
+SECONDS = {"trainer": 110, "trl": 110, "liger": 110, "unsloth": 300}
+"""Of each trainer, its start included."""
 GRACE = 20
 """Seconds after the end of its time in which a trainer may end by itself."""
 ALONE = {
@@ -180,8 +181,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--rows", nargs="+", type=row_name, choices=tuple(ROWS), default=MEASURED)
     parser.add_argument("--steps", type=int, default=10, help="that are timed")
-    parser.add_argument("--micro", type=int, nargs="+", choices=(4, 8, 16), help="that the first row tries")
-    parser.add_argument("--seconds", type=float, default=90, help="of each trainer, its start included")
+    parser.add_argument("--micro", type=int, nargs="+", choices=(4, 8, 16), help="that are tried")
+    parser.add_argument("--seconds", type=float, help="of each trainer, its start included")
     parser.add_argument("--compile", action="store_true")
     args = parser.parse_args()
     out = args.out.absolute()
@@ -191,7 +192,7 @@ def main() -> None:
     rows = rows_of(out, args.rows, args.size == "tiny")
     for peer in args.only:
         job = job_of(out, peer, rows, args)
-        ended = run(job, out / "peers", args.seconds)
+        ended = run(job, out / "peers", args.seconds or SECONDS[peer])
         found += results(peer, args.size, args.rows, Path(job["out"]), ended)
         found.sort(key=lambda each: (tuple(ROWS).index(each["row"]), NAMES.index(each["peer"])))
         (out / PEERS).write_text(json.dumps(found) + "\n")

@@ -16,7 +16,7 @@ import pytest
 import torch
 from loaded import Loaded, floors, start, warmed
 from mixture import USUAL, write_split
-from real import BATCH, KEPT, ROWS, WARM, Row, data_of, model_of, recipe_of
+from rows import Row, data_of, model_of, recipe_of
 
 from sameday.commands.session import Session
 from sameday.profile.floor import floor_of
@@ -93,15 +93,6 @@ def test_a_task_of_cached_features_is_as_one_loaded_anew(sessions: tuple[Session
     assert in_memory.model.keep is None and in_memory.model.memory is not None
     last = loaded.task(first).model
     assert last.keep is None and last.memory is None, "the next one keeps nothing"
-
-
-def test_rows_of_kept_features_are_timed_when_all_are_there() -> None:
-    kept = {name: row for name, row in ROWS.items() if row.kept}
-    assert kept and {name.removesuffix(KEPT) for name in kept} <= ROWS.keys()
-    for name, row in kept.items():
-        assert replace(row, kept=False) == ROWS[name.removesuffix(KEPT)]
-        assert row.warm * BATCH >= sum(count for _, count in row.pictures or ()) and row.warm >= WARM
-    assert {row.warm for row in ROWS.values() if not row.kept} == {WARM}
 
 
 def test_floors_have_no_tower_for_images_of_earlier_steps(sessions: tuple[Session, Session]) -> None:

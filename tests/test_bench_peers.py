@@ -16,7 +16,7 @@ import torch
 from beside import table
 from mixture import LARGE, USUAL
 from PIL import Image
-from real import Row, data_of, model_of, recipe_of
+from rows import Row, data_of, model_of, recipe_of
 
 from sameday.commands.session import silent
 from sameday.data.order import Place, epoch_steps
@@ -112,6 +112,13 @@ def tried(monkeypatch: pytest.MonkeyPatch, folder: Path, seconds: float, **more:
         for name, images in (("small", "a"), ("large", "b"), ("small again", "a"))
     ]
     return list(peer.measured({"peer": "some", "rows": rows, "steps": 4, "until": hours.now + seconds, **more}))
+
+
+def test_micro_batches_begin_with_what_was_best_before() -> None:
+    assert peer.candidates(None, None, peer.MICRO) == (8, 16, 4)
+    assert peer.candidates(None, 16, peer.MICRO) == (16, 8, 4)
+    assert peer.candidates(None, 4, peer.UNSLOTH_MICRO) == (4, 8), "a larger one too, which larger images may want"
+    assert peer.candidates(8, 4, peer.MICRO) == (8,)
 
 
 @pytest.mark.slow

@@ -5,16 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import real
-from real import ROWS, WARM, asked, model_of, stalls, whole_run
+import rows
+from real import LATER, asked, parts_of
+from rows import BATCH, MIXTURE, ROWS, USUAL, WARM, Row, model_of
+from stalls import stalls, whole_run
 
-USUAL = [0.1] * (WARM + 10)
-PIXELS = [1000] * len(USUAL)
+SECONDS = [0.1] * (WARM + 10)
+PIXELS = [1000] * len(SECONDS)
 
 
 def told(steps: dict[int, float], pixels: dict[int, int]) -> str:
     """Of a run whose steps and pixels are the usual ones but for these, counted from 1."""
-    seconds = [steps.get(number, each) for number, each in enumerate(USUAL, 1)]
+    seconds = [steps.get(number, each) for number, each in enumerate(SECONDS, 1)]
     seen = [pixels.get(number, each) for number, each in enumerate(PIXELS, 1)]
     return stalls(seconds, seen, [], "mixture, run 1: 9 s")
 
@@ -35,12 +37,39 @@ def test_a_long_step_is_judged_by_its_pixels() -> None:
     assert told({WARM: 0.9}, {}).endswith("none"), "things are compiled or recorded in the first ones"
 
 
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+def test_an_epoch_has_the_steps_that_are_timed_in_it(row: Row) -> None:
+    pictures = row.pictures or ((USUAL[0], 9),) * MIXTURE[0]
+    epoch = sum(count for _, count in pictures) // BATCH
+    first, later = parts_of("some", row, epoch, True, None)
+    assert first.timed == range(WARM, WARM + row.steps) and first.timed.stop <= epoch, "twenty at least, in one epoch"
+    assert len(first.timed) >= 20 and len(later.timed) == row.later >= 20
+    assert later.timed.start == epoch + 1 and later.since == first.timed.stop, "no step is left out"
+    assert (first.name, later.name) == ("some", f"some{LATER}")
+
+
+def test_where_nothing_is_kept_one_epoch_is_as_another() -> None:
+    (only,) = parts_of("some", ROWS["mixture"], 5, False, 7)
+    assert only.timed == range(WARM, WARM + 7)
+
+
+def test_an_epoch_that_is_too_short_to_be_timed_is_told() -> None:
+    with pytest.raises(SystemExit, match=f"some: an epoch of {WARM} steps has none behind the first {WARM}"):
+        parts_of("some", ROWS["mixture"], WARM, True, None)
+
+
+def test_words_behind_peers_are_those_of_its_own_script() -> None:
+    given = asked(["out", "--steps", "3", "--peers", "--only", "liger", "--steps", "5"])
+    assert given.peers == ["--only", "liger", "--steps", "5"] and given.steps == 3 and given.only == tuple(ROWS)
+    assert asked(["out"]).peers is None and asked(["out", "--peers"]).peers == []
+
+
 def test_rows_can_be_typed_with_an_x() -> None:
     assert asked(["out", "--only", "2 of 1280x1024", "mixture"]).only == ["2 of 1280×1024", "mixture"]
     assert {asked(["out", "--only", name.replace("×", "x")]).only[0] for name in ROWS} == set(ROWS)
 
 
-@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.kept or row.least_memory])
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.least_memory])
 def test_a_whole_run_is_not_of_a_row_about_a_plan(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         asked(["out", "--run", "--only", name])
@@ -57,7 +86,7 @@ def test_a_first_run_may_end_before_it_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """At its last step, which is no mistake."""
-    monkeypatch.setitem(real.ROWS, "768×576, by_image", real.Row("by_image", ((real.USUAL[0], 8),) * 2))
+    monkeypatch.setitem(rows.ROWS, "768×576, by_image", Row("by_image", ((rows.USUAL[0], 8),) * 2))
     args = asked([str(tmp_path), "--size", "tiny", "--run", "--only", "768×576, by_image", "--steps", "3"])
     model_of(tmp_path, tiny=True)
     whole_run(tmp_path, args)
