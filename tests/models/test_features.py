@@ -27,7 +27,8 @@ from sameday.data.questions.sample import ImageRef, images_of
 from sameday.hardware.machine import Machine
 from sameday.hardware.ranks import Ranks
 from sameday.models import features
-from sameday.models.features import FeatureMemory, share_made
+from sameday.models.features import FeatureMemory, in_powers, share_made
+from sameday.models.vlm import VisionLanguageModel
 from sameday.profile.timeline import record
 from sameday.record.folder import RunFolder
 from sameday.spec.document import dump_yaml
@@ -47,7 +48,8 @@ PLANS: dict[str, dict[str, Any]] = {
     "plain": {},
     "shared": {"share_images": True, "packing": True, "max_questions": None, "label_only_logits": True},
 }
-KEPT = PLANS["shared"] | {"keep_features": True}
+KEEPING = {"keep_features": True, "deterministic": True}
+KEPT = PLANS["shared"] | KEEPING
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +76,7 @@ def test_what_comes_back_is_what_was_made(batches: Sequence[Sequence[int]], open
             memory.open()
         if time <= opened:
             made.clear()
-        got = memory.of_all([str(number) for number in batch], lambda i, batch=batch: make(batch[i]))  # type: ignore[misc]
+        got = memory.of_all([str(number) for number in batch], lambda new, batch=batch: [make(batch[i]) for i in new])  # type: ignore[misc]
         assert torch.equal(got, torch.cat([image(number) for number in batch], 1))
         assert len(memory) == (0 if time < opened else len({n for each in batches[opened : time + 1] for n in each}))
     assert set(made.values()) <= {1}, "once in a batch, and once at all where it is kept"
@@ -93,10 +95,20 @@ def test_the_share_that_is_made_is_what_a_run_makes(steps: Sequence[set[int]], m
     with patch.object(FeatureMemory, "_room", lambda _: (10**9 if len(memory) < most else 0, 0)):
         for step in steps:
             if step:
-                memory.of_all(sorted(map(str, step)), lambda i, step=step: make(sorted(step)[i]))
+                memory.of_all(sorted(map(str, step)), lambda new, step=step: [make(sorted(step)[i]) for i in new])
     needed = sum(map(len, steps))
     share = share_made([sorted(map(str, step)) for step in steps], most)
     assert share == (len(made) / needed if needed else 0.0)
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=40))
+def test_those_of_one_kind_come_together_in_few_sizes(kinds: Sequence[str]) -> None:
+    groups = list(in_powers(range(len(kinds)), lambda i: kinds[i]))
+    assert sorted(number for group in groups for number in group) == list(range(len(kinds)))
+    assert all(len({kinds[number] for number in group}) == 1 for group in groups)
+    sizes = {kind: [len(group) for group in groups if kinds[group[0]] == kind] for kind in set(kinds)}
+    assert all(size & (size - 1) == 0 for each in sizes.values() for size in each), "powers of two"
+    assert all(len(each) == kinds.count(kind).bit_count() for kind, each in sizes.items()), "as few as can be"
 
 
 def test_it_takes_no_more_than_there_is_room_for(
@@ -114,12 +126,12 @@ def test_it_takes_no_more_than_there_is_room_for(
     assert said == "keep_features: up to 0.0 GiB for features of images; 0.0 GiB more than needed so far stay free"
     assert memory.most() == 0, "it is not known how large they are"
     for number in range(20):
-        memory.of_all([str(number)], lambda _: each + number)  # noqa: B023
+        memory.of_all([str(number)], lambda _: [each + number])  # noqa: B023
         taken = len(memory) * each.nbytes
         assert memory.most() == 7, number
     assert len(memory) == memory.most() == 7, "750 bytes of 1,000, 100 for each"
     for number in range(20):
-        got = memory.of_all([str(number)], lambda _: each + number)  # noqa: B023
+        got = memory.of_all([str(number)], lambda _: [each + number])  # noqa: B023
         assert torch.equal(got, each + number)
     assert len(memory) == 7 and [str(n) in memory for n in range(20)] == [True] * 7 + [False] * 13
     said = capfd.readouterr().err
@@ -129,7 +141,7 @@ def test_it_takes_no_more_than_there_is_room_for(
     assert memory.let_go() == "features of 7 images (0.0 GiB)" and memory.let_go() is None and not len(memory)
     assert memory.open() is None, "it says so once"
     taken = 0
-    memory.of_all(["1"], lambda _: each)
+    memory.of_all(["1"], lambda _: [each])
     assert not len(memory), "what ran out once would run out again"
 
 
@@ -141,7 +153,7 @@ def test_on_a_gpu_they_lie_apart_from_what_steps_take_and_are_given_back() -> No
     del steps  # a free segment, which a tensor that stays must not be cut from
     reserved = torch.cuda.memory_reserved()
     for number in range(4):
-        memory.of_all([str(number)], lambda _: torch.ones(1, 2**22, 1, device=DEVICE))
+        memory.of_all([str(number)], lambda _: [torch.ones(1, 2**22, 1, device=DEVICE)])
     assert len(memory) == 4 and torch.cuda.memory_reserved() >= reserved + 4 * 2**24
     again = torch.empty(2**28, dtype=torch.uint8, device=DEVICE)
     del again
@@ -160,7 +172,7 @@ def test_they_are_kept_where_segments_grow() -> None:
         memory = features.FeatureMemory(torch.device("cuda"))
         memory.open()
         for number in range(4):
-            memory.of_all([str(number)], lambda _: torch.ones(1, 2**22, 1, device="cuda"))
+            memory.of_all([str(number)], lambda _: [torch.ones(1, 2**22, 1, device="cuda")])
         taken = torch.cuda.memory_allocated()
         memory.let_go()
         print(len(memory), taken - torch.cuda.memory_allocated(), torch.cuda.memory_reserved())
@@ -230,15 +242,40 @@ def test_the_same_model_is_trained(
     world: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain, seen = trained(world, tmp_path / "plain", PLANS[name])
-    kept, once = trained(world, tmp_path / "kept", PLANS[name] | {"keep_features": True})
+    kept, once = trained(world, tmp_path / "kept", PLANS[name] | KEEPING)
     assert "keep_features: up to " in capsys.readouterr().out
     assert once == [1] * images(world) and sum(seen) > len(once), "each once, by itself, in two epochs"
     worst = max(float((kept[n] - plain[n]).norm() / plain[n].norm().clamp(min=1e-9)) for n in plain)
     assert kept.keys() == plain.keys() and worst < 3e-5
     monkeypatch.setattr(features, "LEFT", 2.0)
-    without, often = trained(world, tmp_path / "full", PLANS[name] | {"keep_features": True})
+    without, often = trained(world, tmp_path / "full", PLANS[name] | KEEPING)
     assert equal(without, kept), "for none there is room: the same bits"
     assert len(often) > len(once) and set(often) == {1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLANS)
+def test_images_of_one_size_may_be_computed_together(
+    world: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, _ = trained(world, tmp_path / "alone", PLANS[name] | KEEPING)
+    monkeypatch.setattr(VisionLanguageModel, "joins_images", True)
+    joined, calls = trained(world, tmp_path / "joined", PLANS[name] | {"keep_features": True})
+    assert sum(calls) == images(world) and max(calls) > 1
+    assert plain.keys() == joined.keys()
+    assert max(float((joined[n] - plain[n]).norm() / plain[n].norm().clamp(min=1e-9)) for n in plain) < 3e-5
+
+
+@pytest.mark.parametrize(
+    ("device", "deterministic", "joins"), [("cpu", False, False), ("cuda", False, True), ("cuda", True, False)]
+)
+def test_images_are_computed_one_by_one_where_bits_are_promised(
+    world: Path, monkeypatch: pytest.MonkeyPatch, device: str, deterministic: bool, joins: bool
+) -> None:
+    model = worlds.make_task(world, worlds.tiny_recipe(world / "model"), Plan(**PLANS["shared"])).model
+    monkeypatch.setattr(model, "device", torch.device(device))
+    monkeypatch.setattr(model, "plan", model.plan.model_copy(update={"deterministic": deterministic}))
+    assert model.joins_images == joins
 
 
 @pytest.mark.slow

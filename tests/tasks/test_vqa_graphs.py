@@ -134,7 +134,7 @@ def test_features_that_stay_in_memory_are_read_by_recordings(
     tiny_qwen3: Path, world: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(features, "LEFT", 0.0)  # other processes may have most of the memory
-    task, steps = make(tiny_qwen3, world, {"keep_features": True}), range(9)
+    task, steps = make(tiny_qwen3, world, {"keep_features": True, "deterministic": True}), range(9)
     made, memory = learned(task, steps), task.model.memory
     assert memory is not None and not len(memory), "nothing before it is known what steps need"
     assert task.warmed_up() is not None

@@ -4,7 +4,7 @@ computed again."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -26,6 +26,18 @@ def share_made(steps: Iterable[Collection[str]], most: int) -> float:
         made, needed = made + len(new), needed + len(contents)
         kept.update(new[: most - len(kept)])
     return made / needed if needed else 0.0
+
+
+def in_powers(numbers: Iterable[int], kind: Callable[[int], Hashable]) -> Iterator[list[int]]:
+    """Those of one kind together, in groups of 1, 2, 4, 8, …: what is compiled for a size of group serves again."""
+    alike: dict[Hashable, list[int]] = {}
+    for number in numbers:
+        alike.setdefault(kind(number), []).append(number)
+    for group in alike.values():
+        while group:
+            size = 1 << (len(group).bit_length() - 1)
+            yield group[:size]
+            group = group[size:]
 
 
 class FeatureMemory(Container[str]):
@@ -54,14 +66,14 @@ class FeatureMemory(Container[str]):
         free = f"{left:.1f} GiB more than needed so far stay free"
         return f"keep_features: up to {room:.1f} GiB for features of images; {free}"
 
-    def of_all(self, contents: Sequence[str], make: Callable[[int], Tensor]) -> Tensor:
-        """(1 + DeepStack's, tokens, width) over these images. `make` computes one of them by itself, so that its
-        features do not depend on who is beside it: they are the same bits whether there was room for them or not, and
-        wherever a run was resumed."""
-        each: dict[str, Tensor] = {}
-        for number, content in enumerate(contents):
-            if content not in each:
-                each[content] = self._kept[content] if content in self._kept else self._made(content, make(number))
+    def of_all(self, contents: Sequence[str], make: Callable[[list[int]], Iterable[Tensor]]) -> Tensor:
+        """(1 + DeepStack's, tokens, width) over these images. `make` computes those of them that are not kept, by their
+        numbers."""
+        missing = {content: number for number, content in reversed(list(enumerate(contents)))}
+        each = {content: self._kept[content] for content in missing if content in self._kept}
+        new = sorted(number for content, number in missing.items() if content not in each)
+        for number, features in zip(new, make(new) if new else (), strict=True):
+            each[contents[number]] = self._made(contents[number], features)
         return torch.cat([each[content] for content in contents], 1)
 
     def most(self) -> int:

@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from sameday.models.adapters import (
 )
 from sameday.models.digest import config_digest, digest_of
 from sameday.models.families.base import Family, Grids
-from sameday.models.features import FeatureMemory
+from sameday.models.features import FeatureMemory, in_powers
 from sameday.models.formats import by_kind, notes, quantize
 from sameday.models.host_table import embeddings_to_host
 from sameday.models.layers import any_size, compile_layers
@@ -303,7 +303,7 @@ class VisionLanguageModel:
         missing = [grid for grid, ready in zip(batch.grids, batch.ready, strict=True) if not ready]
         if self.memory is not None and self.module.training:
             pixels = self._pixels_of(batch.pixels, batch.grids)
-            return self.memory.of_all(batch.contents, lambda i: self._alone(pixels[i], batch.grids[i])).unbind()
+            return self.memory.of_all(batch.contents, partial(self._fresh, pixels, batch.grids)).unbind()
         if self.keep is None:
             return self.image_features(self.patches(batch.pixels, missing), missing)
         # One by one, so that an image's features do not depend on who was beside it when they were made.
@@ -322,8 +322,27 @@ class VisionLanguageModel:
         for image, grid in zip(self._pixels_of(pixels, grids), grids, strict=True):
             yield self._alone(image, grid)
 
-    def _alone(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
-        return torch.stack(self.image_features(self.patches(pixels, [grid]), [grid]))
+    @property
+    def joins_images(self) -> bool:
+        """Whether images of one size are computed together in training that keeps features. Not where runs promise the
+        same bits: an image's features then do not depend on who is beside it, so they are the same whether there was
+        room to keep them or not, and wherever a run was resumed."""
+        return self.device.type == "cuda" and not self.plan.deterministic
+
+    def _fresh(self, pixels: Sequence[Tensor], grids: Grids, numbers: Sequence[int]) -> list[Tensor]:
+        """Of some of these images. One small image after the other would let a GPU wait for their launches."""
+        if not self.joins_images:
+            return [self._alone(pixels[i], grids[i]) for i in numbers]
+        made: dict[int, Tensor] = {}
+        for together in in_powers(numbers, lambda i: grids[i]):
+            sizes = [grids[i] for i in together]
+            joined = self._alone(torch.cat([pixels[i] for i in together]), *sizes)
+            made |= zip(together, joined.chunk(len(together), 1), strict=True)
+        return [made[i] for i in numbers]
+
+    def _alone(self, pixels: Tensor, *grids: tuple[int, int]) -> Tensor:
+        """Of these images and no others."""
+        return torch.stack(self.image_features(self.patches(pixels, grids), grids))
 
     def _pixels_of(self, pixels: Tensor, grids: Grids) -> Sequence[Tensor]:
         """Of each image."""
