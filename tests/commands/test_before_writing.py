@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 from typed import refused, sameday, write_recipe
 from worlds import write_world
 
@@ -43,6 +45,28 @@ def test_a_backend_that_is_not_installed(world: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(VqaTask, "load", lambda *_: pytest.fail("the model is loaded"))
     said = refused_unwritten(world, "recipe.image_backend=torchvision")
     assert said == "image_backend torchvision needs torchvision, which is not installed; pil is allowed"
+
+
+def test_a_torchvision_for_another_torch(
+    world: Path, tiny_qwen3: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is there, and transformers would have no class of a model with it, whatever the recipe's backend is."""
+    site = tmp_path_factory.mktemp("site")
+    for folder, file, text in (
+        ("torchvision", "__init__.py", "raise RuntimeError('operator torchvision::nms does not exist')\n"),
+        ("torchvision-0.99.0.dist-info", "METADATA", "Metadata-Version: 2.1\nName: torchvision\nVersion: 0.99.0\n"),
+    ):
+        (site / folder).mkdir(parents=True)
+        (site / folder / file).write_text(text)
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.delitem(sys.modules, "torchvision", raising=False)
+    said = refused_unwritten(world)
+    assert said == (
+        f"torchvision 0.99.0 does not fit torch {torch.__version__}: operator torchvision::nms does not exist; install "
+        "the build that fits, or remove torchvision, which recipe.image_backend pil does not need"
+    )
+    asked = refused(world, "data", "train.jsonl", "--model", str(tiny_qwen3), "--image-root", "images")
+    assert asked.splitlines()[-1] == said
 
 
 def test_questions_that_have_no_room(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,7 +202,9 @@ class VqaSetup(TaskSetup):
         from transformers import AutoConfig, PretrainedConfig
 
         from sameday.models.families import family_of
+        from sameday.models.installed import check_torchvision
 
+        check_torchvision()
         recipe, name = self.recipe, resolve_model(self.home, self.recipe.model)
         try:
             written, _ = PretrainedConfig.get_config_dict(name, revision=recipe.revision)
