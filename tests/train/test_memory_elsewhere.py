@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import sets
@@ -48,11 +49,27 @@ def stopped(recipe: Path) -> str:
     return str(stop.value)
 
 
-def test_while_the_model_is_loaded(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ClassifySetup, "load", out_of_memory)
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("planted"),
+        RuntimeError("unable to mmap 4255144928 bytes from file <model.safetensors>: Cannot allocate memory (12)"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:124] . DefaultCPUAllocator: can't allocate memory: you tried to"),
+        MemoryError(),
+    ],
+    ids=["device", "file", "allocator", "Python"],
+)
+def test_while_the_model_is_loaded(recipe: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    monkeypatch.setattr(ClassifySetup, "load", Mock(side_effect=error))
     said = stopped(recipe)
     assert said.startswith("out of memory while the model was loaded: CPU has ")
     assert said.endswith("plan.images_on host, fewer images, a smaller recipe.data.image_size or recipe.model.width.")
+
+
+def test_other_errors_of_loading_are_not_called_so(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ClassifySetup, "load", Mock(side_effect=RuntimeError("something else")))
+    with pytest.raises(RuntimeError, match="something else"):
+        train_from_files(recipe, None, recipe.parent / "run", ["plan.device=cpu"])
 
 
 @pytest.mark.parametrize(

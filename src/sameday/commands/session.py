@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain, combinations
 from pathlib import Path
@@ -149,12 +149,16 @@ class Session:
 
     def load(self, plan: Plan | None = None, splits: Any = None) -> Task:
         """The task on this process's device. A `plan`, resolved too, or `splits` stand instead of the session's."""
-        import torch
+        from sameday.hardware.memory import out_of_memory
 
         task: Task | None = None
-        with suppress(torch.OutOfMemoryError), self.spent.on("load"):
-            data = self.audited.splits if splits is None else splits
-            task = self.setup.load(plan or self.resolved.plan, self.device, data)
+        try:
+            with self.spent.on("load"):
+                data = self.audited.splits if splits is None else splits
+                task = self.setup.load(plan or self.resolved.plan, self.device, data)
+        except (RuntimeError, OSError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
         if not all(self.ranks.gather(task is not None)) or task is None:  # all ranks stop together
             raise RunStopped(
                 f"out of memory while the model was loaded: {self.machine.shown_name} has "

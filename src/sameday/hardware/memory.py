@@ -24,6 +24,13 @@ def free_memory(device: torch.device) -> tuple[int, int]:
     return min(ours, may_take) - torch.cuda.max_memory_allocated(device), may_take
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Whether a device, or the host, gave no more memory: a CPU's allocator has no class of its own for it."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, (RuntimeError, OSError)) and "allocate memory" in str(error)
+
+
 def segments_grow() -> bool:
     """Whether torch's allocator was told to let its segments grow, so that tensors do not cut them into pieces."""
     set_to = (os.environ.get(name, "") for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))

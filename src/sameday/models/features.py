@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sameday.hardware.memory import free_memory, segments_grow
+from sameday.hardware.memory import free_memory, out_of_memory, segments_grow
 from sameday.spec.words import count, tell
 
 LEFT = 0.25
@@ -105,8 +105,8 @@ class FeatureMemory(Container[str]):
                 with self._aside():
                     self._kept[content] = features.detach().clone(memory_format=torch.contiguous_format)
                 return
-        except RuntimeError as error:  # a CPU's allocator has no class of its own for it
-            if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+        except RuntimeError as error:
+            if not out_of_memory(error):
                 raise
         self._open = False
         tell(f"keep_features: there is room for {self._words()}; others are computed when they come", sys.stderr)
