@@ -4,7 +4,11 @@ What would take days must be asked for. Other commands say so of what is large."
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sets
@@ -15,13 +19,14 @@ from hypothesis import strategies as st
 from typed import refused, sameday, write_recipe
 
 from sameday.commands import outlook
-from sameday.commands.outlook import Outlook, matmul_rate
+from sameday.commands.outlook import SLOW_FORMAT, Outlook, matmul_rate, rates_alone
 from sameday.commands.session import Session
 from sameday.hardware.ranks import Ranks
 from sameday.spec.document import dump_yaml
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
 from sameday.tasks.classify.setup import ClassifySetup
+from sameday.tasks.vqa import weights
 from sameday.tasks.vqa.setup import VqaSetup
 from sameday.tune import command
 from sameday.verify.processes import Arms
@@ -38,12 +43,19 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def rated(monkeypatch: pytest.MonkeyPatch, rate: Callable[[Any], float]) -> None:
+    """A CPU that does so many FLOP per second in each format, with all threads and with one."""
+    monkeypatch.setattr(outlook, "matmul_rate", rate)
+    monkeypatch.setattr(outlook, "rates_alone", lambda precision: {each: rate(each) for each in (precision, "float32")})
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+
+
 TRAIN = ("train", "recipe.yaml", "--out", "run")
 LONG = ("--set", "recipe.max_steps=2000000000")
 
 
 def test_what_would_take_days_must_be_asked_for(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outlook, "matmul_rate", lambda _precision: 1e9)
+    rated(monkeypatch, lambda _precision: 1e9)
     said = refused(home, *TRAIN, *LONG)
     assert re.fullmatch(
         r"plan\.device auto: torch finds no GPU here, and a CPU would take at least about [\d,]+ days \(\S+ FLOP of "
@@ -77,14 +89,14 @@ def test_a_short_run_is_said_to_be_on_a_cpu(home: Path) -> None:
 
 def test_a_long_one_says_how_long(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outlook, "WORTH_TIMING", 1.0)
-    monkeypatch.setattr(outlook, "matmul_rate", lambda _precision: 1e6)
+    rated(monkeypatch, lambda _precision: 1e6)
     assert "\non this CPU the run takes at least about " in sameday(home, *TRAIN).out
 
 
 @pytest.mark.parametrize("asked", [(), ("--set", "plan.device=cpu")])
 def test_a_format_that_the_cpu_is_slow_at(home: Path, monkeypatch: pytest.MonkeyPatch, asked: tuple[str, ...]) -> None:
     rates = {"bf16": 1e9, "float32": 2.4e11}
-    monkeypatch.setattr(outlook, "matmul_rate", rates.__getitem__)
+    rated(monkeypatch, rates.__getitem__)
     sentence = "bf16 matmuls are about 240 times slower than float32 ones on this CPU: recipe.precision float32 is "
     sentence += "another recipe, and the faster one here"
     assert f"{sentence}\n" in sameday(home, *TRAIN, "--set", "recipe.precision=bf16", *asked).out
@@ -120,6 +132,39 @@ def asked(tmp_path: Path, tiny_qwen3: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return write_recipe(worlds.write_world(tmp_path, 3, counts=(3, 2), hard=False), tiny_qwen3)
 
 
+FROZEN = r"(?P<gib>\S+) GiB for (?P<frozen>[\d,]+) weights in "
+WHOLE = r"(?P<gib>\S+) GiB for (?P<trained>[\d,]+) trained ones, gradients and AdamW's moments"
+OF_QUESTIONS: dict[str, tuple[dict[str, str], int, str]] = {
+    "float32": ({}, 4, rf"{FROZEN}float32; .* recipe.model, recipe.precision bf16, which is another recipe"),
+    "bf16": ({"precision": "bf16"}, 2, rf"{FROZEN}bf16; .* recipe.model"),
+    "all": ({"train": "all"}, 16, rf"\S+ GiB for (?P<frozen>[\d,]+) weights in float32 and {WHOLE}; .* recipe.model"),
+}
+
+
+@pytest.mark.parametrize("name", OF_QUESTIONS)
+def test_a_model_that_has_no_room_in_memory_is_refused_before_it_is_read(
+    asked: Path, tiny_qwen3: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    fields, each, what = OF_QUESTIONS[name]
+    model = worlds.make_task(asked, worlds.tiny_recipe(tiny_qwen3, **fields), Plan()).model
+    monkeypatch.setattr(weights, "SMALL", 0)
+    monkeypatch.setattr(outlook, "free_memory", lambda _device: (0, 2**10))
+    write_recipe(asked, tiny_qwen3, **fields)
+    said = refused(asked, *TRAIN, "--set", "plan.device=cpu").splitlines()[-1]
+    has = r"takes at least \S+ GiB of memory, and this machine has 9.54e-07"
+    told = re.fullmatch(rf"training {has}: {what}", said)
+    assert told is not None and not (asked / "run").exists(), said
+    base = [parameter for key, parameter in model.module.named_parameters() if "lora_" not in key]
+    numbers = {kind: int(number.replace(",", "")) for kind, number in told.groupdict().items() if kind != "gib"}
+    for kind, number in numbers.items():
+        assert number == sum(p.numel() for p in base if p.requires_grad == (kind == "trained")), kind
+    assert float(told["gib"]) == pytest.approx(
+        each * numbers["trained" if "trained" in numbers else "frozen"] / 2**30, rel=0.01
+    )
+    scored = refused(asked, *ON_QUESTIONS["eval"], "--set", "plan.device=cpu").splitlines()[-1]
+    assert re.match(rf"an evaluation {has}: \S+ GiB for {sum(numbers.values()):,} weights in ", scored)
+
+
 @pytest.mark.parametrize("words", ON_QUESTIONS.values(), ids=ON_QUESTIONS)
 def test_whatever_loads_a_large_model_says_that_it_is_on_a_cpu(
     asked: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
@@ -138,7 +183,7 @@ def test_whatever_loads_a_large_model_says_that_it_is_on_a_cpu(
 def test_a_format_that_a_large_model_is_slow_in(
     asked: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(outlook, "matmul_rate", {"bf16": 1e9, "float32": 2.4e11}.__getitem__)
+    rated(monkeypatch, {"bf16": 1e9, "float32": 2.4e11}.__getitem__)
     monkeypatch.setattr(outlook, "LARGE", 1)
     said = sameday(asked, *words, "--set", "recipe.precision=bf16")
     slow = "bf16 matmuls are about 240 times slower than float32 ones on this CPU: recipe.precision float32 is"
@@ -148,7 +193,7 @@ def test_a_format_that_a_large_model_is_slow_in(
 @pytest.mark.parametrize("name", [name for name in ON_QUESTIONS if name != "cache"])
 def test_days_of_other_commands_must_be_asked_for(asked: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(outlook, "WORTH_TIMING", 1.0)
-    monkeypatch.setattr(outlook, "matmul_rate", lambda _precision: 10.0)
+    rated(monkeypatch, lambda _precision: 10.0)
     said = refused(asked, *ON_QUESTIONS[name]).splitlines()[-1]
     assert re.fullmatch(
         r"plan\.device auto: torch finds no GPU here, and a CPU would take at least about [\d,]+ days \(.*\); "
@@ -164,7 +209,7 @@ def test_days_of_other_commands_must_be_asked_for(asked: Path, monkeypatch: pyte
 def test_an_evaluation_of_images_is_looked_at_too(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sameday(home, *TRAIN).code == 0
     monkeypatch.setattr(outlook, "WORTH_TIMING", 1.0)
-    monkeypatch.setattr(outlook, "matmul_rate", lambda _precision: 1e6)
+    rated(monkeypatch, lambda _precision: 1e6)
     said = sameday(home, "eval", "run", "--split", "val")
     assert said.code == 0 and said.out.startswith(
         "device: cpu, because torch finds no GPU here\non this CPU the loss of"
@@ -178,7 +223,7 @@ def test_stages_are_judged_together(asked: Path, monkeypatch: pytest.MonkeyPatch
     """Neither of them takes a day; what is asked to stop early does not take long."""
     monkeypatch.setattr(outlook, "WORTH_TIMING", 1.0)
     total: list[float] = []
-    monkeypatch.setattr(outlook, "matmul_rate", lambda _precision: total[0] if total else 1e18)
+    rated(monkeypatch, lambda _precision: total[0] if total else 1e18)
     one_step = r"all stages together take at least about .* \((\S+) FLOP of matmuls at"
     said = sameday(asked, *STAGES)
     (flop,) = re.findall(one_step, said.out)
@@ -197,7 +242,7 @@ def test_stages_are_judged_together(asked: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_finished_stage_is_not_ahead(tmp_path: Path, tiny_qwen3: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(outlook, "WORTH_TIMING", 1.0)
-    monkeypatch.setattr(outlook, "matmul_rate", lambda _precision: 1e18)
+    rated(monkeypatch, lambda _precision: 1e18)
     write_recipe(worlds.write_world(tmp_path, 3, counts=(3, 2), hard=False), tiny_qwen3)
     stages = (*TRAIN, "--set", "recipe.stages=[{name: one, max_steps: 1}, {name: two, max_steps: 3}]")
     together = r"\non this CPU all stages together take at least about 0 seconds \((\S+) FLOP"
@@ -210,12 +255,42 @@ def test_a_finished_stage_is_not_ahead(tmp_path: Path, tiny_qwen3: Path, monkeyp
 
 @given(st.floats(1e6, 1e20), st.floats(1e6, 1e13), st.floats(1e6, 1e13))
 def test_outlook(flop: float, rate: float, float32: float) -> None:
-    ahead = Outlook(flop, "bf16", rate, float32)
+    ahead = Outlook(flop, "bf16", rate, float32 / rate)
     assert ahead.seconds * rate == pytest.approx(flop)
-    assert (ahead.slow_format() is not None) == (float32 / rate >= 4)
+    assert (ahead.slow_format() is not None) == (float32 / rate >= SLOW_FORMAT)
     number, unit = re.match(r"at least about ([\d,]+) (days|hours|minutes|seconds) \(", ahead.estimate()).groups()  # type: ignore[union-attr]
     size = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}[unit]
     assert abs(int(number.replace(",", "")) * size - ahead.seconds) <= 0.5001 * size
+
+
+def test_other_programs_do_not_decide_whether_a_format_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All threads together are a hundred times too slow where they wait for one that lost its core, in any format."""
+    monkeypatch.setattr(outlook, "rates_alone", lambda precision: {precision: 1e9, "float32": 5e9})
+    for together in (1e7, 1e11):
+        monkeypatch.setattr(outlook, "matmul_rate", lambda _precision, together=together: together)
+        ahead = outlook._outlook(1e12, "bf16")
+        assert ahead.slow_format() is not None and ahead.slower == 5
+        assert ahead.rate >= 1e9 * torch.get_num_threads(), "what a run takes at least"
+
+
+BUSY = "import time; end = time.time() + 60\nwhile time.time() < end: pass"
+
+
+@pytest.mark.slow
+def test_both_formats_are_timed_in_turns_with_one_thread() -> None:
+    """Whatever else this machine does; how fast it is, nobody can say here."""
+    threads = torch.get_num_threads()
+    busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(2 * threads)]
+    try:
+        ratios = [rates["float32"] / rates["bf16"] for rates in (rates_alone("bf16") for _ in range(5))]
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    assert torch.get_num_threads() == threads
+    assert max(ratios) < 3 * min(ratios), "the decision is the same each time"
+    (only,) = rates_alone("float32").values()
+    assert 1e7 < only < 1e15
 
 
 @pytest.mark.slow

@@ -3,13 +3,16 @@ numeric format is one that this CPU is slow at."""
 
 from __future__ import annotations
 
+import math
 import os
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sameday.commands.session import Session
 from sameday.hardware.memory import free_memory
@@ -24,31 +27,31 @@ WORTH_TIMING = 1e12
 """FLOP from which on a run is worth an estimate: minutes on a few cores."""
 REFUSED = 24 * 3600.0
 """Seconds from which on a CPU must be asked for."""
-SLOW_FORMAT = 4.0
-"""Times slower than float32 from which on a numeric format is worth a word."""
+SLOW_FORMAT = 2.5
+"""Times slower than float32 from which on a numeric format is worth a word: 4 to 16 where it is emulated, and less than
+1 where the CPU has it."""
 LARGE = 1e9
 """Numbers of a model from which on a CPU is worth a word, whatever is computed with it."""
 NO_GPU = "torch finds no GPU here"
 BRIEF = 0.2
 """Seconds that timing a matmul takes: long enough for a moment in which no other program is at work."""
+ALONE = 128
+"""Rows and columns of a matmul that one thread ends long before another program gets its core, in any format."""
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """Matmuls of a run in FLOP, and how many a second this CPU does in its format and in float32."""
+    """Matmuls of a run in FLOP, how many a second this CPU does in its format, and how many times slower that is than
+    float32."""
 
     flop: float
     precision: str
     rate: float
-    float32_rate: float
+    slower: float
 
     @property
     def seconds(self) -> float:
         return self.flop / self.rate
-
-    @property
-    def slower(self) -> float:
-        return self.float32_rate / self.rate
 
     def estimate(self) -> str:
         how = f"{self.flop:.2g} FLOP of matmuls at {self.rate / 1e9:.3g} GFLOP/s, as measured in {self.precision}"
@@ -83,6 +86,7 @@ def check_steps(session: Session, splits: Any, steps: int, say: Say | None = Non
 def check_scores(session: Session, splits: Any, split: str) -> None:
     """The same of the loss of a split, which is the least that an evaluation computes."""
     if session.device.type == "cpu":
+        _check_memory(session, trains=False)
         # Training goes at least twice as far again to get back to what is trained.
         flop = session.setup.epoch_flop(session.resolved.plan, {"train": splits[split]}) / 3 if splits.get(split) else 0
         _say_large(session, flop, f"the loss of {split} takes", session.say)
@@ -96,15 +100,14 @@ def check_together(plan: Plan, precision: Precision, flop: float, say: Say) -> N
         say(f"on this CPU all stages together take {ahead.estimate()}")
 
 
-def _check_memory(session: Session) -> None:
-    """BadInput where a training cannot fit: the system would kill the process, which then says nothing."""
-    needed, what = session.setup.least_memory(session.resolved.plan, session.ranks.size)
+def _check_memory(session: Session, trains: bool = True) -> None:
+    """BadInput where it cannot fit: the system would kill the process, which then says nothing."""
+    needed, what = session.setup.least_memory(session.resolved.plan, session.ranks.size, trains)
     _, there = free_memory(session.device)
     if needed > there:
-        raise BadInput(
-            f"training takes at least {needed / 2**30:.3g} GiB of memory, and this machine has {there / 2**30:.3g}: "
-            f"{what}"
-        )
+        who = "training" if trains else "an evaluation"
+        least, has = (f"{size / 2**30:.3g}" for size in (needed, there))
+        raise BadInput(f"{who} takes at least {least} GiB of memory, and this machine has {has}: {what}")
 
 
 def work_of(session: Session, splits: Any) -> tuple[int, float]:
@@ -134,8 +137,10 @@ def _say_all(session: Session, flop: float, what: str, say: Say) -> None:
 
 
 def _outlook(flop: float, precision: Precision) -> Outlook:
-    rate = matmul_rate(precision)
-    return Outlook(flop, precision, rate, matmul_rate("float32") if precision == "bf16" else rate)
+    alone = rates_alone(precision)
+    # Where other programs have the cores, threads that wait for each other may be a hundred times too slow.
+    rate = max(matmul_rate(precision), alone[precision] * torch.get_num_threads())
+    return Outlook(flop, precision, rate, alone["float32"] / alone[precision] if precision == "bf16" else 1.0)
 
 
 def _refuse_days(plan: Plan, ahead: Outlook) -> None:
@@ -147,21 +152,45 @@ def _refuse_days(plan: Plan, ahead: Outlook) -> None:
         )
 
 
+def rates_alone(precision: Precision) -> dict[Precision, float]:
+    """FLOP per second of one thread in this format and in float32, each the best of many calls of a moment. They take
+    turns, so that other programs take from both or from none."""
+    calls = {each: _matmul(each, ALONE, ALONE, ALONE) for each in dict.fromkeys((precision, "float32"))}
+    best = dict.fromkeys(calls, math.inf)
+    threads, began = torch.get_num_threads(), time.perf_counter()
+    torch.set_num_threads(1)
+    try:
+        while time.perf_counter() - began < BRIEF:
+            for each, call in calls.items():
+                best[each] = min(best[each], best_seconds(call, torch.device("cpu"), 0.0))
+    finally:
+        torch.set_num_threads(threads)
+    return {each: 2 * ALONE**3 / seconds for each, seconds in best.items()}
+
+
 def matmul_rate(precision: Precision) -> float:
-    """FLOP per second of the largest matmul that takes a moment."""
+    """FLOP per second of all threads together, in the largest matmul that takes a moment."""
     return max(_rates(precision))
 
 
 def _rates(precision: Precision) -> Iterator[float]:
-    kind = torch.bfloat16 if precision == "bf16" else torch.float32
     for m, k, n in CPU_SHAPES:
-        a, b = torch.ones(m, k, dtype=kind), torch.ones(n, k, dtype=kind)
-        with number_format(precision), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="mkldnn_matmul failed")  # a page about what is measured here
-            seconds = best_seconds(lambda: a @ b.T, torch.device("cpu"), BRIEF)  # noqa: B023 (called at once)
+        seconds = best_seconds(_matmul(precision, m, k, n), torch.device("cpu"), BRIEF)
         yield 2 * m * k * n / seconds
         if 8 * seconds > BRIEF:  # what the next one takes
             return
+
+
+def _matmul(precision: Precision, m: int, k: int, n: int) -> Callable[[], Tensor]:
+    kind = torch.bfloat16 if precision == "bf16" else torch.float32
+    a, b = torch.ones(m, k, dtype=kind), torch.ones(n, k, dtype=kind)
+
+    def call() -> Tensor:
+        with number_format(precision), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="mkldnn_matmul failed")  # a page about what is measured here
+            return a @ b.T
+
+    return call
 
 
 def _duration(seconds: float) -> str:

@@ -229,9 +229,10 @@ class TaskSetup(ABC):
         self.check_plan(plan, machine)
         return Resolved(plan)
 
-    def least_memory(self, plan: Plan, ranks: int) -> tuple[int, str]:
-        """Bytes that a process of a training takes at least, and of what, with what is left to try; 0 where nobody
-        knows. Asked where a process that takes more than there is would be killed, which is on a CPU."""
+    def least_memory(self, plan: Plan, ranks: int, trains: bool) -> tuple[int, str]:
+        """Bytes that a process of a training, or of an evaluation, takes at least, and of what, with what is left to
+        try; 0 where nobody knows. Asked where a process that takes more than there is would be killed, which is on a
+        CPU."""
         return 0, ""
 
     def low_memory(self, plan: Plan) -> Plan:

@@ -126,8 +126,10 @@ class ClassifySetup(TaskSetup):
     def parameters(self) -> int:
         return int(self.recipe.model.parameters())
 
-    def least_memory(self, plan: Plan, ranks: int) -> tuple[int, str]:
+    def least_memory(self, plan: Plan, ranks: int, trains: bool) -> tuple[int, str]:
         recipe, parameters = self.recipe, self.parameters()
+        if not trains:
+            return 4 * parameters, f"{4 * parameters / 2**30:.3g} GiB for {parameters:,} parameters"
         share = -(-recipe.effective_batch // ranks)
         images = min(plan.micro_batch or share, share)
         # What compiled layers keep is for the compiler to say.

@@ -320,6 +320,13 @@ class VqaSetup(TaskSetup):
 
         return language_weights(self.config.get_text_config())
 
+    def least_memory(self, plan: Plan, ranks: int, trains: bool) -> tuple[int, str]:
+        from sameday.tasks.vqa.weights import SMALL, least_bytes
+
+        if self.parameters() <= SMALL:
+            return 0, ""
+        return least_bytes(self.recipe, self.family, self._without_weights, trains)
+
     def load(self, plan: Plan, device: torch.device, splits: Any) -> VqaTask:
         from sameday.tasks.vqa.task import VqaTask
 
