@@ -395,6 +395,11 @@ def test_the_words_of_a_recipe() -> None:
     assert "Images are resized by torchvision, to at most 262,144 pixels. " in said
     said = " ".join(words.recipe_words(recipe_from(plain | {"max_steps": 200})))
     assert "200 steps of 16 questions each, in bf16, seed 0" in said
+    validated = plain | {"data": {"train": "t.jsonl", "val": "v.jsonl"}}
+    for every, told in ((15, "every 15 steps"), (1, "after each step"), ("epoch", "after each epoch")):
+        best = {"best": {"metric": "exact_match", "every": every}}
+        said = " ".join(words.recipe_words(recipe_from(validated | best)))
+        assert f"the weights of the best validation exact_match, compared {told}." in said
     model = {"kind": "vit", "depth": 4, "pool": "mean"}
     data = {"path": "~nobody-of-this-name/set"}  # a run of another machine
     said = " ".join(words.recipe_words(recipe_from({"task": "classify", "model": model, "data": data})))

@@ -68,8 +68,11 @@ def _optimization(recipe: Recipe) -> str:
     rate = f"the learning rate peaks at {number(recipe.learning_rate)} and {SCHEDULES[recipe.schedule]}{warm}"
     best = ""
     if recipe.best is not None:
-        every = "each epoch" if recipe.best.every == "epoch" else count(recipe.best.every, "step")
-        best = f" The result is the weights of the best validation {recipe.best.metric}, compared after {every}."
+        often = recipe.best.every
+        every = (
+            f"after each {often if often == 'epoch' else 'step'}" if often in ("epoch", 1) else f"every {often:,} steps"
+        )
+        best = f" The result is the weights of the best validation {recipe.best.metric}, compared {every}."
     return f"{long}, in {recipe.precision}, seed {recipe.seed}. AdamW{decay}{clip}; {rate}.{best}"
 
 
