@@ -526,8 +526,6 @@ def test_sections_of_a_script(tmp_path: Path) -> None:
     recipe = done.recipe
     assert (recipe.lora.r, recipe.lora.alpha, recipe.lora.dropout) == (2, 6, 0.1)
     assert (recipe.learning_rate, recipe.betas, recipe.schedule) == (1e-3, (0.9, 0.95), "cosine")
-    (line,) = refused(tmp_path, data={"answer_key": "label"})
-    assert "it would be read under another name: rename it in the data (allowed: answer)" in line
     (line,) = refused(tmp_path, betas=[0.9, 0.95], adam_beta2=0.99)
     assert line == "old.yaml:6: adam_beta2 is 0.99; but betas, which says both, is [0.9, 0.95]"
 

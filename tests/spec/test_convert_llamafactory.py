@@ -253,6 +253,13 @@ def test_llama_factory_keys_that_are_absent(tmp_path: Path) -> None:
     assert converted(tmp_path, {**old, "disable_shuffling": True}, DATA).recipe.order.kind == "listed"
 
 
+FIELDS = "with data.fields in recipe.yaml where its keys have other names than image, question and answer"
+NO_IMAGES = (
+    "columns has no images, and here each line names its images ([] for none): write them, and give --train FILE, "
+    + FIELDS
+)
+
+
 def test_llama_factory_list_of_data(tmp_path: Path) -> None:
     old = {"model_name_or_path": "Qwen/Qwen3-VL-4B-Instruct", "finetuning_type": "lora", "template": "qwen3_vl_nothink"}
     (line,) = refused(tmp_path, {**old, "dataset": "ours"})
@@ -280,11 +287,8 @@ def test_llama_factory_list_of_data(tmp_path: Path) -> None:
     there = converted(tmp_path, {**old, "dataset": "ours", "dataset_dir": "data", "media_dir": "pictures"})
     assert there.recipe.data.image_root == "pictures"
     for name, why in (
-        (
-            "ours,text",
-            "text: its lines are no conversations (formatting sharegpt): give --train FILE in a form that is read",
-        ),
-        ("text", "its lines are no conversations (formatting sharegpt): give --train FILE in a form that is read"),
+        ("ours,text", f"text: {NO_IMAGES}"),
+        ("text", NO_IMAGES),
         ("far", "it is fetched from a hub (hf_hub_url x/y): fetch it, and give --train FILE"),
         ("odd", "its columns have names that are not read here: rename them in the data, and give --train FILE"),
         ("none", f"{where} has no such name"),

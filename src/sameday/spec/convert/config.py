@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from sameday.spec.convert import keys
 from sameday.spec.convert.adapters import adapters, form_of_start, has_adapters, one_adapter, switches
 from sameday.spec.convert.batch import batch
+from sameday.spec.convert.columns import columns
 from sameday.spec.convert.conversion import Conversion, Note, show
 from sameday.spec.convert.decay import explain_decay
 from sameday.spec.convert.deepspeed import agree
@@ -110,6 +111,7 @@ def examine(
     agree(work)
     told_by_file(work)
     work.questions()
+    columns(work)
     work.prompt()
     work.images()
     work.speed()

@@ -15,6 +15,14 @@ CACHED = ("enabled", "enable", "use", "precompute_pixel_values", "cache_pixel_va
 # Sections about validation, where its file may stand, or the share of the training questions that it takes.
 HELD_OUT = ("val", "valid", "validation", "dev", "eval", "evaluation")
 
+# What else a script's settings may call a key of a question's line, by ours (image_key, img_column): `columns` reads
+# them. An instruction is none of these: here it is the whole user text, and other programs put it beside the question.
+COLUMNS = {
+    **{"image": ("image", "images", "img"), "question": ("question",), "answer": ("answer",)},
+    **{"stage": ("stage",), "type": ("type", "question_type")},
+}
+_COLUMN = ("key", "column", "field", "col", "column_name")
+
 # Names that scripts use, and the name Hugging Face has for the same thing. A longer path is looked up first.
 ALIASES = {
     **dict.fromkeys(("model_name", "model", "base_model", "model_id", "model_path"), "model_name_or_path"),
@@ -77,6 +85,7 @@ ALIASES = {
     **{"lr": "learning_rate", "num_warmup_steps": "warmup_steps", "max_train_steps": "max_steps"},
     "max_train_samples": "max_samples",
     **dict.fromkeys(("epochs", "num_epochs", "max_epochs"), "num_train_epochs"),
+    **{f"{each}_{end}": f"{ours}_key" for ours, names in COLUMNS.items() for each in names for end in _COLUMN},
     **{"num_workers": "dataloader_num_workers", "pin_memory": "dataloader_pin_memory"},
     **{"lr_scheduler": "lr_scheduler_type", "scheduler": "lr_scheduler_type", "optimizer": "optim"},
     **{"evaluation_strategy": "eval_strategy", "model_revision": "revision", "dtype": "torch_dtype"},
@@ -151,7 +160,6 @@ WHY = {
 # What these do to the model has no counterpart in a recipe: only the value that does nothing is let through. In a
 # sentence {key} is the config's own key.
 _QUANTIZED = "the base model would be quantized"
-_NAMED = "it would be read under another name: rename it in the data"
 _PROMPT = "the prompt would be another one"
 _RESIZED = "images would be resized otherwise than by recipe.min_pixels and max_pixels"
 _BY_HAND = "if it got adapters, name layers of it by hand in recipe.lora.target_modules ("
@@ -169,9 +177,6 @@ NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "train_on_inputs": ((False,), "questions would be learned besides answers"),
     "early_stopping_patience": ((0,), "training would stop before its last step"),
     "early_stopping": ((False,), "training would stop before its last step"),
-    **dict.fromkeys(("image_key", "image_column", "image_field"), (("image", "image_filename", "images"), _NAMED)),
-    **dict.fromkeys(("question_key", "question_column", "question_field"), (("question",), _NAMED)),
-    **dict.fromkeys(("answer_key", "answer_column", "answer_field"), (("answer",), _NAMED)),
     "bias": (("none",), "biases would be trained"),
     "modules_to_save": (([],), "more than adapters would be trained"),
     "init_lora_weights": ((True,), _WHERE),
@@ -348,7 +353,7 @@ AS_TRUE = {
     "gradient_checkpointing": ("unsloth", "offload", "offload_disk"),
 }
 COMPUTED = (
-    *(*SWITCHES, *RATES, *WORLD),
+    *(*SWITCHES, *RATES, *WORLD, *(f"{ours}_key" for ours in COLUMNS)),
     *("load_best_model_at_end", "metric_for_best_model", "greater_is_better", "per_device_train_batch_size"),
     *("gradient_accumulation_steps", "num_train_epochs", "max_steps", "warmup_steps", "warmup_ratio"),
     *("lr_scheduler_type", "max_grad_norm", "adam_beta1", "adam_beta2", "optim", "bf16", "fp16", "tf32"),
@@ -371,10 +376,11 @@ def replaced_by(option: str, of_trainer: Mapping[str, Sequence[str]]) -> tuple[s
     return (name, *others, *of_trainer.get(option, ()))
 
 
-def leaves(values: dict[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+def leaves(values: dict[Any, Any], prefix: str, whole: Collection[str] = ()) -> Iterator[tuple[str, Any]]:
+    """Each setting with its sections before it; a mapping in `whole` is one setting."""
     for key, value in values.items():
-        if isinstance(value, dict) and value:
-            yield from leaves(value, f"{prefix}{key}.")
+        if isinstance(value, dict) and value and f"{prefix}{key}" not in whole:
+            yield from leaves(value, f"{prefix}{key}.", whole)
         else:
             yield f"{prefix}{key}", value
 

@@ -42,7 +42,7 @@ _PARTS = {**dict.fromkeys(_VISION, "tower"), **dict.fromkeys(_PROJECTOR, "projec
 _OF_IMAGES = (
     *("min_pixels", "max_pixels", "use_fast", "use_vision_cache", "vision_cache_dir", "freeze_vision_tower"),
     *("freeze_multi_modal_projector", "image_size", "image_resolution", "resize", "resized_height", "resized_width"),
-    *("max_image_size", "augmentation", "image_root", "image_key", "image_column", "image_field"),
+    *("max_image_size", "augmentation", "image_root", "image_key"),
 )
 
 

@@ -54,7 +54,7 @@ class Settings:
         self.new = {kind: Document(document.source) for kind in ("recipe", "plan")}
         self.leaves = {
             key: "***" if isinstance(value, str) and SECRET.search(key) else value
-            for key, value in keys.leaves(document.values, "")
+            for key, value in keys.leaves(document.values, "", trainer.whole)
         }
         for each in drop:
             if not any(_within(key, each) for key in self.leaves):

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from sameday.spec.convert.columns import FIELDS, as_written
 from sameday.spec.convert.conversion import show
 from sameday.spec.convert.frozen import refuse_alone
 from sameday.spec.convert.pixels import least_pixels
 from sameday.spec.convert.settings import Settings, not_found
 from sameday.spec.convert.targets import LANGUAGE, alike, image_parts
-from sameday.spec.convert.trainers.dataset_info import LIST, listed
+from sameday.spec.convert.trainers.dataset_info import LIST, Listed, listed
 from sameday.spec.convert.trainers.trainer import Trainer, each, only, words
 from sameday.spec.load import resolve_path
 
@@ -245,20 +246,42 @@ def _listed_sets(settings: Settings, name: str, field: str, place: Path) -> bool
         settings.refuse(name, f"several sets of validation questions: join them in one file, and give {option} FILE")
         return False
     found = [listed(place, one, option) for one in names]
-    wrong = [f"{one}: {why}" if len(names) > 1 else why for one, (_, why) in zip(names, found, strict=True) if why]
+    wrong = [
+        f"{one}: {each.wrong}" if len(names) > 1 else each.wrong
+        for one, each in zip(names, found, strict=True)
+        if each.wrong
+    ]
+    first, *others = found
+    if field == "val" and not wrong and "dataset" not in settings.refused_keys:
+        wrong = [*_other_fields(settings, first)]
     for why in wrong:
         settings.refuse(name, why)
     if wrong:
         return False
-    first, *others = [settings.near(file) for file, _ in found]
-    missing = "; ".join(filter(None, (not_found(file) for file, _ in found)))
-    mixed = f"recipe.data.mix has {', '.join(others)}: each question of all sets counts once" if others else ""
-    why = "; ".join(filter(None, (f"as {LIST} has it", mixed, missing)))
-    settings.put(f"recipe.data.{field}", first, [name], why)
+    missing = "; ".join(filter(None, (not_found(each.file) for each in found)))
+    listing = ", ".join(settings.near(each.file) for each in others)
+    mixed = f"recipe.data.mix has {listing}: each question of all sets counts once" if others else ""
+    renamed = f"{FIELDS} = {as_written(first.fields)}" if first.fields and field == "train" else ""
+    plain = next((each.note for each in found if each.note), "")
+    why = "; ".join(filter(None, (f"as {LIST} has it", renamed, plain, mixed, missing)))
+    settings.put(f"recipe.data.{field}", settings.near(first.file), [name], why)
+    if first.fields:
+        settings.also(FIELDS, first.fields)
     if others:
         root = settings.text("image_root") or settings.near(place)
-        settings.also("recipe.data.mix", [{"train": each, "image_root": root} for each in others])
+        mix = [{"train": settings.near(each.file), "image_root": root, "fields": each.fields} for each in others]
+        settings.also("recipe.data.mix", mix)
     return True
+
+
+def _other_fields(settings: Settings, val: Listed) -> Iterator[str]:
+    """A recipe's fields are those of its training questions and of its validation questions."""
+    fields = settings.new["recipe"].values.get("data", {}).get("fields", {})
+    if val.fields != fields:
+        yield (
+            f"{FIELDS} would be {as_written(val.fields)} for it and {as_written(fields)} for the training questions, "
+            "and a recipe has one for both: give its keys the same names in the data, and give --val FILE"
+        )
 
 
 TRAINER = Trainer(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from sameday.spec.convert.columns import FIELDS, renamed
 from sameday.spec.convert.conversion import show
 from sameday.spec.convert.families import QWEN_TEMPLATES, ChatTemplate
 from sameday.spec.convert.keys import LISTED
@@ -22,6 +23,8 @@ _FORM = "the adapters would have another form"
 FILES = (".json", ".jsonl", ".csv", ".parquet")
 _LINE = "near, not the same: a line break follows a question there, where the model's own chat template has a space"
 
+_COLUMNS = {"images": "image", "query": "question", "response": "answer"}
+"""Its own names of keys that it may give others, by ours."""
 _WRITTEN = (
     *("model_info", "model_meta", "model_suffix", "model_dir", "hub", "swift_version", "training_args", "tools_prompt"),
     *("rank", "local_world_size"),
@@ -73,6 +76,7 @@ def _prepare(settings: Settings) -> None:
     for name, field, option in (("dataset", "train", "--train"), ("val_dataset", "val", "--val")):
         if name in settings.old:
             local_file(settings, name, field, option)
+    _columns(settings)
     image_sizes(settings)
     _too_long(settings)
     for name in _WRITTEN:
@@ -83,6 +87,27 @@ def _prepare(settings: Settings) -> None:
     else:
         settings.drop("padding_free", "does nothing at this value")
     settings.done("padding_free")
+
+
+def _columns(settings: Settings) -> None:
+    """It renames keys of lines to its own names: {"img": "images"}."""
+    name = "columns"
+    given = settings.old[name][1] if name in settings.old else None
+    if not given:
+        settings.drop(name, "does nothing at this value")
+    elif not isinstance(given, dict) or not {*map(str, given.values())} <= {*_COLUMNS}:
+        allowed = ", ".join(f"KEY: {each}" for each in _COLUMNS)
+        settings.refuse(
+            name,
+            f"questions would be read otherwise (allowed: {allowed}): rename others in the data instead",
+        )
+    elif len({*given.values()}) < len(given):
+        settings.refuse(name, "two keys would have the same name")
+    elif fields := renamed({_COLUMNS[theirs]: str(key) for key, theirs in given.items()}):
+        settings.put(FIELDS, fields, [name], "what the data calls them")
+    else:
+        settings.drop(name, "does nothing: the keys are read by these names anyway")
+    settings.done(name)
 
 
 def _too_long(settings: Settings) -> None:
@@ -184,7 +209,7 @@ TRAINER = Trainer(
         **only("loss_type metric_class", "the loss would be another one", "cross_entropy"),
         **only("tuner_backend", "the adapters would be another program's", "peft", "unsloth"),
         **only("external_plugins custom_register_path custom_dataset_info", "code of its own may change anything", []),
-        **only("columns model_kwargs agent_template response_prefix", "questions would be read or asked otherwise", {}),
+        **only("model_kwargs agent_template response_prefix", "questions would be read or asked otherwise", {}),
         **only("load_data_args", "questions would be those of another run: give --train FILE", False),
         **only("use_swift_lora", _FORM, False),
         **only("sortish_sampler", "the order would depend on lengths", False),
@@ -239,9 +264,10 @@ TRAINER = Trainer(
         "tpu_": "about other devices",
     },
     handled=(
-        *("tuner_type", "dataset", "val_dataset", "padding_free", "vit_lr", "aligner_lr"),
+        *("tuner_type", "dataset", "val_dataset", "padding_free", "vit_lr", "aligner_lr", "columns"),
         *(*TOKENS, SHRUNK, "truncation_strategy", "optimizer", *_WRITTEN),
     ),
+    whole=("columns",),
     data={"--train": ("dataset",), "--val": ("val_dataset",)},
     defaults=_defaults,
     keeps_form=True,

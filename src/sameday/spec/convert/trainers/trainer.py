@@ -35,6 +35,8 @@ class Trainer:
     """Beginnings of names that are dropped."""
     handled: tuple[str, ...] = ()
     """Further names that `prepare` makes something of."""
+    whole: tuple[str, ...] = ()
+    """Names whose mapping is one setting, and no section with settings."""
     data: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Names that say where questions come from, by the option that replaces them: --train or --val."""
     defaults: Callable[[Settings], Mapping[str, Any]] = lambda settings: {}
