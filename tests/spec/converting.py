@@ -77,6 +77,7 @@ AXOLOTL = {
     **{"evals_per_epoch": 1, "saves_per_epoch": 1, "debug": None, "deepspeed": None, "weight_decay": 0.0, "fsdp": None},
 }
 TARGETED = {key: value for key, value in AXOLOTL.items() if key != "lora_target_linear"}
+TARGETED |= {"lora_target_modules": ["q_proj", "v_proj"]}
 
 DATA = {"--train": "train.jsonl", "--images": "images"}
 

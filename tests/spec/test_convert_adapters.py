@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from converting import converted, refused, whys
+from converting import TARGETED, converted, refused, script, whys
+
+from sameday.spec.convert.families import FAMILIES
 
 PLAIN = {"model_name_or_path": "Qwen/Qwen3-VL-8B-Instruct", "train_file": "train.jsonl"}
 LLAMA_ALL = {"model_name_or_path": "Qwen/Qwen3-VL-8B-Instruct", "finetuning_type": "full", "cutoff_len": 512}
@@ -37,6 +39,57 @@ SIZE = {"lora_r": 4, "lora_alpha": 8, "lora_dropout": 0.1, "lora_target_modules"
 def test_adapters_without_a_rank_are_refused(tmp_path: Path, old: dict[str, Any], said: str) -> None:
     (line,) = refused(tmp_path, {**PLAIN, **old})
     assert line.startswith(said + NO_RANK)
+
+
+NO_LAYERS = (
+    "adapters are asked for, nothing names the layers that get them, and PEFT has no default for {}: give what the old "
+    "run had (target_modules in its adapter_config.json), such as {}"
+)
+LIST = "lora_target_modules: [q_proj, k_proj, v_proj, o_proj]"
+TRL = {"dataset_name": "data/train.jsonl", "completion_only_loss": True, "use_peft": True, "learning_rate": 1e-4}
+
+
+@pytest.mark.parametrize(
+    ("old", "kind"),
+    [
+        ({**PLAIN, "lora_r": 8}, "qwen3_vl"),
+        ({**PLAIN, "lora": {"rank": 8, "alpha": 16}}, "qwen3_vl"),
+        ({**PLAIN, "use_lora": True, "lora_alpha": 8, "model_name_or_path": "hospital/ours"}, "models with images"),
+        ({**PLAIN, "prev_checkpoint": "saves/a"}, "qwen3_vl"),
+        ({"model_name_or_path": "Qwen/Qwen2.5-VL-7B-Instruct", **TRL}, "qwen2_5_vl"),
+        (
+            {name: value for name, value in TARGETED.items() if name != "lora_target_modules"}
+            | {"optimizer": "adamw_torch", "datasets": [{"path": "a.jsonl"}], "base_model": "google/gemma-3-4b-it"}
+            | {"chat_template": "gemma3"},
+            "gemma3",
+        ),
+    ],
+)
+def test_adapters_without_layers_are_refused(tmp_path: Path, old: dict[str, Any], kind: str) -> None:
+    """Layers that nobody named would be another model, said in one line among many."""
+    (line,) = refused(tmp_path, old)
+    assert line == f"lora_target_modules is not set; {NO_LAYERS.format(kind, LIST)}"
+
+
+def test_layers_that_are_null_and_those_of_a_command(tmp_path: Path) -> None:
+    (line,) = refused(tmp_path, {**PLAIN, "lora": {"r": 8, "target_modules": None}})
+    assert line == f"lora.target_modules is null; {NO_LAYERS.format('qwen3_vl', LIST)}"
+    old = {"model_name_or_path": "Qwen/Qwen3-VL-8B", **TRL}
+    (line,) = refused(tmp_path, script("python sft_vlm.py", old))
+    assert line.endswith(NO_LAYERS.format("qwen3_vl", "--lora_target_modules q_proj k_proj v_proj o_proj"))
+    assert converted(tmp_path, script("python sft_vlm.py", {**old, "lora_target_modules": ["q_proj", "v_proj"]})).recipe
+
+
+@pytest.mark.parametrize("spelled", ["target_modules", "lora_target", "lora_target_modules"])
+def test_layers_in_each_spelling(tmp_path: Path, spelled: str) -> None:
+    done = converted(tmp_path, {**PLAIN, "lora_r": 8, spelled: ["q_proj", "v_proj"]})
+    assert done.recipe.lora.target_modules == ("q_proj", "v_proj")
+
+
+def test_peft_has_no_default_for_the_families() -> None:
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+
+    assert not FAMILIES.keys() & TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.keys()
 
 
 @pytest.mark.parametrize("switch", [{"use_lora": True}, {"peft_type": "LORA"}, {"finetuning_type": "lora"}])

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from converting import AXOLOTL, DATA, LLAMA, OURS, TARGETED, converted, lost, refused, script, whys
+from converting import DATA, LLAMA, OURS, TARGETED, converted, lost, refused, script, whys
 
 BOTH = {**DATA, "--val": "val.jsonl"}
 PLAIN = {"model_name_or_path": "Qwen/Qwen3-VL-8B-Instruct", "bf16": True}
@@ -55,7 +55,7 @@ def test_what_names_the_questions_is_replaced(tmp_path: Path, old: dict[str, Any
     [
         ({**LLAMA, "val_size": 0.1}, "val_size"),
         ({**OURS, "split_dataset_ratio": 0.1, "val_dataset": []}, "split_dataset_ratio"),
-        ({**AXOLOTL, "lora_target_linear": False, "optimizer": "adamw_torch", "val_set_size": 0.1}, "val_set_size"),
+        ({**TARGETED, "optimizer": "adamw_torch", "val_set_size": 0.1}, "val_set_size"),
         ({**PLAIN, "val_ratio": 0.1}, "val_ratio"),
     ],
 )

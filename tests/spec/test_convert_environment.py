@@ -11,7 +11,8 @@ LLAMA = (
     "train --stage sft --do_train --model_name_or_path Qwen/Qwen3-VL-8B --finetuning_type lora "
     "--template qwen3_vl_nothink --bf16 --train_file a.jsonl"
 )
-TRL = "--model_name_or_path Qwen/Qwen3-VL-8B --dataset_name a.jsonl --completion_only_loss true --use_peft"
+TRL = "--model_name_or_path Qwen/Qwen3-VL-8B --dataset_name a.jsonl --completion_only_loss true --use_peft "
+TRL += "--lora_target_modules q_proj v_proj"
 
 
 def test_a_script_exports_variables_of_its_own(tmp_path: Path) -> None:

@@ -184,7 +184,8 @@ def test_a_config_of_deepspeed_that_is_not_there(tmp_path: Path) -> None:
     assert whys(done)["deepspeed"] == "all in it that could change the model follows the trainer"
 
 
-TRL = "--model_name_or_path Qwen/Qwen3-VL-8B --dataset_name a.jsonl --completion_only_loss true --bf16 --use_peft"
+TRL = "--model_name_or_path Qwen/Qwen3-VL-8B --dataset_name a.jsonl --completion_only_loss true --bf16 --use_peft "
+TRL += "--lora_target_modules q_proj v_proj"
 FOUR = "8 at once x 1 accumulated x 4 processes"
 
 

@@ -6,6 +6,7 @@ import pytest
 from converting import DATA, LLAMA, OURS, converted, lost, refused, script
 
 TRL = {"model_name_or_path": "Qwen/Qwen2.5-VL-3B-Instruct", "use_peft": True, "lora_r": 8, "dataset_name": "x.jsonl"}
+TRL |= {"lora_target_modules": ["q_proj", "v_proj"]}
 GIVEN = "a recipe learns answers that are given (allowed: "
 REWARDS = "trains by preferences or rewards"
 OWN = "a program of supervised fine-tuning"

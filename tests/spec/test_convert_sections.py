@@ -112,7 +112,7 @@ def test_settings_of_the_training_in_a_section_about_how_it_is_run(tmp_path: Pat
         ({"launch": {"seed": 3}}, "seed", 3),
         ({"accelerator_config": {"gradient_accumulation_kwargs": {"num_steps": 4}}}, "effective_batch", 8),
         ({"hydra": {"job": {"num_epochs": 7}}}, "num_epochs", 7),
-        ({"project": {"lora_r": 4, "model": "kvasir"}}, "train", "lora"),
+        ({"project": {"lora_r": 4, "target_modules": ["q_proj"], "model": "kvasir"}}, "train", "lora"),
         ({"distributed": {"enabled": False, "num_gpus": 8}}, "effective_batch", 2),
     ],
 )

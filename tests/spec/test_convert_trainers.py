@@ -38,7 +38,7 @@ def test_which_trainer(tmp_path: Path) -> None:
     assert (forced.recipe.weight_decay, forced.told_by) == (0.1, "--from swift")
     (line,) = refused(tmp_path, both, trainer="unsloth")
     assert line == "--from unsloth: must be one of trainer, llamafactory, swift, trl, axolotl"
-    plain = converted(tmp_path, {"model": "Qwen/Qwen3-VL-8B", "lora_rank": 2}, DATA)
+    plain = converted(tmp_path, {"model": "Qwen/Qwen3-VL-8B", "lora_rank": 2, "target_modules": ["q_proj"]}, DATA)
     assert plain.recognised == (
         "read as a config of transformers' Trainer, or a script around it, by no keys of another trainer (--from says "
         "otherwise)"

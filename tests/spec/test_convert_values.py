@@ -12,14 +12,21 @@ from sameday.spec.errors import BadInput
 
 QWEN = "Qwen/Qwen3-VL-8B-Instruct"
 PLAIN = {"model_name_or_path": QWEN, "train_file": "train.jsonl"}
-RECORDED = {"learning_rate": 1e-4, "lora": {"r": 4, "alpha": 8}, "bf16": True, "deepspeed": None, "seed": 3}
+RECORDED = {
+    "learning_rate": 1e-4,
+    "lora": {"r": 4, "alpha": 8, "targets": ["q_proj"]},
+    "bf16": True,
+    "deepspeed": None,
+    "seed": 3,
+}
 YES, NO = ("yes", "on", "True", "TRUE", "1", 1), ("no", "off", "False", "0", 0)
 
 
 @pytest.mark.parametrize("value", [*YES, *NO])
 def test_booleans_written_as_texts(tmp_path: Path, value: Any) -> None:
     names = ("bf16", "gradient_checkpointing", "use_fast", "dataloader_pin_memory", "torch_compile", "full_determinism")
-    done = converted(tmp_path, {**PLAIN, "lora_r": 2, "use_dora": value, **dict.fromkeys(names, value)})
+    adapters = {"lora_r": 2, "lora_target_modules": ["q_proj"], "use_dora": value}
+    done = converted(tmp_path, {**PLAIN, **adapters, **dict.fromkeys(names, value)})
     on = value in YES
     recipe, plan = done.recipe, done.plan
     assert (recipe.precision, recipe.lora.dora) == ("bf16" if on else "float32", on)
@@ -218,6 +225,7 @@ def test_names_that_no_file_can_have(tmp_path: Path, name: str) -> None:
 )
 def test_a_refusal_says_what_to_do_or_that_no_recipe_can(tmp_path: Path, old: dict[str, Any], sentence: str) -> None:
     plain = {"model_name_or_path": "Qwen/Qwen3-VL-8B", "train_file": "train.jsonl", "lora_r": 4}
+    plain |= {"lora_target_modules": ["q_proj", "v_proj"]}
     assert refused(tmp_path, {**plain, **old}) == [sentence]
 
 
@@ -303,7 +311,7 @@ def test_a_config_as_a_tracker_records_it(tmp_path: Path) -> None:
     (line,) = refused(tmp_path, {**of_tracker, **written, "odd": {"value": 1}})
     assert line == "odd is 1; not known, and it may change the model; --drop odd leaves it out"
     with pytest.raises(BadInput, match=r"old\.yaml:\d+: lora\.r is 0; must be"):
-        converted(tmp_path, {**written, "lora": {"value": {"r": 0}}})
+        converted(tmp_path, {**written, "lora": {"value": {"r": 0, "targets": ["q_proj"]}}})
 
 
 @pytest.mark.parametrize(

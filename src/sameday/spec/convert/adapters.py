@@ -11,7 +11,6 @@ from sameday.spec.convert.settings import Settings
 from sameday.spec.convert.targets import LANGUAGE, image_parts, matched, names_of_layers, of_all_parts
 from sameday.spec.errors import BadInput
 from sameday.spec.load import resolve_path
-from sameday.spec.lora import Lora
 from sameday.spec.reading import JSON, read_file
 
 SWITCHES = {"use_lora": "true, false", "peft_type": "LORA", "finetuning_type": "lora, full"}
@@ -151,9 +150,7 @@ def adapters(work: Settings) -> None:
         work.drop("lora_target_modules", "null: no adapters")
         return None
     if targets is None:
-        names = list(Lora.model_fields["target_modules"].default)
-        why = "PEFT has no default for models with images: check what the old run used"
-        work.default("recipe.lora.target_modules", names, "lora_target_modules", why)
+        _nowhere(work)
     elif targets in ("all-linear", ["all-linear"]) and work.family is not None:
         names = ["all-linear", *(f"{part}.all-linear" for part in image_parts(work.kind))]
         work.put("recipe.lora.target_modules", names, ["lora_target_modules"], "PEFT's, of the whole model")
@@ -167,6 +164,21 @@ def adapters(work: Settings) -> None:
             work.refuse("lora_target_modules", f"{taken.why}: give {_NAMES}")
     else:
         _named(work, targets)
+
+
+def _nowhere(work: Settings) -> None:
+    """PEFT stops at such models where nothing names layers: the old run had them from somewhere else."""
+    name, layers = "lora_target_modules", ("q_proj", "k_proj", "v_proj", "o_proj")
+    which = work.kind if work.family is not None else "models with images"
+    such = f"--{name} {' '.join(layers)}" if work.command else f"{name}: [{', '.join(layers)}]"
+    why = (
+        f"adapters are asked for, nothing names the layers that get them, and PEFT has no default for {which}: give "
+        f"what the old run had (target_modules in its adapter_config.json), such as {such}"
+    )
+    if work.is_null(name):
+        work.refuse(name, why)
+    elif not any(map(work.was_refused, (name, "lora_target_linear"))):
+        work.refused.append(f"{work.document.source}: {name} is not set; {why}")
 
 
 def _named(work: Settings, targets: object) -> None:

@@ -279,6 +279,10 @@ class Settings:
     def refuse(self, name: str, why: str) -> None:
         self.refuse_key(self.old[name][0], why)
 
+    def was_refused(self, name: str) -> bool:
+        """Whether it was given, and refused already."""
+        return any(self._canonical(key) == name for key in self.refused_keys)
+
     def explain(self, key: str, why: str) -> None:
         """Say more of a key that was dropped."""
         dropped = [each for each in self.notes if each.key == key and each.went_to is None and key not in self.let_go]
