@@ -3,6 +3,7 @@ must have for it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -283,10 +284,10 @@ class Plan(Strict):
     @classmethod
     def _can_be_set(cls, value: dict[str, str]) -> dict[str, str]:
         for name, text in value.items():
-            if not name or "=" in name or "\0" in name + text:
+            if not name or "=" in name or "\0" in name + text or re.search("[\ud800-\udfff]", name + text):
                 raise ValueError(
                     f"{name!r}: {text!r} is no environment variable; a name has at least one letter and no =, and "
-                    "neither has a NUL"
+                    "neither has a NUL or half of a surrogate pair"
                 )
             if name in NUMERIC_VARIABLES:
                 raise ValueError(f"{name} changes the numeric format: set recipe.precision instead")
