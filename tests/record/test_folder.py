@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sameday.record.folder import RunFolder, default_path, plain, read_metrics, run_files
+from sameday.record.metrics import sound_metrics
 from sameday.spec.errors import BadInput
 from sameday.spec.load import load_plan
 from sameday.spec.plan import Plan
@@ -180,15 +181,16 @@ def test_metrics_are_valid_json_whatever_is_measured(tmp_path: Path) -> None:
 
 def test_rewind_forgets_later_steps_and_a_torn_line(tmp_path: Path) -> None:
     run = started(tmp_path / "run")
-    run.append({"event": "start"})
+    run.append({"step": 0, "split": "val", "loss": None})
     for step in range(1, 6):
         run.append({"step": step})
     with open(run.metrics_path, "a") as file:
         file.write('{"step": 6, "lo')
-    assert [record.get("step") for record in read_metrics(run.metrics_path)] == [None, 1, 2, 3, 4, 5]
+    assert [record.get("step") for record in read_metrics(run.metrics_path)] == [0, 1, 2, 3, 4, 5]
     run.rewind(3)
-    run.append({"step": 4, "again": True})
-    assert run.metrics == [{"event": "start"}, *({"step": n} for n in (1, 2, 3)), {"step": 4, "again": True}]
+    run.append({"step": 4, "again": 1})
+    before = [{"step": 0, "split": "val", "loss": None}, *({"step": n} for n in (1, 2, 3))]
+    assert run.metrics == [*before, {"step": 4, "again": 1}]
 
 
 @pytest.mark.parametrize(
@@ -196,6 +198,12 @@ def test_rewind_forgets_later_steps_and_a_torn_line(tmp_path: Path) -> None:
     [
         ('{"step": "ten"}', "step is 'ten'; must be the number of a step"),
         ('{"step": null}', "step is None; must be the number of a step"),
+        ('{"step": -1}', "step is -1; must be the number of a step"),
+        ('{"loss": 2.5}', "has no step"),
+        ('{"step": 1, "loss": "\\u001b[31mRED\\u0007"}', r"loss is '\x1b[31mRED\x07'; must be a number, or null"),
+        ('{"step": 1, "seconds": NaN}', "seconds is nan; must be a number, or null"),
+        ('{"step": 1, "split": 3}', "split is 3; must be the name of a split"),
+        ("\x1b[31m", r"is not a JSON object: \x1b[31m"),
         ("nonsense", "is not a JSON object: nonsense"),
         ("[" * 100_000, "is not a JSON object: " + "[" * 60),
     ],
@@ -211,6 +219,23 @@ def test_a_line_that_is_no_record_is_moved_aside(tmp_path: Path, line: str, why:
     assert run.metrics == [{"step": 1}, {"step": 2}]
     assert (run.path / "metrics-damaged.jsonl").read_text() == text
     run.close()
+
+
+def test_of_many_lines_that_are_no_records_the_first_few_are_named(tmp_path: Path) -> None:
+    run, said = started(tmp_path / "run"), list[str]()
+    run.metrics_path.write_text("".join(f'{{"step": "{n}"}}\n' for n in range(1200)))
+    run.rewind(2, said.append)
+    kept = "left out, the file as it was is metrics-damaged.jsonl"
+    assert [line.split(": ")[0] for line in said[:-1]] == [f"{run.metrics_path}:{n}" for n in (1, 2, 3, 4, 5)]
+    assert said[-1] == f"and 1,195 more such lines in {run.metrics_path}; {kept}"
+
+
+def test_a_whole_last_line_is_judged_without_its_newline_too(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": "two"}')
+    assert sound_metrics(path) == ([{"step": 1}], [f"{path}:2: step is 'two'; must be the number of a step"])
+    path.write_text('{"step": 1}\n{"step": "tw')  # a kill's
+    assert sound_metrics(path) == ([{"step": 1}], [])
 
 
 def test_append_never_goes_on_a_torn_line(tmp_path: Path) -> None:

@@ -166,7 +166,43 @@ def test_a_bad_line_of_one_run_stops_no_report(runs: Runs, copied: Copied) -> No
     assert gather([run])[0].steps == whole
     (run / "metrics.jsonl").write_text(f'nothing\n{{"step": {"[" * 100_000}\n{good}')
     [missing] = (each.remedy for each in gather([run])[0].missing if each.what == "A part of its curves")
-    assert missing == f"{run}/metrics.jsonl:1: is not a JSON object: nothing, and 1 more such line"
+    assert missing == (
+        f"{run}/metrics.jsonl:1: is not a JSON object: nothing; "
+        f'{run}/metrics.jsonl:2: is not a JSON object: {{"step": {"[" * 51}'
+    )
+
+
+def test_every_line_that_is_left_out_is_named(runs: Runs, copied: Copied) -> None:
+    """Also one that is JSON: what its step or its loss is, commands to a terminal shown and not obeyed."""
+    run = copied(runs.images)
+    whole = gather([run])[0].steps
+    good = (run / "metrics.jsonl").read_text().splitlines()
+    path = f"{run.name}/metrics.jsonl"
+    bad = ['{"step": "ten"}', '{"step": 1, "loss": "\\u001b[31mRED\\u0007"}']
+    (run / "metrics.jsonl").write_text("\n".join([good[0], *bad, *good[1:], "nonsense", ""]))
+    said = sameday(run.parent, "report", run.name)
+    lines = [
+        f"{path}:2: step is 'ten'; must be the number of a step",
+        f"{path}:3: loss is '\\x1b[31mRED\\x07'; must be a number, or null",
+        f"{path}:{len(good) + 3}: is not a JSON object: nonsense",
+    ]
+    assert said.code == 2
+    assert said.err.splitlines() == [f"error: {lines[0]}", *lines[1:], "report.html is written without such lines"]
+    page = (run.parent / "report.html").read_text()
+    assert "No data was left out." in page and "Nothing was left out" not in page
+    assert "3 lines of pictures's metrics.jsonl are left out of this report: " in page
+    assert "loss is &#39;\\x1b[31mRED\\x07&#39;; must be a number, or null" in page
+    assert gather([run])[0].steps == whole
+    (run / "metrics.jsonl").write_text("\n".join(good + bad * 100) + "\n")
+    said = sameday(run.parent, "report", run.name)
+    assert said.err.splitlines()[5:] == [
+        f"and 195 more such lines in {path}",
+        "report.html is written without such lines",
+    ]
+    (run / "metrics.jsonl").write_text("\n".join(good) + "\n")
+    assert sameday(run.parent, "report", run.name).code == 0
+    page = (run.parent / "report.html").read_text()
+    assert "Nothing was left out." in page and "metrics.jsonl is left out" not in page
 
 
 def test_what_is_no_run_is_refused(runs: Runs, tmp_path: Path) -> None:

@@ -104,8 +104,9 @@ def earlier(world: World, name: str, job: Job, **recipe: Any) -> None:
     folder = world.path / "runs" / name
     run = RunFolder.open(folder, sets.tiny_recipe(**recipe), Plan(device="cpu"), world.path)
     for kind, seconds, step in job.events:
-        with (folder / ("metrics.jsonl" if kind == "step" else "times.jsonl")).open("a") as file:
-            file.write(json.dumps({"step": step, "seconds": seconds, "what": kind, "time": 1.0}) + "\n")
+        more = {} if kind == "step" else {"what": kind, "time": 1.0}
+        with (folder / ("times.jsonl" if more else "metrics.jsonl")).open("a") as file:
+            file.write(json.dumps({"step": step, "seconds": seconds, **more}) + "\n")
     run.close()
 
 

@@ -248,6 +248,35 @@ def test_a_damaged_record_is_a_difference(home: Path, copy: Callable[..., Path])
     assert "holds a step to compare" in refused(lambda: compare_runs(run, twin))
 
 
+def test_lines_that_are_no_records_are_named_and_left_out(home: Path, copy: Callable[..., Path]) -> None:
+    run = copy("plain")
+    path = run / "metrics.jsonl"
+    good = path.read_text().splitlines()
+    bad = ['{"step": "ten"}', '{"step": 3, "loss": "\\u001b[31mRED\\u0007"}']
+    path.write_text("\n".join([*good[:2], *bad, *good[2:], "nonsense", ""]))
+    report = compare_runs(home / "plain", run)
+    assert (report.verdict, report.exit_code) == ("bitwise", 0)
+    lines = [
+        f"{path}:3: step is 'ten'; must be the number of a step",
+        f"{path}:4: loss is '\\x1b[31mRED\\x07'; must be a number, or null",
+        f"{path}:{len(good) + 3}: is not a JSON object: nonsense",
+    ]
+    assert report.as_json()["damaged"] == lines
+    assert report.as_json()["notes"] == [f"{line}; left out" for line in lines], "for the report"
+    said = joined(report)
+    for line in lines:
+        assert f"{line}; left out" in said
+    path.write_text("\n".join([*good[:2], *bad * 100, *good[2:], ""]))
+    assert f"and 195 more such lines in {path}; left out" in joined(compare_runs(home / "plain", run))
+    at = index_of(home / "plain", 3)  # what is lost with a line is missing
+    path.write_text("\n".join([*good[:at], bad[1], *good[at + 1 :], ""]))
+    report = compare_runs(home / "plain", run)
+    assert report.verdict == "different" and report.as_json()["gaps"] == [
+        f"{path}: 1 of {STEPS} steps are missing, the first is step 3"
+    ]
+    assert f"{path}:{at + 1}: loss is" in joined(report)
+
+
 def test_rounding_may_turn_one_answer(home: Path, copy: Callable[..., Path]) -> None:
     one, two = copy("plain", "one"), copy("plain", "two")
     for right, verdict in ((3, "bitwise"), (4, "rounding"), (5, "different")):

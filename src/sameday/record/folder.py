@@ -19,6 +19,7 @@ from typing import IO, Any
 
 from sameday.record.lock import Lock
 from sameday.record.manifest import fault
+from sameday.record.metrics import sound_metrics, told
 from sameday.record.room import AGAIN, room_for
 from sameday.record.stopped import STOPPED, give_room_back, keep_room, note_stopped
 from sameday.record.times import TIMES
@@ -137,37 +138,11 @@ def plain(value: Any) -> Any:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records of a metrics.jsonl. A last line that a kill left unfinished is passed over."""
+    """The records of a metrics.jsonl. BadInput where a line of it is none."""
     records, problems = sound_metrics(path)
     if problems:
         raise BadInput(problems[0])
     return records
-
-
-def sound_metrics(path: Path, steps: bool = False, most: int | None = None) -> tuple[list[dict[str, Any]], list[str]]:
-    """The records, and a sentence for each line that is none; with `steps` also where its step is no number. `most` so
-    many bytes are read."""
-    if not path.exists():
-        return [], []
-    *lines, torn = read_file(path, most).split(b"\n")
-    records, problems = [], []
-    for number, line in enumerate(lines, start=1):
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            record = None
-        if not isinstance(record, dict):
-            problems.append(f"{path}:{number}: is not a JSON object: {line[:60].decode(errors='replace')}")
-        elif steps and not isinstance(record.get("step", 0), int):
-            problems.append(f"{path}:{number}: step is {record.get('step')!r}; must be the number of a step")
-        else:
-            records.append(record)
-    with contextlib.suppress(ValueError):
-        # Whole, and only its newline is missing: an editor's doing, since records are written with theirs.
-        last = json.loads(torn) if torn else None
-        if isinstance(last, dict) and (not steps or isinstance(last.get("step", 0), int)):
-            records.append(last)
-    return records, problems
 
 
 def versions(distributions: Iterable[str]) -> dict[str, str]:
@@ -277,13 +252,13 @@ class RunFolder:
     def rewind(self, step: int, say: Callable[[str], None] = tell) -> None:
         """Forget the records after this step: a resumed run goes through those steps again. Lines that are no records
         are no reason not to train: they are moved aside."""
-        records, problems = sound_metrics(self.metrics_path, steps=True)
+        records, problems = sound_metrics(self.metrics_path)
         if problems:
             aside = self.path / "metrics-damaged.jsonl"
             aside.write_bytes(self.metrics_path.read_bytes())
-            for problem in problems:
-                say(f"{problem}; left out, the file as it was is {aside.name}")
-        self._keep([record for record in records if record.get("step", 0) <= step])
+            for line in told(self.metrics_path, problems):
+                say(f"{line}; left out, the file as it was is {aside.name}")
+        self._keep([record for record in records if record["step"] <= step])
 
     def write_json(self, name: str, obj: Any, then: str = AGAIN) -> Path:
         """Write one file of the folder as JSON, whole or not at all; `then` is what to do where the disk is full."""

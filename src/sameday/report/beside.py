@@ -10,12 +10,10 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sameday.record.judged import judged_plan
+from sameday.record.metrics import MOST
 from sameday.spec.errors import BadInput
 from sameday.spec.reading import JSON, read_file
 from sameday.spec.removed import without_removed
-
-MOST = 1e100
-"""No loss, norm or duration is larger: what is was damaged, and its sums might not be finite."""
 
 Number = Annotated[float, Field(ge=-MOST, le=MOST)]
 Amount = Annotated[float, Field(ge=0, le=MOST)]

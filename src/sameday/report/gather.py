@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sameday.record.folder import RunFolder, sound_metrics, stage_folders
+from sameday.record.folder import RunFolder, stage_folders
 from sameday.record.inputs import Inputs
 from sameday.record.judged import unlike
+from sameday.record.metrics import is_number, is_step, sound_metrics, told
 from sameday.record.stopped import STOPPED
 from sameday.report.answers import Answers, read_answers
-from sameday.report.beside import MOST, OLD_PHASES, Profile, Tune, Verdict, read_beside, read_json
+from sameday.report.beside import OLD_PHASES, Profile, Tune, Verdict, read_beside, read_json
 from sameday.report.words import count, in_order
 from sameday.spec.document import dump_yaml
 from sameday.spec.errors import EXIT_DISK_FULL, EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, EXIT_STOPPED, BadInput, refuse
@@ -93,8 +94,8 @@ class Run:
     inputs: Inputs | None = None
     named_before: frozenset[str] = frozenset()
     """Fingerprints that earlier releases gave this recipe."""
-    damaged: str = ""
-    """What is wrong with lines of its metrics."""
+    damaged: list[str] = field(default_factory=list)
+    """What is wrong with lines of its metrics, which are left out; a sentence for each."""
 
     @property
     def fingerprint(self) -> str:
@@ -119,6 +120,10 @@ class Run:
             return f"finished, {count(self.last_step, 'step')}"
         why = f", {self.stopped.word}" if self.stopped else ""
         return f"unfinished: step {self.last_step:,}{of}{why}" if self.steps else f"unfinished: no step yet{why}"
+
+    @property
+    def damaged_told(self) -> list[str]:
+        return told(self.path / "metrics.jsonl", self.damaged)
 
     @property
     def rates(self) -> list[float]:
@@ -232,11 +237,7 @@ def _read_run(path: Path, label: str, profile: Path | None, tune: Path | None, v
     environment = _environment(path / "environment.json")
     folder = RunFolder.read(path)
     metrics, damaged = _metrics(folder)
-    records = {
-        (record["step"], record.get("split")): record
-        for record in metrics
-        if is_step(record.get("step")) and isinstance(record.get("split"), str | None)
-    }
+    records = {(record["step"], record.get("split")): record for record in metrics}
     scores, best = _scores(path)
     run = Run(
         label=label,
@@ -320,12 +321,10 @@ def _environment(path: Path) -> dict[str, Any]:
     return environment
 
 
-def _metrics(folder: RunFolder) -> tuple[list[Record], str]:
+def _metrics(folder: RunFolder) -> tuple[list[Record], list[str]]:
     """The records, and what is wrong with lines that are none."""
     try:
-        records, wrong = sound_metrics(folder.metrics_path, most=METRICS)
-        more = f", and {count(len(wrong) - 1, 'more such line')}" if wrong[1:] else ""
-        return records, f"{wrong[0]}{more}" if wrong else ""
+        return sound_metrics(folder.metrics_path, most=METRICS)
     except OSError as error:
         raise BadInput(f"{folder.metrics_path}: cannot be read: {error.strerror}") from None
 
@@ -364,15 +363,6 @@ def _ordered(phases: dict[str, float]) -> dict[str, float]:
     return {name: phases[name] for name in in_order(phases)}
 
 
-def is_number(value: Any) -> bool:
-    """NaN, infinities, and what is so large that a sum of it would be one, are none."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and -MOST <= value <= MOST
-
-
-def is_step(value: Any) -> bool:
-    return isinstance(value, int) and is_number(value) and value >= 0
-
-
 def number_of(record: Record, key: str) -> float | None:
     value = record.get(key)
     return value if is_number(value) else None
@@ -394,7 +384,7 @@ def _missing(run: Run) -> list[Missing]:
         unknown = "it is still going on, or was stopped or killed; the command that started it goes on with it"
         missing.append(Missing("The run's end", run.stopped.why if run.stopped else unknown))
     if run.damaged:
-        missing.append(Missing("A part of its curves", run.damaged))
+        missing.append(Missing("A part of its curves", "; ".join(run.damaged_told)))
     if not run.steps:
         missing.append(Missing("Curves of training", "metrics.jsonl holds no step"))
     if not run.evaluations and not run.scores:

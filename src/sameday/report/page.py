@@ -21,7 +21,7 @@ from sameday.report.beside import COMMANDS
 from sameday.report.curves import floor_chart, spikes, timeline_charts, training_curves, validated_once
 from sameday.report.gather import Run, gather, with_stages
 from sameday.spec.errors import BadInput
-from sameday.spec.words import number, visible
+from sameday.spec.words import count, number, visible
 from sameday.spec.writing import check_output, write_text
 
 MOST_SKIPPED = 200
@@ -44,7 +44,7 @@ def report_from_files(
     check_output("--out", out, (*read, *beside, *profiles, *tunes, *verdicts), b"<!DOCTYPE html>")
     runs = gather(paths, profiles, tunes, verdicts)
     write_text(out, render(runs))
-    if damaged := [run.damaged for run in runs if run.damaged]:
+    if damaged := [line for run in runs for line in run.damaged_told]:
         raise BadInput("\n".join([*damaged, f"{out} is written without such lines"]))
     return out
 
@@ -102,6 +102,7 @@ def _context(runs: Sequence[Run], now: datetime) -> dict[str, Any]:
         "scores": _scores(runs),
         "skipped": [(run, (run.skipped or [])[:MOST_SKIPPED]) for run in runs if run.skipped],
         "unskipped": [run for run in runs if run.skipped == []],
+        "unread": [(run, count(len(run.damaged), "line")) for run in runs if run.damaged],
         "environment": tables.environment_rows(runs),
         "missing": _missing(runs),
         "starts": {run.label: _starts(run) for run in runs},

@@ -12,7 +12,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from sameday.record import checkpoint
-from sameday.record.folder import RunFolder, sound_metrics
+from sameday.record.folder import RunFolder
+from sameday.record.metrics import sound_metrics
 from sameday.record.room import room_for
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from sameday.record import checkpoint
 from sameday.record.folder import RunFolder, plain, stage_folders
 from sameday.record.inputs import Inputs, other_inputs, same_scored
+from sameday.record.metrics import sound_metrics, told
 from sameday.spec.errors import EXIT_BAD_INPUT, BadInput
 from sameday.spec.plan import changed
 from sameday.spec.reading import JSON, read_file
@@ -89,7 +90,7 @@ class Kind:
             self.first_beyond = self.first_beyond or (*at, values)
 
     def add_numbers(self, step: int, a: Any, b: Any, relative: bool = True) -> None:
-        apart = math.inf  # what is no number was damaged, or was not finite: it proves nothing
+        apart = math.inf  # what is no number is not there, or was not finite: it proves nothing
         if isinstance(a, int | float) and isinstance(b, int | float):
             apart = abs(a - b) / ((relative and max(abs(a), abs(b))) or 1.0)
         self.add((step, ""), apart, a == b, f"{a!r} in A, {b!r} in B")
@@ -111,16 +112,18 @@ def compare_runs(a: Path, b: Path) -> RunsReport:
             f"{b}: is a run of another recipe ({two.recipe.fingerprint} here) than {a} ({one.recipe.fingerprint} "
             f"there):\n{listed}\nDifferent recipes can only be compared by their metrics: add --recipes."
         )
-    notes = [*_same_inputs(one, two), *_other_results(one, two)]
-    steps = [{step: r for (step, split), r in _records(run).items() if not split} for run in runs]
+    sound, damaged = zip(*(sound_metrics(run.metrics_path) for run in runs), strict=True)
+    notes = [*_same_inputs(one, two), *_other_results(one, two), *_left_out(runs, damaged)]
+    records = [{(r["step"], r.get("split") or ""): r for r in each} for each in sound]
+    steps = [{step: r for (step, split), r in each.items() if not split} for each in records]
     saved = [dict(checkpoint.steps(run.checkpoints)) for run in runs]
     last = max([0, *steps[0], *steps[1], *saved[0], *saved[1]])
     if not last:
         raise BadInput(f"{a} and {b}: neither metrics.jsonl nor checkpoints/ holds a step to compare")
     gaps = [
-        f"{run.metrics_path}: {last - len(records)} of {last} steps are missing, the first is step {first}"
-        for run, records in zip(runs, steps, strict=True)
-        if (first := min(set(range(1, last + 1)) - records.keys(), default=0))
+        f"{run.metrics_path}: {last - len(there)} of {last} steps are missing, the first is step {first}"
+        for run, there in zip(runs, steps, strict=True)
+        if (first := min(set(range(1, last + 1)) - there.keys(), default=0))
     ]
     numbers = {"loss": Kind("training loss"), "lr": Kind("learning rate", 0.0), "samples": Kind("samples", 0.0)}
     for step in sorted(steps[0].keys() & steps[1].keys()):
@@ -130,7 +133,7 @@ def compare_runs(a: Path, b: Path) -> RunsReport:
     for step in sorted(saved[0].keys() & saved[1].keys()):
         _compare_weights(kept, step, saved[0][step], saved[1][step])
     _compare_weights(final, last, one.result, two.result)
-    kinds = [*numbers.values(), *_compare_scores(one, two), kept, final]
+    kinds = [*numbers.values(), *_compare_scores(*records), kept, final]
 
     plans, recipe = _plan_differences(one, two), one.recipe
     verdict = "different" if gaps else _verdict(kinds, weights=(kept, final), plans=plans)
@@ -140,6 +143,7 @@ def compare_runs(a: Path, b: Path) -> RunsReport:
     text += [*gaps, *_first_lines(kinds), *notes, *([ADVICE] if part else [])]
     data = {"runs": [a, b], "recipe": recipe.fingerprint, "precision": recipe.precision, "steps": last, "plans": plans}
     data |= {"limit": LIMIT, "compared": [asdict(kind) for kind in kinds], "gaps": gaps, "notes": notes}
+    data |= {"damaged": [line for lines in damaged for line in lines]}
     return RunsReport(verdict, text, data)
 
 
@@ -178,12 +182,12 @@ def _other_results(one: RunFolder, two: RunFolder) -> Iterator[str]:
         yield f"the final weights are those of step {steps[0]} in A, of step {steps[1]} in B: the best of each run"
 
 
-def _records(run: RunFolder) -> dict[tuple[int, str], dict[str, Any]]:
-    return {(r["step"], r.get("split", "")): r for r in run.metrics if isinstance(r.get("step"), int)}
+def _left_out(runs: Sequence[RunFolder], damaged: Sequence[list[str]]) -> Iterator[str]:
+    for run, lines in zip(runs, damaged, strict=True):
+        yield from (f"{line}; left out" for line in told(run.metrics_path, lines))
 
 
-def _compare_scores(one: RunFolder, two: RunFolder) -> list[Kind]:
-    metrics = _records(one), _records(two)
+def _compare_scores(*metrics: dict[tuple[int, str], dict[str, Any]]) -> list[Kind]:
     kinds: dict[str, Kind] = {}
     for step, split in sorted(at for at in metrics[0].keys() & metrics[1].keys() if at[1]):
         a, b = (records[step, split] for records in metrics)

@@ -8,9 +8,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sameday.record.folder import run_files
+from sameday.record.metrics import is_number
 from sameday.report.answers import METRICS, PREDICTIONS, SPLIT, Answers, Metrics, answer_files
 from sameday.report.beside import read_beside, read_json
-from sameday.report.gather import Run, gather, is_number, only_evaluated, with_stages
+from sameday.report.gather import Run, gather, only_evaluated, with_stages
 from sameday.report.page import render
 from sameday.report.tables import NONE, Cell, Row, Section
 from sameday.report.words import seconds

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from sameday.record.folder import stage_folders
+from sameday.record.metrics import is_step
 from sameday.record.times import read_times
 from sameday.report.charts import Point, thin
-from sameday.report.gather import amount_of, is_step, number_of
+from sameday.report.gather import amount_of, number_of
 from sameday.spec.errors import BadInput
 from sameday.spec.suite import Suite, load_suite
 from sameday.spec.words import visible

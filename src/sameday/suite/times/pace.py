@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from sameday.hardware.stalls import is_stall
-from sameday.record.folder import RunFolder, read_metrics
+from sameday.record.folder import RunFolder
+from sameday.record.metrics import sound_metrics
 from sameday.record.times import TIMES, read_times
 from sameday.spec.errors import BadInput
 from sameday.suite.state import SuiteFolder
@@ -129,14 +130,14 @@ def recorded(folder: Path) -> Recorded:
 @lru_cache(maxsize=256)
 def _recorded(folder: Path, *_stamps: tuple[int, int]) -> Recorded:
     try:
-        metrics = read_metrics(folder / "metrics.jsonl")
+        metrics, _ = sound_metrics(folder / "metrics.jsonl")  # whoever reports the run names the other lines
     except (BadInput, OSError):
         metrics = []
     steps = [each for each in metrics if "split" not in each and isinstance(each.get("seconds"), int | float)]
-    done = max((each["step"] for each in steps if isinstance(each.get("step"), int)), default=0)
+    done = max((each["step"] for each in steps), default=0)
     times = read_times(folder)
     first = _on_this_device(times)
-    here = [each for each in steps if not isinstance(each.get("step"), int) or each["step"] > first]
+    here = [each for each in steps if each["step"] > first]
     return Recorded([float(each["seconds"]) for each in here], times, done)
 
 
