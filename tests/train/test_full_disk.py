@@ -4,6 +4,7 @@ refuses a write under it as on a full disk, on every machine."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +24,7 @@ from typed import Said, sameday
 
 from sameday.commands import launch
 from sameday.record import checkpoint
-from sameday.record.room import SLACK, no_room, room_for
+from sameday.record.room import no_room, on_disk, room_for
 from sameday.spec.document import dump_yaml
 from sameday.spec.errors import EXIT_DISK_FULL, RunStopped
 from sameday.train import state
@@ -74,7 +76,7 @@ def test_while_a_checkpoint_is_saved(home: Path, monkeypatch: pytest.MonkeyPatch
         said.err,
     )
     assert sentence, said.err
-    assert int(sentence[1].replace(",", "")) == checkpoint.size(run / "checkpoints" / "step-000002")
+    assert int(sentence[1].replace(",", "")) == checkpoint.size_on_disk(run / "checkpoints" / "step-000002")
     noted = json.loads((run / "stopped.json").read_text())
     assert (noted["code"], noted["why"]) == (EXIT_DISK_FULL, said.err.rstrip("\n"))
     kept = checkpoint.steps(run / "checkpoints")
@@ -212,18 +214,39 @@ def test_which_errors_are_a_full_disk() -> None:
 
 
 @pytest.mark.parametrize(
-    ("free", "said"),
+    ("code", "free", "said"),
     [
-        (999, "1 bytes are missing"),
-        (1001, "nearly as much, and files take whole blocks"),
-        (1000 + SLACK, "a quota or a limit on files is in the way"),
+        (errno.ENOSPC, 999, "1 bytes are missing"),
+        (
+            errno.ENOSPC,
+            1000,
+            "the disk gave no more, although so many count as free; a quota or its number of files may be used up",
+        ),
+        (errno.EDQUOT, 1000, "a quota or a limit on files is in the way"),
+        (errno.EFBIG, 1000, "a quota or a limit on files is in the way"),
     ],
 )
-def test_what_is_missing_is_said(free: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_said(
+    code: int, free: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     there = shutil.disk_usage(tmp_path)._replace(free=free)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: there)
-    with pytest.raises(RunStopped, match=f"1,000 bytes and {free:,} are free: {said}"), room_for("x", tmp_path, 1000):
-        raise OSError(28, os.strerror(28))
+    about = rf"1,000 bytes and {free:,} are free: {said}\.$"
+    with pytest.raises(RunStopped, match=about), room_for("x", tmp_path, 1000):
+        raise OSError(code, os.strerror(code))
+
+
+def test_files_take_whole_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "inner").mkdir()
+    for name, size in (("one", 1), ("inner/two", 4096), ("three", 4097), ("none", 0)):
+        (tmp_path / name).write_bytes(bytes(size))
+    status = os.statvfs(tmp_path)
+    for block, taken in ((4096, (1 + 1 + 2) + 2), (2**20, 3 + 2)):
+        fields = SimpleNamespace(f_frsize=block, f_bavail=status.f_bavail)
+        monkeypatch.setattr(os, "statvfs", lambda _, given=fields: given)
+        # A network's file system, whose blocks are those of its transfers, takes less for a small file.
+        assert checkpoint.size_on_disk(tmp_path) == taken * min(block, 2**16)
+    assert on_disk(tmp_path, [2**20]) == 2**20 + 2**16
 
 
 FULL_DISK = """
@@ -302,10 +325,54 @@ print(checkpoint.fault(disk / "step-1"), sorted(path.name for path in disk.iterd
 """
 
 
-def on_a_small_disk(tmp_path: Path, script: str, *given: str) -> list[str]:
+SMALL_FILES = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from sameday.record import checkpoint
+from sameday.record.folder import RunFolder
+from sameday.spec.errors import RunStopped
+from sameday.spec.load import load_plan, load_recipe
+from sameday.train import state
+disk = Path(sys.argv[1])
+def save(folder):
+    for i in range(10):
+        folder.joinpath(f"small-{i}").write_bytes(bytes(100))
+run = RunFolder.open(disk / "run", load_recipe(Path(sys.argv[2])), load_plan(None), disk)
+task = SimpleNamespace(save=save, digests=dict, bytes_beside=lambda: 1000)
+steps = SimpleNamespace(optimizer=None, trained={})
+state.optimizer_tensors = lambda *_: {}
+now = state.LoopState(step=1)
+try:
+    for now.step in (1, 2, 3):
+        state.save(run.recipe, run.plan, run, task, steps, now)
+except RunStopped as stop:
+    print(stop)
+print([checkpoint.size(path) for _, path in checkpoint.steps(run.checkpoints)])
+"""
+
+
+def test_small_files_fill_a_disk_too(home: Path, tmp_path: Path) -> None:
+    """What is missing is named where the bytes in the files alone would fit; of a first checkpoint too."""
+    for size, kept in ((104, 1), (48, 0)):
+        (disk := tmp_path / str(size)).mkdir()
+        sentence, left = on_a_small_disk(disk, SMALL_FILES, str(home / "recipe.yaml"), size=size)
+        then = f"Make room and run again: it goes on from step {kept}." if kept else "Make room and run again."
+        found = re.fullmatch(
+            rf"no room for checkpoint step-00000{kept + 1} in {re.escape(str(disk))}/run: No space left on device\. It "
+            rf"takes about ([\d,]+) bytes and ([\d,]+) are free: ([\d,]+) bytes are missing\. {re.escape(then)}",
+            sentence,
+        )
+        assert found, sentence
+        takes, free, missing = (int(text.replace(",", "")) for text in found.groups())
+        assert takes - free == missing and takes % 4096 == free % 4096 == 0
+        assert len(held := json.loads(left)) == kept and all(each < free for each in held), "the bytes would fit"
+
+
+def on_a_small_disk(tmp_path: Path, script: str, *given: str, size: int = 128) -> list[str]:
     """What a script prints with a real disk in this folder, in memory, where this user may mount one."""
     unshare = shutil.which("unshare")
-    mount = ["sh", "-c", 'mount -t tmpfs -o size=128k none "$0" && exec "$@"', str(tmp_path)]
+    mount = ["sh", "-c", f'mount -t tmpfs -o size={size}k none "$0" && exec "$@"', str(tmp_path)]
     if unshare is None or subprocess.run([unshare, "-rm", *mount, "true"], capture_output=True).returncode:
         pytest.skip("no disk can be mounted without being root here")
     command = [unshare, "-rm", *mount, sys.executable, "-c", script, str(tmp_path), *given]

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from sameday.record.manifest import fault, write_manifest
+from sameday.record.room import on_disk
 from sameday.spec.errors import BadInput
 from sameday.spec.identity import as_before
 from sameday.spec.load import recipe_from
@@ -25,6 +26,8 @@ from sameday.spec.writing import sync
 STATE = "state.json"
 OPTIMIZER = "optimizer.safetensors"
 BEST = "best.json"
+SMALL_FILES = 10
+"""About how many lie beside the weights, most of less than a block: settings, what the run remembers, the manifest."""
 EXTRA = "extra_forbidden"
 """pydantic's name for a field that a model does not have."""
 
@@ -80,7 +83,16 @@ def steps(folder: Path) -> list[tuple[int, Path]]:
 
 def size(path: Path) -> int:
     """Bytes of all of its files."""
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    return sum(_sizes(path))
+
+
+def size_on_disk(path: Path) -> int:
+    """Bytes that such a checkpoint takes beside it."""
+    return on_disk(path, _sizes(path), 1 + sum(each.is_dir() for each in path.rglob("*")))
+
+
+def _sizes(path: Path) -> list[int]:
+    return [file.stat().st_size for file in path.rglob("*") if file.is_file()]
 
 
 def candidates(folder: Path, recipe: Recipe, say: Callable[[str], None]) -> Iterator[Checkpoint]:

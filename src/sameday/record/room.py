@@ -7,7 +7,7 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from sameday.spec.errors import EXIT_DISK_FULL, RunStopped
@@ -15,8 +15,9 @@ from sameday.spec.errors import EXIT_DISK_FULL, RunStopped
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """A disk, a quota or the limit on a file's size is full."""
 
-SLACK = 2**20
-"""Bytes by which some files may be larger on a disk than what is in them."""
+BLOCK = 2**16
+"""Bytes of the largest block that is reckoned with: a network's file system gives the size of its transfers as its
+block's, which may be a megabyte, and takes less for a small file."""
 
 AGAIN = "Make room and run again."
 
@@ -29,14 +30,20 @@ def no_room(error: BaseException) -> str | None:
     return os.strerror(number) if number in NO_ROOM else None
 
 
+def on_disk(there: Path, files: Iterable[int], folders: int = 1) -> int:
+    """Bytes that files of these sizes take on the disk of a folder, with the folders that hold them: whole blocks."""
+    block = min(os.statvfs(there).f_frsize or 1, BLOCK)
+    return block * (sum(-(-size // block) for size in files) + folders)
+
+
 def sentence(what: str, folder: Path, size: int, why: str, then: str = "") -> str:
     """How many bytes are missing in a folder, or where it would be made; `why` in the system's words."""
     there = next(each for each in (folder, *folder.absolute().parents) if each.is_dir())
     free = shutil.disk_usage(there).free
     if size > free:
         missing = f"{size - free:,} bytes are missing"
-    elif size + SLACK > free:
-        missing = "nearly as much, and files take whole blocks"
+    elif why == os.strerror(errno.ENOSPC):
+        missing = "the disk gave no more, although so many count as free; a quota or its number of files may be used up"
     else:
         missing = "a quota or a limit on files is in the way"
     about = f"It takes about {size:,} bytes and {free:,} are free: {missing}."

@@ -3,18 +3,19 @@ made of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from sameday.record import checkpoint
 from sameday.record.folder import RunFolder
 from sameday.record.metrics import sound_metrics
-from sameday.record.room import room_for
+from sameday.record.room import on_disk, room_for
 from sameday.spec.errors import BadInput
 from sameday.spec.plan import Plan
 from sameday.spec.recipe import Best, Recipe
@@ -127,14 +128,19 @@ def save(recipe: Recipe, plan: Plan, run: RunFolder, task: Task, steps: Steps, s
     }
     kept, state.saved = state.saved, state.step
     earlier = [path for step, path in checkpoint.steps(run.checkpoints) if step == kept]
-    tensors = (*steps.trained.values(), *optimizer_tensors(steps.optimizer, steps.trained).values())
-    need = sum(tensor.nbytes for tensor in tensors)
-    need = max(need, *map(checkpoint.size, earlier)) if earlier else need + task.bytes_beside()
+    tensors = steps.trained, optimizer_tensors(steps.optimizer, steps.trained)
+    need = checkpoint.size_on_disk(earlier[0]) if earlier else _on_disk(run, tensors, task)
     then = f"Make room and run again: it goes on from step {kept}." if kept else "Make room and run again."
     name = checkpoint.name_of(state.step)
     with room_for(f"checkpoint {name}", run.path, need, then):
         checkpoint.write(run.checkpoints, name, fill, {**asdict(state), **about})
     _tidy(plan, run, state)
+
+
+def _on_disk(run: RunFolder, tensors: Sequence[Mapping[str, Tensor]], task: Task) -> int:
+    """About how many bytes a folder with these files of tensors takes, where none like it was written yet."""
+    files = [sum(tensor.nbytes for tensor in each.values()) for each in tensors]
+    return on_disk(run.path, [*files, task.bytes_beside(), *[1] * checkpoint.SMALL_FILES])
 
 
 def begin_unless_finished(
@@ -161,7 +167,7 @@ def finish_run(
     say: Callable[[str], None],
 ) -> dict[str, float]:
     """The finished weights, the last or the best, with a record of which; returns their scores."""
-    need = sum(parameter.nbytes for parameter in task.trained().values()) + task.bytes_beside()
+    need = _on_disk(run, [task.trained()], task)
     then = "Make room and run again: all steps are saved."
     by, best = run.recipe.best, state.best
     result: dict[str, Any] = {"weights": "last", "step": state.step}
