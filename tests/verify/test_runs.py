@@ -37,6 +37,9 @@ RUNS = {
     "shared": ("plan.share_images=true", "plan.packing=true"),
     "seed1": ("recipe.seed=1",),
     "all": ("recipe.train=all", "recipe.lora={}", "recipe.learning_rate=1e-4"),
+    "dropped": ("recipe.lora.dropout=0.05", *(f"plan.{field}" for field in PLAIN)),
+    "dropped_packed": ("recipe.lora.dropout=0.05", "plan.share_images=false", "plan.packing=true"),
+    "dropped_shared": ("recipe.lora.dropout=0.05", "plan.share_images=true", "plan.packing=true"),
 }
 ADAPTER = "adapter/adapter_model.safetensors"
 TENSOR = "base_model.model.model.language_model.layers.1.self_attn.o_proj.lora_A.weight"
@@ -308,6 +311,77 @@ def test_all_weights_in_several_files(home: Path, copy: Callable[..., Path]) -> 
     report = compare_runs(home / "all", run)
     assert report.verdict == "bitwise" and kinds(report)["final weights"]["count"] == len(tensors)
     assert "plans: equal in every field" in text(report)
+
+
+DRAWN = (
+    "not decided: a plan draws dropout otherwise, and runs of one seed cannot tell that from a difference; what does "
+    "not depend on the draw agrees"
+)
+
+
+def test_another_draw_of_dropout_is_not_judged(home: Path, copy: Callable[..., Path]) -> None:
+    plain, shared = home / "dropped", home / "dropped_shared"
+    report = compare_runs(plain, shared)
+    assert (report.verdict, report.exit_code) == ("undecided", 2), text(report)
+    said = joined(report)
+    assert said.startswith(f"{DRAWN}\nA: ")
+    assert "  statistical (another draw of dropout: only metrics over seeds can agree): share_images False" in said
+    found = kinds(report)
+    assert found["training loss"]["beyond"] and found["final weights"]["beyond"]
+    assert found["samples"]["equal"] and found["learning rate"]["equal"]
+    advice = "`sameday verify RECIPE --plan A --against B` compares the two plans with dropout off, and tells."
+    assert said.endswith(advice) and "rounding grows" not in said and advice in report.as_json()["notes"][-1]
+    assert compare_runs(shared, home / "dropped_packed").verdict == "undecided"
+    said = sameday(home, "verify", "dropped", "dropped_shared")
+    assert said.code == 2 and said.out.startswith("not decided: a plan draws dropout otherwise, "), said.err
+
+
+@pytest.mark.parametrize("what", ["samples", "rate", "validated", "loss", "gap", "not finite", "shape", "missing"])
+def test_what_no_draw_of_dropout_changes_is_a_difference(home: Path, copy: Callable[..., Path], what: str) -> None:
+    run = copy("dropped_shared")
+    first = f"first tensor beyond its limit: final weights, step {STEPS}, {TENSOR}: "
+    shape = ", ".join(map(str, load_file(run / ADAPTER)[TENSOR].shape))
+    if what == "samples":
+        change_record(run, index_of(run, 3), samples=3)
+        first = "first step beyond its limit: samples, step 3: 4 in A, 3 in B"
+    elif what == "rate":
+        change_record(run, index_of(run, 1), lr=0.010000000001)
+        first = "first step beyond its limit: learning rate, step 1: 0.01 in A, 0.010000000001 in B"
+    elif what == "validated":
+        change_record(run, index_of(run, 4, "val"), samples=3)
+        first = "first step beyond its limit: val samples, step 4: "
+    elif what == "loss":
+        change_record(run, index_of(run, 3), loss=None)
+        first = "first step beyond its limit: training loss, step 3: "
+    elif what == "gap":
+        change_record(run, index_of(run, 3), step=2)
+        first = f"{run / 'metrics.jsonl'}: 1 of {STEPS} steps are missing, the first is step 3"
+    elif what == "not finite":
+        change_tensor(run / ADAPTER, lambda tensor: tensor * torch.nan)
+        first += "not finite"
+    elif what == "shape":
+        change_tensor(run / ADAPTER, lambda tensor: tensor.bfloat16())
+        first += f"('torch.float32', {shape}) in A, ('torch.bfloat16', {shape}) in B"
+    else:
+        save_file({k: v for k, v in load_file(run / ADAPTER).items() if k != TENSOR}, run / ADAPTER)
+        list_anew(run / "adapter")
+        first += f"('torch.float32', {shape}) in A, None in B"
+    report = compare_runs(home / "dropped", run)
+    assert (report.verdict, report.exit_code) == ("different", 1)
+    assert joined(report).startswith("different: ")
+    assert first.replace(" ", "") in text(report).replace("\n", "").replace(" ", "")
+    assert joined(report).count("beyond its limit") <= 1, "what another draw parts is not named with it"
+    assert "Runs of equivalent plans part too" not in joined(report), "not in this"
+
+
+def test_the_same_draw_of_dropout_is_judged(home: Path, copy: Callable[..., Path]) -> None:
+    """Fields that draw the same masks claim rounding, with dropout too."""
+    report = compare_runs(home / "dropped", home / "dropped_packed")
+    assert (report.verdict, report.exit_code) == ("rounding", 0), text(report)
+    run = copy("dropped_packed")
+    change_record(run, index_of(run, 3), loss=1.0)
+    report = compare_runs(home / "dropped", run)
+    assert (report.verdict, report.exit_code) == ("different", 1)
 
 
 def test_dropout_makes_sharing_another_draw(home: Path, copy: Callable[..., Path]) -> None:

@@ -19,7 +19,7 @@ CLAIMS = {
 VERDICTS = {
     **CLAIMS,
     "statistical": "the same mathematics with dropout off; with it on, another draw of its masks",
-    "undecided": "losses agree, weights are further apart than the limit, as rounding can drive them too",
+    "undecided": "rounding, or another draw of dropout, can drive runs as far apart: these two cannot tell",
     "different": "not the same model",
 }
 PHASES = {

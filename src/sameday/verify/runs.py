@@ -37,6 +37,16 @@ ADVICE = (
     "--against B` tells the two apart."
 )
 
+DRAWN = (
+    "not decided: a plan draws dropout otherwise, and runs of one seed cannot tell that from a difference; what does "
+    "not depend on the draw agrees"
+)
+"""In place of the words for `undecided` where a field in which the plans differ claims no more than statistical."""
+DRAWN_ADVICE = (
+    "Another draw of dropout drives losses, scores and weights apart from the first steps on, as another seed does: "
+    "`sameday verify RECIPE --plan A --against B` compares the two plans with dropout off, and tells."
+)
+
 
 @dataclass(frozen=True)
 class RunsReport:
@@ -79,6 +89,7 @@ class Kind:
     largest: float = 0.0
     largest_at: tuple[int, str] | None = None  # step and tensor
     first_beyond: tuple[int, str, str] | None = None  # and what stands there
+    first_unlike: tuple[int, str, str] | None = None  # where there is no distance: another shape, no number, not finite
 
     def add(self, at: tuple[int, str], apart: float, equal: bool, values: str) -> None:
         apart = math.inf if math.isnan(apart) else apart
@@ -88,6 +99,13 @@ class Kind:
         if apart > self.limit:
             self.beyond += 1
             self.first_beyond = self.first_beyond or (*at, values)
+        if math.isinf(apart):
+            self.first_unlike = self.first_unlike or (*at, values)
+
+    @property
+    def first_undrawn(self) -> tuple[int, str, str] | None:
+        """The first difference that no other draw of dropout makes."""
+        return self.first_unlike if self.limit else self.first_beyond
 
     def add_numbers(self, step: int, a: Any, b: Any, relative: bool = True) -> None:
         apart = math.inf  # what is no number is not there, or was not finite: it proves nothing
@@ -136,22 +154,28 @@ def compare_runs(a: Path, b: Path) -> RunsReport:
     kinds = [*numbers.values(), *_compare_scores(*records), kept, final]
 
     plans, recipe = _plan_differences(one, two), one.recipe
-    verdict = "different" if gaps else _verdict(kinds, weights=(kept, final), plans=plans)
-    part = verdict in ("undecided", "different")
+    drawn = any(plan["claim"] == "statistical" for plan in plans)
+    verdict = "different" if gaps else _verdict(kinds, (kept, final), plans, drawn)
+    words = DRAWN if drawn and verdict == "undecided" else WORDS[verdict]
+    advice = {"undecided": DRAWN_ADVICE if drawn else ADVICE, "different": "" if drawn else ADVICE}.get(verdict)
+    notes += [advice] if advice else []
     about = f"recipe {recipe.name} {recipe.fingerprint}: {recipe.precision}, seed {recipe.seed}, {last} steps"
-    text = [WORDS[verdict], f"A: {a}", f"B: {b}", about, *_plan_lines(plans), *_table(kinds)]
-    text += [*gaps, *_first_lines(kinds), *notes, *([ADVICE] if part else [])]
+    text = [words, f"A: {a}", f"B: {b}", about, *_plan_lines(plans), *_table(kinds)]
+    text += [*gaps, *_first_lines(kinds, drawn and verdict == "different"), *notes]
     data = {"runs": [a, b], "recipe": recipe.fingerprint, "precision": recipe.precision, "steps": last, "plans": plans}
     data |= {"limit": LIMIT, "compared": [asdict(kind) for kind in kinds], "gaps": gaps, "notes": notes}
     data |= {"damaged": [line for lines in damaged for line in lines]}
     return RunsReport(verdict, text, data)
 
 
-def _verdict(kinds: Sequence[Kind], weights: Sequence[Kind], plans: list[dict[str, Any]]) -> Verdict:
-    """Only between plans that round otherwise may weights alone part without a verdict."""
+def _verdict(kinds: Sequence[Kind], weights: Sequence[Kind], plans: list[dict[str, Any]], drawn: bool) -> Verdict:
+    """Between plans that round otherwise weights alone may part without a verdict. Where dropout was drawn otherwise
+    losses and scores may too, however far: nobody has measured how far another draw drives a recipe."""
     beyond = [kind for kind in kinds if kind.beyond]
     if not beyond:
         return "bitwise" if all(kind.equal for kind in kinds) else "rounding"
+    if drawn:
+        return "different" if any(kind.first_undrawn for kind in kinds) else "undecided"
     rounds = any(plan["claim"] == "rounding" for plan in plans)
     near = all(any(kind is one for one in weights) and kind.largest <= APART for kind in beyond)
     return "undecided" if rounds and near else "different"
@@ -214,7 +238,7 @@ def _compare_weights(kind: Kind, step: int, a: Path, b: Path) -> None:
                 continue
             equal = torch.equal(*(t.flatten().view(torch.uint8) for t in (x, y)))
             apart = 0.0 if equal else _apart(x.flatten(), y.flatten())
-            kind.add((step, name), apart, equal, f"{apart:.1e} apart")
+            kind.add((step, name), apart, equal, f"{apart:.1e} apart" if math.isfinite(apart) else "not finite")
 
 
 def _open_weights(folder: Path, held: contextlib.ExitStack) -> dict[str, Any]:
@@ -267,9 +291,11 @@ def _table(kinds: list[Kind]) -> Iterator[str]:
         yield f"{_crop(kind.name, 23):24}{kind.count:8}{kind.beyond:8}{limit:>9}{largest:>10}  {at}"
 
 
-def _first_lines(kinds: list[Kind]) -> Iterator[str]:
-    """The first step at which a number is beyond its limit, and the first tensor."""
-    firsts = sorted((*kind.first_beyond, kind.name) for kind in kinds if kind.first_beyond)
+def _first_lines(kinds: list[Kind], undrawn: bool) -> Iterator[str]:
+    """The first step at which a number is beyond its limit, and the first tensor; `undrawn` as no draw of dropout makes
+    them."""
+    named = [(kind.first_undrawn if undrawn else kind.first_beyond, kind.name) for kind in kinds]
+    firsts = sorted((*first, name) for first, name in named if first)
     for what, places in (("step", [f for f in firsts if not f[1]]), ("tensor", [f for f in firsts if f[1]])):
         for step, tensor, values, name in places[:1]:
             yield f"first {what} beyond its limit: {name}, step {step}{tensor and f', {tensor}'}: {values}"
