@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sameday.hardware.memory import _of_groups, free_memory, segments_grow
+from sameday.hardware.memory import _of_groups, free_memory, idle_in_graphs, segments_grow
 
 DEVICES = [torch.device("cpu"), *([torch.device("cuda", 0)] if torch.cuda.is_available() else [])]
 
@@ -36,6 +36,28 @@ def test_the_environment_says_whether_segments_grow(
         monkeypatch.delenv(each, raising=False)
     monkeypatch.setenv(name, value)
     assert segments_grow() == grow
+
+
+def test_only_what_graphs_of_this_device_hold_and_no_tensor_is_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    segments = [
+        {"device": device, "segment_pool_id": pool, "total_size": 1000 * size, "allocated_size": 100 * size}
+        for device, pool, size in ((0, (0, 0), 1), (0, (0, 3), 2), (0, (4, 0), 4), (1, (0, 3), 8))
+    ]
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
+    assert idle_in_graphs(torch.device("cuda", 0)) == 900 * 6 and idle_in_graphs(torch.device("cuda", 1)) == 900 * 8
+    assert idle_in_graphs(torch.device("cpu")) == 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a CPU records no graphs")
+def test_a_recorded_graph_holds_what_it_computes_with() -> None:
+    device, size = torch.device("cuda", torch.cuda.current_device()), 2**28
+    before, graph = idle_in_graphs(device), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        torch.zeros(size, dtype=torch.uint8, device=device).add_(1)
+    assert idle_in_graphs(device) >= before + size
+    del graph
+    torch.cuda.empty_cache()
+    assert idle_in_graphs(device) < before + size
 
 
 def write(folder: Path, files: dict[str, str]) -> None:

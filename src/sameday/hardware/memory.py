@@ -24,6 +24,19 @@ def free_memory(device: torch.device) -> tuple[int, int]:
     return min(ours, may_take) - torch.cuda.max_memory_allocated(device), may_take
 
 
+def idle_in_graphs(device: torch.device) -> int:
+    """Bytes that recorded CUDA graphs have for themselves while no tensor is in them. `free_memory` counts them as
+    free, since the allocator holds them, and it gives them to nobody else."""
+    if device.type != "cuda":
+        return 0
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return sum(
+        segment["total_size"] - segment["allocated_size"]
+        for segment in torch.cuda.memory_snapshot()
+        if segment["device"] == index and tuple(segment["segment_pool_id"]) != (0, 0)
+    )
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Whether a device, or the host, gave no more memory: a CPU's allocator has no class of its own for it."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):

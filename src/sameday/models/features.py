@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sameday.hardware.memory import free_memory, out_of_memory, segments_grow
+from sameday.hardware.memory import free_memory, idle_in_graphs, out_of_memory, segments_grow
 from sameday.spec.words import count, tell
 
 LEFT = 0.25
@@ -50,6 +50,7 @@ class FeatureMemory(Container[str]):
         self._kept: dict[str, Tensor] = {}
         self._pool: Any = None
         self._open = self._was_opened = False
+        self._of_graphs = 0
 
     def __contains__(self, content: object) -> bool:
         return content in self._kept
@@ -62,6 +63,7 @@ class FeatureMemory(Container[str]):
         if self._was_opened:
             return None
         self._open = self._was_opened = True
+        self._of_graphs = idle_in_graphs(self._device)  # recorded by now, in the warm-up
         room, left = (max(0, each) / 2**30 for each in self._room())
         free = f"{left:.1f} GiB more than needed so far stay free"
         return f"keep_features: up to {room:.1f} GiB for features of images; {free}"
@@ -115,7 +117,7 @@ class FeatureMemory(Container[str]):
         """Bytes that features may still take, and that are left free."""
         free, total = free_memory(self._device)
         left = round(LEFT * total)
-        return free - left, left
+        return free - self._of_graphs - left, left
 
     def _words(self) -> str:
         taken = sum(features.nbytes for features in self._kept.values())
