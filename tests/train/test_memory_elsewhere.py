@@ -15,6 +15,7 @@ import worlds
 from processes import finished
 
 from sameday.commands.launch import train_from_files
+from sameday.hardware.memory import free_memory
 from sameday.hardware.ranks import Ranks
 from sameday.record import checkpoint
 from sameday.spec.document import dump_yaml
@@ -62,7 +63,8 @@ def stopped(recipe: Path) -> str:
 def test_while_the_model_is_loaded(recipe: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     monkeypatch.setattr(ClassifySetup, "load", Mock(side_effect=error))
     said = stopped(recipe)
-    assert said.startswith("out of memory while the model was loaded: CPU has ")
+    has = free_memory(torch.device("cpu"))[1] / 2**30
+    assert said.startswith(f"out of memory while the model was loaded: CPU has {has:.3g} GiB, and other programs ")
     assert said.endswith("plan.images_on host, fewer images, a smaller recipe.data.image_size or recipe.model.width.")
 
 

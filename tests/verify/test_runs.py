@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from sameday.spec.document import dump_yaml
 from sameday.spec.errors import BadInput
 from sameday.spec.load import load_plan, load_recipe
 from sameday.spec.plan import Plan
-from sameday.verify.runs import RunsReport, compare_recipes, compare_runs
+from sameday.verify.runs import ADVICE, RunsReport, compare_recipes, compare_runs
 
 STEPS = 5
 PLAIN = ("share_images=false", "packing=false", "max_questions=1", "label_only_logits=false", "optimizer_impl=loop")
@@ -278,6 +279,28 @@ def test_lines_that_are_no_records_are_named_and_left_out(home: Path, copy: Call
         f"{path}: 1 of {STEPS} steps are missing, the first is step 3"
     ]
     assert f"{path}:{at + 1}: loss is" in joined(report)
+    assert joined(report).startswith("different: what was compared agrees, and not all steps could be")
+    assert ADVICE not in report.lines(), "no number is further apart than a limit"
+
+
+def test_a_step_that_no_run_has_costs_neither_memory_nor_the_blame(home: Path, copy: Callable[..., Path]) -> None:
+    run = copy("plain")
+    path, at = run / "metrics.jsonl", index_of(home / "plain", 3)
+    change_record(run, at, step=2_000_000_000)
+    tracemalloc.start()
+    report = compare_runs(home / "plain", run)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 2**27
+    assert report.verdict == "different" and report.as_json()["gaps"] == [
+        f"{path}: {2_000_000_000 - STEPS} of 2000000000 steps are missing, the first is step 3",
+        f"{home / 'plain'} ends at step {STEPS}, {run} at step 2000000000",
+    ]
+    change_record(run, at, step=20_000_000_000)
+    report = compare_runs(home / "plain", run)
+    assert f"{path}:{at + 1}: step is 20000000000; must be the number of a step; left out" in joined(report)
+    gaps = report.as_json()["gaps"]
+    assert report.verdict == "different" and gaps == [f"{path}: 1 of {STEPS} steps are missing, the first is step 3"]
 
 
 def test_rounding_may_turn_one_answer(home: Path, copy: Callable[..., Path]) -> None:

@@ -149,7 +149,7 @@ class Session:
 
     def load(self, plan: Plan | None = None, splits: Any = None) -> Task:
         """The task on this process's device. A `plan`, resolved too, or `splits` stand instead of the session's."""
-        from sameday.hardware.memory import out_of_memory
+        from sameday.hardware.memory import free_memory, out_of_memory
 
         task: Task | None = None
         try:
@@ -160,10 +160,10 @@ class Session:
             if not out_of_memory(error):
                 raise
         if not all(self.ranks.gather(task is not None)) or task is None:  # all ranks stop together
+            _, there = free_memory(self.device)
             raise RunStopped(
-                f"out of memory while the model was loaded: {self.machine.shown_name} has "
-                f"{self.machine.memory / 2**30:.0f} GiB, and other programs may use some of it. What is left to try: "
-                f"{self.setup.loading_advice}.",
+                f"out of memory while the model was loaded: {self.machine.shown_name} has {there / 2**30:.3g} GiB, "
+                f"and other programs may use some of it. What is left to try: {self.setup.loading_advice}.",
                 EXIT_OUT_OF_MEMORY,
             )
         if other := other_weights(task, self.ranks):

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from sameday.spec.limits import RUN_STEPS
 from sameday.spec.reading import read_file
 from sameday.spec.words import count, in_one_line, visible
 
@@ -24,7 +25,7 @@ def is_number(value: Any) -> bool:
 
 
 def is_step(value: Any) -> bool:
-    return isinstance(value, int) and is_number(value) and value >= 0
+    return isinstance(value, int) and is_number(value) and 0 <= value <= RUN_STEPS.most
 
 
 def sound_metrics(path: Path, most: int | None = None) -> tuple[list[dict[str, Any]], list[str]]:

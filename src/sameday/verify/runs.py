@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import statistics
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -37,6 +38,8 @@ ADVICE = (
     "--against B` tells the two apart."
 )
 
+GAPS = "different: what was compared agrees, and not all steps could be"
+"""In place of the words for `different` where steps are missing."""
 DRAWN = (
     "not decided: a plan draws dropout otherwise, and runs of one seed cannot tell that from a difference; what does "
     "not depend on the draw agrees"
@@ -135,14 +138,13 @@ def compare_runs(a: Path, b: Path) -> RunsReport:
     records = [{(r["step"], r.get("split") or ""): r for r in each} for each in sound]
     steps = [{step: r for (step, split), r in each.items() if not split} for each in records]
     saved = [dict(checkpoint.steps(run.checkpoints)) for run in runs]
-    last = max([0, *steps[0], *steps[1], *saved[0], *saved[1]])
+    ends = [max([0, *there, *kept]) for there, kept in zip(steps, saved, strict=True)]
+    last = max(ends)
     if not last:
         raise BadInput(f"{a} and {b}: neither metrics.jsonl nor checkpoints/ holds a step to compare")
-    gaps = [
-        f"{run.metrics_path}: {last - len(there)} of {last} steps are missing, the first is step {first}"
-        for run, there in zip(runs, steps, strict=True)
-        if (first := min(set(range(1, last + 1)) - there.keys(), default=0))
-    ]
+    gaps = [gap for run, there, end in zip(runs, steps, ends, strict=True) if (gap := _gap(run, there, end))]
+    if ends[0] != ends[1]:
+        gaps.append(f"{a} ends at step {ends[0]}, {b} at step {ends[1]}")
     numbers = {"loss": Kind("training loss"), "lr": Kind("learning rate", 0.0), "samples": Kind("samples", 0.0)}
     for step in sorted(steps[0].keys() & steps[1].keys()):
         for key, kind in numbers.items():
@@ -158,6 +160,8 @@ def compare_runs(a: Path, b: Path) -> RunsReport:
     verdict = "different" if gaps else _verdict(kinds, (kept, final), plans, drawn)
     words = DRAWN if drawn and verdict == "undecided" else WORDS[verdict]
     advice = {"undecided": DRAWN_ADVICE if drawn else ADVICE, "different": "" if drawn else ADVICE}.get(verdict)
+    if not any(kind.beyond for kind in kinds):
+        words, advice = GAPS if gaps else words, None
     notes += [advice] if advice else []
     about = f"recipe {recipe.name} {recipe.fingerprint}: {recipe.precision}, seed {recipe.seed}, {last} steps"
     text = [words, f"A: {a}", f"B: {b}", about, *_plan_lines(plans), *_table(kinds)]
@@ -166,6 +170,15 @@ def compare_runs(a: Path, b: Path) -> RunsReport:
     data |= {"limit": LIMIT, "compared": [asdict(kind) for kind in kinds], "gaps": gaps, "notes": notes}
     data |= {"damaged": [line for lines in damaged for line in lines]}
     return RunsReport(verdict, text, data)
+
+
+def _gap(run: RunFolder, there: Collection[int], end: int) -> str | None:
+    """What is told of a run's record that has not all steps up to its end, however far that is."""
+    missing = end - sum(0 < step <= end for step in there)
+    if not missing:
+        return None
+    first = next(step for step in itertools.count(1) if step not in there)
+    return f"{run.metrics_path}: {missing} of {end} steps are missing, the first is step {first}"
 
 
 def _verdict(kinds: Sequence[Kind], weights: Sequence[Kind], plans: list[dict[str, Any]], drawn: bool) -> Verdict:
