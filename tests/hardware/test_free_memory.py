@@ -44,8 +44,11 @@ def test_only_what_graphs_of_this_device_hold_and_no_tensor_is_in(monkeypatch: p
         for device, pool, size in ((0, (0, 0), 1), (0, (0, 3), 2), (0, (4, 0), 4), (1, (0, 3), 8))
     ]
     monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
     assert idle_in_graphs(torch.device("cuda", 0)) == 900 * 6 and idle_in_graphs(torch.device("cuda", 1)) == 900 * 8
     assert idle_in_graphs(torch.device("cpu")) == 0
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "cudaMallocAsync")
+    assert idle_in_graphs(torch.device("cuda", 0)) == 0
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="a CPU records no graphs")

@@ -27,7 +27,7 @@ def free_memory(device: torch.device) -> tuple[int, int]:
 def idle_in_graphs(device: torch.device) -> int:
     """Bytes that recorded CUDA graphs have for themselves while no tensor is in them. `free_memory` counts them as
     free, since the allocator holds them, and it gives them to nobody else."""
-    if device.type != "cuda":
+    if device.type != "cuda" or torch.cuda.get_allocator_backend() != "native":  # no other tells
         return 0
     index = torch.cuda.current_device() if device.index is None else device.index
     return sum(
