@@ -16,7 +16,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from trained import Finished, trained
 from transformers import AutoModelForImageTextToText
-from worlds import FAMILIES, draw_image, lines_of, make_task
+from worlds import FAMILIES, draw_image, lines_of, make_task, tiny_recipe, write_world
 
 from sameday.data.questions.images import open_rgb
 from sameday.models.handover import READ_ALIKE
@@ -172,6 +172,15 @@ def test_auto_processor_finds_the_settings_beside_an_adapter(handed: Finished) -
     processor = AutoProcessor.from_pretrained(handed.run / handed.recipe.result)
     assert processor.image_processor.size["longest_edge"] == SMALL
     assert processor.tokenizer.chat_template == handed.task().encoder.tokenizer.chat_template
+
+
+def test_the_settings_of_adapters_are_the_same_bytes_in_each_process(tmp_path: Path, tiny_qwen3: Path) -> None:
+    """PEFT keeps the names of layers as a set, whose order is another wherever Python hashes texts otherwise."""
+    names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    lora = {"r": 2, "alpha": 4, "target_modules": names}
+    task = make_task(write_world(tmp_path, 3, counts=(3, 2), hard=False), tiny_recipe(tiny_qwen3, lora=lora), Plan())
+    task.model.save(tmp_path / "saved")
+    assert json.loads((tmp_path / "saved" / "adapter_config.json").read_text())["target_modules"] == sorted(names)
 
 
 def test_new_adapters_are_a_function_of_the_seed(finished: Finished) -> None:

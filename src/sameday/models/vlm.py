@@ -399,6 +399,9 @@ class VisionLanguageModel:
     def save(self, folder: Path) -> None:
         """The adapter in PEFT's format, or the whole model in transformers'."""
         if self.recipe.train == "lora":
+            for config in self.module.peft_config.values():
+                if isinstance(config.target_modules, set):  # whose order is another in each process
+                    config.target_modules = sorted(config.target_modules)
             self.module.save_pretrained(str(folder), save_embedding_layers=False)
             stored = None if self.recipe.base_format == "precision" else self.recipe.base_words
             write_origin(folder, self.base_digest, self.base_dtype, stored, self.coded_layers)
