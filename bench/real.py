@@ -19,9 +19,10 @@ reached, of all steps together; how much of the time kernels fill; GiB that tens
 what the warm-up before the first step took and the first twenty steps beyond the median, compiling above all; how many
 graphs were compiled after the warm-up, which should be none; how many times the median the slowest of the timed ones
 took; and which share of all micro-batches was replayed from CUDA graphs, in how many shapes; below it, what the kernels
-are for. The model is loaded once for all rows, and what an earlier row compiled is there for the next: `--only` one row
-has all of its first costs. What OUT has already is kept: a peers.json there stands beside our rows. All that is in OUT
-is of one --size.
+are for. Where a row is timed twice, its first epoch's kernels, and how much of the time they fill, are of steps whose
+images are all computed. The model is loaded once for all rows, and what an earlier row compiled is there for the next:
+`--only` one row has all of its first costs. What OUT has already is kept: a peers.json there stands beside our rows.
+All that is in OUT is of one --size.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ def timed(out: Path, name: str, row: Row, args: argparse.Namespace, loaded: Load
 
 
 def most_memory(device: torch.device) -> dict[str, float]:
-    """GiB that tensors took at once so far, and that the allocator held for them."""
+    """GiB that tensors took at once since they were last recorded, and that the allocator held for them."""
     if device.type != "cuda":
         return {"GiB": 0.0, "held": 0.0}
     return {"GiB": torch.cuda.max_memory_allocated() / 2**30, "held": torch.cuda.max_memory_reserved() / 2**30}
