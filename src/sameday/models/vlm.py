@@ -320,7 +320,7 @@ class VisionLanguageModel:
     def features_per_image(self, pixels: Tensor, grids: Grids) -> Iterator[Tensor]:
         """The tower's output and DeepStack's features for each image by itself, (1 + DeepStack's, tokens, width)."""
         for image, grid in zip(self._pixels_of(pixels, grids), grids, strict=True):
-            yield self._alone(image, grid)
+            yield self._made(image, grid)
 
     @property
     def joins_images(self) -> bool:
@@ -332,16 +332,16 @@ class VisionLanguageModel:
     def _fresh(self, pixels: Sequence[Tensor], grids: Grids, numbers: Sequence[int]) -> list[Tensor]:
         """Of some of these images. One small image after the other would let a GPU wait for their launches."""
         if not self.joins_images:
-            return [self._alone(pixels[i], grids[i]) for i in numbers]
+            return [self._made(pixels[i], grids[i]) for i in numbers]
         made: dict[int, Tensor] = {}
         for together in in_powers(numbers, lambda i: grids[i]):
             sizes = [grids[i] for i in together]
-            joined = self._alone(torch.cat([pixels[i] for i in together]), *sizes)
+            joined = self._made(torch.cat([pixels[i] for i in together]), *sizes)
             made |= zip(together, joined.chunk(len(together), 1), strict=True)
         return [made[i] for i in numbers]
 
-    def _alone(self, pixels: Tensor, *grids: tuple[int, int]) -> Tensor:
-        """Of these images and no others."""
+    def _made(self, pixels: Tensor, *grids: tuple[int, int]) -> Tensor:
+        """The tower's output and DeepStack's features of these images and no others."""
         return torch.stack(self.image_features(self.patches(pixels, grids), grids))
 
     def _pixels_of(self, pixels: Tensor, grids: Grids) -> Sequence[Tensor]:

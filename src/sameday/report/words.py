@@ -69,9 +69,7 @@ def _optimization(recipe: Recipe) -> str:
     best = ""
     if recipe.best is not None:
         often = recipe.best.every
-        every = (
-            f"after each {often if often == 'epoch' else 'step'}" if often in ("epoch", 1) else f"every {often:,} steps"
-        )
+        every = {"epoch": "after each epoch", 1: "after each step"}.get(often) or f"every {often:,} steps"
         best = f" The result is the weights of the best validation {recipe.best.metric}, compared {every}."
     return f"{long}, in {recipe.precision}, seed {recipe.seed}. AdamW{decay}{clip}; {rate}.{best}"
 
