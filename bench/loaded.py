@@ -70,7 +70,7 @@ class Loaded:
             self.drop()
             task = session.load(plan)
             assert type(task) is VqaTask, "a task of another kind is made otherwise"
-            self._made_of, self._model = made_of, task.model
+            self._made_of, self._model = made_of, _bare(task.model)
             self._start = {name: parameter.detach().clone() for name, parameter in task.trained().items()}
             return task
         for name, parameter in self._model.trained().items():
@@ -106,14 +106,20 @@ def _hosted(model: VisionLanguageModel) -> bool:
     return isinstance(model.text.embed_tokens, HostTable)
 
 
+def _bare(model: VisionLanguageModel) -> VisionLanguageModel:
+    """Over the same weights, without what a task has it keep of its images."""
+    model = copy.copy(model)
+    model.keep, model.memory, model._indices = None, None, {}
+    return model
+
+
 def _over(model: VisionLanguageModel, session: Session, plan: Plan) -> VqaTask:
     recipe, home, ranks = session.recipe, session.home, session.ranks
     assert isinstance(recipe, VqaRecipe) and plan.attention != "auto"
     if plan.embeddings_on == "host" and not _hosted(model):
         embeddings_to_host(model.text, model.head, model.device)
-    model = copy.copy(model)
-    model.recipe, model.plan, model.kernel, model._indices = recipe, plan, plan.attention, {}
-    model.keep = model.memory = None
+    model = _bare(model)
+    model.recipe, model.plan, model.kernel = recipe, plan, plan.attention
     processor = load_processor(model.family, recipe, home)
     encoder = load_encoder(recipe, home, processor)
     splits = drop_too_long(recipe, encoder, session.audited.splits)

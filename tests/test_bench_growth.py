@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -93,6 +94,17 @@ def test_a_task_of_cached_features_is_as_one_loaded_anew(sessions: tuple[Session
     assert in_memory.model.keep is None and in_memory.model.memory is not None
     last = loaded.task(first).model
     assert last.keep is None and last.memory is None, "the next one keeps nothing"
+
+
+def test_what_a_first_task_keeps_goes_with_it(sessions: tuple[Session, Session]) -> None:
+    """It would count in the memory of all rows that come after."""
+    loaded, (first, second) = Loaded(), sessions
+    task = loaded.task(first, first.resolved.plan.model_copy(update={"keep_features": True}))
+    losses(first, task)
+    kept = weakref.ref(task.model.memory)
+    del task
+    loaded.task(second)
+    assert kept() is None
 
 
 def test_floors_have_no_tower_for_images_of_earlier_steps(sessions: tuple[Session, Session]) -> None:
