@@ -22,8 +22,8 @@ def table(ours: Ours, peers: Iterable[Mapping[str, Any]]) -> str:
     GPU with a model of one size."""
     mine = {each["name"]: each for each in ours}
     lines = [
-        f"{'':22s} {'':10s} {'s/step':>7s} {'(least-most)':>16s} {'held':>6s} {'samples/s':>9s} {'/ ours':>7s}"
-        "   setting"
+        f"{'':22s} {'':10s} {'s/step':>7s} {'(least-most)':>16s} {'steps':>5s} {'held':>6s} {'samples/s':>9s} "
+        f"{'/ ours':>7s}   setting"
     ]
     for one in peers:
         name = f"{one['row']:22s} {one['peer']:10s}"
@@ -39,7 +39,8 @@ def _measured(one: Mapping[str, Any], ours: Mapping[str, Any] | None) -> str:
     times = "-" if ours is None or unlike else f"{one['median'] / ours['median']:.2f}"
     words = [one["setting"], unlike, "" if ours is None else _asked(ours)]
     return (
-        f"{one['median']:7.3f} {spread:>16s} {one['held']:6.1f} {one['samples_per_second']:9.1f} {times:>7s}   "
+        f"{one['median']:7.3f} {spread:>16s} {one['steps']:5d} {one['held']:6.1f} {one['samples_per_second']:9.1f} "
+        f"{times:>7s}   "
         f"{'; '.join(filter(None, words))}"
     )
 

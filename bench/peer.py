@@ -33,13 +33,15 @@ Make = Callable[[list[Question], int, TrainerCallback], Any]
 
 BATCH = 16
 """Questions of an optimizer step."""
-MICRO = (8, 16, 4)
+MICRO = (16, 8, 4)
 UNSLOTH_MICRO = (4, 8)
-"""Micro-batches that a row tries; a later one begins with what was best before. Unsloth compiles for each of them, for
-most of a minute."""
+"""Micro-batches that a row tries, until one is slower than another; a later row begins with what was best before.
+Unsloth compiles for each of them, for most of a minute."""
 WARM, TRIED, WORSE = 3, 3, 1.03
 """Steps before the timed ones; timed steps after which a setting is given up that is so many times slower than the
 best one."""
+ENOUGH = 5
+"""Timed steps that are a result where the time ends before all of them."""
 LORA = {"r": 4, "lora_alpha": 8, "lora_dropout": 0.05, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]}
 IGNORED = -100
 WORKERS, SHARED = 8, 2**30
@@ -52,17 +54,16 @@ class Clock(TrainerCallback):
 
     def __init__(self, steps: int, until: float, best: float | None) -> None:
         self.steps, self.until, self.best = steps, until, best
-        self.stopped = ""
+        self.late = self.slower = False
         self._marks: list[Any] = []
 
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         self._marks.append(mark())
         timed = len(self._marks) - WARM
-        if time.time() > self.until:
-            self.stopped = f"out of time after {max(0, timed)} of {self.steps} timed steps"
-        elif timed == TRIED and self.best is not None and statistics.median(self.seconds()) > WORSE * self.best:
-            self.stopped = "slower"
-        control.should_training_stop = bool(self.stopped) or timed >= self.steps
+        self.late = timed < self.steps and time.time() > self.until
+        if timed == TRIED and self.best is not None:
+            self.slower = statistics.median(self.seconds()) > WORSE * self.best
+        control.should_training_stop = self.late or self.slower or timed >= self.steps
 
     def seconds(self) -> list[float]:
         """Of each step after the first ones."""
@@ -287,22 +288,24 @@ def measured(job: Job) -> Iterator[dict[str, Any]]:
     last: int | None = None
     for row in job["rows"]:
         questions = [json.loads(line) for line in Path(row["questions"]).read_text().splitlines()]
-        first, best, most, fit = last is None, None, BATCH, 0
+        best, most = None, BATCH
         usual_micro = UNSLOTH_MICRO if job["peer"] == "unsloth" else MICRO
         for micro in candidates(best_of.get(row["images"]), last, job.get("micro") or usual_micro):
-            if micro > most or (fit == 2 and not first) or time.time() > job["until"]:
+            if micro > most or time.time() > job["until"]:
                 continue
             result = timed(make, questions, micro, job, best)
             yield {"row": row["name"], "micro": micro, **result}
             if result.get("memory"):
                 most = micro // 2
                 continue
-            fit += 1
             if "seconds" in result:
                 usual = statistics.median(result["seconds"])
-                if best is None or usual < best:
-                    best, last = usual, micro
-                    best_of[row["images"]] = micro
+                if best is not None and usual >= best:
+                    break
+                best, last = usual, micro
+                best_of[row["images"]] = micro
+            elif result.get("slower"):
+                break
 
 
 def timed(make: Make, questions: list[Question], micro: int, job: Job, best: float | None) -> dict[str, Any]:
@@ -321,9 +324,10 @@ def timed(make: Make, questions: list[Question], micro: int, job: Job, best: flo
         traceback.print_exc()
         return {"why": f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200] if str(error) else ''}"}
     seconds = clock.seconds()
-    usual = f", {statistics.median(seconds):.3f} s each" if seconds else ""
-    if clock.stopped:
-        return {"why": clock.stopped + usual}
+    if clock.slower or (clock.late and len(seconds) < ENOUGH):
+        usual = f", {statistics.median(seconds):.3f} s each" if seconds else ""
+        late = f"out of time after {len(seconds)} of {job['steps']} timed steps"
+        return {"why": f"{'slower' if clock.slower else late}{usual}", "slower": clock.slower}
     held, device = (torch.cuda.max_memory_reserved() / 2**30, torch.cuda.get_device_name()) if gpu else (0.0, "CPU")
     return {"seconds": seconds, "held": held, "device": device}
 

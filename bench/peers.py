@@ -8,11 +8,12 @@ SFTTrainer, liger-kernel, Unsloth. Each in its own process, at its best setting 
 
 The same model folder, images, questions and order; LoRA r=4 on q, k, v and o with dropout 0.05, bf16, fused AdamW, 16
 questions a step, no checkpointing. Each trainer reads images and makes batches by its own means, one question a row
-(TRL learns one token more, the line break behind an answer). Of each row: the fastest of micro-batches of 4, 8 and 16
-questions, with Unsloth, which compiles for each, of 4 and 8; seconds of a step, median (least to most) of those after
-the first three, through the trainer's own loop; memory that the allocator held; questions a second; how many times as
-long as ours in its first epoch, if that was measured on the same GPU with a model of the same size. A trainer that is
-missing, fails or runs out of its time says so in its row.
+(TRL learns one token more, the line break behind an answer). Of each row: the fastest of micro-batches of 16, 8 and 4
+questions, tried until one is slower, with Unsloth, which compiles for each, of 4 and 8; seconds of a step, median
+(least to most) of those after the first three, and their number, through the trainer's own loop; memory that the
+allocator held; questions a second; how many times as long as ours in its first epoch, if that was measured on the same
+GPU with a model of the same size. A trainer that is missing, fails or runs out of its time before five timed steps says
+so in its row.
 `--compile` asks Trainer, TRL and liger for `torch_compile`; Unsloth compiles by itself. OUT/peers.json has all of it,
 OUT/peers/NAME.log what a trainer printed.
 """

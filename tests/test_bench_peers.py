@@ -115,7 +115,7 @@ def tried(monkeypatch: pytest.MonkeyPatch, folder: Path, seconds: float, **more:
 
 
 def test_micro_batches_begin_with_what_was_best_before() -> None:
-    assert peer.candidates(None, None, peer.MICRO) == (8, 16, 4)
+    assert peer.candidates(None, None, peer.MICRO) == (16, 8, 4)
     assert peer.candidates(None, 16, peer.MICRO) == (16, 8, 4)
     assert peer.candidates(None, 4, peer.UNSLOTH_MICRO) == (4, 8), "a larger one too, which larger images may want"
     assert peer.candidates(8, 4, peer.MICRO) == (8,)
@@ -127,15 +127,15 @@ def test_the_first_row_tries_every_micro_batch_and_the_others_what_was_best(
 ) -> None:
     results = tried(monkeypatch, tmp_path, 1000)
     assert [(each["row"], each["micro"]) for each in results] == [
-        ("small", 8),
         ("small", 16),
+        ("small", 8),
         ("small", 4),
         ("large", 8),
         ("large", 4),
         ("small again", 8),
     ]
-    assert results[0]["seconds"] == [0.5] * 4 and results[0]["device"]
-    assert [results[i]["why"] for i in (1, 2)] == ["out of memory", "slower, 1.000 s each"]
+    assert results[1]["seconds"] == [0.5] * 4 and results[1]["device"]
+    assert [results[i]["why"] for i in (0, 2)] == ["out of memory", "slower, 1.000 s each"]
 
 
 def test_micro_batches_of_the_first_row_can_be_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -145,8 +145,17 @@ def test_micro_batches_of_the_first_row_can_be_chosen(monkeypatch: pytest.Monkey
 
 
 def test_a_trainer_that_runs_out_of_time_says_how_far_it_came(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (one,) = tried(monkeypatch, tmp_path, 2.2)
+    _, one = tried(monkeypatch, tmp_path, 2.2)
     assert one["why"] == "out of time after 2 of 4 timed steps, 0.500 s each"
+    _, one = tried(monkeypatch, tmp_path, 3.7, steps=9)
+    assert one["seconds"] == [0.5] * 5, "few of them are a result too"
+
+
+def test_what_is_slower_in_smaller_micro_batches_is_not_tried_in_still_smaller_ones(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    results = tried(monkeypatch, tmp_path, 1000, micro=[8, 4, 2])
+    assert [each["micro"] for each in results if each["row"] == "small"] == [8, 4]
 
 
 @pytest.mark.skipif(find_spec("unsloth") is not None, reason="Unsloth is installed")
@@ -185,7 +194,7 @@ def test_the_best_setting_stands_beside_ours(tmp_path: Path) -> None:
 )
 def test_what_was_measured_elsewhere_is_not_divided(change: dict[str, Any], said: str) -> None:
     ours = {"name": "mixture", "median": 0.1, "size": "8b", "device": "H200", "plan": []}
-    theirs = {"row": "mixture", "peer": "trl", "size": "8b", "device": "H200", "median": 0.3, "least": 0.2}
+    theirs = {"row": "mixture", "peer": "trl", "size": "8b", "device": "H200", "median": 0.3, "steps": 10, "least": 0.2}
     theirs |= {"most": 0.4, "held": 40.0, "samples_per_second": 53.3, "setting": "8×2"}
     assert table([ours | change], [theirs]).endswith(f" {said}")
     old = {"name": "mixture", "median": 0.1}
