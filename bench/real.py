@@ -49,7 +49,7 @@ from stalls import whole_run
 from sameday.hardware.compiling import graphs
 from sameday.models.features import FeatureMemory
 from sameday.profile.kinds import kind_words
-from sameday.profile.timeline import record
+from sameday.profile.timeline import PROFILED, record
 from sameday.tasks.base import total_steps
 
 LATER = ", later epochs"
@@ -126,7 +126,7 @@ def timed(out: Path, name: str, row: Row, args: argparse.Namespace, loaded: Load
                 )
                 made = memory if memory is None or part is parts[-1] else Forgetful(task.device)
                 with patch.object(task.model, "memory", made):
-                    line = record(session, task, 8, 4, by=steps)
+                    line = record(session, task, PROFILED + 1, 2, by=steps)
                 results[-1] |= {
                     "busy": line.busy,
                     "launches": line.launches,

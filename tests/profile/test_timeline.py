@@ -17,7 +17,7 @@ import torch
 
 from sameday.commands.session import Session, Specs
 from sameday.hardware.ranks import Ranks
-from sameday.profile.timeline import record, under_way
+from sameday.profile.timeline import beside, record, under_way
 from sameday.record import checkpoint
 from sameday.spec.errors import EXIT_DIVERGED, EXIT_OUT_OF_MEMORY, EXIT_STOPPED, RunStopped
 from sameday.spec.plan import Plan
@@ -128,6 +128,16 @@ def test_what_is_watched_was_recorded_before(ready: Any, plan: Plan, said: list[
                 computed.clear()
                 record(session, task, 2, 1, watched=False, by=warm)
                 assert len(said) == refused + 1 and computed.count(4) == 2 * 2 * counts[4], "of half the size, twice"
+
+
+def test_a_profilers_kernels_are_held_against_the_same_steps() -> None:
+    """Where images have many sizes, others take longer or shorter."""
+    laps = [{"forward": 0.5}, {"forward": 0.25, "data": 0.75}, {"forward": 2.0}, {"forward": 0.5}, {"forward": 1.0}]
+    assert beside(laps, 2) == (1.0, 1.5)
+    assert beside(laps, 4) == (1.0, 4.5 / 4)
+    assert beside(laps, 5) == (1.0, 1.0), "one of these was not timed"
+    laps[2] = {"forward": 4.0}
+    assert beside(laps, 2) == (0.75, 0.75) and beside(laps, 1) == (0.75, 1.0), "something was compiled in the third"
 
 
 def test_asked_to_stop(ready: Any, plan: Plan) -> None:

@@ -37,6 +37,8 @@ FEWER_FOR, PATIENT = FEWER + 3, 30.0
 """Steps that this takes in all, and the seconds that may be spent on them."""
 
 NEVER = 10**9
+PROFILED = 4
+"""Steps, the second of the timed ones and those after it."""
 WATCHED = 2.0
 """Seconds in which a GPU is asked for its use and clock."""
 
@@ -114,7 +116,7 @@ def record(
     counted = slice(before + warmup, before + warmup + steps)
     laps, goods = laps[counted], goods[counted]
     memory = torch.cuda.max_memory_reserved() if task.device.type == "cuda" else None
-    usual = FAR * statistics.median(sum(lap.values()) for lap in laps)
+    usual = _most(laps)
     kept = tuple(lap for lap in laps if sum(lap.values()) <= usual)
     workers = {name: statistics.mean(good.input.get(name, 0.0) for good in goods) for name in Times._fields}
     return Timeline(
@@ -124,7 +126,7 @@ def record(
         tuple(sum(lap.values()) for lap in laps if sum(lap.values()) > usual),
         memory=memory,
         budget=budget,
-        **(_watched(session, task, warmup, budget, kept, by) if watched and task.device.type == "cuda" else {}),
+        **(_watched(session, task, warmup, budget, laps, by) if watched and task.device.type == "cuda" else {}),
     )
 
 
@@ -182,16 +184,16 @@ def _watched(
     task: Task,
     first: int,
     budget: int | None,
-    timed: Sequence[dict[str, float]],
+    laps: Sequence[dict[str, float]],
     by: Steps | None,
-    steps: int = 4,
+    steps: int = PROFILED,
 ) -> dict[str, Any]:
     """What only a profiler knows. It makes the host slower and the gaps between kernels longer, but not the kernels:
-    their time is held against that of the steps that were timed without it."""
+    their time is held against that of the same steps when they were timed without it."""
     from torch.profiler import ProfilerActivity, profile
 
     quiet()
-    seconds = statistics.mean(sum(step.values()) for step in timed)
+    seconds, same = beside(laps, steps)
     more = 2 + int(WATCHED / seconds)
     numbers = range(first, first + 2 * steps + 2 + more)
     with under_way(session, task, numbers, budget, by) as done:
@@ -206,15 +208,30 @@ def _watched(
     events = [event for event in seen.events() or [] if event.device_type.name == "CUDA"]
     spans = [(event.time_range.start, event.time_range.end) for event in events]
     work = covered(spans) / 1e6 / steps
-    kernels = [(event.name, event.time_range.elapsed_us() / 1e6 / steps) for event in events]
+    kernels = [(event.name, event.time_range.elapsed_us() / 1e6 / steps * seconds / same) for event in events]
     return {
-        "busy": min(1.0, work / seconds) if spans else None,
+        "busy": min(1.0, work / same) if spans else None,
         "launches": len(spans) / steps,
         "kernels": by_kind(kernels),
         "longest": by_name(kernels),
         "waits": tuple((where, round(count / steps)) for where, count in waits if round(count / steps)),
         "gpu": nvml.medians(),
     }
+
+
+def _most(laps: Sequence[dict[str, float]]) -> float:
+    """Seconds of a step that is still like the others."""
+    return FAR * statistics.median(sum(lap.values()) for lap in laps)
+
+
+def beside(laps: Sequence[dict[str, float]], profiled: int) -> tuple[float, float]:
+    """Seconds of a step on the average: of all that were timed, and of those of them that are profiled too, whose
+    images may be larger or smaller; of all of them again where fewer were timed, or one of them was not like the
+    others."""
+    seconds, most = [sum(lap.values()) for lap in laps], _most(laps)
+    usual, same = [each for each in seconds if each <= most], seconds[1 : 1 + profiled]
+    alike = len(same) == profiled and max(same) <= most
+    return statistics.mean(usual), statistics.mean(same if alike else usual)
 
 
 @contextmanager
