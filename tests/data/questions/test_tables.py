@@ -339,6 +339,16 @@ def test_a_file_without_an_image_column_is_told_which_columns_it_has(tmp_path: P
     assert "no line has 'image': recipe.data.fields.image can name what is meant, of 'id', 'scan'" in said["own"]
 
 
+@pytest.mark.parametrize("key", ["image", "image_filename"])
+def test_an_image_that_is_there_is_not_told_to_be_missing(tmp_path: Path, key: str) -> None:
+    """Where every line has another fault."""
+    rows = [{key: "a.png", "question": "what?", "answer": None, "source": "x"} for _ in range(3)]
+    (tmp_path / "own.json").write_text(json.dumps(rows))
+    with pytest.raises(BadInput) as error:
+        check(tmp_path / "own.json", tmp_path, None)
+    assert "'answer' is null" in str(error.value) and "no line has" not in str(error.value)
+
+
 def test_a_run_trains_from_parquet(tmp_path: Path, tiny_qwen3: Path) -> None:
     """The same losses as from JSON lines and files of the same bytes."""
     made = [row for row in rows(4, 3) if row["answer"] != "nan"]

@@ -17,7 +17,7 @@ from sameday.data.questions.instructions import questions_lost
 from sameday.data.questions.lines import NEEDED
 from sameday.data.questions.names import NOT_FOUND, OUTSIDE, located, named
 from sameday.data.questions.prompt import asked
-from sameday.data.questions.read import TYPES, Raw, meant_keys
+from sameday.data.questions.read import OF_AN_IMAGE, TYPES, Raw, meant_keys
 from sameday.data.questions.sample import ImageRef, Sample, last_user_text
 from sameday.data.questions.tables import Say
 from sameday.data.questions.wanted import Reader, Wanted
@@ -234,7 +234,7 @@ def _read(
         table |= line.row is not None
         if isinstance(value, dict):
             every = set(value) if every is None else every & set(value)
-            imaged |= "image" in value
+            imaged |= not value.keys().isdisjoint(OF_AN_IMAGE)
         if question.raw is not None:
             raws[line.number] = question.raw
     hints = [

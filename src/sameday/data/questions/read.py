@@ -28,6 +28,8 @@ _OTHER_NAMES = {
     "conversations": "conversation conv",
 }
 _STAND_FOR = {"image": "image_filename", "question": "instruction"}
+OF_AN_IMAGE = ("image", "image_filename")
+"""Keys under which a line with a question has its image."""
 _SPEAKERS = {"human": "user", "gpt": "assistant", "system": "system"}
 _ROLES = ("system", "user", "assistant")
 
@@ -76,7 +78,7 @@ def parse_line(obj: Any) -> Raw:
     elif "conversations" in obj:
         named = _one_of(obj, "image", "images")
         images, turns = _paths(obj, named, required=False), _spoken_turns(obj["conversations"])
-    elif obj.keys() & {"image", "image_filename"} and obj.keys() & {"question", "answer", "instruction"}:
+    elif obj.keys() & set(OF_AN_IMAGE) and obj.keys() & {"question", "answer", "instruction"}:
         return _plain(obj)
     elif {"question", "answer"} <= obj.keys() and "image" not in meant_keys(obj.keys()).values():
         # An image that got lost is more likely than a question without one.
@@ -139,7 +141,7 @@ def kind(value: Any) -> str:
 
 
 def _plain(obj: Mapping[str, Any]) -> Raw:
-    images = _paths(obj, _one_of(obj, "image", "image_filename"))
+    images = _paths(obj, _one_of(obj, *OF_AN_IMAGE))
     instruction = obj.get("instruction")
     if instruction is not None and not isinstance(instruction, str):
         raise ValueError(f"'instruction' is {kind(instruction)}, must be a text")
