@@ -169,6 +169,19 @@ def test_error_texts(folder: Path, text: str, message: str) -> None:
     assert recipe_error(text).startswith(message)
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("lora: {target_modules: all-linear}", "must be a list of strings: [all-linear]"),
+        ("lora: {target_modules: 'q_proj, v_proj'}", "must be a list of strings: [q_proj, v_proj]"),
+        ("lora: {target_modules: '.*(q|v)_proj'}", "must be a list of strings"),
+        ("betas: '0.9'", "must be a list of 2 numbers"),
+    ],
+)
+def test_names_without_brackets_are_shown_with_them(folder: Path, line: str, said: str) -> None:
+    assert recipe_error(f"{MINIMAL}{line}\n").endswith(f"; {said}")
+
+
 def test_a_recursive_file_is_an_error_and_no_endless_loop(folder: Path) -> None:
     said = recipe_error(MINIMAL + "lora: &a\n  again: *a\n")
     assert said == "recipe.yaml:3: holds itself by an alias (*name), without end"

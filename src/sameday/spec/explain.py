@@ -22,6 +22,8 @@ from sameday.spec.removed import REMOVED, refusal
 Spec = TypeVar("Spec", bound=Strict)
 
 _UNIONS = (Union, types.UnionType)
+_NAMES = re.compile(r"[\w.*-]+(, *[\w.*-]+)*")
+"""A text that may be meant for a list of such names."""
 ROUNDS = 6
 """A key inside another is as deep as this; each level may have rules of its own."""
 STAND_IN = "stand-in"
@@ -182,10 +184,12 @@ def _explained(kind: type[BaseModel], document: Document, of: _Problem) -> str:
         place = document.place((*path[:-1], str(path[-1])))
         return f"{place}: the key {given!r} must be a string: put it in quotes"
     if re.search(r"_type$|^literal_error$|^missing$|^too_long$", problem["type"]) and annotation is not None:
-        hint = ""
+        allowed, hint = _allowed(annotation), ""
         if problem["type"] == "string_type" and not isinstance(given, list | dict | None):
             hint = ": put it in quotes"
-        return f"{place}: {name} is {shown(given)}; must be {_allowed(annotation)}{hint}"
+        if allowed == "a list of strings" and isinstance(given, str) and _NAMES.fullmatch(given):
+            hint = f": [{given}]"
+        return f"{place}: {name} is {shown(given)}; must be {allowed}{hint}"
     must = re.sub(r"^\w+ should ", "must ", problem["msg"]).replace(" after validation", "")
     must = re.sub(r"\b0\.0{6,}\d+", lambda small: repr(float(small[0])), must)  # 1e-30, not thirty digits
     if problem["type"] == "less_than_equal":
