@@ -4,7 +4,6 @@ numeric format is one that this CPU is slow at."""
 from __future__ import annotations
 
 import math
-import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -55,7 +54,7 @@ class Outlook:
 
     def estimate(self) -> str:
         how = f"{self.flop:.2g} FLOP of matmuls at {self.rate / 1e9:.3g} GFLOP/s, as measured in {self.precision}"
-        return f"at least about {_duration(self.seconds)} ({how} on {len(os.sched_getaffinity(0))} cores)"
+        return f"at least about {_duration(self.seconds)} ({how} with {count(torch.get_num_threads(), 'thread')})"
 
     def slow_format(self) -> str | None:
         if self.slower < SLOW_FORMAT:
