@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+import sets
 import torch
 
+from sameday.commands.session import Session, Specs
 from sameday.hardware.memory import _of_groups, free_memory, idle_in_graphs, segments_grow
+from sameday.spec.plan import Plan
+from sameday.tasks.setup import TRAINING
 
 DEVICES = [torch.device("cpu"), *([torch.device("cuda", 0)] if torch.cuda.is_available() else [])]
 
@@ -115,3 +120,17 @@ def test_the_bound_of_a_process() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stdout == "True\n", done.stderr
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a CPU's memory has no peak")
+def test_what_was_needed_before_a_model_is_loaded_is_free_again(tmp_path: Path) -> None:
+    """A stage's features and activations are no measure of what the next one needs."""
+    specs = Specs(sets.tiny_recipe(), sets.write_set(tmp_path), Plan(device="cuda"))
+    with closing(Session.start(specs, print, splits=TRAINING)) as session:
+        large = torch.empty(2**30, dtype=torch.uint8, device=session.device)
+        del large
+        torch.cuda.empty_cache()
+        before, _ = free_memory(session.device)
+        session.load()
+        after, _ = free_memory(session.device)
+    assert after >= before + 2**29

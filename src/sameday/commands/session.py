@@ -149,8 +149,9 @@ class Session:
 
     def load(self, plan: Plan | None = None, splits: Any = None) -> Task:
         """The task on this process's device. A `plan`, resolved too, or `splits` stand instead of the session's."""
-        from sameday.hardware.memory import free_memory, out_of_memory
+        from sameday.hardware.memory import forget_peak, free_memory, out_of_memory
 
+        forget_peak(self.device)
         task: Task | None = None
         try:
             with self.spent.on("load"):

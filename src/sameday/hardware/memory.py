@@ -14,14 +14,21 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def free_memory(device: torch.device) -> tuple[int, int]:
-    """Bytes of a device's memory that neither others have nor this process has had at any moment, and how many there
-    are. On a GPU what torch's allocator holds beyond that counts as free: it gives it back where memory runs short."""
+    """Bytes of a device's memory that neither others have nor this process has had at any moment since a model was
+    loaded, and how many there are. On a GPU what torch's allocator holds beyond that counts as free: it gives it back
+    where memory runs short."""
     if device.type != "cuda":
         return _free_on_host()
     free, total = torch.cuda.mem_get_info(device)
     may_take = round(total * torch.cuda.get_per_process_memory_fraction(device.index))
     ours = torch.cuda.memory_reserved(device) + free
     return min(ours, may_take) - torch.cuda.max_memory_allocated(device), may_take
+
+
+def forget_peak(device: torch.device) -> None:
+    """What this process has had until now counts no more for `free_memory`: other steps are to come."""
+    if device.type == "cuda" and torch.cuda.is_initialized():
+        torch.cuda.reset_peak_memory_stats(device)
 
 
 def idle_in_graphs(device: torch.device) -> int:
