@@ -149,7 +149,9 @@ def cache(
         typer.Option(help="Decoded and resized images, or the frozen vision tower's output."),
     ],
     plan: Annotated[Path | None, typer.Option(help="Names the folder (cache_dir) and the workers (YAML).")] = None,
-    check: Annotated[bool, typer.Option("--check", help="Read every entry instead, and say which are bad: exit code 1.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Read every entry instead, and say which are bad: exit code 1.")
+    ] = False,
     prune: Annotated[bool, typer.Option("--prune", help="Remove entries that this recipe does not use.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="With --prune: of all other settings too.")] = False,
     measure: Annotated[

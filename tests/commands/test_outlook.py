@@ -3,7 +3,9 @@ What would take days must be asked for. Other commands say so of what is large."
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -135,35 +137,92 @@ def asked(tmp_path: Path, tiny_qwen3: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 FROZEN = r"(?P<gib>\S+) GiB for (?P<frozen>[\d,]+) weights in "
 WHOLE = r"(?P<gib>\S+) GiB for (?P<trained>[\d,]+) trained ones, gradients and AdamW's moments"
-OF_QUESTIONS: dict[str, tuple[dict[str, str], int, str]] = {
-    "float32": ({}, 4, rf"{FROZEN}float32; .* recipe.model, recipe.precision bf16, which is another recipe"),
-    "bf16": ({"precision": "bf16"}, 2, rf"{FROZEN}bf16; .* recipe.model"),
-    "all": ({"train": "all"}, 16, rf"\S+ GiB for (?P<frozen>[\d,]+) weights in float32 and {WHOLE}; .* recipe.model"),
+OF_QUESTIONS: dict[str, tuple[dict[str, str], str, int, str]] = {
+    "float32": (
+        {},
+        "bfloat16",
+        4,
+        rf"{FROZEN}float32; .* recipe.model, recipe.precision bf16, which is another recipe",
+    ),
+    "bf16": ({"precision": "bf16"}, "float32", 2, rf"{FROZEN}bf16; .* recipe.model"),
+    "all": (
+        {"train": "all"},
+        "bfloat16",
+        16,
+        rf"\S+ GiB for (?P<frozen>[\d,]+) weights in float32 and {WHOLE}; .* recipe.model",
+    ),
+    "all, in place": ({"train": "all"}, "float32", 16, rf"{WHOLE}; .* recipe.model"),
 }
+"""Changes of a recipe, the format in which weights are stored, bytes of each number, and what is said."""
+HAS = r"takes at least \S+ GiB of memory, and this machine has "
+
+
+def stored(home: Path, model: Path, kind: str, **fields: str) -> Path:
+    """A recipe for a model that says it is stored so."""
+    copy = home / f"model-{kind}"
+    shutil.copytree(model, copy)
+    config = json.loads((model / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"dtype": kind}))
+    write_recipe(home, copy, **fields)
+    return copy
 
 
 @pytest.mark.parametrize("name", OF_QUESTIONS)
 def test_a_model_that_has_no_room_in_memory_is_refused_before_it_is_read(
     asked: Path, tiny_qwen3: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    fields, each, what = OF_QUESTIONS[name]
+    fields, kind, each, what = OF_QUESTIONS[name]
     model = worlds.make_task(asked, worlds.tiny_recipe(tiny_qwen3, **fields), Plan()).model
     monkeypatch.setattr(weights, "SMALL", 0)
     monkeypatch.setattr(outlook, "free_memory", lambda _device: (0, 2**10))
-    write_recipe(asked, tiny_qwen3, **fields)
+    stored(asked, tiny_qwen3, kind, **fields)
     said = refused(asked, *TRAIN, "--set", "plan.device=cpu").splitlines()[-1]
-    has = r"takes at least \S+ GiB of memory, and this machine has 9.54e-07"
-    told = re.fullmatch(rf"training {has}: {what}", said)
+    told = re.fullmatch(rf"training {HAS}9.54e-07: {what}", said)
     assert told is not None and not (asked / "run").exists(), said
     base = [parameter for key, parameter in model.module.named_parameters() if "lora_" not in key]
     numbers = {kind: int(number.replace(",", "")) for kind, number in told.groupdict().items() if kind != "gib"}
-    for kind, number in numbers.items():
-        assert number == sum(p.numel() for p in base if p.requires_grad == (kind == "trained")), kind
+    for which, number in numbers.items():
+        assert number == sum(p.numel() for p in base if p.requires_grad == (which == "trained")), which
     assert float(told["gib"]) == pytest.approx(
         each * numbers["trained" if "trained" in numbers else "frozen"] / 2**30, rel=0.01
     )
     scored = refused(asked, *ON_QUESTIONS["eval"], "--set", "plan.device=cpu").splitlines()[-1]
-    assert re.match(rf"an evaluation {has}: \S+ GiB for {sum(numbers.values()):,} weights in ", scored)
+    assert re.match(f"the model {HAS}", scored), scored
+    parts = {number.replace(",", "") for number in re.findall(r"GiB for ([\d,]+) ", scored)}
+    assert parts == set(map(str, numbers.values())) and "AdamW" not in scored
+
+
+@pytest.mark.parametrize(("precision", "kind"), [("float32", "float32"), ("bf16", "bfloat16")])
+def test_weights_that_stay_in_their_files_may_be_larger_than_memory(
+    asked: Path, tiny_qwen3: Path, monkeypatch: pytest.MonkeyPatch, precision: str, kind: str
+) -> None:
+    """The system gives their room to others, and reads them again."""
+    monkeypatch.setattr(weights, "SMALL", 0)
+    stored(asked, tiny_qwen3, kind, precision=precision)
+    sentence = (
+        r"\S+ GiB of weights do not fit into this machine's 9.54e-07 GiB of memory: each pass reads from the disk "
+    )
+    for there, small in ((2**10, True), (2**40, False)):
+        monkeypatch.setattr(outlook, "free_memory", lambda _device, there=there: (0, there))
+        for words in (TRAIN, ON_QUESTIONS["eval"]):
+            begun = sameday(asked, *words, "--set", "plan.device=cpu")
+            assert begun.err.endswith(f"error: {LOADED}\n"), begun.err
+            assert bool(re.search(sentence, begun.out + begun.err)) == small
+        shutil.rmtree(asked / "run", ignore_errors=True)
+
+
+def test_reading_a_cache_needs_the_model_and_no_training(
+    asked: Path, tiny_qwen3: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored(asked, tiny_qwen3, "bfloat16", train="all")
+    monkeypatch.setattr(weights, "SMALL", 0)
+    model = worlds.make_task(asked, worlds.tiny_recipe(tiny_qwen3, train="all"), Plan()).model
+    numbers = sum(parameter.numel() for parameter in model.module.parameters())
+    monkeypatch.setattr(outlook, "free_memory", lambda _device: (0, 5 * numbers))
+    words = (*ON_QUESTIONS["cache"], "--set", "plan.device=cpu")
+    assert re.match(f"training {HAS}", refused(asked, *words).splitlines()[-1]), "its steps are timed"
+    for more in ("--check", "--prune"):
+        assert sameday(asked, *words, more).err.endswith(f"error: {LOADED}\n")
 
 
 @pytest.mark.parametrize("words", ON_QUESTIONS.values(), ids=ON_QUESTIONS)

@@ -180,5 +180,5 @@ def cache_from_files(recipe_path: Path, plan_path: Path | None, sets: Sequence[s
         if asked.loads_model:
             from sameday.commands.outlook import check_steps
 
-            check_steps(session, session.audited.splits, 0)
+            check_steps(session, session.audited.splits, 0, trains=asked.times_steps)
         return session.setup.fill_cache(session, asked)

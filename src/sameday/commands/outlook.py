@@ -74,10 +74,11 @@ def check_cpu(session: Session, splits: Any, steps: int | None) -> None:
         _say_all(session, min(total, steps or total) * step, "the run takes", session.say)
 
 
-def check_steps(session: Session, splits: Any, steps: int, say: Say | None = None) -> None:
-    """The same of a few steps that train nothing. Of small models there is nothing to say."""
+def check_steps(session: Session, splits: Any, steps: int, say: Say | None = None, trains: bool = True) -> None:
+    """The same of a few steps that change no weights, or of a model that takes none. Of small models there is nothing
+    to say."""
     if session.device.type == "cpu":
-        _check_memory(session)
+        _check_memory(session, trains)
         flop = steps * work_of(session, splits)[1] if steps else 0.0
         _say_large(session, flop, f"{count(steps, 'step')} take", say or session.say)
 
@@ -101,12 +102,17 @@ def check_together(plan: Plan, precision: Precision, flop: float, say: Say) -> N
 
 def _check_memory(session: Session, trains: bool = True) -> None:
     """BadInput where it cannot fit: the system would kill the process, which then says nothing."""
-    needed, what = session.setup.least_memory(session.resolved.plan, session.ranks.size, trains)
+    needed = session.setup.least_memory(session.resolved.plan, session.ranks.size, trains)
     _, there = free_memory(session.device)
-    if needed > there:
-        who = "training" if trains else "an evaluation"
-        least, has = (f"{size / 2**30:.3g}" for size in (needed, there))
-        raise BadInput(f"{who} takes at least {least} GiB of memory, and this machine has {has}: {what}")
+    least, has = (f"{size / 2**30:.3g}" for size in (needed.bytes, there))
+    if needed.bytes > there:
+        who = "training" if trains else "the model"
+        raise BadInput(f"{who} takes at least {least} GiB of memory, and this machine has {has}: {needed.what}")
+    if needed.bytes + needed.mapped > there:
+        session.say(
+            f"{needed.mapped / 2**30:.3g} GiB of weights do not fit into this machine's {has} GiB of memory: each pass "
+            "reads from the disk what is missing"
+        )
 
 
 def work_of(session: Session, splits: Any) -> tuple[int, float]:

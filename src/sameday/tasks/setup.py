@@ -67,6 +67,16 @@ class Caching:
 
 
 @dataclass(frozen=True)
+class Needed:
+    """Bytes of memory, none where nobody knows, and of what, with what is left to try."""
+
+    bytes: int = 0
+    what: str = ""
+    mapped: int = 0
+    """Besides, of files that are used where they lie. The system reads them again where it has no room for them."""
+
+
+@dataclass(frozen=True)
 class Resolved:
     """A plan whose automatic fields have the value that they come to on this machine, and why."""
 
@@ -229,11 +239,10 @@ class TaskSetup(ABC):
         self.check_plan(plan, machine)
         return Resolved(plan)
 
-    def least_memory(self, plan: Plan, ranks: int, trains: bool) -> tuple[int, str]:
-        """Bytes that a process of a training, or of an evaluation, takes at least, and of what, with what is left to
-        try; 0 where nobody knows. Asked where a process that takes more than there is would be killed, which is on a
-        CPU."""
-        return 0, ""
+    def least_memory(self, plan: Plan, ranks: int, trains: bool) -> Needed:
+        """What a process of a training, or one that only uses the model, takes at least. Asked where a process that
+        takes more than there is would be killed, which is on a CPU."""
+        return Needed()
 
     def low_memory(self, plan: Plan) -> Plan:
         """The same numbers with less memory, however slow."""

@@ -15,7 +15,7 @@ from sameday.spec.plan import Plan
 from sameday.spec.staged import staged
 from sameday.tasks.base import Say
 from sameday.tasks.classify.words import recipe_words
-from sameday.tasks.setup import DATA, TRAINING, Audited, Choice, Resolved, TaskSetup
+from sameday.tasks.setup import DATA, TRAINING, Audited, Choice, Needed, Resolved, TaskSetup
 
 if TYPE_CHECKING:
     import torch
@@ -126,10 +126,10 @@ class ClassifySetup(TaskSetup):
     def parameters(self) -> int:
         return int(self.recipe.model.parameters())
 
-    def least_memory(self, plan: Plan, ranks: int, trains: bool) -> tuple[int, str]:
+    def least_memory(self, plan: Plan, ranks: int, trains: bool) -> Needed:
         recipe, parameters = self.recipe, self.parameters()
         if not trains:
-            return 4 * parameters, f"{4 * parameters / 2**30:.3g} GiB for {parameters:,} parameters"
+            return Needed(4 * parameters, f"{4 * parameters / 2**30:.3g} GiB for {parameters:,} parameters")
         share = -(-recipe.effective_batch // ranks)
         images = min(plan.micro_batch or share, share)
         # What compiled layers keep is for the compiler to say.
@@ -139,7 +139,7 @@ class ClassifySetup(TaskSetup):
         if kept:
             what += f", {activations / 2**30:.3g} GiB for activations of {images} images at once"
         left = "what is left to try: a smaller plan.micro_batch, recipe.model or recipe.data.image_size"
-        return parameters * TRAINED + activations, f"{what}; {left}"
+        return Needed(parameters * TRAINED + activations, f"{what}; {left}")
 
     def load(self, plan: Plan, device: torch.device, splits: Any) -> ClassifyTask:
         from sameday.tasks.classify.task import ClassifyTask

@@ -15,7 +15,7 @@ from sameday.spec.recipe import Recipe
 from sameday.spec.vlm import VlmRecipe
 from sameday.spec.vqa import VqaRecipe
 from sameday.tasks.base import LeftOut, Say
-from sameday.tasks.setup import DATA, TRAINING, Audited, Caching, Choice, Resolved, TaskSetup
+from sameday.tasks.setup import DATA, TRAINING, Audited, Caching, Choice, Needed, Resolved, TaskSetup
 from sameday.tasks.vqa.trials import SHARING, choices, cuts, trial_values
 from sameday.tasks.vqa.words import recipe_words
 
@@ -320,12 +320,14 @@ class VqaSetup(TaskSetup):
 
         return language_weights(self.config.get_text_config())
 
-    def least_memory(self, plan: Plan, ranks: int, trains: bool) -> tuple[int, str]:
+    def least_memory(self, plan: Plan, ranks: int, trains: bool) -> Needed:
         from sameday.tasks.vqa.weights import SMALL, least_bytes
 
         if self.parameters() <= SMALL:
-            return 0, ""
-        return least_bytes(self.recipe, self.family, self._without_weights, trains)
+            return Needed()
+        kinds = (self.config.dtype, self.config.get_text_config().dtype)
+        stored = next((str(each).removeprefix("torch.") for each in kinds if each is not None), "")
+        return least_bytes(self.recipe, self.family, self._without_weights, stored, trains)
 
     def load(self, plan: Plan, device: torch.device, splits: Any) -> VqaTask:
         from sameday.tasks.vqa.task import VqaTask

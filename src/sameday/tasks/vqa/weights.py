@@ -6,30 +6,30 @@ from typing import Any
 
 from sameday.models.families.base import Family
 from sameday.spec.vlm import VlmRecipe
+from sameday.tasks.setup import Needed
 
-TRAINED = 16
-"""Bytes of a trained number: itself, its gradient and AdamW's two moments, float32 each."""
+TRAINED, SAVED = 16, 4
+"""Bytes of a trained number: itself, its gradient and AdamW's two moments, float32 each; and when it was trained."""
 SMALL = 5e8
 """Numbers up to which nobody's memory is too little, and counting is not worth its second."""
 
 
-def least_bytes(recipe: VlmRecipe, family: Family, base: Any, trains: bool) -> tuple[int, str]:
-    """At least, on a CPU, and of what; without activations, adapters and heads. `base` has shapes and no weights. Codes
-    are made of bf16, which is read whole."""
+def least_bytes(recipe: VlmRecipe, family: Family, base: Any, stored: str, trains: bool) -> Needed:
+    """At least, on a CPU, and of what; without activations, adapters and heads. `base` has shapes and no weights; those
+    that are `stored` in the format in which they are used stay in their files. Codes are made of bf16."""
     frozen, trained = _numbers(recipe, family, base)
     half = recipe.precision == "bf16" or recipe.base_format != "precision"
-    each = 2 if half else 4
-    if not trains:
-        # Weights that were trained are float32.
-        frozen, trained, each = frozen + trained, 0, 4 if trained else each
-    needed = frozen * each + trained * TRAINED
+    of_frozen, of_trained = (2 if half else 4) * frozen, (TRAINED if trains else SAVED) * trained
+    in_place = stored == ("bfloat16" if half else "float32")
     what = []
-    if frozen:
-        what.append(f"{frozen * each / 2**30:.3g} GiB for {frozen:,} weights in {'bf16' if each == 2 else 'float32'}")
+    if frozen and not in_place:
+        what.append(f"{of_frozen / 2**30:.3g} GiB for {frozen:,} weights in {'bf16' if half else 'float32'}")
     if trained:
-        what.append(f"{trained * TRAINED / 2**30:.3g} GiB for {trained:,} trained ones, gradients and AdamW's moments")
+        more = ", gradients and AdamW's moments" if trains else ""
+        what.append(f"{of_trained / 2**30:.3g} GiB for {trained:,} trained ones{more}")
     less = "" if half or trained else ", recipe.precision bf16, which is another recipe"
-    return needed, f"{' and '.join(what)}; what is left to try: a smaller recipe.model{less}"
+    words = f"{' and '.join(what)}; what is left to try: a smaller recipe.model{less}"
+    return Needed(of_trained, words, of_frozen) if in_place else Needed(of_frozen + of_trained, words)
 
 
 def _numbers(recipe: VlmRecipe, family: Family, base: Any) -> tuple[int, int]:
