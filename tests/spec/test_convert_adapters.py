@@ -320,3 +320,26 @@ def test_an_adapter_to_start_from_keeps_its_own_form(tmp_path: Path) -> None:
     assert whys(same)["recipe.lora.r"] == ""
     (tmp_path / "first" / "adapter_config.json").write_text("[1]")
     assert converted(tmp_path, old).recipe.lora.r == 8
+
+
+def test_an_adapter_to_start_from_names_its_layers(tmp_path: Path) -> None:
+    """Where the config does not; LLaMA-Factory would take all of the decoder's for a new one. PEFT gave a name's
+    adapters to the layers of the tower too."""
+    (tmp_path / "first").mkdir()
+    form = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "target_modules": ["q_proj", "v_proj"]}
+    (tmp_path / "first" / "adapter_config.json").write_text(json.dumps(form))
+    axolotl = {name: value for name, value in TARGETED.items() if name != "lora_target_modules"}
+    axolotl |= {"optimizer": "adamw_torch", "datasets": [{"path": "a.jsonl"}], "lora_model_dir": "first"}
+    llama = {**LLAMA_ALL, "finetuning_type": "lora", "dataset": None, "train_file": "train.jsonl"}
+    llama |= {"adapter_name_or_path": "first"}
+    for old, trainer in ((axolotl, "axolotl"), (llama, "LLaMA-Factory")):
+        done = converted(tmp_path, old)
+        assert done.recipe.lora.target_modules == ("q_proj", "v_proj")
+        assert whys(done)["recipe.lora.target_modules"] == (
+            f"of the adapter that training starts from: {trainer} takes it with its settings"
+        )
+        (tmp_path / "recipe.yaml").unlink(missing_ok=True)
+    named = {**llama, "lora_target": "o_proj"}
+    assert converted(tmp_path, named).recipe.lora.target_modules == ("o_proj",)
+    both = converted(tmp_path, {**llama, "model_name_or_path": "llava-hf/llava-1.5-7b-hf", "template": "llava"})
+    assert "tower.q_proj" in both.recipe.lora.target_modules

@@ -17,6 +17,8 @@ SWITCHES = {"use_lora": "true, false", "peft_type": "LORA", "finetuning_type": "
 """What turns adapters on or off, with the values that are read. A trainer's own switch is read by the trainer."""
 _FORMS = ("use_dora", "use_rslora")
 _FORM = {"r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout", "use_rslora": "use_rslora"}
+_LAYERS = ("lora_target_modules", "lora_target_linear")
+_OF_START = f"(adapter) {_LAYERS[0]}"
 _NO_RANK = (
     "it asks for adapters, and nothing gives their rank: give lora_r, lora_alpha, lora_dropout and lora_target_modules "
     "as the old run had them"
@@ -53,8 +55,14 @@ def form_of_start(work: Settings) -> None:
         read = json.loads(read_file(resolve_path(work.folder, folder) / "adapter_config.json", JSON))
     except (OSError, ValueError, RecursionError, BadInput):
         return  # the run says what is wrong with it
+    if not isinstance(read, dict):
+        return
+    why = f"of the adapter that training starts from: {work.trainer.name} takes it with its settings"
+    layers = read.get("target_modules")
+    if layers and isinstance(layers, str | list) and not any(map(work.given, _LAYERS)):
+        work.leaves[_OF_START], work.old[_LAYERS[0]], work.why[_LAYERS[0]] = layers, (_OF_START, layers), why
     for theirs, name in _FORM.items():
-        value = read.get(theirs) if isinstance(read, dict) else None
+        value = read.get(theirs)
         if not isinstance(value, int | float):
             continue
         said = work.get(name, bool if isinstance(value, bool) else float)
@@ -63,7 +71,7 @@ def form_of_start(work: Settings) -> None:
         if said != value:
             key = f"(adapter) {name}"
             work.leaves[key], work.old[name] = value, (key, value)
-            work.why[name] = f"of the adapter that training starts from: {work.trainer.name} takes it with its settings"
+            work.why[name] = why
 
 
 def has_adapters(work: Settings) -> bool:
@@ -168,7 +176,7 @@ def adapters(work: Settings) -> None:
 
 def _nowhere(work: Settings) -> None:
     """PEFT stops at such models where nothing names layers: the old run had them from somewhere else."""
-    name, layers = "lora_target_modules", ("q_proj", "k_proj", "v_proj", "o_proj")
+    name, layers = _LAYERS[0], ("q_proj", "k_proj", "v_proj", "o_proj")
     which = work.kind if work.family is not None else "models with images"
     such = f"--{name} {' '.join(layers)}" if work.command else f"{name}: [{', '.join(layers)}]"
     why = (
@@ -177,14 +185,16 @@ def _nowhere(work: Settings) -> None:
     )
     if work.is_null(name):
         work.refuse(name, why)
-    elif not any(map(work.was_refused, (name, "lora_target_linear"))):
+    elif not any(map(work.was_refused, _LAYERS)):
         work.refused.append(f"{work.document.source}: {name} is not set; {why}")
 
 
 def _named(work: Settings, targets: object) -> None:
     names, why = targets, ""
-    if isinstance(targets, list) and work.trainer.bare_names == "all":
+    peft = work.trainer.bare_names == "all" or work.old[_LAYERS[0]][0] == _OF_START
+    if isinstance(targets, list) and peft:
         names, why = of_all_parts(targets, work.kind)
         if work.family is None and {str(each).rpartition(".")[2] for each in targets} & {*LANGUAGE}:
             why = "the language model's; where the tower has layers of these names too, PEFT took those as well"
-    work.put("recipe.lora.target_modules", names, ["lora_target_modules"], why)
+    whys = filter(None, (work.why.get(_LAYERS[0]), why))
+    work.put("recipe.lora.target_modules", names, [_LAYERS[0]], "; ".join(whys))
