@@ -153,6 +153,21 @@ def test_thousands_of_other_scripts() -> None:
         given(lines=lines, command=COMMAND)(settings(max_examples=3_000)(test.hypothesis.inner_test))()
 
 
+@pytest.mark.parametrize(
+    "group",
+    [
+        "(((N > 3)) && {\nswift sft --seed 7\n}\n)",
+        "((true) && (swift sft --seed 7))",
+        "(((1)); (swift sft --seed 7)\n)",
+    ],
+)
+def test_a_group_within_a_group_is_no_arithmetic(group: str) -> None:
+    """The training in it was taken for a part of an expression."""
+    text = f"{START}{group}\nswift sft --seed 8\n"
+    assert by_bash(text) == [["sft", "--seed", "7"], ["sft", "--seed", "8"]]
+    assert [plain([each]) for each in here(text)] == [[["sft", "--seed", "7"]], [["sft", "--seed", "8"]]]
+
+
 def refusal(text: str) -> str:
     with pytest.raises(BadInput) as error:
         here(text)

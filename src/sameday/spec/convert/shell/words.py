@@ -113,11 +113,12 @@ class _Reader:
                 self.at = end if end >= 0 else len(self.text)
             elif descriptor := _DESCRIPTOR.match(self.text, self.at):
                 self.at = descriptor.end()
-            elif self.text.startswith("((", self.at) and _starts_command(made):
-                start = self.at
-                self.at += 1
-                self.close(")", start, "((")
-                made.append(Arithmetic(self.text[start + 2 : self.at].removesuffix("))"), self.line(start)))
+            elif (
+                self.text.startswith("((", self.at)
+                and _starts_command(made)
+                and (inner := self.arithmetic(start := self.at, "((")) is not None
+            ):
+                made.append(Arithmetic(inner, self.line(start)))
             elif (operator := _OPERATOR.match(self.text, self.at)) and not self.substitutes_file():
                 made.append(Operator(operator[0], self.line(self.at)))
                 self.at = operator.end()
@@ -270,13 +271,8 @@ class _Reader:
 
     def dollar(self, quoted: bool) -> list[Part]:
         start, after = self.at, self.text[self.at + 1 : self.at + 3]
-        if after == "((":
-            self.at += 2
-            self.close(")", start, "$((")
-            raw = self.text[start : self.at]
-            if raw.endswith("))"):
-                return [Part("arithmetic", raw[3:-2], quoted, raw)]
-            self.at = start
+        if after == "((" and (inner := self.arithmetic(start, "$((")) is not None:
+            return [Part("arithmetic", inner, quoted, self.text[start : self.at])]
         if after[:1] == "(":
             return [self.within("command", 2, ")", quoted)]
         if after[:1] == "{":
@@ -291,6 +287,16 @@ class _Reader:
             return [Part("variable", name[0], quoted, self.text[start : self.at])]
         self.at += 1
         return [Part("text", "$", quoted)]
+
+    def arithmetic(self, start: int, opened: str) -> str | None:
+        """What stands between two brackets and two that close them together; None where it is a group in a group."""
+        self.at = start + len(opened)
+        self.close(")", start, opened)
+        if self.text.startswith(")", self.at):
+            self.at += 1
+            return self.text[start + len(opened) : self.at - 2]
+        self.at = start
+        return None
 
     def escaped(self) -> Part:
         """$'...', in which \\n is a line break."""
