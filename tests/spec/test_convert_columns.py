@@ -77,6 +77,20 @@ def test_two_names_of_one_key(tmp_path: Path) -> None:
     ]
 
 
+def test_validation_questions_have_the_names_of_training_questions(tmp_path: Path) -> None:
+    """It was dropped as a matter of evaluation, and the run refused the file."""
+    same = {**PLAIN, "validation_file": "val.jsonl", "image_key": "img"}
+    (line,) = refused(tmp_path, {**same, "val": {"image_key": "other"}})
+    assert line.endswith(
+        "val.image_key is other; but training questions have it as img, and a recipe has one name for both "
+        "(recipe.data.fields.image): give the keys the same names in the data"
+    )
+    (line,) = refused(tmp_path, {**PLAIN, "validation_file": "val.jsonl", "eval": {"answer_column": "reply"}})
+    assert "eval.answer_column is reply; but training questions have it as answer, and" in line
+    for held_out in ({"image_key": "img"}, {"image_key": None}, {"question_key": "question"}):
+        assert converted(tmp_path, {**same, "val": held_out}).recipe.data.fields == {"image": "img"}
+
+
 def listed(folder: Path, **entries: dict[str, Any]) -> None:
     (folder / "data").mkdir(exist_ok=True)
     known = {name: {"file_name": f"{name}.jsonl", **entry} for name, entry in entries.items()}
@@ -94,7 +108,8 @@ def test_a_listed_set_in_alpacas_form(tmp_path: Path) -> None:
     assert whys(done)["recipe.data.train"] == (
         "as dataset_info.json has it; recipe.data.fields = {image: img_path, question: query, answer: reply}; take "
         "<image> out of questions: here an image stands before them, as it does where they begin with <image>; a "
-        "line's own instruction stands instead of its question"
+        "line's own instruction stands instead of its question; a line's own system or system_prompt stands before its "
+        "question, though no column names it"
     )
     assert read(done, tmp_path) == [("What?", "a polyp", 2)]
 

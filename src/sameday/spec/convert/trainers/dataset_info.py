@@ -34,6 +34,7 @@ _OTHER_NAMES = "with data.fields in recipe.yaml where its keys have other names 
 _PLAIN = "take <image> out of questions: here an image stands before them, as it does where they begin with <image>"
 _SYSTEMS = ("system", "system_prompt")
 """Columns of system prompts that are read beside the turns."""
+_OWN_SYSTEM = f"a line's own {' or '.join(_SYSTEMS)} stands before its question, though no column names it"
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,8 @@ def listed(folder: Path, name: str, option: str) -> Listed:
         return Listed(file, {} if images in (None, "", *_IMAGES) else {"image": images})
     question = columns.get("prompt") or columns["query"]
     fields = renamed({"image": columns["images"], "question": question, "answer": columns["response"]})
-    return Listed(file, fields, _PLAIN if question == _INSTRUCTION else f"{_PLAIN}; {_OWN}")
+    own = [_OWN] * (question != _INSTRUCTION) + [_OWN_SYSTEM] * (not columns.get("system"))
+    return Listed(file, fields, "; ".join((_PLAIN, *own)))
 
 
 def _is_alpaca(entry: dict[Any, Any]) -> bool:
