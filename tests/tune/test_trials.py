@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,15 @@ def test_a_trial_loads_nothing_that_could_be_loaded_once_for_all(
 
 def trials(home: Path, folder: Path, seconds: float, said: list[str]) -> Trials:
     return Trials(sets.tiny_recipe(), home, home / "data.pickle", folder, seconds, said.append)
+
+
+def test_minutes_are_those_of_the_command(home: Path, tmp_path: Path) -> None:
+    """It looked as if tune had ended before its time: what came before trials was not among them."""
+    said: list[str] = []
+    measure = replace(trials(home, tmp_path, 1200, said), gone=600.0)
+    assert 590 < measure.left < 600
+    assert not measure.measure(Plan()).failed
+    assert 10 <= float(said[-1].split()[0]) < 15 and said[-1].split()[1] == "min"
 
 
 def test_a_plan_that_cannot_run_is_a_result(home: Path, tmp_path: Path) -> None:

@@ -55,7 +55,8 @@ _forked.set_forkserver_preload(list(LOADED))
 
 @dataclass
 class Trials:
-    """Times plans, as long as there is time. `start` is what a trial took besides its steps, at the most."""
+    """Times plans, as long as there is time, of which so much was `gone` before. `start` is what a trial took besides
+    its steps, at the most."""
 
     recipe: Recipe
     home: Path
@@ -68,6 +69,7 @@ class Trials:
     forks: bool = True
     start: float = 10.0
     count: int = 0
+    gone: float = 0.0
 
     def __post_init__(self) -> None:
         self.began = time.monotonic()
@@ -80,7 +82,7 @@ class Trials:
 
     @property
     def spent(self) -> float:
-        return time.monotonic() - self.began
+        return self.gone + time.monotonic() - self.began
 
     @property
     def left(self) -> float:
@@ -244,7 +246,7 @@ def tune(
         name = ground.machine.name
         long = f"{minutes:g} minute{'' if minutes == 1 else 's'}"
         say(f"{recipe.name} on {name}: {long}; s/step (least to most), times the plain plan's speed")
-        state, worth = _explored(ground, 60 * minutes - (time.monotonic() - began), check, say)
+        state, worth = _explored(ground, 60 * minutes, time.monotonic() - began, check, say)
         table = as_json(recipe, ground.machine, minutes, state, worth)
         tell("\n".join(lines(table)))
         verdict = _verdict(recipe_path, sets, state.best, say) if check else None
@@ -295,12 +297,12 @@ def _ground(specs: Specs, say: Say) -> Ground:
     return Ground(session, splits, asked, asked.model_copy(update=chosen), known)
 
 
-def _explored(ground: Ground, seconds: float, check: bool, say: Say) -> tuple[SearchState, list[Worth]]:
+def _explored(ground: Ground, seconds: float, gone: float, check: bool, say: Say) -> tuple[SearchState, list[Worth]]:
     with tempfile.TemporaryDirectory(prefix="sameday-tune-") as folder:
         data = Path(folder) / "data.pickle"
         data.write_bytes(pickle.dumps(ground.splits))
         environment = ground.plain.environment
-        trials = Trials(ground.recipe, ground.session.home, data, Path(folder), seconds, say, environment)
+        trials = Trials(ground.recipe, ground.session.home, data, Path(folder), seconds, say, environment, gone=gone)
         state = _begun(ground, trials)
         if check:
             trials.reserve(_to_verify(state.results[state.plain.model_dump_json()], trials.start))
