@@ -195,6 +195,15 @@ def test_a_set_without_a_good_question(tmp_path: Path, rows: list[dict[str, obje
         run(tmp_path / "set/train.jsonl")
 
 
+def test_what_may_be_meant_is_told_once_for_all_files(tmp_path: Path) -> None:
+    for name in ("train", "val", "test"):
+        (tmp_path / f"{name}.csv").write_text("Bild,question,answer\na.png,what?,yes\n")
+    with pytest.raises(BadInput) as error:
+        run(*(tmp_path / f"{name}.csv" for name in ("train", "val", "test")), "--image-root", tmp_path)
+    hint = "no line has 'image': recipe.data.fields.image can name what is meant, of 'Bild'"
+    assert str(error.value).count(hint) == 1
+
+
 def test_what_splits_have_in_common_is_told_beside_a_test_file_without_its_images(tmp_path: Path) -> None:
     folder = write_world(tmp_path / "set", 3, (3, 2, 2), hard=False)
     (folder / "val.jsonl").write_text("".join((folder / "train.jsonl").read_text().splitlines(keepends=True)[:2]))

@@ -214,7 +214,7 @@ def _look_at(
         result = audit(path, root, family, data.limit, progress=tenths(name, say), label=label, wanted=wanted, say=say)
         splits[name], looked.rows[name] = result.samples, looked.rows.get(name, 0) + result.tally.lines
         looked.problems += result.problems
-        looked.said += result.hints
+        looked.said += [hint for hint in result.hints if hint not in looked.said]
         looked.said += [f"{label}: {result.tally.told()}"] if wanted.where else []
         skipped = wanted.skip and (result.tally.skipped or name == "train")
         looked.said += [f"{label}: {result.tally.passed_over()}"] if skipped else []
