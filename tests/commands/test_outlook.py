@@ -211,6 +211,15 @@ def test_weights_that_stay_in_their_files_may_be_larger_than_memory(
         shutil.rmtree(asked / "run", ignore_errors=True)
 
 
+def test_of_codes_no_file_is_read_again(asked: Path, tiny_qwen3: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are made of bf16 once, and held."""
+    monkeypatch.setattr(weights, "SMALL", 0)
+    monkeypatch.setattr(outlook, "free_memory", lambda _device: (0, 2**10))
+    stored(asked, tiny_qwen3, "bfloat16", precision="bf16", base_format="nf4")
+    begun = sameday(asked, *ON_QUESTIONS["eval"], "--set", "plan.device=cpu")
+    assert begun.err.endswith(f"error: {LOADED}\n") and "from the disk" not in begun.out + begun.err
+
+
 def test_reading_a_cache_needs_the_model_and_no_training(
     asked: Path, tiny_qwen3: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ SMALL = 5e8
 
 def least_bytes(recipe: VlmRecipe, family: Family, base: Any, stored: str, trains: bool) -> Needed:
     """At least, on a CPU, and of what; without activations, adapters and heads. `base` has shapes and no weights; those
-    that are `stored` in the format in which they are used stay in their files. Codes are made of bf16."""
+    that are `stored` in the format in which they are used stay in their files. Codes are made of bf16, once."""
     frozen, trained = _numbers(recipe, family, base)
     half = recipe.precision == "bf16" or recipe.base_format != "precision"
     of_frozen, of_trained = (2 if half else 4) * frozen, (TRAINED if trains else SAVED) * trained
@@ -29,7 +29,9 @@ def least_bytes(recipe: VlmRecipe, family: Family, base: Any, stored: str, train
         what.append(f"{of_trained / 2**30:.3g} GiB for {trained:,} trained ones{more}")
     less = "" if half or trained else ", recipe.precision bf16, which is another recipe"
     words = f"{' and '.join(what)}; what is left to try: a smaller recipe.model{less}"
-    return Needed(of_trained, words, of_frozen) if in_place else Needed(of_frozen + of_trained, words)
+    if in_place:
+        return Needed(of_trained, words, of_frozen if recipe.base_format == "precision" else 0)
+    return Needed(of_frozen + of_trained, words)
 
 
 def _numbers(recipe: VlmRecipe, family: Family, base: Any) -> tuple[int, int]:
